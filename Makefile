@@ -1,0 +1,71 @@
+# Each target sets up what it needs in .venv, once: the stamps below remember what is installed.
+# ARGS goes to the command behind a target:   make test ARGS='-k ledger'   make lock ARGS=--upgrade
+# PYTHON names the interpreter to use:        make demo PYTHON=/usr/bin/python3.12
+
+BIN := .venv/bin
+RUNTIME := .venv/.installed
+DEV := .venv/.installed-dev
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install
+COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+	--no-emit-index-url --custom-compile-command 'make lock' $(ARGS) pyproject.toml --group build
+GENERATE := $(BIN)/python -m kubelend.apps.generate
+
+export PYTHON
+
+.PHONY: help
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: $(RUNTIME) ## Show a broker, three clusters and a reservation's whole life
+	@$(BIN)/kubelend demo $(ARGS)
+
+.PHONY: test
+test: $(DEV) ## Run all tests
+	$(BIN)/pytest $(ARGS)
+
+.PHONY: check
+check: $(DEV) ## Check format, lint, types, layers and generated files
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+	$(GENERATE) --check
+
+.PHONY: bench
+bench: $(RUNTIME) ## Measure, and print the table
+	@$(BIN)/kubelend bench all $(ARGS)
+
+.PHONY: format
+format: $(DEV) ## Format, and fix what can be fixed safely
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+.PHONY: generate
+generate: $(DEV) ## Write the files that are made from the code
+	$(GENERATE)
+
+.PHONY: lock
+lock: $(DEV) ## Pin the dependencies anew after a change of pyproject.toml
+	$(COMPILE) --output-file requirements.lock
+	$(COMPILE) --group dev --constraints requirements.lock --output-file requirements-dev.lock
+
+.PHONY: setup
+setup: $(DEV) ## Install everything for development into .venv
+
+.PHONY: clean
+clean: ## Remove all that these targets made, .venv too
+	rm -rf .venv build dist src/kubelend.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(RUNTIME): requirements.lock pyproject.toml hack/venv
+	@echo 'Installing Kubelend into .venv (once)'
+	@hack/venv .venv
+	@$(PIP) --require-hashes --requirement requirements.lock
+	@$(PIP) --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(DEV): requirements-dev.lock $(RUNTIME)
+	@echo 'Installing the development tools into .venv (once)'
+	@$(PIP) --require-hashes --requirement requirements-dev.lock
+	@touch $@

@@ -1,0 +1,1 @@
+"""The REST routes by noun, and the middleware around them."""

@@ -1,0 +1,1 @@
+"""Composition roots: the only places that construct things and wire them together."""

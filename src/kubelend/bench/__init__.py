@@ -1,0 +1,1 @@
+"""Measurements of the real thing, each also alone and as JSON."""

@@ -1,0 +1,1 @@
+"""The rules of lending, pure: no I/O, no clock, no logging, no asyncio."""

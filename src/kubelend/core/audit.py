@@ -1,0 +1,95 @@
+"""The invariants, checked from scratch: what a ledger keeps up to date must equal what its records say.
+
+Run by `kubelend audit` on a store, and after every benchmark and fault test.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+
+from kubelend.core.ledger import Ledger
+from kubelend.core.lifecycle import Phase
+from kubelend.core.models import Cluster, ClusterId, Reservation
+from kubelend.core.resources import Resources
+
+
+def violations(ledger: Ledger) -> list[str]:
+    """Every broken invariant, a sentence each; empty when all hold."""
+    return [
+        *_reserved_is_the_sum_of_live_reservations(ledger),
+        *_free_is_what_is_left(ledger),
+        *_records_are_consistent(ledger),
+        *_keys_are_unique(ledger),
+        *_revisions_are_in_the_past(ledger),
+    ]
+
+
+def overcommitted(ledger: Ledger) -> list[ClusterId]:
+    """Clusters whose own pods grew into what they had promised: not our doing, but worth knowing."""
+    return [
+        found for found in ledger.clusters if any(n < 0 for _, n in ledger.available(found).items())
+    ]
+
+
+def _reserved_is_the_sum_of_live_reservations(ledger: Ledger) -> Iterator[str]:
+    sums: dict[ClusterId, Resources] = defaultdict(Resources)
+    for found in ledger.reservations.values():
+        if found.is_live and found.target is not None:
+            sums[found.target] += found.request.resources
+    for cluster in sorted({*sums, *ledger.clusters}):
+        if ledger.reserved(cluster) != sums[cluster]:
+            yield (
+                f"{cluster}: reserved is {ledger.reserved(cluster).texts()},"
+                f" its live reservations are {sums[cluster].texts()}"
+            )
+
+
+def _free_is_what_is_left(ledger: Ledger) -> Iterator[str]:
+    for row, cluster in enumerate(ledger.fleet.ids):
+        available = ledger.available(cluster).clamped()
+        for name in ("cpu", "memory", "gpu", "storage"):
+            column = ledger.fleet.free(name)
+            if column is not None and int(column[row]) != available.amount(name):
+                yield f"{cluster}: the index has {column[row]} {name} free, not {available.amount(name)}"
+    if sorted(ledger.clusters) != ledger.fleet.ids:
+        yield "the index does not hold the clusters of the ledger"
+
+
+def _records_are_consistent(ledger: Ledger) -> Iterator[str]:
+    for found in ledger.reservations.values():
+        yield from (f"{found.id}: {problem}" for problem in _problems(found))
+
+
+def _problems(found: Reservation) -> Iterator[str]:
+    if found.is_live and (found.target is None or found.expires_at is None):
+        yield f"is {found.phase} without a target and an end"
+    if found.target == found.requester:
+        yield "is lent by its own requester"
+    if found.phase is Phase.PENDING and found.wait_until is None:
+        yield "waits without an end"
+    if not found.is_live and found.phase is not Phase.PENDING and found.finished_at is None:
+        yield f"is {found.phase} without a time"
+    if not found.request.resources:
+        yield "holds nothing"
+
+
+def _keys_are_unique(ledger: Ledger) -> Iterator[str]:
+    keys = Counter(
+        (found.requester, found.request.key)
+        for found in ledger.reservations.values()
+        if found.request.key is not None
+    )
+    for (requester, key), count in keys.items():
+        if count > 1:
+            yield f"{requester}: {count} reservations share the key {key!r}"
+
+
+def _revisions_are_in_the_past(ledger: Ledger) -> Iterator[str]:
+    records: list[Cluster | Reservation] = [
+        *ledger.clusters.values(),
+        *ledger.reservations.values(),
+    ]
+    for record in records:
+        if record.revision > ledger.revision:
+            yield f"{record.id}: revision {record.revision} is ahead of the ledger's {ledger.revision}"

@@ -1,0 +1,250 @@
+"""Everything a caller can make the ledger do, as generators of events.
+
+A command looks at the ledger, yields an event, and finds it applied when it goes on; its return value is
+the answer. It raises before its first event or not at all, so a refused command has changed nothing.
+`run` drives one, and then serves whoever waits for what came free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from datetime import datetime, timedelta
+from typing import TypeVar
+
+from kubelend.core import decision, transitions, waiting
+from kubelend.core.decision import NoFit
+from kubelend.core.errors import Conflict, Forbidden, KeyReused, QueueFull, WrongPhase
+from kubelend.core.events import (
+    Acknowledged,
+    Activated,
+    Advertised,
+    Change,
+    Cordoned,
+    Earmarked,
+    Event,
+    Failed,
+    Forgotten,
+    Placed,
+    Released,
+    Removed,
+    Renewed,
+    Requested,
+    Uncordoned,
+)
+from kubelend.core.filters import Question
+from kubelend.core.ledger import Ledger
+from kubelend.core.lifecycle import FINAL, Phase, Reason
+from kubelend.core.models import (
+    Advertisement,
+    Cluster,
+    ClusterId,
+    Request,
+    Reservation,
+    ReservationId,
+)
+
+Answer = TypeVar("Answer")
+Command = Generator[Event, None, Answer]
+
+
+def run(ledger: Ledger, command: Command[Answer], now: datetime) -> tuple[Answer, list[Change]]:
+    """Drive a command to its answer; returns it with all that a store has to keep."""
+    changes: list[Change] = []
+    answer = _drive(ledger, command, changes)
+    changes.extend(ledger.apply(event) for event in waiting.serve(ledger, now))
+    return answer, changes
+
+
+def advertise(
+    ledger: Ledger, advertisement: Advertisement, stale_after: timedelta, now: datetime
+) -> Command[Cluster]:
+    """Believe a cluster for as long as it says, but not longer than the broker's own limit."""
+    valid_for = min(advertisement.valid_for or stale_after, stale_after)
+    yield Advertised(now, advertisement, now + valid_for)
+    return ledger.cluster(advertisement.cluster)
+
+
+def reserve(
+    ledger: Ledger, request: Request, new_id: ReservationId, max_waiting: int, now: datetime
+) -> Command[ReservationId | NoFit]:
+    """Lock the amount on the best cluster, or queue the request if it would rather wait than hear no."""
+    known = None if request.key is None else ledger.by_key(request.requester, request.key)
+    if known is not None:
+        return _same_request(known, request).id
+    answer = decision.decide(Question(request, now), ledger.fleet)
+    if isinstance(answer, NoFit):
+        if not request.wait:
+            return answer
+        return (yield from _enqueue(ledger, request, answer, new_id, max_waiting, now))
+    yield Requested(now, Reservation(new_id, request, now))
+    yield Placed(now, new_id, answer.cluster, now + request.duration, Reason.LOCKED)
+    return new_id
+
+
+def activate(ledger: Ledger, reservation: ReservationId, now: datetime) -> Command[None]:
+    """The requester uses it. Saying so twice changes nothing."""
+    found = ledger.reservation(reservation)
+    if found.phase is Phase.ACTIVE:
+        return
+    if found.phase is not Phase.RESERVED:
+        raise WrongPhase(
+            f"{found.id} is {found.phase}", hint="only a Reserved one can become Active"
+        )
+    yield Activated(now, reservation)
+
+
+def renew(
+    ledger: Ledger, reservation: ReservationId, duration: timedelta, now: datetime
+) -> Command[None]:
+    """Keep it for this long from now. It never ends earlier than before: to end it, release it."""
+    found = ledger.reservation(reservation)
+    if not found.is_live or found.expires_at is None:
+        raise WrongPhase(
+            f"{found.id} is {found.phase}", hint="only a live reservation can be renewed"
+        )
+    if now + duration > found.expires_at:
+        yield Renewed(now, reservation, now + duration)
+
+
+def release(
+    ledger: Ledger, reservation: ReservationId, reason: Reason, now: datetime
+) -> Command[None]:
+    """Give it back, once; releasing what is finished changes nothing."""
+    found = ledger.reservation(reservation)
+    if found.phase in FINAL:
+        return
+    by = "an administrator" if reason is Reason.BY_ADMIN else f"requester {found.requester}"
+    yield Released(now, reservation, reason, f"Released by {by}")
+
+
+def acknowledge(
+    ledger: Ledger, reservation: ReservationId, provider: ClusterId, now: datetime
+) -> Command[None]:
+    """The provider has set the capacity aside."""
+    found = _held_by(ledger, reservation, provider)
+    if found.acknowledged_at is None:
+        yield Acknowledged(now, reservation)
+
+
+def refuse(
+    ledger: Ledger, reservation: ReservationId, provider: ClusterId, why: str, now: datetime
+) -> Command[None]:
+    """The provider will not serve it: place it on the next best cluster, or fail it."""
+    found = _held_by(ledger, reservation, provider)
+    transitions.check(found, Phase.FAILED)
+    if found.phase is Phase.ACTIVE:
+        raise WrongPhase(f"{found.id} is in use", hint="drain the cluster instead")
+    answer = decision.decide(waiting.question_of(found, now), ledger.fleet)
+    if isinstance(answer, NoFit):
+        message = f"Refused by {provider}: {why or 'no reason given'}; then {answer.explanation}"
+        yield Failed(now, reservation, Reason.REFUSED, message)
+    else:
+        yield _moved(found, answer.cluster, now)
+
+
+def cordon(ledger: Ledger, cluster: ClusterId, why: str, now: datetime) -> Command[Cluster]:
+    """Close a cluster to new reservations; those it has stay."""
+    if ledger.cluster(cluster).cordon != why:
+        yield Cordoned(now, cluster, why)
+    return ledger.cluster(cluster)
+
+
+def uncordon(ledger: Ledger, cluster: ClusterId, now: datetime) -> Command[Cluster]:
+    if ledger.cluster(cluster).cordon is not None:
+        yield Uncordoned(now, cluster)
+    return ledger.cluster(cluster)
+
+
+def drain(
+    ledger: Ledger, cluster: ClusterId, why: str, now: datetime
+) -> Command[list[ReservationId]]:
+    """Cordon a cluster and move what it lends to others; what fits nowhere else is released."""
+    yield from cordon(ledger, cluster, why, now)
+    lent = ledger.lent_by(cluster)
+    for found in lent:
+        answer = decision.decide(waiting.question_of(found, now), ledger.fleet)
+        if isinstance(answer, NoFit):
+            message = f"Cluster {cluster} was drained: {why}; then {answer.explanation}"
+            yield Released(now, found.id, Reason.DRAINED, message)
+        else:
+            yield _moved(found, answer.cluster, now)
+    return [found.id for found in lent]
+
+
+def remove(ledger: Ledger, cluster: ClusterId, now: datetime) -> Command[None]:
+    """Forget a cluster that lends nothing."""
+    ledger.cluster(cluster)
+    lent = ledger.lent_by(cluster)
+    if lent:
+        raise Conflict(f"{cluster} still lends {len(lent)} reservations", hint="drain it first")
+    for waiter in ledger.waiting():
+        if waiter.earmark == cluster:
+            yield Earmarked(now, waiter.id, None)
+    yield Removed(now, cluster)
+
+
+def expire(ledger: Ledger, retention: timedelta, now: datetime) -> Command[None]:
+    """End what is over, and forget what ended long ago."""
+    for found in ledger.overdue(now):
+        if found.phase is Phase.PENDING:
+            yield _timed_out(ledger, found, now)
+        else:
+            yield Released(now, found.id, Reason.EXPIRED, "Its duration is over")
+    for found in ledger.finished_before(now - retention):
+        yield Forgotten(now, found.id)
+
+
+def _drive(ledger: Ledger, command: Command[Answer], changes: list[Change]) -> Answer:
+    while True:
+        try:
+            changes.append(ledger.apply(next(command)))
+        except StopIteration as end:
+            answer: Answer = end.value
+            return answer
+
+
+def _same_request(known: Reservation, request: Request) -> Reservation:
+    if known.request != request:
+        raise KeyReused(
+            f"idempotency key {request.key!r} was used for another request",
+            hint="send the same request again, or use a new key",
+        )
+    return known
+
+
+def _enqueue(
+    ledger: Ledger,
+    request: Request,
+    answer: NoFit,
+    new_id: ReservationId,
+    max_waiting: int,
+    now: datetime,
+) -> Command[ReservationId]:
+    if ledger.waiting_count >= max_waiting:
+        raise QueueFull(f"{max_waiting} requests wait already", hint="try again later")
+    message = f"Waiting: {answer.explanation}"
+    waiter = Reservation(new_id, request, now, message=message, wait_until=now + request.wait)
+    yield Requested(now, waiter)
+    yield from waiting.earmark(ledger, ledger.reservation(new_id), now)
+    return new_id
+
+
+def _held_by(ledger: Ledger, reservation: ReservationId, provider: ClusterId) -> Reservation:
+    found = ledger.reservation(reservation)
+    if found.target != provider:
+        raise Forbidden(f"{reservation} is not placed on {provider}")
+    if not found.is_live:
+        raise WrongPhase(f"{found.id} is {found.phase}")
+    return found
+
+
+def _moved(found: Reservation, target: ClusterId, now: datetime) -> Placed:
+    """A move keeps the end that was promised."""
+    expires_at = found.expires_at or now + found.request.duration
+    return Placed(now, found.id, target, expires_at, Reason.MOVED)
+
+
+def _timed_out(ledger: Ledger, waiter: Reservation, now: datetime) -> Failed:
+    answer = decision.decide(waiting.question_of(waiter, now), ledger.fleet)
+    why = f": {answer.explanation}" if isinstance(answer, NoFit) else ""
+    return Failed(now, waiter.id, Reason.WAIT_TIMED_OUT, f"Nothing fitted in time{why}")

@@ -1,0 +1,115 @@
+"""Durations as Go writes them ("1h30m", "90s", "500ms"): existing flags, bodies and objects do.
+
+Called by the wire layer, the settings and the command line. Inside, a duration is a `timedelta`,
+which counts whole microseconds. A finer part is rounded away from zero: to many a setting zero
+means "off" or "none", and somebody who wrote "1ns" did not say that.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+import reprlib
+from datetime import timedelta
+from fractions import Fraction
+from typing import Final
+
+from kubelend.core import errors
+
+LONGEST: Final = timedelta(microseconds=(2**63 - 1) // 1000)
+"""About 292 years, all that Go can count: so a Go program can read whatever we print."""
+
+MAX_LENGTH: Final = 64
+"""Longer texts are refused unread."""
+
+
+@functools.lru_cache(maxsize=1024)
+def parse(text: str) -> timedelta:
+    """The duration which the text says, or `InvalidDuration`."""
+    if len(text) > MAX_LENGTH:
+        raise _invalid(text, f"has {len(text)} characters, more than {MAX_LENGTH}")
+    match = _TEXT.fullmatch(text)
+    if match is None:
+        raise _invalid(text, _problem(text))
+    parts = _PART.findall(match["parts"] or "")
+    microseconds = math.ceil(sum(Fraction(number) * _MICROSECONDS[unit] for number, unit in parts))
+    if microseconds > LONGEST // _MICROSECOND:
+        raise _invalid(text, "is out of range: it is over 292 years")
+    return timedelta(microseconds=-microseconds if match["sign"] == "-" else microseconds)
+
+
+def text(duration: timedelta) -> str:
+    """The very text which Go prints: "1h0m0s", "1m30s", "1.5ms", "0s"."""
+    microseconds = duration // _MICROSECOND
+    sign, microseconds = ("-", -microseconds) if microseconds < 0 else ("", microseconds)
+    if microseconds < _SECOND:
+        return sign + _text_below_a_second(microseconds)
+    minutes, rest = divmod(microseconds, 60 * _SECOND)
+    seconds = f"{_decimal(rest, _SECOND)}s"
+    if not minutes:
+        return f"{sign}{seconds}"
+    hours, minutes = divmod(minutes, 60)
+    return f"{sign}{hours}h{minutes}m{seconds}" if hours else f"{sign}{minutes}m{seconds}"
+
+
+def short(duration: timedelta) -> str:
+    """For people, and still a Go duration: `text` without zeros at its end. "1h30m", "2h"."""
+    full = text(duration)
+    full = full[:-2] if full.endswith("m0s") else full
+    return full[:-2] if full.endswith("h0m") else full
+
+
+_MICROSECOND: Final = timedelta(microseconds=1)
+_SECOND: Final = 1_000_000
+_MICROSECONDS: Final = {
+    "ns": Fraction(1, 1000),
+    "us": Fraction(1),
+    "\u00b5s": Fraction(1),  # the micro sign, which Go prints
+    "\u03bcs": Fraction(1),  # the Greek letter mu, which looks the same
+    "ms": Fraction(1000),
+    "s": Fraction(_SECOND),
+    "m": Fraction(60 * _SECOND),
+    "h": Fraction(3600 * _SECOND),
+}
+
+# Possessive throughout: each character is looked at once, whatever the text. Longer units come
+# first, so that "ms" is not read as "m".
+_NUMBER: Final = r"(?=\.?[0-9])[0-9]*+\.?+[0-9]*+"
+_UNIT: Final = "|".join(sorted(_MICROSECONDS, key=len, reverse=True))
+_PART: Final = re.compile(rf"({_NUMBER})({_UNIT})", re.ASCII)
+_TEXT: Final = re.compile(rf"(?P<sign>[+-]?+)(?:0|(?P<parts>(?:{_NUMBER}(?>{_UNIT}))++))", re.ASCII)
+_UNKNOWN_UNIT: Final = re.compile(
+    rf"[+-]?+(?:{_NUMBER}(?>{_UNIT}))*+{_NUMBER}(?P<unit>[^0-9.]*+).*+", re.ASCII | re.DOTALL
+)
+_HINT: Final = "write numbers with units, for example 1h30m, 90s or 500ms"
+
+
+def _problem(text: str) -> str:
+    match = _UNKNOWN_UNIT.fullmatch(text)
+    if match is None:
+        return "is no duration"
+    return (
+        f"has the unknown unit {match['unit']!r}"
+        if match["unit"]
+        else "has a number without a unit"
+    )
+
+
+def _invalid(text: str, problem: str) -> errors.InvalidDuration:
+    return errors.InvalidDuration(f"{reprlib.repr(text)} {problem}", hint=_HINT)
+
+
+def _text_below_a_second(microseconds: int) -> str:
+    if not microseconds:
+        return "0s"
+    if microseconds < 1000:
+        return f"{microseconds}\u00b5s"
+    return f"{_decimal(microseconds, 1000)}ms"
+
+
+def _decimal(amount: int, unit: int) -> str:
+    """`amount / unit` in as few digits as say it exactly; `unit` is a power of ten."""
+    whole, part = divmod(amount, unit)
+    fraction = str(unit + part)[1:].rstrip("0")
+    return f"{whole}.{fraction}" if fraction else str(whole)

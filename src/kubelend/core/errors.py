@@ -1,0 +1,182 @@
+"""Everything that can go wrong, in one tree. Callers catch the class that says what to do next.
+
+    KubelendError
+    ├── InvalidInput             the caller must change what it sent
+    │   ├── InvalidQuantity      a text is no Kubernetes quantity, or not in range
+    │   ├── InvalidDuration      a text is no Go duration, or not in range
+    │   ├── InvalidIdentity      a certificate's subject names no usable cluster
+    │   └── KeyReused            an idempotency key came back with another request
+    ├── Forbidden                the caller is known, and may not do this
+    ├── NotFound                 no such cluster, reservation or route
+    ├── Conflict                 the state of the object does not allow it
+    │   ├── NoCapacity           no cluster fits the request; carries the explanation
+    │   └── WrongPhase           the reservation's phase does not allow the transition
+    ├── LimitExceeded            too much, or too often; retryable after a delay
+    │   ├── RateLimited          more calls per second than this cluster may make
+    │   ├── QueueFull            more waiting requests than the broker keeps
+    │   └── BodyTooLarge         a body over the limit; final
+    ├── Unavailable              the broker cannot answer now; retryable
+    │   ├── StoreFailed          the store refused a write or a read
+    │   ├── NotReady             the broker is starting, stopping or replaying
+    │   └── BrokerUnreachable    no connection, or no answer in time
+    ├── UnexpectedAnswer         the other side answered what its contract does not know
+    └── InvalidSettings          flags, environment or files do not make a runnable process
+
+Each class has a stable `code`, which crosses the wire, and says whether trying the same again may help.
+The HTTP status of each is in `wire.problems`; the client raises the class which the broker raised.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from kubelend.core.explanations import Explanation
+
+
+class KubelendError(Exception):
+    """The root. `message` is one sentence for a person; `hint` says what to do, where that is known."""
+
+    code: ClassVar[str] = "Internal"
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}; {self.hint}" if self.hint else self.message
+
+
+class InvalidInput(KubelendError):
+    """The caller must change what it sent."""
+
+    code = "InvalidInput"
+
+
+class InvalidQuantity(InvalidInput):
+    """A text is no Kubernetes quantity, or its value is not in range."""
+
+    code = "InvalidQuantity"
+
+
+class InvalidDuration(InvalidInput):
+    """A text is no Go duration, or its value is not in range."""
+
+    code = "InvalidDuration"
+
+
+class InvalidIdentity(InvalidInput):
+    """A certificate's subject names no usable cluster or person."""
+
+    code = "InvalidIdentity"
+
+
+class KeyReused(InvalidInput):
+    """An idempotency key came back with another request. Use a new key for a new request."""
+
+    code = "KeyReused"
+
+
+class Forbidden(KubelendError):
+    """The caller is known, and may not do this."""
+
+    code = "Forbidden"
+
+
+class NotFound(KubelendError):
+    """No such cluster, reservation or route, or none that the caller may see."""
+
+    code = "NotFound"
+
+
+class Conflict(KubelendError):
+    """The state of the object does not allow it."""
+
+    code = "Conflict"
+
+
+class NoCapacity(Conflict):
+    """No cluster fits the request. `explanation` says why, per cluster, and what would help."""
+
+    code = "NoCapacity"
+
+    def __init__(
+        self, message: str, *, hint: str = "", explanation: Explanation | None = None
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.explanation = explanation
+
+
+class WrongPhase(Conflict):
+    """The reservation's phase does not allow the transition."""
+
+    code = "WrongPhase"
+
+
+class LimitExceeded(KubelendError):
+    """Too much, or too often. The same call may pass after `retry_after` seconds."""
+
+    code = "LimitExceeded"
+    retryable = True
+
+    def __init__(self, message: str, *, hint: str = "", retry_after: float = 1.0) -> None:
+        super().__init__(message, hint=hint)
+        self.retry_after = retry_after
+
+
+class RateLimited(LimitExceeded):
+    """More calls per second than this caller may make."""
+
+    code = "RateLimited"
+
+
+class QueueFull(LimitExceeded):
+    """More waiting requests than the broker keeps."""
+
+    code = "QueueFull"
+
+
+class BodyTooLarge(LimitExceeded):
+    """A body over the limit. Sending it again does not help."""
+
+    code = "BodyTooLarge"
+    retryable = False
+
+
+class Unavailable(KubelendError):
+    """The broker cannot answer now. The same call may pass later."""
+
+    code = "Unavailable"
+    retryable = True
+
+
+class StoreFailed(Unavailable):
+    """The store refused a write or a read; nothing of the call has happened."""
+
+    code = "StoreFailed"
+
+
+class NotReady(Unavailable):
+    """The broker is starting, stopping or replaying its store."""
+
+    code = "NotReady"
+
+
+class BrokerUnreachable(Unavailable):
+    """No connection to the broker, or no answer in time."""
+
+    code = "BrokerUnreachable"
+
+
+class UnexpectedAnswer(KubelendError):
+    """The other side answered what its contract does not know."""
+
+    code = "UnexpectedAnswer"
+
+
+class InvalidSettings(KubelendError):
+    """Flags, environment or files do not make a runnable process."""
+
+    code = "InvalidSettings"

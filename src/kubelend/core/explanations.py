@@ -1,0 +1,205 @@
+"""Why a request fits where it fits and nowhere else, and the smallest change that would help.
+
+One explanation serves REST, the command line, conditions and the dashboard, so that all of them say
+the same words. It is computed on the same masks as the decision: it cannot disagree with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from kubelend.core import filters, policies, prices, resources
+from kubelend.core.filters import Question
+from kubelend.core.fleet import UNPRICED, Columns, Fleet, Floats, Mask
+from kubelend.core.models import ClusterId
+from kubelend.core.refusals import INSUFFICIENT, Refusal
+from kubelend.core.resources import Resources
+
+_INSUFFICIENT = {*INSUFFICIENT.values(), Refusal.INSUFFICIENT_EXTENDED}
+_HELPLESS = {Refusal.IS_REQUESTER, Refusal.REFUSED_BEFORE, Refusal.STALE, Refusal.CORDONED}
+"""Refusals that no other request of the same cluster would avoid."""
+
+Verdicts = Sequence[tuple[Refusal, Mask]]
+
+
+class Remedy(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The smallest change to the request that would make it fit a cluster."""
+
+    cluster: ClusterId
+    text: str
+    less: Resources = Resources()
+    max_price: int | None = None
+    drop_labels: dict[str, str] = {}
+
+
+class Candidate(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One cluster in the light of one request."""
+
+    cluster: ClusterId
+    refusals: tuple[Refusal, ...] = ()
+    score: float | None = None
+    price: float | None = None
+    currency: str = ""
+    remedy: Remedy | None = None
+
+
+class Explanation(msgspec.Struct, frozen=True):
+    """All clusters in the light of one request; `candidates` are the best and the nearest of them."""
+
+    total: int
+    fitting: int
+    refusals: dict[Refusal, int]
+    """How many clusters have this as their first refusal; with `fitting` they add up to `total`."""
+    candidates: tuple[Candidate, ...] = ()
+    remedy: Remedy | None = None
+
+    def __str__(self) -> str:
+        if not self.total:
+            return "no cluster advertises yet"
+        counts = sorted(self.refusals.items(), key=lambda item: (-item[1], item[0]))
+        why = ", ".join(f"{count} {refusal}" for refusal, count in counts)
+        noun = "cluster fits" if self.total == 1 else "clusters fit"
+        return f"{self.fitting}/{self.total} {noun}" + (f": {why}" if why else "")
+
+
+def explain(question: Question, fleet: Fleet, limit: int) -> Explanation:
+    """Count the refusals over all clusters, and look closely at the first `limit` of them."""
+    verdicts = list(filters.verdicts(question, fleet))
+    feasible, refusals = _histogram(verdicts, len(fleet))
+    distance = _distance(question, fleet, verdicts)
+    return Explanation(
+        total=len(fleet),
+        fitting=int(feasible.sum()),
+        refusals=refusals,
+        candidates=_candidates(question, fleet, verdicts, feasible, distance, limit),
+        remedy=None if feasible.any() else _nearest_remedy(question, fleet, verdicts, distance),
+    )
+
+
+def _histogram(verdicts: Verdicts, total: int) -> tuple[Mask, dict[Refusal, int]]:
+    remaining, counts = np.ones(total, np.bool_), {}
+    for refusal, mask in verdicts:
+        refused = int((remaining & ~mask).sum())
+        if refused:
+            counts[refusal] = refused
+        remaining &= mask
+    return remaining, counts
+
+
+def _distance(question: Question, fleet: Fleet, verdicts: Verdicts) -> Floats:
+    """How far each cluster is from fitting: missing shares, a whole step per other refusal."""
+    distance = np.zeros(len(fleet), np.float64)
+    for refusal, mask in verdicts:
+        if refusal in _HELPLESS:
+            distance[~mask] = np.inf
+        elif refusal not in _INSUFFICIENT:
+            distance[~mask] += 1
+    for name, wanted in question.request.resources.items():
+        free = fleet.free(name)
+        missing = wanted - (0 if free is None else free)
+        distance += np.clip(missing, 0, None) / wanted
+    return distance
+
+
+def _candidates(
+    question: Question,
+    fleet: Fleet,
+    verdicts: Verdicts,
+    feasible: Mask,
+    distance: Floats,
+    limit: int,
+) -> tuple[Candidate, ...]:
+    if not limit or not len(fleet):
+        return ()
+    request = question.request
+    scores = policies.weigh(policies.of(request).weights, request, fleet, feasible).copy()
+    hourly = filters.hourly(request, fleet)
+    order = np.lexsort((np.where(feasible, -scores, distance), ~feasible))[:limit]
+    return tuple(
+        _candidate(question, fleet, verdicts, int(row), float(scores[row]), float(hourly[row]))
+        for row in order
+    )
+
+
+def _candidate(
+    question: Question, fleet: Fleet, verdicts: Verdicts, row: int, score: float, hourly: float
+) -> Candidate:
+    refusals = tuple(refusal for refusal, mask in verdicts if not mask[row])
+    currency = int(fleet.currency[row])
+    return Candidate(
+        fleet.ids[row],
+        refusals,
+        score=None if refusals else score,
+        price=None if currency == UNPRICED else hourly,
+        currency="" if currency == UNPRICED else currency.to_bytes(8).lstrip(b"\0").decode("ascii"),
+        remedy=_remedy(question, fleet, row, refusals),
+    )
+
+
+def _nearest_remedy(
+    question: Question, fleet: Fleet, verdicts: Verdicts, distance: Floats
+) -> Remedy | None:
+    if not len(fleet) or not np.isfinite(distance.min()):
+        return None
+    row = int(distance.argmin())
+    return _remedy(question, fleet, row, tuple(r for r, mask in verdicts if not mask[row]))
+
+
+def _remedy(
+    question: Question, fleet: Fleet, row: int, refusals: tuple[Refusal, ...]
+) -> Remedy | None:
+    if not refusals or _HELPLESS.intersection(refusals):
+        return None
+    less = _missing(question, fleet, row) if _INSUFFICIENT.intersection(refusals) else Resources()
+    price = _price_needed(question, fleet, row) if Refusal.TOO_EXPENSIVE in refusals else None
+    labels = _labels_missing(question, fleet, row) if Refusal.LABEL_MISMATCH in refusals else {}
+    steps = [_STEPS[refusal] for refusal in refusals if refusal in _STEPS]
+    if less:
+        amounts = " and ".join(f"{resources.text(*part)} {part[0]}" for part in less.items())
+        steps.append(f"ask for {amounts} less{_or_wait(question, fleet, row)}")
+    if price is not None:
+        currency = question.request.constraints.currency
+        steps.append(f"allow {prices.text(price)} {currency} per hour")
+    steps += [f"drop the label {key}={value}" for key, value in labels.items()]
+    return Remedy(
+        fleet.ids[row], f"{fleet.ids[row]} fits if you {' and '.join(steps)}", less, price, labels
+    )
+
+
+_STEPS = {
+    Refusal.NOT_PINNED: "do not pin another cluster",
+    Refusal.EXCLUDED: "do not exclude it",
+    Refusal.CURRENCY_MISMATCH: "give the maximum price in its currency",
+    Refusal.HELD_FOR_WAITER: "wait, or ask with a higher priority",
+}
+
+
+def _missing(question: Question, fleet: Fleet, row: int) -> Resources:
+    return question.request.resources.shortfall(_amounts(fleet.free, question, row))
+
+
+def _or_wait(question: Question, fleet: Fleet, row: int) -> str:
+    fits_empty = question.request.resources.fits_in(_amounts(fleet.ceiling, question, row))
+    return ", or wait until reservations there end" if fits_empty else ""
+
+
+def _amounts(column: Columns, question: Question, row: int) -> Resources:
+    amounts = {}
+    for name, _ in question.request.resources.items():  # noqa: PERF102 - not a dict: it has no keys()
+        values = column(name)
+        amounts[name] = 0 if values is None else int(values[row])
+    return Resources.of(amounts)
+
+
+def _price_needed(question: Question, fleet: Fleet, row: int) -> int:
+    hourly = float(filters.hourly(question.request, fleet)[row])
+    return -int(-hourly * prices.BILLIONTHS // 1)
+
+
+def _labels_missing(question: Question, fleet: Fleet, row: int) -> dict[str, str]:
+    has = fleet.labels[row]
+    wanted = question.request.constraints.labels
+    return {key: value for key, value in wanted.items() if has.get(key) != value}

@@ -1,0 +1,263 @@
+"""All clusters as columns of numbers, so that a decision over thousands is a few passes over memory.
+
+The ledger keeps it up to date; filters and scores read it. Rows are in the order of cluster IDs, so the
+first of equal scores is the smaller ID. Scratch buffers are reused: what a score function returns is
+valid until the next decision.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from kubelend.core.models import Cluster, ClusterId
+from kubelend.core.resources import Resources
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+Columns = Callable[[str], Ints | None]
+"""Gives one kind of amount by the name of the resource; None if no cluster offers it."""
+
+Scalar = TypeVar("Scalar", bound=np.generic)
+
+UNPRICED = -1
+NO_EARMARK = np.iinfo(np.int64).min
+"""The priority of a cluster that nobody waits for: every request ranks above it."""
+
+LABEL_MASKS = 256
+"""Labels come from requests, so the number of those remembered is bounded."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+_NAMED = ("cpu", "memory", "gpu", "storage")
+
+
+def micros(at: datetime) -> int:
+    """An instant as an integer that fits a column."""
+    return (at - _EPOCH) // _MICROSECOND
+
+
+def currency_code(currency: str) -> int:
+    """A currency of at most eight letters as an integer that fits a column."""
+    return int.from_bytes(currency.encode("ascii"))
+
+
+class Column:
+    """One resource over all clusters."""
+
+    def __init__(self, room: int) -> None:
+        self.free = np.zeros(room, np.int64)
+        """What can be promised now, never below zero."""
+        self.ceiling = np.zeros(room, np.int64)
+        """What could be promised if nothing were reserved."""
+        self.free_float = np.zeros(room, np.float64)
+        self.allocatable = np.ones(room, np.float64)
+        """`free` again, and its divisor, for scores: floats, because a share needs no exactness."""
+
+    def arrays(self) -> tuple[Ints, Ints, Floats, Floats]:
+        return self.free, self.ceiling, self.free_float, self.allocatable
+
+
+class Fleet:
+    """The clusters, a row each."""
+
+    def __init__(self, room: int = 64) -> None:
+        self.ids: list[ClusterId] = []
+        self.labels: list[dict[str, str]] = []
+        self.earmarks = 0
+        self._extended: list[frozenset[str]] = []
+        self._columns = {name: Column(room) for name in _NAMED}
+        self._valid_until = np.zeros(room, np.int64)
+        self._open = np.zeros(room, np.bool_)
+        self._currency = np.full(room, UNPRICED, np.int64)
+        self._rates = np.zeros((len(_NAMED), room), np.float64)
+        self._earmark_priority = np.full(room, NO_EARMARK, np.int64)
+        self._earmark_ticket = np.zeros(room, np.int64)
+        self._label_masks: dict[tuple[str, str], Mask] = {}
+        self._scratch = np.empty((4, room), np.float64)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    # -- what the ledger writes
+
+    def put(self, cluster: Cluster, free: Resources) -> None:
+        """Add a cluster or write its row anew; its earmark stays."""
+        row = self._row_for(cluster.id)
+        advertisement = cluster.advertisement
+        self._valid_until[row] = micros(cluster.valid_until)
+        self._open[row] = cluster.cordon is None
+        self._set_labels(row, advertisement.labels)
+        self._set_prices(row, cluster)
+        self._set_extended(row, frozenset(advertisement.allocatable.extended))
+        ceiling = cluster.ceiling.clamped()
+        for name, column in self._columns.items():
+            column.ceiling[row] = ceiling.amount(name)
+            column.allocatable[row] = advertisement.allocatable.amount(name) or 1
+        self._set_free(row, free)
+
+    def set_free(self, cluster: ClusterId, free: Resources) -> None:
+        """The hot path of a reservation: only what is free has changed."""
+        row = self.find(cluster)
+        if row is not None:
+            self._set_free(row, free)
+
+    def set_earmark(self, cluster: ClusterId, rank: tuple[int, int] | None) -> None:
+        """Keep a cluster for the waiter of this priority and ticket, or for nobody."""
+        row = self.find(cluster)
+        if row is None:
+            return
+        self.earmarks += int(rank is not None) - int(self._earmark_priority[row] != NO_EARMARK)
+        self._earmark_priority[row], self._earmark_ticket[row] = rank or (NO_EARMARK, 0)
+
+    def remove(self, cluster: ClusterId) -> None:
+        row = self.find(cluster)
+        if row is None:
+            return
+        self.set_earmark(cluster, None)
+        for array in self._arrays():
+            array[..., row : len(self) - 1] = array[..., row + 1 : len(self)]
+        self._set_extended(row, frozenset())
+        del self.ids[row], self.labels[row], self._extended[row]
+        self._label_masks.clear()
+
+    # -- what filters and scores read
+
+    def find(self, cluster: ClusterId) -> int | None:
+        row = bisect_left(self.ids, cluster)
+        return row if row < len(self.ids) and self.ids[row] == cluster else None
+
+    def free(self, name: str) -> Ints | None:
+        column = self._columns.get(name)
+        return None if column is None else column.free[: len(self)]
+
+    def ceiling(self, name: str) -> Ints | None:
+        column = self._columns.get(name)
+        return None if column is None else column.ceiling[: len(self)]
+
+    def shares(self, name: str) -> tuple[Floats, Floats] | None:
+        """What is free and what is allocatable, as floats to divide; the divisor is never zero."""
+        column = self._columns.get(name)
+        if column is None:
+            return None
+        return column.free_float[: len(self)], column.allocatable[: len(self)]
+
+    @property
+    def valid_until(self) -> Ints:
+        return self._valid_until[: len(self)]
+
+    @property
+    def open(self) -> Mask:
+        return self._open[: len(self)]
+
+    @property
+    def currency(self) -> Ints:
+        """The code of each cluster's currency, or UNPRICED."""
+        return self._currency[: len(self)]
+
+    @property
+    def rates(self) -> Floats:
+        """Currency per hour of a milli-core, byte, device and byte, a line each."""
+        return self._rates[:, : len(self)]
+
+    def open_to(self, priority: int, ticket: int) -> Mask:
+        """The clusters not kept for a waiter that ranks before this priority and ticket."""
+        held_by, since = self._earmark_priority[: len(self)], self._earmark_ticket[: len(self)]
+        open_to: Mask = (held_by < priority) | ((held_by == priority) & (since >= ticket))
+        return open_to
+
+    def with_label(self, key: str, value: str) -> Mask:
+        """The clusters that carry a label; kept until any cluster's labels change."""
+        mask = self._label_masks.get((key, value))
+        if mask is None:
+            if len(self._label_masks) >= LABEL_MASKS:
+                self._label_masks.clear()
+            mask = np.fromiter(
+                (labels.get(key) == value for labels in self.labels), bool, len(self)
+            )
+            self._label_masks[key, value] = mask
+        return mask
+
+    def scratch(self, number: int) -> Floats:
+        """One of a few reused buffers, as long as the fleet."""
+        return self._scratch[number, : len(self)]
+
+    # -- helpers
+
+    def _row_for(self, cluster: ClusterId) -> int:
+        row = bisect_left(self.ids, cluster)
+        if row == len(self.ids) or self.ids[row] != cluster:
+            self._insert(row, cluster)
+        return row
+
+    def _insert(self, row: int, cluster: ClusterId) -> None:
+        size = len(self.ids)
+        if size == len(self._open):
+            self._grow(2 * size)
+        for array in self._arrays():
+            array[..., row + 1 : size + 1] = array[..., row:size]
+        self._earmark_priority[row] = NO_EARMARK
+        self.ids.insert(row, cluster)
+        self.labels.insert(row, {})
+        self._extended.insert(row, frozenset())
+        self._label_masks.clear()
+
+    def _grow(self, room: int) -> None:
+        for column in self._columns.values():
+            column.free = _widened(column.free, room)
+            column.ceiling = _widened(column.ceiling, room)
+            column.free_float = _widened(column.free_float, room)
+            column.allocatable = _widened(column.allocatable, room)
+        self._valid_until = _widened(self._valid_until, room)
+        self._open = _widened(self._open, room)
+        self._currency = _widened(self._currency, room)
+        self._rates = _widened(self._rates, room)
+        self._earmark_priority = _widened(self._earmark_priority, room)
+        self._earmark_ticket = _widened(self._earmark_ticket, room)
+        self._scratch = np.empty((4, room), np.float64)
+
+    def _arrays(self) -> Iterator[npt.NDArray[np.generic]]:
+        """Every array with a place per row: what an insertion and a removal have to shift."""
+        for column in self._columns.values():
+            yield from column.arrays()
+        yield from (self._valid_until, self._open, self._currency, self._rates)
+        yield from (self._earmark_priority, self._earmark_ticket)
+
+    def _set_extended(self, row: int, names: frozenset[str]) -> None:
+        """Add the columns of new names, and drop those which no cluster offers any more."""
+        gone, self._extended[row] = self._extended[row] - names, names
+        for name in names - self._columns.keys():
+            self._columns[name] = Column(len(self._open))
+        for name in gone:
+            if not any(name in others for others in self._extended):
+                del self._columns[name]
+
+    def _set_free(self, row: int, free: Resources) -> None:
+        for name, column in self._columns.items():
+            column.free[row] = column.free_float[row] = free.amount(name)
+
+    def _set_labels(self, row: int, labels: dict[str, str]) -> None:
+        if self.labels[row] != labels:
+            self.labels[row] = labels
+            self._label_masks.clear()
+
+    def _set_prices(self, row: int, cluster: Cluster) -> None:
+        prices = cluster.advertisement.prices
+        if prices is None:
+            self._currency[row] = UNPRICED
+            self._rates[:, row] = 0
+            return
+        self._currency[row] = currency_code(prices.currency)
+        self._rates[:, row] = prices.rates()
+
+
+def _widened(array: npt.NDArray[Scalar], room: int) -> npt.NDArray[Scalar]:
+    wide = np.zeros((*array.shape[:-1], room), array.dtype)
+    wide[..., : array.shape[-1]] = array
+    return wide

@@ -1,0 +1,287 @@
+"""Who has promised what to whom: the state of the broker, changed by events alone.
+
+`apply` is the only mutation. What is reserved on a cluster is the sum of the live reservations on it,
+kept up to date here and never stored, so a lost or rewritten advertisement cannot lose a lock. The
+ledger neither reads a clock nor does I/O: replaying the same events gives the same ledger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from functools import singledispatchmethod
+from heapq import heappop, heappush
+
+from msgspec.structs import replace
+
+from kubelend.core import transitions
+from kubelend.core.errors import NotFound
+from kubelend.core.events import (
+    Advertised,
+    Archived,
+    Change,
+    Cordoned,
+    Dropped,
+    Event,
+    Forgotten,
+    Removed,
+    Requested,
+    ReservationEvent,
+    Uncordoned,
+)
+from kubelend.core.fleet import Fleet
+from kubelend.core.lifecycle import FINAL, Phase
+from kubelend.core.models import (
+    Cluster,
+    ClusterId,
+    Records,
+    RequestKey,
+    Reservation,
+    ReservationId,
+)
+from kubelend.core.resources import Resources
+
+NOTHING = Resources()
+
+
+class Ledger:
+    """Clusters, reservations, and what follows from them."""
+
+    def __init__(self) -> None:
+        self.revision = 0
+        """Counts events; never goes back, so it orders everything that was ever visible."""
+        self.fleet = Fleet()
+        self.freed: set[ClusterId] = set()
+        """Clusters on which a waiter may now fit; whoever serves the waiters empties it."""
+        self._clusters: dict[ClusterId, Cluster] = {}
+        self._reservations: dict[ReservationId, Reservation] = {}
+        self._reserved: dict[ClusterId, Resources] = {}
+        self._by_cluster: dict[ClusterId, dict[ReservationId, None]] = {}
+        self._keys: dict[tuple[ClusterId, RequestKey], ReservationId] = {}
+        self._waiting: dict[ReservationId, None] = {}
+        self._deadlines: list[tuple[datetime, ReservationId]] = []
+        self._finished: list[tuple[datetime, ReservationId]] = []
+
+    @classmethod
+    def restore(cls, records: Records) -> Ledger:
+        """The ledger that these records were written from."""
+        ledger = cls()
+        for cluster in sorted(records.clusters, key=lambda cluster: cluster.id):
+            ledger._put_cluster(cluster)
+        for reservation in sorted(records.reservations, key=lambda reservation: reservation.ticket):
+            ledger._put_reservation(None, reservation)
+        ledger.revision = records.revision
+        ledger.freed.clear()
+        return ledger
+
+    # -- the only road for changes
+
+    def apply(self, event: Event) -> Change:
+        """Take an event in, and say what a store has to keep of it."""
+        self.revision += 1
+        return self._apply(event)
+
+    # -- questions
+
+    @property
+    def clusters(self) -> Mapping[ClusterId, Cluster]:
+        return self._clusters
+
+    @property
+    def reservations(self) -> Mapping[ReservationId, Reservation]:
+        return self._reservations
+
+    def cluster(self, cluster: ClusterId) -> Cluster:
+        try:
+            return self._clusters[cluster]
+        except KeyError:
+            raise NotFound(f"no cluster {cluster!r}", hint="it has not advertised yet") from None
+
+    def reservation(self, reservation: ReservationId) -> Reservation:
+        try:
+            return self._reservations[reservation]
+        except KeyError:
+            raise NotFound(f"no reservation {reservation!r}") from None
+
+    def reserved(self, cluster: ClusterId) -> Resources:
+        """The sum of the live reservations on a cluster."""
+        return self._reserved.get(cluster, NOTHING)
+
+    def available(self, cluster: ClusterId) -> Resources:
+        """Allocatable - allocated - reserved; below zero where a cluster filled up under its promises."""
+        return self._clusters[cluster].ceiling - self.reserved(cluster)
+
+    def by_key(self, requester: ClusterId, key: RequestKey) -> Reservation | None:
+        found = self._keys.get((requester, key))
+        return None if found is None else self._reservations[found]
+
+    def touching(self, cluster: ClusterId) -> Iterator[Reservation]:
+        """What a cluster asked for, lends or lent, in no particular order."""
+        return (self._reservations[found] for found in self._by_cluster.get(cluster, ()))
+
+    def lent_by(self, cluster: ClusterId) -> list[Reservation]:
+        """The live reservations on a cluster, oldest first."""
+        lent = (
+            found for found in self.touching(cluster) if found.is_live and found.target == cluster
+        )
+        return sorted(lent, key=lambda found: found.ticket)
+
+    def waiting(self) -> list[Reservation]:
+        """Who waits, in the order in which they are served: by priority, then by age."""
+        waiters = [self._reservations[found] for found in self._waiting]
+        return sorted(waiters, key=lambda waiter: (-waiter.request.priority, waiter.ticket))
+
+    @property
+    def waiting_count(self) -> int:
+        return len(self._waiting)
+
+    def overdue(self, now: datetime) -> Iterator[Reservation]:
+        """Whose deadline has passed, earliest first. Each must be ended before the next is asked for."""
+        while self._deadlines and self._deadlines[0][0] <= now:
+            deadline, found = self._deadlines[0]
+            reservation = self._reservations.get(found)
+            if reservation is not None and reservation.deadline == deadline:
+                yield reservation
+            else:
+                heappop(self._deadlines)
+
+    def finished_before(self, moment: datetime) -> Iterator[Reservation]:
+        """Who finished before a moment. Each must be forgotten before the next is asked for."""
+        while self._finished and self._finished[0][0] <= moment:
+            reservation = self._reservations.get(self._finished[0][1])
+            if reservation is not None:
+                yield reservation
+            else:
+                heappop(self._finished)
+
+    def next_deadline(self) -> datetime | None:
+        """No reservation ends by itself before this moment."""
+        return self._deadlines[0][0] if self._deadlines else None
+
+    # -- what each event does
+
+    @singledispatchmethod
+    def _apply(self, event: Event) -> Change:
+        raise TypeError(f"the ledger knows no {type(event).__name__}")
+
+    @_apply.register
+    def _(self, event: Advertised) -> Change:
+        known = self._clusters.get(event.advertisement.cluster)
+        return self._put_cluster(
+            Cluster(
+                advertisement=event.advertisement,
+                received_at=event.at,
+                valid_until=event.valid_until,
+                cordon=None if known is None else known.cordon,
+                revision=self.revision,
+            )
+        )
+
+    @_apply.register
+    def _(self, event: Cordoned) -> Change:
+        return self._put_cluster(
+            replace(self.cluster(event.cluster), cordon=event.why, revision=self.revision)
+        )
+
+    @_apply.register
+    def _(self, event: Uncordoned) -> Change:
+        return self._put_cluster(
+            replace(self.cluster(event.cluster), cordon=None, revision=self.revision)
+        )
+
+    @_apply.register
+    def _(self, event: Removed) -> Change:
+        del self._clusters[event.cluster]
+        self.fleet.remove(event.cluster)
+        self.freed.discard(event.cluster)
+        return Dropped(event.cluster)
+
+    @_apply.register
+    def _(self, event: Requested) -> Change:
+        born = replace(event.reservation, ticket=self.revision, revision=self.revision)
+        return self._put_reservation(None, born)
+
+    @_apply.register
+    def _(self, event: ReservationEvent) -> Change:
+        before = self.reservation(event.reservation)
+        return self._put_reservation(before, transitions.evolve(before, event, self.revision))
+
+    @_apply.register
+    def _(self, event: Forgotten) -> Change:
+        gone = self._reservations.pop(event.reservation)
+        for cluster in _touched(gone):
+            self._by_cluster[cluster].pop(gone.id, None)
+            if not self._by_cluster[cluster]:
+                del self._by_cluster[cluster]
+        if gone.request.key is not None:
+            del self._keys[gone.requester, gone.request.key]
+        return Archived(gone.id)
+
+    # -- indexes
+
+    def _put_cluster(self, cluster: Cluster) -> Cluster:
+        self._clusters[cluster.id] = cluster
+        self.fleet.put(cluster, self.available(cluster.id).clamped())
+        self.freed.add(cluster.id)
+        return cluster
+
+    def _put_reservation(self, before: Reservation | None, after: Reservation) -> Reservation:
+        self._reservations[after.id] = after
+        for cluster in _touched(after):
+            self._by_cluster.setdefault(cluster, {})[after.id] = None
+        if after.request.key is not None:
+            self._keys[after.requester, after.request.key] = after.id
+        self._queue(after)
+        self._schedule(before, after)
+        self._move_hold(before, after)
+        self._move_earmark(before, after)
+        return after
+
+    def _queue(self, after: Reservation) -> None:
+        if after.phase is Phase.PENDING:
+            self._waiting[after.id] = None
+        else:
+            self._waiting.pop(after.id, None)
+
+    def _schedule(self, before: Reservation | None, after: Reservation) -> None:
+        deadline = after.deadline
+        if deadline is not None and (before is None or before.deadline != deadline):
+            heappush(self._deadlines, (deadline, after.id))
+        if after.phase in FINAL and after.finished_at is not None:
+            heappush(self._finished, (after.finished_at, after.id))
+
+    def _move_hold(self, before: Reservation | None, after: Reservation) -> None:
+        held_on = before.target if before is not None and before.is_live else None
+        holds_on = after.target if after.is_live else None
+        if held_on == holds_on:
+            return
+        if held_on is not None:
+            self._set_reserved(held_on, self.reserved(held_on) - after.request.resources)
+            self.freed.add(held_on)
+        if holds_on is not None:
+            self._set_reserved(holds_on, self.reserved(holds_on) + after.request.resources)
+
+    def _set_reserved(self, cluster: ClusterId, reserved: Resources) -> None:
+        if reserved:
+            self._reserved[cluster] = reserved
+        else:
+            self._reserved.pop(cluster, None)
+        if cluster in self._clusters:
+            self.fleet.set_free(cluster, self.available(cluster).clamped())
+
+    def _move_earmark(self, before: Reservation | None, after: Reservation) -> None:
+        had = None if before is None else before.earmark
+        if had == after.earmark:
+            return
+        if had is not None:
+            self.fleet.set_earmark(had, None)
+            self.freed.add(had)
+        if after.earmark is not None:
+            self.fleet.set_earmark(after.earmark, (after.request.priority, after.ticket))
+
+
+def _touched(reservation: Reservation) -> set[ClusterId]:
+    touched = {reservation.requester, *reservation.left}
+    if reservation.target is not None:
+        touched.add(reservation.target)
+    return touched

@@ -1,0 +1,159 @@
+"""How the best of the fitting clusters is found: scores, and policies as weights over them.
+
+A score is a number per cluster, higher is better, about 0 to 1 for clusters that fit. A policy is a
+record of weights; of clusters with equal totals, `then` decides, and after it the smaller cluster ID.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+import numpy as np
+
+from kubelend.core.errors import InvalidInput
+from kubelend.core.filters import hourly
+from kubelend.core.fleet import Fleet, Floats, Mask, currency_code
+from kubelend.core.models import Request
+
+Score = Callable[[Request, Fleet, Mask], Floats]
+
+
+class Policy(msgspec.Struct, frozen=True):
+    """Weights by the name of a score."""
+
+    weights: Mapping[str, float]
+    then: Mapping[str, float] = {}
+
+
+def of(request: Request) -> Policy:
+    """The policy that a request names, or its own weights."""
+    if request.weights:
+        return Policy(request.weights, then={"headroom": 1.0})
+    return POLICIES[request.policy]
+
+
+def check(policy: str, weights: Mapping[str, float]) -> None:
+    """Refuse a policy or weight that does not exist, before anything is decided by it."""
+    if policy not in POLICIES:
+        raise InvalidInput(
+            f"policy: {policy[:40]!r} is unknown", hint=f"choose one of {_known(POLICIES)}"
+        )
+    for name, weight in weights.items():
+        if name not in SCORES:
+            raise InvalidInput(
+                f"weights: {name[:40]!r} is unknown", hint=f"choose from {_known(SCORES)}"
+            )
+        if not 0 <= weight <= 1000:
+            raise InvalidInput(f"weights.{name}: {weight} is not between 0 and 1000")
+    if weights and not any(weights.values()):
+        raise InvalidInput("weights: all are zero", hint="give at least one a positive weight")
+
+
+def headroom(request: Request, fleet: Fleet, _: Mask) -> Floats:
+    """The mean share left free, over the resources asked for, once the request is served."""
+    total, term = fleet.scratch(0), fleet.scratch(1)
+    (first, wanted), *others = request.resources.items()
+    _share_left(first, wanted, fleet, total)
+    for name, wanted in others:
+        total += _share_left(name, wanted, fleet, term)
+    total *= 1 / (1 + len(others))
+    return total
+
+
+def packing(request: Request, fleet: Fleet, feasible: Mask) -> Floats:
+    """The opposite: fill one cluster before opening the next, so that large requests still fit."""
+    total = headroom(request, fleet, feasible)
+    np.subtract(1.0, total, out=total)
+    return total
+
+
+def balance(request: Request, fleet: Fleet, _: Mask) -> Floats:
+    """How even the shares left free are, so that no cluster is left with memory but no CPU."""
+    most, least, term = fleet.scratch(0), fleet.scratch(2), fleet.scratch(1)
+    most.fill(-np.inf)
+    least.fill(np.inf)
+    for name, wanted in request.resources.items():
+        share = _share_left(name, wanted, fleet, term)
+        np.maximum(most, share, out=most)
+        np.minimum(least, share, out=least)
+    most -= least
+    np.subtract(1.0, most, out=most)
+    return most
+
+
+def price(request: Request, fleet: Fleet, feasible: Mask) -> Floats:
+    """1 for the cheapest that fits, 0 for the dearest; without a comparable price, in the middle."""
+    costs = hourly(request, fleet)
+    comparable = fleet.currency == currency_code(request.constraints.currency)
+    asked = costs[feasible & comparable]
+    if not len(asked) or asked.min() == asked.max():
+        costs.fill(1.0)
+        return costs
+    cheapest, dearest = asked.min(), asked.max()
+    costs[~comparable] = (cheapest + dearest) / 2
+    np.subtract(dearest, costs, out=costs)
+    costs /= dearest - cheapest
+    return costs
+
+
+SCORES: dict[str, Score] = {
+    "headroom": headroom,
+    "packing": packing,
+    "balance": balance,
+    "price": price,
+}
+
+POLICIES: dict[str, Policy] = {
+    "headroom": Policy({"headroom": 1.0}),
+    "binpack": Policy({"packing": 1.0}),
+    "cost": Policy({"price": 1.0}, then={"headroom": 1.0}),
+    "balanced": Policy({"headroom": 1.0, "balance": 1.0, "price": 1.0}),
+}
+
+
+def best(request: Request, fleet: Fleet, feasible: Mask) -> tuple[int, float]:
+    """The row of the best fitting cluster and its score. At least one must fit."""
+    policy = of(request)
+    totals = weigh(policy.weights, request, fleet, feasible)
+    np.putmask(totals, ~feasible, -np.inf)
+    row = int(totals.argmax())
+    score = float(totals[row])
+    if policy.then:
+        row = _first_of_equals(policy.then, request, fleet, totals == score)
+    return row, score
+
+
+def weigh(weights: Mapping[str, float], request: Request, fleet: Fleet, feasible: Mask) -> Floats:
+    """The weighted mean of scores, added in a fixed order so that equal inputs give equal sums."""
+    parts = [(name, weights[name]) for name in SCORES if weights.get(name)]
+    if len(parts) == 1:
+        return SCORES[parts[0][0]](request, fleet, feasible)
+    total = fleet.scratch(3)
+    total.fill(0.0)
+    for name, weight in parts:
+        total += SCORES[name](request, fleet, feasible) * weight
+    total /= sum(weight for _, weight in parts)
+    return total
+
+
+def _first_of_equals(
+    weights: Mapping[str, float], request: Request, fleet: Fleet, equals: Mask
+) -> int:
+    totals = weigh(weights, request, fleet, equals)
+    np.putmask(totals, ~equals, -np.inf)
+    return int(totals.argmax())
+
+
+def _share_left(name: str, wanted: int, fleet: Fleet, out: Floats) -> Floats:
+    shares = fleet.shares(name)
+    if shares is None:
+        out.fill(0.0)
+        return out
+    free, allocatable = shares
+    np.subtract(free, wanted, out=out)
+    return np.divide(out, allocatable, out=out)
+
+
+def _known(names: Mapping[str, object]) -> str:
+    return ", ".join(sorted(names))

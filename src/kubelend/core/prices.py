@@ -1,0 +1,79 @@
+"""What a cluster asks for what it lends: exact decimal prices per hour, and what a request would cost.
+
+Published prices are decimal texts per core-hour, GB-hour (10^9 bytes) and device-hour. They are kept as
+whole billionths of the currency, so that what a lender wrote is what a borrower reads. Comparing two
+offers needs only an ordering, so `hourly` works in floating point, the same way in every engine.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from kubelend.core.errors import InvalidInput
+from kubelend.core.resources import Resources
+
+BILLIONTHS = 10**9
+CEILING = 10**9
+"""No price above a billion per unit and hour: a typing error, and far inside what a float tells apart."""
+
+TOLERANCE = 1 + 1e-12
+"""A price computed as 0.30000000000000004 is not above a maximum of 0.3."""
+
+_DECIMAL = re.compile(r"(\d{1,10})(?:\.(\d{1,9}))?", re.ASCII)
+_CURRENCY = re.compile(r"[A-Za-z]{3,8}", re.ASCII)
+
+
+class Prices(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Billionths of `currency` per hour of one core, GB or device; what is not named costs nothing."""
+
+    currency: str
+    cpu: int = 0
+    memory: int = 0
+    gpu: int = 0
+    storage: int = 0
+
+    def rates(self) -> tuple[float, float, float, float]:
+        """Currency per hour of one milli-core, byte, device and byte: the units of `Resources`."""
+        return (
+            self.cpu / BILLIONTHS / 1000,
+            self.memory / BILLIONTHS / 10**9,
+            self.gpu / BILLIONTHS,
+            self.storage / BILLIONTHS / 10**9,
+        )
+
+    def hourly(self, amounts: Resources) -> float:
+        """What these amounts cost per hour; the order of the sum is fixed, so engines agree."""
+        cpu, memory, gpu, storage = self.rates()
+        return (
+            amounts.cpu * cpu
+            + amounts.memory * memory
+            + amounts.gpu * gpu
+            + amounts.storage * storage
+        )
+
+
+def parse(text: str, where: str) -> int:
+    """Read a decimal text as billionths: `0.05` is 50,000,000."""
+    match = _DECIMAL.fullmatch(text) if len(text) <= 20 else None
+    if match is None or int(match[1]) >= CEILING:
+        raise InvalidInput(
+            f"{where}: {text[:24]!r} is no price", hint="write a plain decimal number such as 0.05"
+        )
+    return int(match[1]) * BILLIONTHS + int((match[2] or "").ljust(9, "0"))
+
+
+def text(billionths: int) -> str:
+    """The shortest decimal text of a price: 50,000,000 is `0.05`."""
+    whole, fraction = divmod(billionths, BILLIONTHS)
+    return f"{whole}.{fraction:09d}".rstrip("0").rstrip(".")
+
+
+def parse_currency(text_: str, where: str) -> str:
+    """A currency code in capitals; compared as text, never converted."""
+    if not _CURRENCY.fullmatch(text_):
+        raise InvalidInput(
+            f"{where}: {text_[:24]!r} is no currency", hint="write a code such as EUR"
+        )
+    return text_.upper()

@@ -1,0 +1,199 @@
+"""Kubernetes quantities: text to exact number and back, without a float on the way.
+
+Every amount that enters or leaves the system is such a text ("500m", "256Mi", "1e3"). Called by
+`core.resources`, which knows what each amount measures, and by whoever prints a single amount.
+
+A quantity is `coefficient * 10**exponent`, and remembers the notation in which it was written,
+because Kubernetes prints it in the same one again. Ours is stricter than Kubernetes in three ways:
+- a value over 2**63-1 is an error, and not capped in silence;
+- a value finer than nano stays exact, so that the caller chooses how it is rounded;
+- a text without a digit ("Ki", "-", ".") is an error, and not zero.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import re
+import reprlib
+from typing import Final, NamedTuple
+
+import msgspec
+
+from kubelend.core import errors
+
+LARGEST: Final = 2**63 - 1
+"""The largest magnitude of any amount: what Kubernetes, SQLite and numpy can all hold."""
+
+MAX_LENGTH: Final = 64
+"""Longer texts are refused unread. The longest canonical text has 30 characters."""
+
+MAX_EXPONENT: Final = 64
+"""Exponents beyond it, either way, are refused before any power is computed."""
+
+
+class Format(enum.Enum):
+    """The three notations of Kubernetes, by the names which Kubernetes gives them."""
+
+    DECIMAL_SI = "DecimalSI"  # 12M
+    BINARY_SI = "BinarySI"  # 12Mi
+    DECIMAL_EXPONENT = "DecimalExponent"  # 12e6
+
+
+class Quantity(msgspec.Struct, frozen=True):
+    """An exact number in a notation. Made by `parse` or `of`, never by hand: both strip trailing
+    zeros off the coefficient, so that equal values make equal records, and a value is whole if and
+    only if its exponent is not negative.
+
+    >>> str(Quantity.parse("1.5Gi"))
+    '1536Mi'
+    >>> Quantity.parse("0.1").rounded_up(3)
+    100
+    """
+
+    coefficient: int
+    exponent: int
+    format: Format
+
+    @staticmethod
+    def parse(text: str) -> Quantity:
+        """What the text says, or `InvalidQuantity`. Cached: the same texts return all day."""
+        return _parse(text)
+
+    @classmethod
+    def of(cls, amount: int, places: int, format: Format) -> Quantity:
+        """`amount` units of `10**-places`: `of(5950, 3, Format.DECIMAL_SI)` is 5950m.
+
+        Of any size: a sum over many clusters may exceed `LARGEST` and is still to be shown.
+        """
+        return cls(*_without_trailing_zeros(amount, -places), format)
+
+    def rounded_up(self, places: int) -> int:
+        """In units of `10**-places`, towards positive infinity: never less than was meant."""
+        return _ceiling(self.coefficient, self.exponent + places)
+
+    def rounded_down(self, places: int) -> int:
+        """In units of `10**-places`, towards negative infinity: never more than there is."""
+        return _floor(self.coefficient, self.exponent + places)
+
+    def __str__(self) -> str:
+        """As Kubernetes prints it: no fraction, and the largest suffix that loses nothing."""
+        coefficient, exponent = _at_least_nano(self.coefficient, self.exponent)
+        if self.format is Format.BINARY_SI and exponent >= 0:
+            whole = coefficient * 10**exponent
+            if abs(whole) >= 1024:
+                return _binary_text(whole)
+        return _decimal_text(coefficient, exponent, self.format)
+
+
+class _Suffix(NamedTuple):
+    factor: int
+    exponent: int
+    format: Format
+
+
+_DECIMAL_SUFFIXES: Final = {
+    "n": -9,
+    "u": -6,
+    "m": -3,
+    "": 0,
+    "k": 3,
+    "M": 6,
+    "G": 9,
+    "T": 12,
+    "P": 15,
+    "E": 18,
+}
+_BINARY_SUFFIXES: Final = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
+
+_SUFFIX_OF_EXPONENT: Final = {exponent: suffix for suffix, exponent in _DECIMAL_SUFFIXES.items()}
+_SUFFIXES: Final = {
+    **{suffix: _Suffix(1024**i, 0, Format.BINARY_SI) for i, suffix in enumerate(_BINARY_SUFFIXES)},
+    # After the binary ones: a bare number is DecimalSI.
+    **{suffix: _Suffix(1, power, Format.DECIMAL_SI) for suffix, power in _DECIMAL_SUFFIXES.items()},
+}
+
+# Possessive throughout: each character is looked at once, whatever the text. An exponent is tried
+# before a suffix, so that "1E3" is a thousand while "1E" is an exa.
+_TEXT: Final = re.compile(
+    r"(?P<sign>[+-]?+)(?=\.?[0-9])(?P<whole>[0-9]*+)\.?+(?P<fraction>[0-9]*+)"
+    r"(?:[eE](?P<exponent>[+-]?+[0-9]++)|(?P<suffix>[^0-9.+-]*+))",
+    re.ASCII,
+)
+_KNOWN: Final = " ".join(filter(None, (*_DECIMAL_SUFFIXES, *_BINARY_SUFFIXES)))
+_HINT: Final = f"write a number, alone or with one of {_KNOWN}, for example 1.5, 500m or 256Mi"
+
+
+@functools.lru_cache(maxsize=4096)
+def _parse(text: str) -> Quantity:
+    if len(text) > MAX_LENGTH:
+        raise _invalid(text, f"has {len(text)} characters, more than {MAX_LENGTH}")
+    match = _TEXT.fullmatch(text)
+    if match is None:
+        raise _invalid(text, "is no quantity")
+    suffix = _suffix(text, match)
+    sign, whole, fraction = match.group("sign", "whole", "fraction")
+    coefficient = int(f"{sign}{whole}{fraction}") * suffix.factor
+    exponent = suffix.exponent - len(fraction)
+    if _ceiling(abs(coefficient), exponent) > LARGEST:
+        raise _invalid(text, f"is out of range: its magnitude is over {LARGEST} (2^63-1)")
+    return Quantity(*_without_trailing_zeros(coefficient, exponent), suffix.format)
+
+
+def _suffix(text: str, match: re.Match[str]) -> _Suffix:
+    if match["exponent"]:
+        exponent = int(match["exponent"])
+        if abs(exponent) > MAX_EXPONENT:
+            raise _invalid(text, f"is out of range: its exponent is beyond {MAX_EXPONENT}")
+        return _Suffix(1, exponent, Format.DECIMAL_EXPONENT)
+    suffix = _SUFFIXES.get(match["suffix"])
+    if suffix is None:
+        raise _invalid(text, f"has the unknown suffix {match['suffix']!r}")
+    return suffix
+
+
+def _invalid(text: str, problem: str) -> errors.InvalidQuantity:
+    return errors.InvalidQuantity(f"{reprlib.repr(text)} {problem}", hint=_HINT)
+
+
+def _without_trailing_zeros(coefficient: int, exponent: int) -> tuple[int, int]:
+    if not coefficient:
+        return 0, 0
+    while coefficient % 10 == 0:
+        coefficient //= 10
+        exponent += 1
+    return coefficient, exponent
+
+
+def _floor(coefficient: int, exponent: int) -> int:
+    """The largest integer that is not over `coefficient * 10**exponent`."""
+    power: int = 10 ** abs(exponent)
+    return coefficient * power if exponent >= 0 else coefficient // power
+
+
+def _ceiling(coefficient: int, exponent: int) -> int:
+    return -_floor(-coefficient, exponent)
+
+
+def _at_least_nano(coefficient: int, exponent: int) -> tuple[int, int]:
+    """Finer than nano has no notation. As Kubernetes does, away from zero: some is never none."""
+    if exponent >= -9:
+        return coefficient, exponent
+    nanos = _ceiling(abs(coefficient), exponent + 9)
+    return _without_trailing_zeros(nanos if coefficient > 0 else -nanos, -9)
+
+
+def _binary_text(whole: int) -> str:
+    trailing_zero_bits = (whole & -whole).bit_length() - 1
+    power = min(trailing_zero_bits // 10, len(_BINARY_SUFFIXES) - 1)
+    return f"{whole >> 10 * power}{_BINARY_SUFFIXES[power]}"
+
+
+def _decimal_text(coefficient: int, exponent: int, format: Format) -> str:
+    zeros = exponent % 3
+    number, power = coefficient * 10**zeros, exponent - zeros
+    if power == 0:
+        return str(number)
+    if format is Format.DECIMAL_EXPONENT or power not in _SUFFIX_OF_EXPONENT:
+        return f"{number}e{power}"
+    return f"{number}{_SUFFIX_OF_EXPONENT[power]}"

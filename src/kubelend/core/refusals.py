@@ -1,0 +1,35 @@
+"""Why a cluster cannot serve a request: machine-readable, in the order in which filters look."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Refusal(StrEnum):
+    """One reason of one cluster. The values are API."""
+
+    IS_REQUESTER = "IsRequester"  # a cluster does not lend to itself
+    NOT_PINNED = "NotPinned"  # the request names another cluster
+    EXCLUDED = "Excluded"  # the request excludes it
+    REFUSED_BEFORE = "RefusedBefore"  # it refused this reservation, or was drained of it
+    STALE = "Stale"  # its advertisement is too old to be believed
+    CORDONED = "Cordoned"  # an administrator closed it to new reservations
+    LABEL_MISMATCH = "LabelMismatch"  # it lacks a label that the request wants
+    CURRENCY_MISMATCH = "CurrencyMismatch"  # its price cannot be compared with the maximum
+    TOO_EXPENSIVE = "TooExpensive"  # its price for this request is above the maximum
+    INSUFFICIENT_CPU = "InsufficientCPU"
+    INSUFFICIENT_MEMORY = "InsufficientMemory"
+    INSUFFICIENT_GPU = "InsufficientGPU"
+    INSUFFICIENT_STORAGE = "InsufficientStorage"
+    INSUFFICIENT_EXTENDED = "InsufficientExtendedResource"
+    HELD_FOR_WAITER = (
+        "HeldForWaiter"  # its capacity is kept for a request that waits longer or matters more
+    )
+
+
+INSUFFICIENT = {
+    "cpu": Refusal.INSUFFICIENT_CPU,
+    "memory": Refusal.INSUFFICIENT_MEMORY,
+    "gpu": Refusal.INSUFFICIENT_GPU,
+    "storage": Refusal.INSUFFICIENT_STORAGE,
+}

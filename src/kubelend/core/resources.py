@@ -1,0 +1,273 @@
+"""The vector of amounts that is asked for, offered, held and given back, and all its arithmetic.
+
+Called by everything that counts: the ledger, the decision, the wire layer. Amounts are exact
+integers in fixed units (milli-CPU, bytes, whole devices), so that a sum of holds is a sum and never
+nearly one. Texts become amounts through `asked`, which rounds up, or `offered`, which rounds down:
+no rounding can promise what is not there.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import reprlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final, NamedTuple
+
+import msgspec
+
+from kubelend.core import errors
+from kubelend.core.quantities import LARGEST, Format, Quantity
+
+
+# Without gc: no cycle can pass through integers, and there are hundreds of thousands of these.
+class Resources(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """Amounts by resource. They may be negative: a cluster that lent too much must show.
+
+    >>> (asked({"cpu": "2", "memory": "1Gi"}) - asked({"cpu": "500m"})).describe()
+    '1500m CPU / 1Gi Memory'
+    """
+
+    cpu: int = 0
+    """Thousandths of a core."""
+    memory: int = 0
+    """Bytes."""
+    gpu: int = 0
+    """Whole devices; `nvidia.com/gpu` in Kubernetes."""
+    storage: int = 0
+    """Bytes."""
+    extended: dict[str, int] = {}
+    """Any other resource, by its Kubernetes name, in whole units. Shared, hence never changed."""
+
+    @classmethod
+    def of(cls, amounts: Mapping[str, int]) -> Resources:
+        """The vector of amounts by name: the inverse of `items`. Understands Kubernetes' GPU name."""
+        parts: dict[str, int] = {}
+        for name, amount in amounts.items():
+            field = _ALIASES.get(name, name)
+            parts[field] = parts.get(field, 0) + amount
+        return _vector(parts)
+
+    def __post_init__(self) -> None:
+        # A zero that is written out must not make two equal vectors different.
+        if self.extended and 0 in self.extended.values():
+            some = {name: amount for name, amount in self.extended.items() if amount}
+            msgspec.structs.force_setattr(self, "extended", some)
+
+    def __add__(self, other: Resources) -> Resources:
+        return Resources(
+            self.cpu + other.cpu,
+            self.memory + other.memory,
+            self.gpu + other.gpu,
+            self.storage + other.storage,
+            _added(self.extended, other.extended) if other.extended else self.extended,
+        )
+
+    def __sub__(self, other: Resources) -> Resources:
+        return Resources(
+            self.cpu - other.cpu,
+            self.memory - other.memory,
+            self.gpu - other.gpu,
+            self.storage - other.storage,
+            _subtracted(self.extended, other.extended) if other.extended else self.extended,
+        )
+
+    def __bool__(self) -> bool:
+        """Whether any part is not zero."""
+        return bool(self.cpu or self.memory or self.gpu or self.storage or self.extended)
+
+    def __hash__(self) -> int:
+        extended = frozenset(self.extended.items())
+        return hash((self.cpu, self.memory, self.gpu, self.storage, extended))
+
+    def clamped(self) -> Resources:
+        """The same with nothing below zero: what may be shown as available."""
+        return Resources(
+            max(self.cpu, 0),
+            max(self.memory, 0),
+            max(self.gpu, 0),
+            max(self.storage, 0),
+            {name: amount for name, amount in self.extended.items() if amount > 0},
+        )
+
+    def fits_in(self, free: Resources) -> bool:
+        """Whether all that is asked for is there; an exact fit fits.
+
+        A part that is not asked for always fits, as in Kubernetes: a cluster that lost a GPU which
+        it had lent can still lend its processors.
+        """
+        return (
+            (self.cpu <= free.cpu or self.cpu <= 0)
+            and (self.memory <= free.memory or self.memory <= 0)
+            and (self.gpu <= free.gpu or self.gpu <= 0)
+            and (self.storage <= free.storage or self.storage <= 0)
+            and (not self.extended or not _missing(self.extended, free.extended))
+        )
+
+    def shortfall(self, free: Resources) -> Resources:
+        """The smallest amounts which, added to `free`, make this fit. Nothing if it fits."""
+        if self.fits_in(free):
+            return NOTHING
+        return Resources.of(_missing(dict(self.items()), dict(free.items())))
+
+    def items(self) -> Iterator[tuple[str, int]]:
+        """The parts that are not zero: cpu, memory, gpu, storage, then the others by name."""
+        for name, amount in (
+            ("cpu", self.cpu),
+            ("memory", self.memory),
+            ("gpu", self.gpu),
+            ("storage", self.storage),
+        ):
+            if amount:
+                yield name, amount
+        yield from sorted(self.extended.items())
+
+    def amount(self, name: str) -> int:
+        """How much of the named resource, in its unit; zero if it is not there."""
+        name = _ALIASES.get(name, name)
+        named: int = getattr(self, name) if name in _NAMED else self.extended.get(name, 0)
+        return named
+
+    def texts(self) -> dict[str, str]:
+        """Canonical quantities by name, in the order of `items`.
+
+        CPU and memory are always there, because bodies and objects require them.
+        """
+        amounts = {"cpu": 0, "memory": 0, **dict(self.items())}
+        return {name: text(name, amount) for name, amount in amounts.items()}
+
+    def describe(self) -> str:
+        """For people: "500m CPU / 256Mi Memory / 2 GPU"."""
+        return " / ".join(
+            f"{amount} {_NAMED.get(name, name)}" for name, amount in self.texts().items()
+        )
+
+
+NOTHING: Final = Resources()
+
+
+def asked(texts: Mapping[str, str], where: str = "") -> Resources:
+    """What somebody asks for, rounded up. Errors name the field: `<where>.cpu: ...`."""
+    return _read(texts, _asked_amount, where)
+
+
+def offered(texts: Mapping[str, str], where: str = "") -> Resources:
+    """What somebody offers, rounded down. Errors name the field: `<where>.cpu: ...`."""
+    return _read(texts, _offered_amount, where)
+
+
+@functools.lru_cache(maxsize=4096)
+def text(name: str, amount: int) -> str:
+    """One amount as a canonical quantity: `text("cpu", 1500)` is "1500m"."""
+    return str(Quantity.of(amount, *_unit(name)))
+
+
+_NAMED: Final = {"cpu": "CPU", "memory": "Memory", "gpu": "GPU", "storage": "Storage"}
+_ALIASES: Final = {"nvidia.com/gpu": "gpu"}
+
+
+class _Unit(NamedTuple):
+    places: int
+    format: Format
+
+
+_CORES: Final = _Unit(3, Format.DECIMAL_SI)
+_BYTES: Final = _Unit(0, Format.BINARY_SI)
+_DEVICES: Final = _Unit(0, Format.DECIMAL_SI)
+_UNITS: Final = {
+    "cpu": _CORES,
+    "memory": _BYTES,
+    "gpu": _DEVICES,
+    "storage": _BYTES,
+    "ephemeral-storage": _BYTES,
+}
+
+# An optional DNS subdomain and a slash, then a name. Possessive: each character is looked at once.
+_NAME: Final = re.compile(
+    r"(?:(?=[^/]{1,253}/)[a-z0-9]++(?:(?:-++|\.)[a-z0-9]++)*+/)?+"
+    r"(?=[^/]{1,63}\Z)[A-Za-z0-9]++(?:[-_.]++[A-Za-z0-9]++)*+",
+    re.ASCII,
+)
+
+
+def _read(texts: Mapping[str, str], amount_of: Callable[[str, str], int], where: str) -> Resources:
+    amounts: dict[str, int] = {}
+    name = ""
+    try:
+        for name, quantity in texts.items():
+            field = _ALIASES.get(name, name)
+            if field in amounts:
+                raise errors.InvalidInput("is given twice", hint=f"use only the name {field}")
+            amounts[field] = amount_of(field, quantity)
+    except errors.InvalidInput as problem:
+        raise _located(problem, where, name) from None
+    return _vector(amounts)
+
+
+@functools.lru_cache(maxsize=4096)
+def _asked_amount(name: str, quantity: str) -> int:
+    places = _unit(name).places
+    return _in_range(_not_negative(quantity).rounded_up(places), quantity)
+
+
+@functools.lru_cache(maxsize=4096)
+def _offered_amount(name: str, quantity: str) -> int:
+    places = _unit(name).places
+    return _in_range(_not_negative(quantity).rounded_down(places), quantity)
+
+
+def _not_negative(quantity: str) -> Quantity:
+    parsed = Quantity.parse(quantity)
+    if parsed.coefficient < 0:
+        raise errors.InvalidQuantity(f"{quantity!r} is negative", hint="write zero or more")
+    return parsed
+
+
+def _in_range(amount: int, quantity: str) -> int:
+    if amount > LARGEST:
+        raise errors.InvalidQuantity(f"{quantity!r} is out of range", hint="write a smaller amount")
+    return amount
+
+
+def _located(problem: errors.InvalidInput, where: str, name: str) -> errors.InvalidInput:
+    shown = name if _NAME.fullmatch(name) else reprlib.repr(name)
+    path = f"{where}.{shown}" if where else shown
+    return type(problem)(f"{path}: {problem.message}", hint=problem.hint)
+
+
+@functools.lru_cache(maxsize=1024)
+def _unit(name: str) -> _Unit:
+    if not _NAME.fullmatch(name):
+        raise errors.InvalidInput(
+            "is no Kubernetes resource name",
+            hint="write for example cpu, memory or example.com/fpga",
+        )
+    return _BYTES if name.startswith("hugepages-") else _UNITS.get(name, _DEVICES)
+
+
+def _vector(parts: dict[str, int]) -> Resources:
+    """Takes the four named parts out of the dictionary and keeps the rest of it."""
+    pop = parts.pop
+    return Resources(pop("cpu", 0), pop("memory", 0), pop("gpu", 0), pop("storage", 0), parts)
+
+
+def _added(mine: dict[str, int], others: dict[str, int]) -> dict[str, int]:
+    total = mine.copy()
+    for name, amount in others.items():
+        total[name] = total.get(name, 0) + amount
+    return total
+
+
+def _subtracted(mine: dict[str, int], others: dict[str, int]) -> dict[str, int]:
+    rest = mine.copy()
+    for name, amount in others.items():
+        rest[name] = rest.get(name, 0) - amount
+    return rest
+
+
+def _missing(wanted: dict[str, int], free: dict[str, int]) -> dict[str, int]:
+    return {
+        name: amount - free.get(name, 0)
+        for name, amount in wanted.items()
+        if amount > 0 and amount > free.get(name, 0)
+    }

@@ -1,0 +1,106 @@
+"""What each event makes of a reservation: old record and event in, new record out."""
+
+from __future__ import annotations
+
+from functools import singledispatch
+from typing import Any
+
+from msgspec.structs import replace
+
+from kubelend.core.errors import WrongPhase
+from kubelend.core.events import (
+    Acknowledged,
+    Activated,
+    Earmarked,
+    Failed,
+    Placed,
+    Released,
+    Renewed,
+    ReservationEvent,
+)
+from kubelend.core.lifecycle import Phase, Reason, may_follow
+from kubelend.core.models import Reservation
+
+Fields = dict[str, Any]
+
+
+def evolve(reservation: Reservation, event: ReservationEvent, revision: int) -> Reservation:
+    """The reservation after the event. A transition that the lifecycle forbids is an error."""
+    fields = _fields(event, reservation)
+    check(reservation, fields.get("phase", reservation.phase))
+    return replace(reservation, revision=revision, **fields)
+
+
+def check(reservation: Reservation, phase: Phase) -> None:
+    """Refuse what the lifecycle does not allow, with a sentence for the caller."""
+    if not may_follow(reservation.phase, phase):
+        raise WrongPhase(f"{reservation.id} is {reservation.phase} and cannot become {phase}")
+
+
+@singledispatch
+def _fields(event: ReservationEvent, reservation: Reservation) -> Fields:
+    raise TypeError(f"no transition for {type(event).__name__} of {reservation.id}")
+
+
+@_fields.register
+def _(event: Earmarked, _: Reservation) -> Fields:
+    return {"earmark": event.cluster}
+
+
+@_fields.register
+def _(event: Placed, reservation: Reservation) -> Fields:
+    left = (
+        reservation.left if reservation.target is None else (*reservation.left, reservation.target)
+    )
+    return {
+        "phase": Phase.RESERVED,
+        "reason": event.reason,
+        "message": f"Resources locked in cluster {event.target}",
+        "target": event.target,
+        "left": left,
+        "earmark": None,
+        "reserved_at": event.at,
+        "expires_at": event.expires_at,
+        "acknowledged_at": None,
+        "activated_at": None,
+    }
+
+
+@_fields.register
+def _(event: Acknowledged, _: Reservation) -> Fields:
+    return {"acknowledged_at": event.at}
+
+
+@_fields.register
+def _(event: Activated, reservation: Reservation) -> Fields:
+    return {
+        "phase": Phase.ACTIVE,
+        "reason": Reason.IN_USE,
+        "message": f"Resources in use in cluster {reservation.target}",
+        "activated_at": event.at,
+    }
+
+
+@_fields.register
+def _(event: Renewed, _: Reservation) -> Fields:
+    return {"expires_at": event.expires_at}
+
+
+@_fields.register
+def _(event: Released, _: Reservation) -> Fields:
+    return _finished(Phase.RELEASED, event)
+
+
+@_fields.register
+def _(event: Failed, _: Reservation) -> Fields:
+    return _finished(Phase.FAILED, event)
+
+
+def _finished(phase: Phase, event: Released | Failed) -> Fields:
+    return {
+        "phase": phase,
+        "reason": event.reason,
+        "message": event.message,
+        "earmark": None,
+        "finished_at": event.at,
+    }

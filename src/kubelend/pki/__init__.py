@@ -1,0 +1,1 @@
+"""The certificate authority that gives clusters and people their identity."""

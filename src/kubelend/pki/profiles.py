@@ -1,0 +1,81 @@
+"""What a certificate says, as a value: subject, other names, use. The authority signs it.
+
+Here and nowhere else is said how a broker, a cluster or a person looks in a certificate: the common
+name is the cluster's ID, the organisation its role, and the broker has its service's names.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable
+
+import msgspec
+from cryptography import x509
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from kubelend.core.errors import InvalidIdentity, InvalidSettings
+from kubelend.pki import identities
+from kubelend.pki.identities import Role
+
+BROKER = "liqo-resource-broker"
+
+ORGANISATIONS = {
+    Role.CLUSTER: "LiqoResourceAgent",
+    **{role: organisation for organisation, role in identities.PEOPLE.items()},
+}
+
+_NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+_HOST_LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
+
+
+class Profile(msgspec.Struct, frozen=True):
+    """The part of a certificate that depends on whose it is."""
+
+    subject: x509.Name
+    usage: x509.ObjectIdentifier
+    names: tuple[x509.GeneralName, ...] = ()
+
+
+def server(*, namespace: str = "default", names: Iterable[str] = ()) -> Profile:
+    """The broker's: for its service in `namespace`, loopback, and `names` (hosts or addresses)."""
+    if not _NAMESPACE.fullmatch(namespace):
+        raise InvalidSettings(f"{namespace!r} is no Kubernetes namespace")
+    service = f"{BROKER}.{namespace}"
+    hosts = (BROKER, service, f"{service}.svc", f"{service}.svc.cluster.local", "localhost")
+    return Profile(
+        _subject(BROKER, "LiqoResourceBroker"),
+        ExtendedKeyUsageOID.SERVER_AUTH,
+        tuple(_general_name(name) for name in dict.fromkeys((*hosts, "127.0.0.1", *names))),
+    )
+
+
+def client(name: str, role: Role = Role.CLUSTER) -> Profile:
+    """A cluster's or a person's. Refuses names that the broker would refuse as well."""
+    identities.check_name(name)
+    if name == BROKER:
+        raise InvalidIdentity(f"{name} is the broker's own name", hint="choose another cluster ID")
+    return Profile(_subject(name, ORGANISATIONS[role]), ExtendedKeyUsageOID.CLIENT_AUTH)
+
+
+def _subject(name: str, organisation: str) -> x509.Name:
+    try:
+        common_name = x509.NameAttribute(NameOID.COMMON_NAME, name)
+    except ValueError as error:
+        # The library counts bytes where X.520 counts characters.
+        raise InvalidIdentity(f"the common name {name!r} has more than 64 bytes") from error
+    return x509.Name([x509.NameAttribute(NameOID.ORGANIZATION_NAME, organisation), common_name])
+
+
+def _general_name(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        pass
+    labels = name.removeprefix("*.").split(".")
+    if len(name) > 253 or not all(_HOST_LABEL.fullmatch(label) for label in labels):
+        raise InvalidSettings(
+            f"{name!r} is neither a host name nor an IP address",
+            hint="give names such as broker.example.org or 192.0.2.1, without scheme and port",
+        )
+    return x509.DNSName(name)

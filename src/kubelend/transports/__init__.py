@@ -1,0 +1,1 @@
+"""How processes reach each other: TLS, the HTTP server and the HTTP client."""

@@ -1,0 +1,79 @@
+"""Throw-away certificates: one authority per test, a directory for whomever the test is about.
+
+certificates = Certificates(tmp_path)
+server, client = certificates.server(), certificates.cluster("agent-cluster-1")
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from urllib.parse import quote
+
+from kubelend.pki import files, profiles
+from kubelend.pki.authority import LEAF_LIFETIME, Authority
+from kubelend.pki.identities import Role
+from kubelend.pki.keys import Algorithm
+from kubelend.pki.profiles import Profile
+
+DAY = timedelta(days=1)
+
+
+class Certificates:
+    """Directories with `tls.crt`, `tls.key` and `ca.crt` below `root`; the same one when asked again."""
+
+    def __init__(self, root: Path, *, authority: str = "test-ca") -> None:
+        self.root = root
+        # OpenSSL judges by the machine's clock, and so must we. Older than what it issues, so that
+        # even a certificate which has expired came from an authority that was valid at the time.
+        self.now = datetime.now(UTC)
+        self.authority = Authority.create(authority, now=self.now - 30 * DAY)
+
+    def server(self, *names: str, directory: str = "broker") -> Path:
+        """The broker's, for localhost, 127.0.0.1 and `names`."""
+        return self.write(directory, profiles.server(names=names))
+
+    def cluster(self, name: str) -> Path:
+        return self.write(f"cluster-{name}", profiles.client(name))
+
+    def admin(self, name: str) -> Path:
+        return self.write(f"admin-{name}", profiles.client(name, Role.ADMIN))
+
+    def viewer(self, name: str) -> Path:
+        return self.write(f"viewer-{name}", profiles.client(name, Role.VIEWER))
+
+    def expired(self, name: str) -> Path:
+        """A cluster's, which ended yesterday."""
+        profile = profiles.client(name)
+        return self.write(f"expired-{name}", profile, at=self.now - 2 * DAY, lifetime=DAY)
+
+    def early(self, name: str) -> Path:
+        """A cluster's, which begins tomorrow."""
+        return self.write(f"early-{name}", profiles.client(name), at=self.now + DAY)
+
+    def stranger(self, name: str) -> Path:
+        """A cluster's, signed by another authority with the same name; it trusts ours all the same."""
+        other = Authority.create("test-ca", now=self.now)
+        credentials = other.issue(profiles.client(name), now=self.now)
+        directory = self.root / quote(f"stranger-{name}", safe="")
+        ours = files.Credentials(credentials.certificate, credentials.key, self.authority.trusted)
+        files.save_credentials(directory, ours, overwrite=True)
+        return directory
+
+    def write(
+        self,
+        name: str,
+        profile: Profile,
+        *,
+        at: datetime | None = None,
+        lifetime: timedelta = LEAF_LIFETIME,
+        algorithm: Algorithm = Algorithm.P256,
+    ) -> Path:
+        """Whatever else a test needs: any profile, valid from and for any time."""
+        directory = self.root / quote(name, safe="")
+        if not directory.exists():
+            credentials = self.authority.issue(
+                profile, lifetime, now=at or self.now, algorithm=algorithm
+            )
+            files.save_credentials(directory, credentials)
+        return directory

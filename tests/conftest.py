@@ -1,0 +1,30 @@
+"""What holds for every test: no task outlives it, and hypothesis rolls no dice in CI."""
+
+import asyncio
+import inspect
+import os
+
+import hypothesis
+import pytest
+
+# Two busy cores make single examples slow at random, which says nothing about the code.
+hypothesis.settings.register_profile("dev", deadline=None)
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+
+def pytest_collection_modifyitems(items):
+    """Put the guard first in line, so that it looks after all other fixtures are torn down."""
+    for item in items:
+        if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.function):
+            item.fixturenames.insert(0, "no_leftover_tasks")
+
+
+@pytest.fixture
+async def no_leftover_tasks():
+    """A task still pending at the end is a leak: nobody will wait for it or see its exception."""
+    yield
+    leftovers = asyncio.all_tasks() - {asyncio.current_task()}
+    if leftovers:
+        names = ", ".join(sorted(f"{task.get_name()} ({task.get_coro()})" for task in leftovers))
+        pytest.fail(f"tasks left pending: {names}")

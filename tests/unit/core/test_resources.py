@@ -1,0 +1,346 @@
+"""Amounts add up exactly, nothing fits that is not there, and no text becomes more than it says."""
+
+import doctest
+from fractions import Fraction
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kubelend.core import errors, resources
+from kubelend.core.quantities import LARGEST, Quantity
+from kubelend.core.resources import NOTHING, Resources, asked, offered
+
+FPGA, NIC = "example.com/fpga", "example.com/nic"
+
+
+def vectors(amounts):
+    extended = st.dictionaries(st.sampled_from([FPGA, NIC, "pods"]), amounts)
+    return st.builds(Resources, amounts, amounts, amounts, amounts, extended)
+
+
+anything = vectors(st.integers(-5, 5) | st.integers(-LARGEST, LARGEST))
+some = vectors(st.integers(0, 5) | st.integers(0, LARGEST))
+
+
+# Arithmetic
+
+
+@given(anything, anything)
+def test_taking_away_what_was_added_gives_the_same(a, b):
+    assert a + b - b == a
+    assert a - b + b == a
+
+
+@given(anything, anything, anything)
+def test_the_order_of_adding_does_not_matter(a, b, c):
+    assert a + b == b + a
+    assert (a + b) + c == a + (b + c)
+    assert sum([a, b, c], NOTHING) == a + b + c
+
+
+@given(anything, anything)
+def test_each_part_is_added_and_subtracted_by_itself(a, b):
+    for name in ("cpu", "memory", "gpu", "storage", FPGA, NIC, "pods"):
+        assert (a + b).amount(name) == a.amount(name) + b.amount(name)
+        assert (a - b).amount(name) == a.amount(name) - b.amount(name)
+
+
+@given(anything, anything)
+def test_operators_leave_their_operands_alone(a, b):
+    before = msgspec.json.encode([a, b])
+    a + b, a - b, a.clamped(), a.shortfall(b), a.texts()
+    assert msgspec.json.encode([a, b]) == before
+
+
+@given(anything)
+def test_what_is_taken_from_itself_is_nothing(a):
+    assert a - a == NOTHING
+    assert not a - a
+    assert bool(a) == (a != NOTHING)
+
+
+def test_too_much_lent_stays_visible_until_clamped():
+    rest = Resources(cpu=1000, extended={FPGA: 1}) - Resources(
+        cpu=3000, memory=5, extended={FPGA: 2}
+    )
+    assert rest == Resources(cpu=-2000, memory=-5, extended={FPGA: -1})
+    assert rest.clamped() == NOTHING
+    assert Resources(-1, 2, -3, 4, {FPGA: -1, NIC: 1}).clamped() == Resources(0, 2, 0, 4, {NIC: 1})
+
+
+@given(anything, anything)
+def test_equal_vectors_have_equal_hashes(a, b):
+    same = a + b - b
+    assert hash(same) == hash(a)
+    assert {a: 1}[same] == 1
+
+
+@pytest.mark.parametrize(
+    "a, b",
+    [
+        (Resources(cpu=1), Resources(memory=1)),
+        (Resources(gpu=1), Resources(storage=1)),
+        (Resources(extended={FPGA: 1}), Resources(extended={NIC: 1})),
+        (Resources(extended={FPGA: 1}), Resources(extended={FPGA: 2})),
+        (Resources(), Resources(extended={FPGA: 1})),
+    ],
+)
+def test_different_vectors_are_not_equal(a, b):
+    assert a != b
+
+
+def test_a_zero_that_is_written_out_changes_nothing():
+    assert Resources(extended={FPGA: 0, NIC: 1}) == Resources(extended={NIC: 1})
+    assert not Resources(extended={FPGA: 0})
+    assert msgspec.json.decode(b'{"extended":{"pods":0}}', type=Resources) == NOTHING
+
+
+# Fitting
+
+
+@pytest.mark.parametrize(
+    "wanted, free, missing",
+    [
+        (Resources(2000, 10), Resources(2000, 10), NOTHING),
+        (Resources(2001, 10), Resources(2000, 10), Resources(cpu=1)),
+        (Resources(2000, 11), Resources(2000, 10), Resources(memory=1)),
+        (Resources(gpu=1), Resources(9000, 9000), Resources(gpu=1)),
+        (Resources(storage=3), Resources(storage=1), Resources(storage=2)),
+        (
+            Resources(extended={FPGA: 2}),
+            Resources(extended={FPGA: 1}),
+            Resources(extended={FPGA: 1}),
+        ),
+        (
+            Resources(extended={FPGA: 2}),
+            Resources(extended={NIC: 9}),
+            Resources(extended={FPGA: 2}),
+        ),
+        (Resources(1, extended={FPGA: 1}), Resources(2, extended={FPGA: 1, NIC: 1}), NOTHING),
+        (Resources(cpu=4), Resources(cpu=-2), Resources(cpu=6)),
+        (Resources(cpu=4), Resources(cpu=4, gpu=-1, extended={FPGA: -1}), NOTHING),
+        (NOTHING, Resources(cpu=-1), NOTHING),
+    ],
+    ids=lambda vector: vector.describe(),
+)
+def test_only_what_is_asked_for_can_be_missing(wanted, free, missing):
+    assert wanted.fits_in(free) == (missing == NOTHING)
+    assert wanted.shortfall(free) == missing
+
+
+@given(some, anything)
+def test_fits_exactly_when_nothing_is_missing(wanted, free):
+    missing = wanted.shortfall(free)
+    assert wanted.fits_in(free) == (not missing)
+    assert all(amount > 0 for _, amount in missing.items())
+
+
+@given(some, anything)
+def test_the_shortfall_is_enough_and_one_less_is_not(wanted, free):
+    missing = wanted.shortfall(free)
+    assert wanted.fits_in(free + missing)
+    for name in dict(missing.items()):
+        assert not wanted.fits_in(free + missing - Resources.of({name: 1}))
+
+
+# Parts and names
+
+
+def test_parts_come_in_a_fixed_order_without_zeros():
+    vector = Resources(storage=4, cpu=1, extended={NIC: 6, FPGA: 5})
+    assert list(vector.items()) == [("cpu", 1), ("storage", 4), (FPGA, 5), (NIC, 6)]
+
+
+@given(anything)
+def test_a_vector_is_made_of_its_parts(a):
+    assert Resources.of(dict(a.items())) == a
+
+
+def test_the_name_of_kubernetes_for_a_gpu_means_the_gpu():
+    assert asked({"nvidia.com/gpu": "2"}) == asked({"gpu": "2"}) == Resources(gpu=2)
+    assert Resources.of({"nvidia.com/gpu": 2, "gpu": 1}) == Resources(gpu=3)
+    assert Resources(gpu=2).amount("nvidia.com/gpu") == 2
+
+
+# Texts
+
+
+def test_reads_each_resource_in_its_own_unit():
+    texts = {
+        "cpu": "500m",
+        "memory": "256Mi",
+        "gpu": "2",
+        "storage": "1G",
+        FPGA: "1",
+        "pods": "110",
+    }
+    amounts = Resources(500, 256 * 2**20, 2, 10**9, {FPGA: 1, "pods": 110})
+    assert asked(texts) == offered(texts) == amounts
+
+
+@pytest.mark.parametrize(
+    "name, text, down, up",
+    [
+        ("cpu", "1500u", 1, 2),
+        ("cpu", "1n", 0, 1),
+        ("memory", "0.5", 0, 1),
+        ("memory", "1500m", 1, 2),
+        ("storage", "0.05Gi", 53687091, 53687092),
+        ("gpu", "1500m", 1, 2),
+        (FPGA, "0.1", 0, 1),
+    ],
+)
+def test_what_is_asked_rounds_up_and_what_is_offered_down(name, text, down, up):
+    assert offered({name: text}) == Resources.of({name: down})
+    assert asked({name: text}) == Resources.of({name: up})
+
+
+@given(
+    st.sampled_from(["cpu", "memory", "gpu", "storage", FPGA]),
+    st.builds(
+        "{}.{}{}".format,
+        st.integers(0, 10**6),
+        st.integers(0, 10**6),
+        st.sampled_from(["", "m", "k", "Ki"]),
+    ),
+)
+def test_the_exact_amount_lies_between_offered_and_asked(name, text):
+    quantity = Quantity.parse(text)
+    exact = (
+        quantity.coefficient * Fraction(10) ** quantity.exponent * (1000 if name == "cpu" else 1)
+    )
+    down, up = offered({name: text}).amount(name), asked({name: text}).amount(name)
+    assert down <= exact <= up < exact + 1
+    assert exact - 1 < down
+    assert offered({name: text}).fits_in(asked({name: text}))
+
+
+@given(some)
+def test_texts_say_the_same_vector_again(a):
+    assert asked(a.texts()) == offered(a.texts()) == a
+
+
+@pytest.mark.parametrize(
+    "vector, texts",
+    [
+        (NOTHING, {"cpu": "0", "memory": "0"}),
+        (Resources(cpu=5950, memory=7779729408), {"cpu": "5950m", "memory": "7597392Ki"}),
+        (Resources(cpu=-50, gpu=1000), {"cpu": "-50m", "memory": "0", "gpu": "1k"}),
+        (
+            Resources(
+                storage=2**30,
+                extended={"hugepages-2Mi": 2**22, "ephemeral-storage": 2**20, "a.b/c": 2048},
+            ),
+            {
+                "cpu": "0",
+                "memory": "0",
+                "storage": "1Gi",
+                "a.b/c": "2048",
+                "ephemeral-storage": "1Mi",
+                "hugepages-2Mi": "4Mi",
+            },
+        ),
+    ],
+)
+def test_texts_are_canonical_by_name_and_always_have_cpu_and_memory(vector, texts):
+    assert list(vector.texts().items()) == list(texts.items())
+
+
+@pytest.mark.parametrize(
+    "vector, words",
+    [
+        (Resources(500, 256 * 2**20), "500m CPU / 256Mi Memory"),
+        (NOTHING, "0 CPU / 0 Memory"),
+        (
+            Resources(8000, 2**30, 2, 100 * 2**30, {FPGA: 1}),
+            "8 CPU / 1Gi Memory / 2 GPU / 100Gi Storage / 1 example.com/fpga",
+        ),
+    ],
+)
+def test_describes_itself_to_people(vector, words):
+    assert vector.describe() == words
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    "texts, problem",
+    [
+        ({"cpu": "abc"}, "cpu: 'abc' is no quantity"),
+        ({"memory": "1", "cpu": "-1"}, "cpu: '-1' is negative"),
+        ({"memory": "-1n"}, "memory: '-1n' is negative"),
+        ({FPGA: "-1"}, "example.com/fpga: '-1' is negative"),
+        ({"nvidia.com/gpu": ""}, "nvidia.com/gpu: '' is no quantity"),
+        ({"memory": "8Ei"}, "memory: '8Ei' is out of range"),
+        ({"cpu": "9223372036854775808m"}, "cpu: '9223372036854775808m' is out of range"),
+        ({"cpu": "1E"}, "cpu: '1E' is out of range"),
+    ],
+)
+@pytest.mark.parametrize("read", [asked, offered])
+def test_a_bad_quantity_is_refused_by_the_name_of_its_field(read, texts, problem):
+    with pytest.raises(errors.InvalidQuantity) as caught:
+        read(texts, "requestedResources")
+    assert caught.value.message.startswith(f"requestedResources.{problem}")
+    assert caught.value.hint
+    with pytest.raises(errors.InvalidQuantity) as caught:
+        read(texts)
+    assert caught.value.message.startswith(problem)
+
+
+def test_the_largest_amounts_are_accepted():
+    most = {"cpu": "9223372036854775807m", "memory": str(LARGEST), FPGA: str(LARGEST)}
+    assert asked(most) == Resources(LARGEST, LARGEST, extended={FPGA: LARGEST})
+
+
+def test_the_gpu_by_both_names_is_given_twice():
+    with pytest.raises(errors.InvalidInput, match=r"^want\.nvidia\.com/gpu: is given twice"):
+        asked({"gpu": "0", "nvidia.com/gpu": "1"}, "want")
+
+
+@pytest.mark.parametrize(
+    "name", ["a", "pods", "hugepages-2Mi", "A_b.c-d", "x/y", "a-b.c--d.e/F", "n" * 63]
+)
+def test_names_of_kubernetes_are_accepted(name):
+    assert asked({name: "1"}) == Resources(extended={name: 1})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *["", " ", "a b", "a/", "/a", "a/b/c", "-a", "a-", "a.", "\u00e9", "cpu\n"],
+        *["A.com/x", "a..b/x", "a-.b/x", "a_b/x", "n" * 64, "p" * 254 + "/x"],
+        *["n" * 2**20, "p-" * 2**19 + "/x", "a." * 2**19],
+    ],
+    ids=lambda name: name[:8] or "empty",
+)
+@pytest.mark.timeout(1)
+def test_other_names_are_refused_at_once_in_one_short_line(name):
+    with pytest.raises(errors.InvalidInput, match="is no Kubernetes resource name") as caught:
+        asked({name: "1"}, "want")
+    assert len(str(caught.value)) < 200
+
+
+# Records
+
+
+def test_zeros_do_not_travel():
+    assert msgspec.json.encode(NOTHING) == b"{}"
+    assert msgspec.json.encode(Resources(cpu=1)) == b'{"cpu":1}'
+
+
+@given(anything)
+def test_a_stored_vector_comes_back_the_same(a):
+    assert msgspec.json.decode(msgspec.json.encode(a), type=Resources) == a
+
+
+def test_a_vector_cannot_be_changed():
+    with pytest.raises(AttributeError):
+        NOTHING.cpu = 1  # type: ignore[misc]  # the very mistake under test
+
+
+def test_the_examples_in_the_documentation_hold():
+    result = doctest.testmod(resources)
+    assert result.failed == 0 < result.attempted
