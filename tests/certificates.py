@@ -20,7 +20,7 @@ DAY = timedelta(days=1)
 
 
 class Certificates:
-    """Directories with `tls.crt`, `tls.key` and `ca.crt` below `root`; the same one when asked again."""
+    """Directories with the three files below `root`; the same one when asked again."""
 
     def __init__(self, root: Path, *, authority: str = "test-ca") -> None:
         self.root = root
@@ -52,7 +52,7 @@ class Certificates:
         return self.write(f"early-{name}", profiles.client(name), at=self.now + DAY)
 
     def stranger(self, name: str) -> Path:
-        """A cluster's, signed by another authority with the same name; it trusts ours all the same."""
+        """A cluster's, signed by another authority of the same name; itself it trusts ours."""
         other = Authority.create("test-ca", now=self.now)
         credentials = other.issue(profiles.client(name), now=self.now)
         directory = self.root / quote(f"stranger-{name}", safe="")

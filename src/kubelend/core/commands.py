@@ -71,6 +71,8 @@ def reserve(
     known = None if request.key is None else ledger.by_key(request.requester, request.key)
     if known is not None:
         return _same_request(known, request).id
+    if new_id in ledger.reservations:
+        raise Conflict(f"{new_id} exists already", hint="ask again")
     answer = decision.decide(Question(request, now), ledger.fleet)
     if isinstance(answer, NoFit):
         if not request.wait:

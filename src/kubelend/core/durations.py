@@ -89,11 +89,8 @@ def _problem(text: str) -> str:
     match = _UNKNOWN_UNIT.fullmatch(text)
     if match is None:
         return "is no duration"
-    return (
-        f"has the unknown unit {match['unit']!r}"
-        if match["unit"]
-        else "has a number without a unit"
-    )
+    unit = match["unit"]
+    return f"has the unknown unit {unit!r}" if unit else "has a number without a unit"
 
 
 def _invalid(text: str, problem: str) -> errors.InvalidDuration:

@@ -8,6 +8,7 @@
     │   └── KeyReused            an idempotency key came back with another request
     ├── Forbidden                the caller is known, and may not do this
     ├── NotFound                 no such cluster, reservation or route
+    ├── MethodNotAllowed         the route exists, but not with this method
     ├── Conflict                 the state of the object does not allow it
     │   ├── NoCapacity           no cluster fits the request; carries the explanation
     │   └── WrongPhase           the reservation's phase does not allow the transition
@@ -89,6 +90,12 @@ class NotFound(KubelendError):
     """No such cluster, reservation or route, or none that the caller may see."""
 
     code = "NotFound"
+
+
+class MethodNotAllowed(KubelendError):
+    """The route exists, but not with this method."""
+
+    code = "MethodNotAllowed"
 
 
 class Conflict(KubelendError):

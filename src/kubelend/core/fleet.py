@@ -7,7 +7,7 @@ valid until the next decision.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar
@@ -132,6 +132,11 @@ class Fleet:
     def find(self, cluster: ClusterId) -> int | None:
         row = bisect_left(self.ids, cluster)
         return row if row < len(self.ids) and self.ids[row] == cluster else None
+
+    def page(self, after: str, limit: int) -> list[ClusterId]:
+        """The next cluster IDs after one, in order."""
+        start = bisect_right(self.ids, after) if after else 0
+        return self.ids[start : start + limit]
 
     def free(self, name: str) -> Ints | None:
         column = self._columns.get(name)

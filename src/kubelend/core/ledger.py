@@ -53,9 +53,12 @@ class Ledger:
         self.fleet = Fleet()
         self.freed: set[ClusterId] = set()
         """Clusters on which a waiter may now fit; whoever serves the waiters empties it."""
+        self.horizon = 0
+        """Whoever has seen this revision has missed nothing that is forgotten by now."""
         self._clusters: dict[ClusterId, Cluster] = {}
         self._reservations: dict[ReservationId, Reservation] = {}
         self._reserved: dict[ClusterId, Resources] = {}
+        self._lent: dict[ClusterId, dict[ReservationId, None]] = {}
         self._by_cluster: dict[ClusterId, dict[ReservationId, None]] = {}
         self._keys: dict[tuple[ClusterId, RequestKey], ReservationId] = {}
         self._waiting: dict[ReservationId, None] = {}
@@ -70,7 +73,7 @@ class Ledger:
             ledger._put_cluster(cluster)
         for reservation in sorted(records.reservations, key=lambda reservation: reservation.ticket):
             ledger._put_reservation(None, reservation)
-        ledger.revision = records.revision
+        ledger.revision = ledger.horizon = records.revision
         ledger.freed.clear()
         return ledger
 
@@ -121,10 +124,11 @@ class Ledger:
 
     def lent_by(self, cluster: ClusterId) -> list[Reservation]:
         """The live reservations on a cluster, oldest first."""
-        lent = (
-            found for found in self.touching(cluster) if found.is_live and found.target == cluster
-        )
+        lent = (self._reservations[found] for found in self._lent.get(cluster, ()))
         return sorted(lent, key=lambda found: found.ticket)
+
+    def lent_count(self, cluster: ClusterId) -> int:
+        return len(self._lent.get(cluster, ()))
 
     def waiting(self) -> list[Reservation]:
         """Who waits, in the order in which they are served: by priority, then by age."""
@@ -209,6 +213,7 @@ class Ledger:
     @_apply.register
     def _(self, event: Forgotten) -> Change:
         gone = self._reservations.pop(event.reservation)
+        self.horizon = max(self.horizon, gone.revision)
         for cluster in _touched(gone):
             self._by_cluster[cluster].pop(gone.id, None)
             if not self._by_cluster[cluster]:
@@ -256,9 +261,11 @@ class Ledger:
         if held_on == holds_on:
             return
         if held_on is not None:
+            self._lent[held_on].pop(after.id)
             self._set_reserved(held_on, self.reserved(held_on) - after.request.resources)
             self.freed.add(held_on)
         if holds_on is not None:
+            self._lent.setdefault(holds_on, {})[after.id] = None
             self._set_reserved(holds_on, self.reserved(holds_on) + after.request.resources)
 
     def _set_reserved(self, cluster: ClusterId, reserved: Resources) -> None:

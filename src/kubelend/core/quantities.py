@@ -4,10 +4,11 @@ Every amount that enters or leaves the system is such a text ("500m", "256Mi", "
 `core.resources`, which knows what each amount measures, and by whoever prints a single amount.
 
 A quantity is `coefficient * 10**exponent`, and remembers the notation in which it was written,
-because Kubernetes prints it in the same one again. Ours is stricter than Kubernetes in three ways:
+because Kubernetes prints it in the same one again. Ours is stricter than Kubernetes:
 - a value over 2**63-1 is an error, and not capped in silence;
 - a value finer than nano stays exact, so that the caller chooses how it is rounded;
-- a text without a digit ("Ki", "-", ".") is an error, and not zero.
+- a text without a digit ("Ki", "-", ".") is an error, and not zero;
+- an exponent beyond 64 is an error, whatever stands before it.
 """
 
 from __future__ import annotations

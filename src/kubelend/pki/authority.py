@@ -25,7 +25,7 @@ from kubelend.pki.profiles import Profile
 AUTHORITY_LIFETIME = timedelta(days=3650)
 LEAF_LIFETIME = timedelta(days=365)
 
-# A peer's clock may be behind ours; without this a fresh certificate was "not yet valid" there.
+# A peer's clock may be behind ours, and a fresh certificate would not be valid there yet.
 CLOCK_SKEW = timedelta(minutes=5)
 
 
@@ -66,7 +66,7 @@ class Authority(msgspec.Struct, frozen=True):
         )
 
     def save(self, directory: Path, *, overwrite: bool = False) -> None:
-        """Write `ca.crt` and `ca.key`. One that is there already is kept."""
+        """Write `ca.crt` and `ca.key`. An authority already there is an error, unless told."""
         files.save_authority(directory, self.trusted, self.key, overwrite=overwrite)
 
     def issue(

@@ -197,7 +197,8 @@ def _load_pair(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
 
 
 def _pair_error(certificate: Path, key: Path, error: OSError) -> InvalidSettings:
-    if getattr(error, "reason", None) == "KEY_VALUES_MISMATCH":
+    # The second when even their algorithms differ.
+    if getattr(error, "reason", None) in ("KEY_VALUES_MISMATCH", "NO_CERTIFICATE_ASSIGNED"):
         return InvalidSettings(
             f"{certificate} and {key} do not match",
             hint="put the pair there that was issued together",

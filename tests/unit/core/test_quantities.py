@@ -117,6 +117,8 @@ def test_every_form_has_its_exact_value_and_its_format(text, value, format):
         ("10.035M", "10035k"),
         ("1000P", "1E"),
         ("1.5Gi", "1536Mi"),
+        ("1Ki", "1Ki"),
+        ("-1Ki", "-1Ki"),
         ("1024Mi", "1Gi"),
         ("307200Ki", "300Mi"),
         ("1025024Mi", "1001Gi"),

@@ -11,7 +11,16 @@ from kubelend.core.errors import InvalidSettings
 from kubelend.kits import keyfiles
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-not_as_root = pytest.mark.skipif(os.geteuid() == 0, reason="root reads and writes everything")
+
+
+@pytest.fixture
+def nobody():
+    """Root may read and write everything, so the test is somebody else for a while."""
+    before = os.geteuid()
+    if before == 0:
+        os.seteuid(65534)
+    yield
+    os.seteuid(before)
 
 
 def mode(path):
@@ -98,9 +107,9 @@ def test_a_directory_that_is_not_there_is_named(tmp_path):
         keyfiles.write(tmp_path / "nowhere" / "key", b"x", mode=0o600)
 
 
-@not_as_root
-def test_a_directory_that_cannot_be_written_to_is_named(tmp_path):
+def test_a_directory_that_cannot_be_written_to_is_named(tmp_path, request):
     tmp_path.chmod(0o500)
+    request.getfixturevalue("nobody")
     with pytest.raises(InvalidSettings, match="key cannot be written: Permission denied"):
         keyfiles.write(tmp_path / "key", b"x", mode=0o600)
 
@@ -123,9 +132,9 @@ def test_what_is_no_file_cannot_be_read(tmp_path):
         keyfiles.read(tmp_path)
 
 
-@not_as_root
-def test_a_file_of_another_cannot_be_read(tmp_path):
+def test_a_file_of_another_cannot_be_read(tmp_path, request):
     (tmp_path / "tls.key").touch(mode=0)
+    request.getfixturevalue("nobody")
     with pytest.raises(InvalidSettings, match="cannot be read: Permission denied"):
         keyfiles.read(tmp_path / "tls.key")
 

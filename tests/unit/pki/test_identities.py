@@ -9,7 +9,7 @@ from kubelend.pki.identities import Caller, Role
 
 
 def peercert(*attributes):
-    """What `getpeercert()` tells of a certificate with these (attribute, value) pairs, in short form."""
+    """What `getpeercert()` tells of a subject with these (attribute, value) pairs."""
     names = {"CN": "commonName", "O": "organizationName", "OU": "organizationalUnitName"}
     return {"subject": tuple(((names[key], value),) for key, value in attributes)}
 

@@ -1,0 +1,33 @@
+"""The broker itself: alive, ready, which version, and what it understands."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from kubelend.api.calls import JSON, Call, json
+from kubelend.wire import bodies, openapi
+
+SERVICE_UNAVAILABLE = 503
+
+
+async def healthz(_: Call) -> web.Response:
+    return web.Response(text="ok")
+
+
+async def readyz(call: Call) -> web.Response:
+    return readiness(call.broker.unready)
+
+
+async def version(call: Call) -> web.Response:
+    return json(bodies.Version(call.context.version))
+
+
+async def description(call: Call) -> web.Response:
+    return web.Response(body=openapi.text(call.context.version), headers=JSON)
+
+
+def readiness(unready: str | None) -> web.Response:
+    """The answer to a probe: `ok`, or 503 and why not."""
+    if unready is None:
+        return web.Response(text="ok")
+    return web.Response(text=f"not ready: {unready}", status=SERVICE_UNAVAILABLE)

@@ -1,0 +1,128 @@
+"""From a route and its handler to what the HTTP server calls: identity, access, limits, errors.
+
+Every call passes here, in this order: who is it, may it, not too often, the handler; and every error
+becomes a problem body, a metric and, where somebody was refused, a line in the log.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+import structlog
+from aiohttp import web
+
+from kubelend.api.calls import Call, Context
+from kubelend.core.errors import (
+    Forbidden,
+    InvalidIdentity,
+    KubelendError,
+    LimitExceeded,
+    MethodNotAllowed,
+    NotFound,
+)
+from kubelend.pki.identities import Caller, Role, caller_of
+from kubelend.wire import problems
+from kubelend.wire.routes import Access, Route
+
+Handler = Callable[[Call], Awaitable[web.StreamResponse]]
+HttpHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+UNKNOWN_ROUTE = "unknown"
+
+_ALLOWED: dict[Access, frozenset[Role]] = {
+    Access.ANYONE: frozenset(Role),
+    Access.CLUSTER: frozenset({Role.CLUSTER}),
+    Access.OWNER: frozenset(Role),
+    Access.READER: frozenset({Role.VIEWER, Role.ADMIN}),
+    Access.ADMIN: frozenset({Role.ADMIN}),
+}
+"""OWNER lets everyone through: only the handler knows whose the object is."""
+
+log = structlog.get_logger("kubelend.api")
+
+
+def bind(route: Route, handler: Handler, context: Context) -> HttpHandler:
+    """The handler as the server calls it."""
+    allowed = _ALLOWED[route.access]
+
+    async def admitted(request: web.Request, caller: Caller) -> web.StreamResponse:
+        if caller.role not in allowed:
+            raise Forbidden(f"{route.name} is not for a {caller.role}", hint=_needs(route))
+        return await handler(Call(request, caller, context))
+
+    return _guarded(route.name, admitted, context)
+
+
+def fallback(app: web.Application, context: Context) -> HttpHandler:
+    """Answers every path and method that no route has."""
+
+    async def unknown(request: web.Request, _: Caller) -> web.StreamResponse:
+        allowed: set[str] = set()
+        for resource in app.router.resources():
+            if resource.canonical != "/{path}":
+                allowed |= (await resource.resolve(request))[1]
+        if allowed:
+            hint = f"use {', '.join(sorted(allowed))}"
+            raise MethodNotAllowed(f"{request.method} is not for {request.path}", hint=hint)
+        raise NotFound(f"no route {request.path}", hint="see /openapi.json")
+
+    return _guarded(UNKNOWN_ROUTE, unknown, context)
+
+
+def _guarded(
+    name: str,
+    answer: Callable[[web.Request, Caller], Awaitable[web.StreamResponse]],
+    context: Context,
+) -> HttpHandler:
+    metrics, admit = context.metrics, context.limiter.admit
+
+    async def guarded(request: web.Request) -> web.StreamResponse:
+        began = time.perf_counter()
+        try:
+            caller = _caller(request, context)
+            admit(caller.name)
+            response = await answer(request, caller)
+        except KubelendError as error:
+            response = _refusal(name, request, error, context)
+        except Exception:  # the root of a call: log, answer, and serve the next
+            log.exception("call failed", route=name)
+            response = _problem(KubelendError("the broker failed", hint="its log says why"))
+        metrics.answered(name, request.method, response.status, time.perf_counter() - began)
+        return response
+
+    return guarded
+
+
+def _caller(request: web.Request, context: Context) -> Caller:
+    transport = request.transport
+    certificate: Any = None if transport is None else transport.get_extra_info("peercert")
+    if not certificate:
+        raise InvalidIdentity("no verified client certificate")
+    return caller_of(certificate, broker_names=context.broker_names)
+
+
+def _refusal(
+    name: str, request: web.Request, error: KubelendError, context: Context
+) -> web.Response:
+    context.metrics.refused(name, error.code)
+    if isinstance(error, Forbidden | InvalidIdentity | LimitExceeded):
+        log.warning(
+            "refused", route=name, code=error.code, problem=error.message, remote=request.remote
+        )
+    return _problem(error)
+
+
+def _problem(error: KubelendError) -> web.Response:
+    body = problems.to_problem(error)
+    headers = {"Content-Type": problems.CONTENT_TYPE}
+    if isinstance(error, LimitExceeded) and error.retryable:
+        headers["Retry-After"] = str(max(1, round(error.retry_after)))
+    return web.Response(body=msgspec.json.encode(body), status=body.status, headers=headers)
+
+
+def _needs(route: Route) -> str:
+    wanted = " or ".join(sorted(_ALLOWED[route.access]))
+    return f"it needs the certificate of a {wanted}"

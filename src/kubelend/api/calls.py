@@ -1,0 +1,109 @@
+"""One call on its way in: who calls, what was sent, and what the handlers may use to answer it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Container
+from functools import cache
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+from aiohttp import web
+
+from kubelend.api.limits import RateLimiter
+from kubelend.broker.metrics import Metrics
+from kubelend.broker.service import Broker
+from kubelend.core.errors import BodyTooLarge, InvalidInput
+from kubelend.core.models import ClusterId, ReservationId
+from kubelend.pki.identities import Caller
+from kubelend.wire.conversion import Terms
+
+Body = TypeVar("Body")
+
+JSON = {"Content-Type": "application/json"}
+LONGEST_PAGE = 1000
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Context(NamedTuple):
+    """What every handler works with; made once by the composition root."""
+
+    broker: Broker
+    metrics: Metrics
+    terms: Terms
+    limiter: RateLimiter
+    version: str
+    read_timeout: float
+    """Seconds within which a body has to arrive."""
+    broker_names: Container[str] = ()
+    """The common names of the broker's own certificate: they are no cluster's."""
+
+
+class Call:
+    """A request from a known caller."""
+
+    __slots__ = ("caller", "context", "request")
+
+    def __init__(self, request: web.Request, caller: Caller, context: Context) -> None:
+        self.request = request
+        self.caller = caller
+        self.context = context
+
+    @property
+    def broker(self) -> Broker:
+        return self.context.broker
+
+    @property
+    def cluster(self) -> ClusterId:
+        """The cluster that the path names."""
+        return ClusterId(self.request.match_info["cluster"])
+
+    @property
+    def reservation(self) -> ReservationId:
+        """The reservation that the path names."""
+        return ReservationId(self.request.match_info["reservation"])
+
+    async def body(self, kind: type[Body]) -> Body:
+        """The body, read within the limits of size and time, and checked against its type."""
+        text = await self._read()
+        try:
+            body: Body = _decoder(kind).decode(text)
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as problem:
+            raise InvalidInput(f"body: {problem}") from None
+        return body
+
+    async def optional_body(self, kind: type[Body]) -> Body:
+        """The same for a body which may be left out."""
+        return await self.body(kind) if self.request.can_read_body else kind()
+
+    def number(self, name: str, default: int, largest: int) -> int:
+        """A whole number from the query."""
+        text = self.request.query.get(name)
+        if text is None:
+            return default
+        if not (text.isascii() and text.isdigit() and len(text) <= 19 and int(text) <= largest):
+            raise InvalidInput(f"{name}: {text[:24]!r} is no whole number from 0 to {largest}")
+        return int(text)
+
+    def page_size(self) -> int:
+        return max(1, self.number("limit", 100, LONGEST_PAGE))
+
+    async def _read(self) -> bytes:
+        try:
+            async with asyncio.timeout(self.context.read_timeout):
+                return await self.request.read()
+        except TimeoutError:
+            raise InvalidInput("body: it did not arrive in time") from None
+        except web.HTTPRequestEntityTooLarge as problem:
+            raise BodyTooLarge(f"body: {problem.text}") from None
+
+
+def json(body: Any, status: int = 200) -> web.Response:
+    """An answer with a body of `wire.bodies`."""
+    return web.Response(body=_encode(body), status=status, headers=JSON)
+
+
+@cache
+def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind)

@@ -1,0 +1,97 @@
+"""What clusters have to do: asked for, pushed, acknowledged and refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+
+import msgspec
+from aiohttp import web
+
+from kubelend.api import access
+from kubelend.api.calls import Call, json
+from kubelend.broker import instructions
+from kubelend.broker.views import Opening
+from kubelend.core.errors import InvalidInput, LimitExceeded
+from kubelend.core.models import ClusterId, Reservation
+from kubelend.wire import bodies, conversion
+from kubelend.wire.routes import LAST_EVENT_ID
+
+HEARTBEAT = 15.0
+"""Seconds of silence after which a stream says that it is alive, so that both ends notice a cut."""
+
+MOST_STREAMS = 16
+"""Open streams per cluster: an agent needs one, a restart another for a moment."""
+
+_HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
+
+
+async def list_instructions(call: Call) -> web.Response:
+    holds = await call.broker.holds(call.caller.cluster)
+    return json([conversion.from_reservation(found) for found in holds])
+
+
+async def acknowledge(call: Call) -> web.Response:
+    found = await access.visible(call)
+    found = await call.broker.acknowledge(found.id, call.caller.cluster)
+    return json(conversion.from_reservation(found))
+
+
+async def refuse(call: Call) -> web.Response:
+    body = await call.optional_body(bodies.RefuseRequest)
+    found = await access.visible(call)
+    found = await call.broker.refuse(found.id, call.caller.cluster, body.reason)
+    return json(conversion.from_reservation(found))
+
+
+async def stream(call: Call) -> web.StreamResponse:
+    """Server-sent events: first what has to be known, then each change as it becomes durable."""
+    after, cluster = _last_event(call), call.caller.cluster
+    if call.broker.feeds.count(cluster) >= MOST_STREAMS:
+        raise LimitExceeded(f"{cluster} has {MOST_STREAMS} streams open", retry_after=HEARTBEAT)
+    async with call.broker.stream(cluster, after) as opening:
+        response = web.StreamResponse(headers=_HEADERS)
+        await response.prepare(call.request)
+        with suppress(ConnectionResetError):  # the client went away, which is its right
+            await _pour(response, opening, cluster)
+        return response
+
+
+async def _pour(response: web.StreamResponse, opening: Opening, cluster: ClusterId) -> None:
+    if not opening.resumed:
+        await response.write(_event(opening.revision, "reset", {"revision": opening.revision}))
+    await response.write(_events(opening.news, cluster) or b": open\n\n")
+    while not opening.feed.closed:
+        news = await opening.feed.read(HEARTBEAT)
+        await response.write(_events(news, cluster) or b": alive\n\n")
+
+
+def _events(news: Iterable[Reservation], cluster: ClusterId) -> bytes:
+    return b"".join(
+        _event(found.revision, "instruction", _body(instruction))
+        for found in news
+        for instruction in instructions.for_cluster(cluster, found)
+    )
+
+
+def _event(revision: int, name: str, data: object) -> bytes:
+    return b"id: %d\nevent: %s\ndata: %s\n\n" % (revision, name.encode(), msgspec.json.encode(data))
+
+
+def _body(instruction: instructions.Instruction) -> bodies.Instruction:
+    return bodies.Instruction(
+        revision=instruction.reservation.revision,
+        role=instruction.role.value,
+        action=instruction.action.value,
+        message=instruction.message,
+        reservation=conversion.from_reservation(instruction.reservation),
+    )
+
+
+def _last_event(call: Call) -> int | None:
+    text = call.request.headers.get(LAST_EVENT_ID, "")
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= 19):
+        raise InvalidInput(f"{LAST_EVENT_ID}: {text[:24]!r} is no event of this stream")
+    return int(text)

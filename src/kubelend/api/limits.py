@@ -1,0 +1,46 @@
+"""How often a caller may call: a bucket of tokens each, refilled with time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kubelend.core.errors import RateLimited
+
+_FORGET_ABOVE = 10_000
+"""Callers remembered before those with a full bucket are dropped; a full one remembers nothing."""
+
+
+class RateLimiter:
+    """At most `rate` calls per second and caller on average, and `burst` at once; 0 is no limit."""
+
+    def __init__(self, rate: float, burst: int, clock: Callable[[], float]) -> None:
+        self._rate = rate
+        self._burst = max(burst, 1)
+        self._clock = clock
+        self._buckets: dict[str, tuple[float, float]] = {}
+
+    def admit(self, caller: str) -> None:
+        """Take a token, or refuse and say when the next one comes."""
+        if not self._rate:
+            return
+        now = self._clock()
+        tokens = self._tokens(caller, now)
+        if tokens < 1:
+            wait = (1 - tokens) / self._rate
+            raise RateLimited(
+                f"{caller} calls more than {self._rate:g} times a second",
+                hint=f"wait {wait:.2f}s",
+                retry_after=wait,
+            )
+        self._buckets[caller] = (tokens - 1, now)
+        if len(self._buckets) > _FORGET_ABOVE:
+            self._forget(now)
+
+    def _tokens(self, caller: str, now: float) -> float:
+        tokens, since = self._buckets.get(caller, (self._burst, now))
+        return min(self._burst, tokens + (now - since) * self._rate)
+
+    def _forget(self, now: float) -> None:
+        full = [name for name in self._buckets if self._tokens(name, now) >= self._burst]
+        for name in full:
+            del self._buckets[name]

@@ -1,0 +1,157 @@
+"""Borrowing: ask, look, use, keep and give back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from aiohttp import web
+
+from kubelend.api import access
+from kubelend.api.calls import Call, json
+from kubelend.broker.instructions import Role as Side
+from kubelend.broker.views import Page
+from kubelend.core.errors import InvalidInput, NoCapacity
+from kubelend.core.lifecycle import Phase, Reason
+from kubelend.core.models import ClusterId, Request, Reservation
+from kubelend.pki.identities import Role
+from kubelend.wire import bodies, conversion
+from kubelend.wire.routes import IDEMPOTENCY_KEY, MAX_KEY_LENGTH
+
+CREATED, ACCEPTED = 201, 202
+CANDIDATES, MOST_CANDIDATES = 20, 1000
+
+
+async def reserve(call: Call) -> web.Response:
+    """201 when placed, 202 when it waits; with `dryRun`, 200 and what would happen."""
+    request = await _request(call)
+    if _flag(call, "dryRun"):
+        return await _dry_run(call, request)
+    found = await call.broker.reserve(request)
+    status = ACCEPTED if found.phase is Phase.PENDING else CREATED
+    return json(conversion.from_reservation(found), status)
+
+
+async def list_reservations(call: Call) -> web.Response:
+    cluster, wanted = _filter(call)
+    limit = call.page_size()
+    page = Page(call.number("continue", 0, 2**63 - 1), limit + 1)
+    found = await call.broker.reservations(wanted, cluster, page)
+    more = str(found[limit - 1].ticket) if len(found) > limit else ""
+    return json(
+        bodies.ReservationList([conversion.from_reservation(one) for one in found[:limit]], more)
+    )
+
+
+async def get_reservation(call: Call) -> web.Response:
+    return json(conversion.from_reservation(await access.visible(call)))
+
+
+async def release(call: Call) -> web.Response:
+    """Also for one that ended long ago: the answer is what became of it."""
+    found = await access.owned(call)
+    if found.finished_at is None:
+        by_admin = call.caller.role is Role.ADMIN
+        reason = Reason.BY_ADMIN if by_admin else Reason.BY_REQUESTER
+        found = await call.broker.release(found.id, reason)
+    return json(conversion.from_reservation(found))
+
+
+async def activate(call: Call) -> web.Response:
+    found = await access.owned(call)
+    return json(conversion.from_reservation(await call.broker.activate(found.id)))
+
+
+async def renew(call: Call) -> web.Response:
+    body = await call.optional_body(bodies.RenewRequest)
+    found = await access.owned(call)
+    terms = call.context.terms
+    duration = conversion.bounded_duration(body.duration, terms) if body.duration else None
+    return json(conversion.from_reservation(await call.broker.renew(found.id, duration)))
+
+
+async def explain(call: Call) -> web.Response:
+    explanation = await call.broker.explain(await _request(call), _candidates(call))
+    return json(conversion.from_explanation(explanation))
+
+
+async def explain_reservation(call: Call) -> web.Response:
+    found = await access.visible(call)
+    explanation = await call.broker.explain_reservation(found.id, _candidates(call))
+    return json(conversion.from_explanation(explanation))
+
+
+async def _request(call: Call) -> Request:
+    body = await call.body(bodies.ReservationRequest)
+    return conversion.to_request(body, call.caller.cluster, _key(call), call.context.terms)
+
+
+def _key(call: Call) -> str:
+    key = call.request.headers.get(IDEMPOTENCY_KEY, "")
+    if len(key) > MAX_KEY_LENGTH or not key.isprintable():
+        raise InvalidInput(f"{IDEMPOTENCY_KEY}: at most {MAX_KEY_LENGTH} printable characters")
+    return key
+
+
+async def _dry_run(call: Call, request: Request) -> web.Response:
+    explanation = await call.broker.explain(request, _candidates(call))
+    if not explanation.fitting:
+        hint = explanation.remedy.text if explanation.remedy else ""
+        raise NoCapacity(f"no suitable cluster: {explanation}", hint=hint, explanation=explanation)
+    return json(conversion.from_explanation(explanation))
+
+
+def _candidates(call: Call) -> int:
+    return call.number("limit", CANDIDATES, MOST_CANDIDATES)
+
+
+def _flag(call: Call, name: str) -> bool:
+    text = call.request.query.get(name, "false").lower()
+    if text not in {"true", "false", ""}:
+        raise InvalidInput(f"{name}: {text[:24]!r} is neither true nor false")
+    return text != "false"
+
+
+def _filter(call: Call) -> tuple[ClusterId | None, Callable[[Reservation], bool]]:
+    """A cluster lists its own, a person all; `role`, `phase` and `cluster` narrow it."""
+    cluster, side, phases = _whose(call), _side(call), _phases(call)
+
+    def wanted(found: Reservation) -> bool:
+        if phases and found.phase not in phases:
+            return False
+        asks = side is not Side.PROVIDER and found.requester == cluster
+        lends = side is not Side.REQUESTER and found.target == cluster
+        return cluster is None or asks or lends
+
+    return cluster, wanted
+
+
+def _whose(call: Call) -> ClusterId | None:
+    named = call.request.query.get("cluster")
+    if call.caller.role is Role.CLUSTER:
+        if named is not None:
+            access.only_itself(call, ClusterId(named))
+        return call.caller.cluster
+    if named is None and "role" in call.request.query:
+        raise InvalidInput("role: whose? name the cluster too", hint="add cluster=NAME")
+    return None if named is None else ClusterId(named)
+
+
+def _side(call: Call) -> Side | None:
+    role = call.request.query.get("role")
+    if role is None:
+        return None
+    try:
+        return Side(role)
+    except ValueError:
+        raise InvalidInput(f"role: {role[:24]!r} is neither requester nor provider") from None
+
+
+def _phases(call: Call) -> frozenset[Phase]:
+    names = [name for name in call.request.query.get("phase", "").split(",") if name]
+    try:
+        return frozenset(Phase(name) for name in names)
+    except ValueError:
+        known = ", ".join(Phase)
+        raise InvalidInput(
+            f"phase: {names[:5]} has an unknown one", hint=f"there are {known}"
+        ) from None

@@ -1,0 +1,199 @@
+"""The settings of each process: one attribute for each flag, with its unit, its default and why.
+
+Flags, environment variables and help are made from these records by `apps.flags`. A record is built
+once, by the command line or a test, and passed on explicitly.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+from kubelend.apps.flags import Address, Settings
+from kubelend.core import durations
+
+_NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+
+
+class BrokerSettings(Settings, frozen=True, kw_only=True):
+    """The broker."""
+
+    broker_interface: Literal["http", "kubernetes"] = "http"
+    """How clusters reach the broker. This version serves http."""
+
+    http_host: str = ""
+    """Name or address to serve the REST interface on; all interfaces if empty."""
+
+    http_port: int = 8443
+    """Port of the REST interface; 0 takes any free one, and the log says which."""
+
+    http_cert_path: Path
+    """Directory with tls.crt, tls.key and ca.crt (whose clients are let in). Read again when they change."""
+
+    http_namespace: str = "default"
+    """Kubernetes namespace of the broker's objects. Accepted for existing manifests: SQLite has none."""
+
+    health_probe_bind_address: Address | None = Address("", 8081)
+    """Where /healthz and /readyz answer without TLS, for probes; 0 turns it off."""
+
+    metrics_bind_address: Address | None = Address("", 8080)
+    """Where /metrics answers without TLS, for Prometheus; 0 turns it off."""
+
+    leader_elect: bool = False
+    """Accepted for existing manifests. One broker at a time holds the SQLite store, so it always leads."""
+
+    store: str = "kubelend.db"
+    """Where the ledger is kept: a file, sqlite:///file, or memory: (which forgets at the end)."""
+
+    stale_after: timedelta = timedelta(minutes=10)
+    """How long an advertisement is believed after it arrived. A cluster may ask for less, not for more."""
+
+    default_duration: timedelta = timedelta(hours=1)
+    """How long a reservation lasts that does not say. All end: a lost client locks nothing for ever."""
+
+    max_duration: timedelta = timedelta(hours=720)
+    """The longest duration to ask for at once; a renewal counts anew."""
+
+    max_wait: timedelta = timedelta(hours=1)
+    """The longest that a request may wait for capacity; 0 lets none wait."""
+
+    max_waiting: int = 1000
+    """How many requests may wait at a time; more are told to come later."""
+
+    retention: timedelta = timedelta(hours=1)
+    """How long a finished reservation stays in memory, and its idempotency key known. Then it is archived."""
+
+    rate_limit: int = 100
+    """Calls per second that one cluster may make in the long run; 0 sets no limit."""
+
+    rate_burst: int = 200
+    """Calls that a cluster may make at once after a pause."""
+
+    max_body_bytes: int = 262144
+    """The longest body that is read, in bytes. An advertisement takes about 1000."""
+
+    handshake_timeout: timedelta = timedelta(seconds=10)
+    """How long a client may take for the TLS handshake."""
+
+    read_timeout: timedelta = timedelta(seconds=10)
+    """How long a client may take to send its headers, and again its body."""
+
+    idle_timeout: timedelta = timedelta(seconds=75)
+    """How long a connection is kept between calls. Above the interval of advertisements: saves handshakes."""
+
+    shutdown_timeout: timedelta = timedelta(seconds=20)
+    """How long calls that have begun may take to finish at the end. Kubernetes kills after 30s."""
+
+    certificate_check_interval: timedelta = timedelta(seconds=10)
+    """How often the certificate files are looked at for changes."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least severe messages to log."""
+
+    log_format: Literal["json", "console"] = "json"
+    """One JSON object for each line, or text for people."""
+
+    def problems(self) -> list[str]:
+        """All that is wrong with the values, a sentence each, beginning with the flag's name."""
+        return [*self._unusable(), *self._out_of_range(), *self._contradictions()]
+
+    def _unusable(self) -> list[str]:
+        found = []
+        if self.broker_interface != "http":
+            found.append(
+                f"--broker-interface: {self.broker_interface} is not in this version, it serves http"
+            )
+        if not _NAMESPACE.fullmatch(self.http_namespace):
+            found.append(f"--http-namespace: {self.http_namespace!r} is no Kubernetes namespace")
+        if not self.store:
+            found.append("--store: is needed")
+        return found
+
+    def _out_of_range(self) -> list[str]:
+        found = [] if 0 <= self.http_port <= 65535 else ["--http-port: must be from 0 to 65535"]
+        return found + [
+            f"{_flag(attribute)}: must be at least {_text(least)}"
+            for attribute, least in _LEAST.items()
+            if getattr(self, attribute) < least
+        ]
+
+    def _contradictions(self) -> list[str]:
+        found = []
+        if self.default_duration > self.max_duration:
+            found.append("--default-duration: must not be above --max-duration")
+        probes, metrics = self.health_probe_bind_address, self.metrics_bind_address
+        if probes is not None and probes == metrics and probes.port:
+            found.append(
+                f"--metrics-bind-address: {metrics} is --health-probe-bind-address already"
+            )
+        for name, address in (
+            ("--health-probe-bind-address", probes),
+            ("--metrics-bind-address", metrics),
+        ):
+            if address == (self.http_host, self.http_port) and self.http_port:
+                found.append(f"{name}: {address} is where the REST interface is served")
+        return found
+
+
+# A time of zero would end all at once, where it does not mean "none" or "off".
+_MOMENT = timedelta(milliseconds=1)
+_LEAST: dict[str, int | timedelta] = {
+    "stale_after": _MOMENT,
+    "default_duration": _MOMENT,
+    "max_duration": _MOMENT,
+    "max_wait": timedelta(),
+    "max_waiting": 0,
+    "retention": timedelta(),
+    "rate_limit": 0,
+    "rate_burst": 1,
+    "max_body_bytes": 1024,
+    "handshake_timeout": _MOMENT,
+    "read_timeout": _MOMENT,
+    "idle_timeout": _MOMENT,
+    "shutdown_timeout": timedelta(),
+    "certificate_check_interval": _MOMENT,
+}
+
+
+class ClientSettings(Settings, frozen=True, kw_only=True):
+    """Whoever calls a broker."""
+
+    broker: str = "https://localhost:8443"
+    """Address of the broker."""
+
+    cert_path: Path
+    """Directory with tls.crt, tls.key and ca.crt: who calls, and which broker is trusted."""
+
+    timeout: timedelta = timedelta(seconds=30)
+    """How long one call may take."""
+
+    def problems(self) -> list[str]:
+        """All that is wrong with the values, a sentence each, beginning with the flag's name."""
+        found = [] if _is_address(self.broker) else [_NO_ADDRESS.format(self.broker)]
+        if self.timeout < _MOMENT:
+            found.append(f"--timeout: must be at least {_text(_MOMENT)}")
+        return found
+
+
+_NO_ADDRESS = "--broker: {!r} is no address of a broker; write https://broker.example.org:8443"
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return False
+    plain = not (parts.query or parts.fragment or parts.username)
+    return parts.scheme == "https" and bool(parts.hostname) and plain and port != 0
+
+
+def _text(value: int | timedelta) -> str:
+    return str(value) if isinstance(value, int) else durations.short(value)
+
+
+def _flag(attribute: str) -> str:
+    return "--" + attribute.replace("_", "-")

@@ -1,0 +1,115 @@
+"""Group commit: what was decided in one turn of the event loop becomes durable in one transaction.
+
+The service hands over changes in the order in which it made them, and waits. While the store's one
+thread writes a group, the next one gathers. A failed write fails everything handed over since, because
+all of it was decided on what was not kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
+
+from kubelend.broker.ports import Store
+from kubelend.core.errors import NotReady, StoreFailed
+from kubelend.core.events import Change
+from kubelend.core.models import Records, Reservation, ReservationId
+
+Landed = Callable[[Sequence[Change], float], None]
+"""Told of each group that became durable, with the seconds it took."""
+
+Failed = Callable[[Exception], None]
+Result = TypeVar("Result")
+
+
+class GroupCommit:
+    """The only one who touches the store; lives in one event loop."""
+
+    def __init__(self, store: Store, on_landed: Landed, on_failed: Failed) -> None:
+        self.durable = 0
+        """The revision up to which everything has been kept."""
+        self._store = store
+        self._on_landed = on_landed
+        self._on_failed = on_failed
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
+        self._gathered: list[Change] = []
+        self._revision = 0
+        self._gathering: asyncio.Future[None] | None = None
+        self._flying: asyncio.Future[None] | None = None
+        self._failure: Exception | None = NotReady("the store is not loaded yet")
+
+    async def load(self) -> Records:
+        """Read the working set; from here on changes are taken, also after a failure."""
+        records = await self._in_thread(self._store.load)
+        self.durable = self._revision = records.revision
+        self._failure = None
+        return records
+
+    async def archived(self, reservation: ReservationId) -> Reservation | None:
+        return await self._in_thread(partial(self._store.archived, reservation))
+
+    def submit(self, changes: Sequence[Change], revision: int) -> None:
+        """Have these changes kept. Never waits, so that deciding and recording are one stretch."""
+        if self._failure is not None:
+            raise self._failure
+        loop = asyncio.get_running_loop()
+        self._gathered.extend(changes)
+        self._revision = revision
+        if self._gathering is None:
+            self._gathering = loop.create_future()
+            # Not at once: whoever else decides in this turn of the loop joins the same group.
+            loop.call_soon(self._take_off)
+
+    async def settled(self) -> None:
+        """Wait until everything submitted so far is durable: the moment when it may be shown."""
+        newest = self._gathering or self._flying
+        if newest is not None:
+            await asyncio.shield(newest)
+
+    async def close(self) -> None:
+        """Finish what has been handed over, then let go of the store."""
+        while self._gathering or self._flying:
+            await asyncio.gather(self.settled(), return_exceptions=True)
+        self._failure = NotReady("the broker is stopping")
+        await self._in_thread(self._store.close)
+        self._thread.shutdown()
+
+    def _take_off(self) -> None:
+        if self._flying is not None or self._gathering is None:
+            return
+        group, self._gathered = self._gathered, []
+        self._flying, self._gathering = self._gathering, None
+        write = partial(self._store.commit, group, self._revision)
+        written = asyncio.get_running_loop().run_in_executor(self._thread, write)
+        written.add_done_callback(partial(self._land, group, self._revision, time.perf_counter()))
+
+    def _land(
+        self, group: list[Change], revision: int, began: float, written: asyncio.Future[None]
+    ) -> None:
+        flown, self._flying = self._flying, None
+        problem = written.exception()
+        if problem is not None:
+            self._fail(flown, problem)
+            return
+        self.durable = revision
+        self._on_landed(group, time.perf_counter() - began)
+        if flown is not None:
+            flown.set_result(None)
+        self._take_off()
+
+    def _fail(self, flown: asyncio.Future[None] | None, problem: BaseException) -> None:
+        failure = problem if isinstance(problem, StoreFailed) else StoreFailed(str(problem))
+        gathering, self._gathering, self._gathered = self._gathering, None, []
+        self._failure = failure
+        for waiting in (flown, gathering):
+            if waiting is not None:
+                waiting.set_exception(failure)
+                waiting.exception()  # nobody may be waiting, and that is no fault
+        self._on_failed(failure)
+
+    async def _in_thread(self, call: Callable[[], Result]) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call)

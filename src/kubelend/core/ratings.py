@@ -1,0 +1,28 @@
+"""The score from 0 to 100 that people see beside a cluster: how much of it is free."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from kubelend.core.resources import Resources
+
+_BANDS = ((90, "Excellent"), (70, "Good"), (50, "Moderate"))
+
+
+def score(available: Resources, allocatable: Resources) -> Fraction:
+    """Half for CPU and half for memory; zero where a cluster has none of either."""
+    if not allocatable.cpu or not allocatable.memory:
+        return Fraction(0)
+    free = available.clamped()
+    return Fraction(free.cpu * 50, allocatable.cpu) + Fraction(free.memory * 50, allocatable.memory)
+
+
+def text(rating: Fraction) -> str:
+    """Two decimals, as the advertisement's status shows it."""
+    hundredths = int(rating * 100 + Fraction(1, 2))
+    return f"{hundredths // 100}.{hundredths % 100:02d}"
+
+
+def band(rating: Fraction) -> str:
+    """The word for a score: Excellent, Good, Moderate or Limited."""
+    return next((name for floor, name in _BANDS if rating >= floor), "Limited")

@@ -1,0 +1,69 @@
+"""What a group of changes leaves behind, worked out before any store writes: pure, and the same for all.
+
+Every store folds a commit through here, so that they agree on which change of a record wins and on how
+long finished reservations stay in the archive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
+
+from kubelend.core.errors import StoreFailed
+from kubelend.core.events import Archived, Change, Dropped
+from kubelend.core.models import Cluster, ClusterId, Reservation, ReservationId
+
+ARCHIVE_FOR = timedelta(days=30)
+"""How long a finished reservation can still be looked up; counted from one finish to another."""
+
+BEGINNING = datetime.min.replace(tzinfo=UTC)
+
+
+class Batch(NamedTuple):
+    """The last change of each record."""
+
+    clusters: dict[ClusterId, Cluster | None]
+    """None for one that exists no more."""
+    reservations: dict[ReservationId, Reservation]
+    archived: list[ReservationId]
+    """Which to move to the archive, after `reservations` are written: they may be among them."""
+
+
+def fold(changes: Sequence[Change]) -> Batch:
+    """Later changes win; a record that is archived keeps what was last said of it."""
+    clusters: dict[ClusterId, Cluster | None] = {}
+    reservations: dict[ReservationId, Reservation] = {}
+    archived: dict[ReservationId, None] = {}
+    for change in changes:
+        match change:
+            case Reservation():
+                reservations[change.id] = change
+                archived.pop(change.id, None)
+            case Cluster():
+                clusters[change.id] = change
+            case Dropped():
+                clusters[change.cluster] = None
+            case Archived():
+                archived[change.reservation] = None
+    return Batch(clusters, reservations, list(archived))
+
+
+def finish(reservation: ReservationId, found: Reservation | None) -> datetime:
+    """When a reservation that is to be archived has finished. Others cannot be: that is refused."""
+    if found is None:
+        raise StoreFailed(f"the store has no reservation {reservation!r} to archive")
+    if found.finished_at is None:
+        raise StoreFailed(f"reservation {reservation!r} is {found.phase} and cannot be archived")
+    return found.finished_at
+
+
+def kept_from(finishes: Iterable[datetime], archive_for: timedelta) -> datetime:
+    """The archive keeps what finished at this moment or later, judged by those who join it now.
+
+    By records and not by a clock, so that equal commits leave equal stores.
+    """
+    try:
+        return max(finishes) - archive_for
+    except OverflowError:
+        return BEGINNING

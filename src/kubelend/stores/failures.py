@@ -1,0 +1,77 @@
+"""What SQLite and the operating system report, as one sentence that names the file and what to do.
+
+The only place that knows their error codes. All of it becomes `StoreFailed`.
+"""
+
+from __future__ import annotations
+
+import errno
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from kubelend.core.errors import StoreFailed
+from kubelend.stores.records import Damaged
+
+
+class Cause(NamedTuple):
+    what: str
+    hint: str
+
+
+@contextmanager
+def translated(path: Path) -> Iterator[None]:
+    """Errors of the body that mean "this file cannot be used" leave it as `StoreFailed`."""
+    try:
+        yield
+    except Damaged as error:
+        raise _failure(path, Cause(f"it is damaged: {error}", _RESTORE)) from error
+    except sqlite3.Error as error:
+        raise _failure(path, _cause(error)) from error
+    except OSError as error:
+        raise _failure(path, _system_cause(error)) from error
+
+
+_RESTORE = "restore a backup"
+_PERMISSIONS = "check the owner and mode of the file and its directory"
+_SPACE = Cause("the disk is full", "free some space there")
+_READ_ONLY = Cause("it is read-only", _PERMISSIONS)
+
+_CAUSES = {
+    sqlite3.SQLITE_FULL: _SPACE,
+    sqlite3.SQLITE_READONLY: _READ_ONLY,
+    sqlite3.SQLITE_CORRUPT: Cause("it is damaged", _RESTORE),
+    sqlite3.SQLITE_NOTADB: Cause(
+        "it is no database, or damaged", "restore a backup, or choose another file"
+    ),
+    sqlite3.SQLITE_BUSY: Cause("another program keeps it locked", "end that program"),
+    sqlite3.SQLITE_CANTOPEN: Cause("it cannot be opened", _PERMISSIONS),
+    sqlite3.SQLITE_PERM: Cause("it cannot be opened", _PERMISSIONS),
+    sqlite3.SQLITE_IOERR: Cause("the disk fails to read or write", "check the disk"),
+}
+
+_SYSTEM_CAUSES = {
+    errno.ENOSPC: _SPACE,
+    errno.EDQUOT: _SPACE,
+    errno.EROFS: _READ_ONLY,
+    errno.EACCES: Cause("access is denied", _PERMISSIONS),
+    errno.ENOENT: Cause("there is no such file", "check the path"),
+}
+
+
+def _failure(path: Path, cause: Cause) -> StoreFailed:
+    return StoreFailed(f"the store {path} cannot be used: {cause.what}", hint=cause.hint)
+
+
+def _cause(error: sqlite3.Error) -> Cause:
+    # The low byte is the kind of error; the rest says where in SQLite it arose. Errors of Python's
+    # own module have no code at all.
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+    return _CAUSES.get(code, Cause(str(error), ""))
+
+
+def _system_cause(error: OSError) -> Cause:
+    known = _SYSTEM_CAUSES.get(error.errno or 0)
+    return known or Cause((error.strerror or str(error)).lower(), "check the path")

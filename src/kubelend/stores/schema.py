@@ -1,0 +1,84 @@
+"""The tables of a store's file, as the migrations that made them. A released one is never edited.
+
+`PRAGMA user_version` counts the migrations a file has been through, `PRAGMA application_id` says that
+it is ours. Called by `stores.databases` at every open.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+
+from kubelend.core.errors import InvalidSettings
+
+Migration = tuple[str, ...]
+"""Statements that are applied together or not at all."""
+
+APPLICATION_ID = int.from_bytes(b"KLnd")
+
+MIGRATIONS: tuple[Migration, ...] = (
+    (
+        """CREATE TABLE clusters (
+            id TEXT PRIMARY KEY NOT NULL,
+            checksum INTEGER NOT NULL,
+            record TEXT NOT NULL
+        )""",
+        # The phase is for people: a record leaves out what is default, and so the phase Pending.
+        """CREATE TABLE reservations (
+            id TEXT PRIMARY KEY NOT NULL,
+            phase TEXT NOT NULL,
+            checksum INTEGER NOT NULL,
+            record TEXT NOT NULL
+        )""",
+        """CREATE TABLE archive (
+            id TEXT PRIMARY KEY NOT NULL,
+            finished_at TEXT NOT NULL,
+            checksum INTEGER NOT NULL,
+            record TEXT NOT NULL
+        )""",
+        "CREATE INDEX archive_by_finish ON archive (finished_at)",
+        """CREATE TABLE meta (
+            key TEXT PRIMARY KEY NOT NULL,
+            value INTEGER NOT NULL,
+            checksum INTEGER NOT NULL
+        )""",
+    ),
+)
+
+
+def check(connection: sqlite3.Connection, path: Path, migrations: Sequence[Migration]) -> int:
+    """Refuse a file that is not ours, or of a version that this program does not know.
+
+    Returns how many migrations the file has been through.
+    """
+    if _pragma(connection, "application_id") != APPLICATION_ID:
+        raise InvalidSettings(
+            f"{path} is no Kubelend store", hint="choose another file, or restore a backup"
+        )
+    version = _pragma(connection, "user_version")
+    if not 0 <= version <= len(migrations):
+        raise InvalidSettings(
+            f"{path} has schema version {version}, and this program knows up to {len(migrations)}",
+            hint="run the newer version that wrote it",
+        )
+    return version
+
+
+def migrate(connection: sqlite3.Connection, version: int, migrations: Sequence[Migration]) -> None:
+    """Bring a file up to date, one whole migration after the other."""
+    for number, statements in enumerate(migrations[version:], start=version + 1):
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            for statement in statements:
+                connection.execute(statement)
+            connection.execute(f"PRAGMA user_version = {number:d}")
+            connection.execute("COMMIT")
+        except BaseException:
+            connection.rollback()
+            raise
+
+
+def _pragma(connection: sqlite3.Connection, name: str) -> int:
+    value: int = connection.execute(f"PRAGMA {name}").fetchone()[0]
+    return value

@@ -1,0 +1,293 @@
+"""Between the bodies of the wire and the records of the core: texts are parsed and printed here only.
+
+Identity is a parameter: a body says what is asked, the verified certificate says by whom.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+
+import msgspec
+
+from kubelend.core import durations, explanations, models, policies, prices, ratings, resources
+from kubelend.core.errors import InvalidDuration, InvalidInput, InvalidQuantity
+from kubelend.core.models import ClusterId, RequestKey
+from kubelend.wire import bodies
+
+
+class Terms(msgspec.Struct, frozen=True):
+    """What a broker adds to a request that leaves it out, and what it allows at most."""
+
+    default_duration: timedelta
+    max_duration: timedelta
+    max_wait: timedelta
+
+
+# -- from the wire
+
+
+def to_advertisement(
+    body: bodies.Advertisement, cluster: ClusterId, now: datetime
+) -> models.Advertisement:
+    """Capacity stands in for a missing allocatable, nothing for a missing allocated."""
+    capacity = offered(body.resources.capacity, "resources.capacity")
+    allocatable, allocated = body.resources.allocatable, body.resources.allocated
+    return models.Advertisement(
+        cluster=cluster,
+        name=body.cluster_name,
+        capacity=capacity,
+        allocatable=capacity
+        if allocatable is None
+        else offered(allocatable, "resources.allocatable"),
+        allocated=resources.NOTHING
+        if allocated is None
+        else resources.asked(_texts(allocated), "resources.allocated"),
+        sent_at=body.timestamp or now,
+        prices=None if body.cost is None else to_prices(body.cost),
+        labels=_labels(body.labels, body.region),
+        valid_for=duration(body.valid_for, "validFor") if body.valid_for else None,
+        endpoint=body.endpoint_url,
+    )
+
+
+def to_request(
+    body: bodies.ReservationRequest, requester: ClusterId, key: str, terms: Terms
+) -> models.Request:
+    """The one record that every way of asking ends in."""
+    policies.check(body.policy or "headroom", body.weights)
+    return models.Request(
+        requester=requester,
+        resources=wanted(body.requested_resources),
+        duration=bounded_duration(body.duration, terms),
+        priority=body.priority,
+        wait=_wait(body.wait, terms),
+        policy=body.policy or "headroom",
+        weights=body.weights,
+        constraints=_to_constraints(body),
+        key=RequestKey(key) if key else None,
+    )
+
+
+def wanted(body: bodies.Quantities) -> resources.Resources:
+    """What is asked for, rounded up. CPU and memory must be; the rest may be left out."""
+    amounts = resources.asked(_texts(body), "requestedResources")
+    for name in ("cpu", "memory"):
+        if not amounts.amount(name):
+            raise InvalidQuantity(
+                f"requestedResources.{name}: must be more than zero",
+                hint="ask for 100m or 64Mi at least",
+            )
+    return amounts
+
+
+def offered(body: bodies.Quantities, where: str) -> resources.Resources:
+    return resources.offered(_texts(body), where)
+
+
+def bounded_duration(text: str, terms: Terms) -> timedelta:
+    """How long a reservation lasts: every one ends, so that a lost client cannot lock for ever."""
+    if not text:
+        return terms.default_duration
+    asked = duration(text, "duration")
+    if asked > terms.max_duration:
+        raise InvalidInput(
+            f"duration: {text} is more than this broker allows",
+            hint=f"ask for {durations.short(terms.max_duration)} at most, and renew",
+        )
+    return asked
+
+
+def duration(text: str, where: str) -> timedelta:
+    """A duration above zero; errors name the field."""
+    try:
+        parsed = durations.parse(text)
+    except InvalidDuration as problem:
+        raise InvalidDuration(f"{where}: {problem.message}", hint=problem.hint) from None
+    if parsed <= timedelta():
+        raise InvalidDuration(
+            f"{where}: {text!r} is not above zero", hint="write for example 1h30m"
+        )
+    return parsed
+
+
+def to_prices(body: bodies.Cost) -> prices.Prices:
+    return prices.Prices(
+        currency=prices.parse_currency(body.currency, "cost.currency"),
+        cpu=prices.parse(body.cpu_cost or "0", "cost.cpuCost"),
+        memory=prices.parse(body.memory_cost or "0", "cost.memoryCost"),
+        gpu=prices.parse(body.gpu_cost or "0", "cost.gpuCost"),
+        storage=prices.parse(body.storage_cost or "0", "cost.storageCost"),
+    )
+
+
+def _wait(text: str, terms: Terms) -> timedelta:
+    if not text or text == "0":
+        return timedelta()
+    asked = duration(text, "wait")
+    if asked > terms.max_wait:
+        limit = durations.short(terms.max_wait)
+        raise InvalidInput(
+            f"wait: {text} is more than this broker allows", hint=f"wait {limit} at most"
+        )
+    return asked
+
+
+def _to_constraints(body: bodies.ReservationRequest) -> models.Constraints:
+    wish = body.constraints
+    maximum = wish.max_price_per_hour
+    return models.Constraints(
+        labels=_labels(wish.labels, wish.region),
+        pinned=ClusterId(body.target_cluster_id) if body.target_cluster_id else None,
+        excluded=tuple(ClusterId(name) for name in wish.exclude),
+        max_price=prices.parse(maximum, "constraints.maxPricePerHour") if maximum else None,
+        currency=prices.parse_currency(wish.currency, "constraints.currency"),
+    )
+
+
+def _labels(labels: dict[str, str], region: str) -> dict[str, str]:
+    return {**labels, models.REGION_LABEL: region} if region else labels
+
+
+def _texts(body: bodies.Quantities) -> Mapping[str, str]:
+    named = {"cpu": body.cpu, "memory": body.memory, "gpu": body.gpu, "storage": body.storage}
+    texts = {name: str(text) for name, text in named.items() if text != ""}
+    for name, text in body.extended.items():
+        if name in named:
+            raise InvalidInput(
+                f"extended.{name}: is no extended resource", hint=f"use the field {name}"
+            )
+        texts[name] = str(text)
+    return texts
+
+
+# -- to the wire
+
+
+def from_resources(amounts: resources.Resources) -> bodies.Quantities:
+    texts = amounts.texts()
+    return bodies.Quantities(
+        cpu=texts.pop("cpu"),
+        memory=texts.pop("memory"),
+        gpu=texts.pop("gpu", ""),
+        storage=texts.pop("storage", ""),
+        extended=dict(texts),
+    )
+
+
+def from_cluster(cluster: models.Cluster, reserved: resources.Resources) -> bodies.Advertisement:
+    """The advertisement with the broker's own reserved and available in it."""
+    known = cluster.advertisement
+    region = known.labels.get(models.REGION_LABEL, "")
+    return bodies.Advertisement(
+        cluster_id=known.cluster,
+        cluster_name=known.name,
+        resources=bodies.Metrics(
+            capacity=from_resources(known.capacity),
+            allocatable=from_resources(known.allocatable),
+            allocated=from_resources(known.allocated),
+            reserved=from_resources(reserved),
+            available=from_resources((cluster.ceiling - reserved).clamped()),
+        ),
+        timestamp=known.sent_at,
+        cost=None if known.prices is None else _from_prices(known.prices),
+        labels=known.labels,
+        region=region,
+        valid_for=durations.text(known.valid_for) if known.valid_for else "",
+        endpoint_url=known.endpoint,
+    )
+
+
+def from_cluster_status(
+    cluster: models.Cluster, reserved: resources.Resources, lent: int, now: datetime
+) -> bodies.ClusterStatus:
+    stale = cluster.is_stale(now)
+    available = cluster.ceiling - reserved
+    rating = ratings.score(available, cluster.advertisement.allocatable)
+    return bodies.ClusterStatus(
+        phase="Stale" if stale else "Active",
+        active=not stale,
+        score=ratings.text(rating),
+        rating=ratings.band(rating),
+        last_update_time=cluster.received_at,
+        valid_until=cluster.valid_until,
+        cordoned=cluster.cordon is not None,
+        cordon_reason=cluster.cordon or "",
+        reservations=lent,
+        message="Overcommitted: its own pods use what it has lent"
+        if any(amount < 0 for _, amount in available.items())
+        else "",
+    )
+
+
+def from_reservation(found: models.Reservation) -> bodies.Reservation:
+    return bodies.Reservation(
+        id=found.id,
+        requester_id=found.requester,
+        target_cluster_id=found.target or "",
+        requested_resources=from_resources(found.request.resources),
+        status=bodies.ReservationStatus(
+            phase=found.phase.value,
+            message=found.message,
+            reason=found.reason.value,
+            reserved_at=found.reserved_at,
+            expires_at=found.expires_at,
+            wait_until=found.wait_until,
+            acknowledged_at=found.acknowledged_at,
+            activated_at=found.activated_at,
+            finished_at=found.finished_at,
+        ),
+        created_at=found.created_at,
+        priority=found.request.priority,
+        duration=durations.text(found.request.duration),
+        previous_cluster_ids=list(found.left),
+    )
+
+
+def from_explanation(explanation: explanations.Explanation) -> bodies.Explanation:
+    return bodies.Explanation(
+        summary=str(explanation),
+        total=explanation.total,
+        fitting=explanation.fitting,
+        refusals={refusal.value: count for refusal, count in explanation.refusals.items()},
+        candidates=[_from_candidate(candidate) for candidate in explanation.candidates],
+        remedy=_from_remedy(explanation.remedy),
+    )
+
+
+def _from_candidate(candidate: explanations.Candidate) -> bodies.Candidate:
+    return bodies.Candidate(
+        cluster_id=candidate.cluster,
+        fits=not candidate.refusals,
+        refusals=[refusal.value for refusal in candidate.refusals],
+        score=None if candidate.score is None else round(candidate.score, 4),
+        price_per_hour="" if candidate.price is None else _price_text(candidate.price),
+        currency=candidate.currency,
+        remedy=_from_remedy(candidate.remedy),
+    )
+
+
+def _from_remedy(remedy: explanations.Remedy | None) -> bodies.Remedy | None:
+    if remedy is None:
+        return None
+    return bodies.Remedy(
+        cluster_id=remedy.cluster,
+        text=remedy.text,
+        less={name: resources.text(name, amount) for name, amount in remedy.less.items()},
+        max_price_per_hour="" if remedy.max_price is None else prices.text(remedy.max_price),
+        drop_labels=remedy.drop_labels,
+    )
+
+
+def _from_prices(known: prices.Prices) -> bodies.Cost:
+    return bodies.Cost(
+        cpu_cost=prices.text(known.cpu),
+        memory_cost=prices.text(known.memory),
+        gpu_cost=prices.text(known.gpu) if known.gpu else "",
+        storage_cost=prices.text(known.storage) if known.storage else "",
+        currency=known.currency,
+    )
+
+
+def _price_text(hourly: float) -> str:
+    return prices.text(round(hourly * prices.BILLIONTHS))

@@ -1,0 +1,125 @@
+"""The OpenAPI 3.1 document, generated from the routes and the types of their bodies."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from kubelend.wire import bodies, problems
+from kubelend.wire.routes import ROUTES, Parameter, Route
+
+Json = dict[str, Any]
+
+_TITLE = "Kubelend broker"
+_DESCRIPTION = (
+    "Kubernetes clusters lend each other spare capacity. Every call is made over mutual TLS: the common"
+    " name of the client certificate is the cluster, its organisation the role."
+)
+_PLACEHOLDER = re.compile(r"\{(\w+)\}")
+
+
+@cache
+def text(version: str) -> bytes:
+    """The document as it is served and committed, with a line for each thing."""
+    return msgspec.json.format(msgspec.json.encode(document(version)), indent=2) + b"\n"
+
+
+def document(version: str) -> Json:
+    """The whole description; the same for the same version."""
+    types = [*_types(), bodies.Problem]
+    schemas, components = msgspec.json.schema_components(
+        types, ref_template="#/components/schemas/{name}"
+    )
+    schema_of = {repr(kind): schema for kind, schema in zip(types, schemas, strict=True)}
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": _TITLE,
+            "version": version,
+            "description": _DESCRIPTION,
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "servers": [{"url": "https://localhost:8443"}],
+        "security": [{"mutualTLS": []}],
+        "paths": _paths(schema_of),
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"mutualTLS": {"type": "mutualTLS"}},
+        },
+    }
+
+
+def _types() -> list[Any]:
+    found: list[Any] = []
+    for route in ROUTES:
+        for kind in (route.body, *route.answers.values()):
+            if kind is not None and kind not in found:
+                found.append(kind)
+    return found
+
+
+def _paths(schema_of: dict[str, Json]) -> Json:
+    paths: Json = {}
+    for route in ROUTES:
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, schema_of)
+    return paths
+
+
+def _operation(route: Route, schema_of: dict[str, Json]) -> Json:
+    operation: Json = {
+        "operationId": route.name,
+        "summary": route.summary,
+        "description": f"Access: {route.access}.",
+        "parameters": [*_path_parameters(route), *map(_parameter, route.parameters)],
+        "responses": {**_answers(route, schema_of), **_errors(route, schema_of)},
+    }
+    if route.body is not None:
+        content = {"application/json": {"schema": schema_of[repr(route.body)]}}
+        operation["requestBody"] = {"required": _needs_body(route), "content": content}
+    return operation
+
+
+def _path_parameters(route: Route) -> list[Json]:
+    return [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in _PLACEHOLDER.findall(route.path)
+    ]
+
+
+def _parameter(parameter: Parameter) -> Json:
+    return {
+        "name": parameter.name,
+        "in": parameter.place,
+        "description": parameter.description,
+        "schema": msgspec.json.schema(parameter.schema),
+    }
+
+
+def _answers(route: Route, schema_of: dict[str, Json]) -> Json:
+    answers: Json = {}
+    for status, kind in route.answers.items():
+        answer: Json = {"description": route.summary}
+        if kind is not None:
+            answer["content"] = {route.media_type: {"schema": schema_of[repr(kind)]}}
+        answers[str(status)] = answer
+    return answers
+
+
+def _errors(route: Route, schema_of: dict[str, Json]) -> Json:
+    content = {problems.CONTENT_TYPE: {"schema": schema_of[repr(bodies.Problem)]}}
+    answers: Json = {}
+    for kind in route.errors:
+        status = str(int(problems.status_of(kind(""))))
+        described = answers.get(status, {}).get("description")
+        codes = f"{described}, {kind.code}" if described else kind.code
+        answers[status] = {"description": codes, "content": content}
+    answers["default"] = {"description": "Any other error", "content": content}
+    return answers
+
+
+def _needs_body(route: Route) -> bool:
+    """A body all of whose fields have defaults may be left out."""
+    return any(field.required for field in msgspec.structs.fields(route.body))

@@ -1,0 +1,74 @@
+"""Errors on the wire: which HTTP status each has, its body, and the way back to the very same class.
+
+The broker turns an error into a problem, the client turns the problem into the error again, so that
+both sides, and every command, speak of errors by class.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+import msgspec
+
+from kubelend.core import errors
+from kubelend.wire import bodies, conversion
+
+CONTENT_TYPE = "application/problem+json"
+
+STATUS: dict[type[errors.KubelendError], HTTPStatus] = {
+    errors.KubelendError: HTTPStatus.INTERNAL_SERVER_ERROR,
+    errors.InvalidInput: HTTPStatus.BAD_REQUEST,
+    errors.KeyReused: HTTPStatus.UNPROCESSABLE_ENTITY,
+    errors.InvalidIdentity: HTTPStatus.FORBIDDEN,
+    errors.Forbidden: HTTPStatus.FORBIDDEN,
+    errors.NotFound: HTTPStatus.NOT_FOUND,
+    errors.MethodNotAllowed: HTTPStatus.METHOD_NOT_ALLOWED,
+    errors.Conflict: HTTPStatus.CONFLICT,
+    errors.LimitExceeded: HTTPStatus.TOO_MANY_REQUESTS,
+    errors.BodyTooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    errors.Unavailable: HTTPStatus.SERVICE_UNAVAILABLE,
+    errors.UnexpectedAnswer: HTTPStatus.BAD_GATEWAY,
+}
+"""A class that is not here has the status of its nearest base."""
+
+
+def status_of(error: errors.KubelendError) -> HTTPStatus:
+    return next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
+
+
+def to_problem(error: errors.KubelendError) -> bodies.Problem:
+    """The body that says what went wrong, to programs by `code` and to people by `error`."""
+    status = status_of(error)
+    explanation = error.explanation if isinstance(error, errors.NoCapacity) else None
+    return bodies.Problem(
+        type=f"urn:kubelend:problem:{error.code}",
+        title=status.phrase,
+        status=int(status),
+        detail=error.message,
+        code=error.code,
+        error=str(error),
+        hint=error.hint,
+        retryable=error.retryable,
+        explanation=None if explanation is None else conversion.from_explanation(explanation),
+    )
+
+
+def from_answer(status: int, body: bytes) -> errors.KubelendError:
+    """The error that an answer stands for, also when it is not one of ours."""
+    try:
+        problem = msgspec.json.decode(body, type=bodies.Problem)
+    except msgspec.MsgspecError:
+        text = body[:200].decode("utf-8", "replace").strip()
+        return errors.UnexpectedAnswer(f"the broker answered {status}: {text or 'nothing'}")
+    kind = _BY_CODE.get(problem.code, errors.KubelendError)
+    return kind(problem.detail, hint=problem.hint)
+
+
+def _tree(kind: type[errors.KubelendError]) -> dict[str, type[errors.KubelendError]]:
+    found = {kind.code: kind}
+    for child in kind.__subclasses__():
+        found |= _tree(child)
+    return found
+
+
+_BY_CODE = _tree(errors.KubelendError)

@@ -1,0 +1,326 @@
+"""Builders with defaults, so that a test names only what it is about; and a desk to give orders at.
+
+    desk = make.desk(a="cpu=4,memory=8Gi", b="cpu=2,memory=4Gi")
+    held = desk.reserve("cpu=3,memory=1Gi", requester="r")
+    desk.pass_time(make.HOUR)
+    desk.expire()
+    assert desk.available("a") == make.resources("cpu=4,memory=8Gi")
+
+Amounts are texts ("cpu=500m,memory=1Gi,example.com/fpga=2") or ready vectors; prices are decimal texts.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+
+from kubelend.core import commands, prices
+from kubelend.core import resources as amounts
+from kubelend.core.commands import Answer, Command
+from kubelend.core.decision import NoFit
+from kubelend.core.events import Archived, Change, Dropped, Event
+from kubelend.core.filters import Question
+from kubelend.core.ledger import Ledger
+from kubelend.core.lifecycle import Reason
+from kubelend.core.models import (
+    REGION_LABEL,
+    Advertisement,
+    Cluster,
+    ClusterId,
+    Constraints,
+    Records,
+    Request,
+    RequestKey,
+    Reservation,
+    ReservationId,
+)
+from kubelend.core.prices import Prices
+from kubelend.core.resources import Resources
+
+T0 = datetime(2030, 1, 1, 12, tzinfo=UTC)
+SECOND = timedelta(seconds=1)
+MINUTE = timedelta(minutes=1)
+HOUR = timedelta(hours=1)
+STALE_AFTER = 10 * MINUTE
+RETENTION = 24 * HOUR
+
+Amounts = str | Resources
+
+
+def resources(text: Amounts) -> Resources:
+    if isinstance(text, Resources):
+        return text
+    return amounts.asked(dict(part.split("=") for part in text.split(",") if part))
+
+
+def price_list(currency: str = "USD", **per_hour: str) -> Prices:
+    """`price_list(cpu="0.05", memory="0.01")`, per core-hour and GB-hour."""
+    return Prices(currency, **{name: prices.parse(text, name) for name, text in per_hour.items()})
+
+
+def advertisement(
+    cluster: str = "a",
+    allocatable: Amounts = "cpu=4,memory=8Gi",
+    *,
+    allocated: Amounts = "",
+    labels: Mapping[str, str] | None = None,
+    region: str | None = None,
+    prices: Prices | None = None,
+    valid_for: timedelta | None = None,
+    sent_at: datetime = T0,
+) -> Advertisement:
+    return Advertisement(
+        cluster=ClusterId(cluster),
+        capacity=resources(allocatable),
+        allocatable=resources(allocatable),
+        allocated=resources(allocated),
+        sent_at=sent_at,
+        prices=prices,
+        labels=dict(labels or {}) | ({REGION_LABEL: region} if region else {}),
+        valid_for=valid_for,
+    )
+
+
+def cluster(
+    id: str = "a",
+    allocatable: Amounts = "cpu=4,memory=8Gi",
+    *,
+    received_at: datetime = T0,
+    cordon: str | None = None,
+    **fields,
+) -> Cluster:
+    """A record as the ledger would have made it; `fields` are those of `advertisement`."""
+    offer = advertisement(id, allocatable, **fields)
+    return Cluster(offer, received_at, received_at + STALE_AFTER, cordon)
+
+
+def request(
+    wanted: Amounts = "cpu=1,memory=1Gi",
+    requester: str = "r",
+    *,
+    duration: timedelta = HOUR,
+    priority: int = 0,
+    wait: timedelta = timedelta(),
+    policy: str = "headroom",
+    weights: Mapping[str, float] | None = None,
+    labels: Mapping[str, str] | None = None,
+    region: str | None = None,
+    pinned: str | None = None,
+    excluded: Iterable[str] = (),
+    max_price: str | None = None,
+    currency: str = "USD",
+    key: str | None = None,
+) -> Request:
+    return Request(
+        requester=ClusterId(requester),
+        resources=resources(wanted),
+        duration=duration,
+        priority=priority,
+        wait=wait,
+        policy=policy,
+        weights=dict(weights or {}),
+        constraints=Constraints(
+            labels=dict(labels or {}) | ({REGION_LABEL: region} if region else {}),
+            pinned=None if pinned is None else ClusterId(pinned),
+            excluded=tuple(ClusterId(name) for name in excluded),
+            max_price=None if max_price is None else prices.parse(max_price, "maxPrice"),
+            currency=currency,
+        ),
+        key=None if key is None else RequestKey(key),
+    )
+
+
+def question(wanted: Amounts | Request = "cpu=1,memory=1Gi", *, now: datetime = T0, **fields):
+    """What the decision is asked; `fields` are those of `request`."""
+    asked = wanted if isinstance(wanted, Request) else request(wanted, **fields)
+    return Question(asked, now)
+
+
+def reservation(id: str = "rsv-1", asked: Request | None = None, **fields) -> Reservation:
+    return Reservation(
+        ReservationId(id), asked or request(), fields.pop("created_at", T0), **fields
+    )
+
+
+def ledger(**clusters: Amounts | Advertisement) -> Ledger:
+    """A ledger with these clusters, all heard from at T0."""
+    return desk(**clusters).ledger
+
+
+def desk(**clusters: Amounts | Advertisement) -> Desk:
+    made = Desk()
+    for name, offer in clusters.items():
+        made.advertise(name, offer)
+    return made
+
+
+class Recorder(Ledger):
+    """A ledger that also remembers every event, for replays."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.events: list[Event] = []
+
+    def apply(self, event: Event) -> Change:
+        change = super().apply(event)
+        self.events.append(event)
+        return change
+
+
+class Desk:
+    """Runs commands as the broker does: one after the other, at a time that moves by hand."""
+
+    def __init__(self, ledger: Recorder | None = None, now: datetime = T0) -> None:
+        self.ledger = ledger or Recorder()
+        self.now = now
+        self.changes: list[Change] = []
+        self.max_waiting = 100
+        self._ids = (ReservationId(f"rsv-{number}") for number in itertools.count(1))
+
+    def run(self, command: Command[Answer]) -> Answer:
+        answer, changes = commands.run(self.ledger, command, self.now)
+        self.changes += changes
+        return answer
+
+    def pass_time(self, duration: timedelta) -> None:
+        self.now += duration
+
+    # -- orders
+
+    def advertise(
+        self, name: str, offer: Amounts | Advertisement = "cpu=4,memory=8Gi", **fields
+    ) -> Cluster:
+        known = isinstance(offer, Advertisement)
+        return self.run(
+            commands.advertise(
+                self.ledger,
+                offer if known else advertisement(name, offer, sent_at=self.now, **fields),
+                STALE_AFTER,
+                self.now,
+            )
+        )
+
+    def ask(self, wanted: Amounts | Request, **fields) -> ReservationId | NoFit:
+        """Reserve, and give back the answer as it is; `fields` are those of `request`."""
+        asked = wanted if isinstance(wanted, Request) else request(wanted, **fields)
+        new_id = next(self._ids)
+        return self.run(commands.reserve(self.ledger, asked, new_id, self.max_waiting, self.now))
+
+    def reserve(self, wanted: Amounts | Request, **fields) -> ReservationId:
+        """Reserve what must be placed or queued."""
+        answer = self.ask(wanted, **fields)
+        assert not isinstance(answer, NoFit), str(answer.explanation)
+        return answer
+
+    def refused(self, wanted: Amounts | Request, **fields) -> str:
+        """Ask for what must not fit; gives the explanation."""
+        answer = self.ask(wanted, **fields)
+        assert isinstance(answer, NoFit), f"placed as {answer}"
+        return str(answer.explanation)
+
+    def release(self, found: ReservationId, reason: Reason = Reason.BY_REQUESTER) -> None:
+        self.run(commands.release(self.ledger, found, reason, self.now))
+
+    def activate(self, found: ReservationId) -> None:
+        self.run(commands.activate(self.ledger, found, self.now))
+
+    def renew(self, found: ReservationId, duration: timedelta) -> None:
+        self.run(commands.renew(self.ledger, found, duration, self.now))
+
+    def acknowledge(self, found: ReservationId, provider: str) -> None:
+        self.run(commands.acknowledge(self.ledger, found, ClusterId(provider), self.now))
+
+    def refuse(self, found: ReservationId, provider: str, why: str = "no") -> None:
+        self.run(commands.refuse(self.ledger, found, ClusterId(provider), why, self.now))
+
+    def cordon(self, name: str, why: str = "maintenance") -> Cluster:
+        return self.run(commands.cordon(self.ledger, ClusterId(name), why, self.now))
+
+    def uncordon(self, name: str) -> Cluster:
+        return self.run(commands.uncordon(self.ledger, ClusterId(name), self.now))
+
+    def drain(self, name: str, why: str = "maintenance") -> list[ReservationId]:
+        return self.run(commands.drain(self.ledger, ClusterId(name), why, self.now))
+
+    def remove(self, name: str) -> None:
+        self.run(commands.remove(self.ledger, ClusterId(name), self.now))
+
+    def expire(self, retention: timedelta = RETENTION) -> None:
+        self.run(commands.expire(self.ledger, retention, self.now))
+
+    # -- questions
+
+    def __getitem__(self, found: ReservationId) -> Reservation:
+        return self.ledger.reservation(found)
+
+    def target(self, found: ReservationId) -> str | None:
+        return self[found].target
+
+    def available(self, name: str) -> Resources:
+        return self.ledger.available(ClusterId(name))
+
+    def reserved(self, name: str) -> Resources:
+        return self.ledger.reserved(ClusterId(name))
+
+    def waiting(self) -> list[ReservationId]:
+        return [waiter.id for waiter in self.ledger.waiting()]
+
+    def earmarks(self) -> dict[str, str]:
+        """Who waits for which cluster."""
+        return {w.id: w.earmark for w in self.ledger.waiting() if w.earmark is not None}
+
+    def kept(self) -> Records:
+        """The working set that a store would have after all changes."""
+        return kept(self.changes, self.ledger.revision)
+
+
+def kept(changes: Iterable[Change], revision: int) -> Records:
+    clusters: dict[str, Cluster] = {}
+    reservations: dict[str, Reservation] = {}
+    for change in changes:
+        match change:
+            case Cluster():
+                clusters[change.id] = change
+            case Reservation():
+                reservations[change.id] = change
+            case Dropped():
+                del clusters[change.cluster]
+            case Archived():
+                del reservations[change.reservation]
+    return Records(list(clusters.values()), list(reservations.values()), revision)
+
+
+def state(ledger: Ledger) -> dict[str, object]:
+    """All that a ledger answers, as plain values: ledgers with equal states are interchangeable."""
+    fleet, names = ledger.fleet, _resource_names(ledger)
+    known = sorted({*ledger.clusters, *(r.requester for r in ledger.reservations.values())})
+    columns = {name: (fleet.free(name), fleet.ceiling(name), fleet.shares(name)) for name in names}
+    ranks = [(waiter.request.priority, waiter.ticket) for waiter in ledger.waiting()]
+    return {
+        "revision": ledger.revision,
+        "clusters": dict(ledger.clusters),
+        "reservations": dict(ledger.reservations),
+        "reserved": {name: ledger.reserved(name) for name in known},
+        "lent": {name: [found.id for found in ledger.lent_by(name)] for name in known},
+        "touching": {name: sorted(found.id for found in ledger.touching(name)) for name in known},
+        "waiting": [waiter.id for waiter in ledger.waiting()],
+        "ids": list(fleet.ids),
+        "labels": list(fleet.labels),
+        "columns": {name: _plain(column) for name, column in columns.items()},
+        "rows": _plain((fleet.valid_until, fleet.open, fleet.currency, fleet.rates)),
+        "earmarks": (fleet.earmarks, [_plain(fleet.open_to(*rank)) for rank in ranks]),
+    }
+
+
+def _resource_names(ledger: Ledger) -> list[str]:
+    offered = (name for c in ledger.clusters.values() for name in c.advertisement.allocatable.extended)
+    asked = (name for r in ledger.reservations.values() for name in r.request.resources.extended)
+    return ["cpu", "memory", "gpu", "storage", *sorted({*offered, *asked})]
+
+
+def _plain(values):
+    """Arrays as lists, however deep, so that `==` compares them."""
+    if values is None:
+        return None
+    return [_plain(value) for value in values] if isinstance(values, tuple) else values.tolist()

@@ -1,0 +1,156 @@
+"""Two ends of a TLS connection on loopback, to see who is let in and why not.
+
+asyncio and uvloop close a refused handshake without a word, so a blocking server names the reason,
+and an async one shows that it is the same in production.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+import threading
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+
+from kubelend.pki import identities
+
+
+@dataclass
+class Handshake:
+    """How both ends of one blocking connection saw it. Errors are texts, empty if none."""
+
+    server_error: str = ""
+    client_error: str = ""
+    version: str | None = None
+    cipher: str = ""
+    protocol: str | None = None
+    caller: str = ""
+    session: ssl.SSLSession | None = None
+
+
+def shake_hands(
+    server: ssl.SSLContext,
+    client: ssl.SSLContext,
+    *,
+    host: str = "localhost",
+    session: ssl.SSLSession | None = None,
+) -> Handshake:
+    """One connection to 127.0.0.1 under the name `host`: a line each way, and an orderly end."""
+    seen = Handshake()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=_serve_one, args=(listener, server, seen))
+        thread.start()
+        try:
+            _call(listener.getsockname(), client, host, session, seen)
+        except (ssl.SSLError, ConnectionError) as error:
+            seen.client_error = str(error)
+        thread.join(timeout=10)
+    return seen
+
+
+@contextlib.asynccontextmanager
+async def serving(context: ssl.SSLContext) -> AsyncIterator[int]:
+    """A server that answers each line with the caller's name; gives its port."""
+    server = await asyncio.start_server(_answer, "127.0.0.1", 0, ssl=context)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+class Connection:
+    """A client's connection to such a server."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    async def ask(self) -> str:
+        """The name under which the server knows us; empty when it let us out instead of in."""
+        try:
+            self._writer.write(b"who am I?\n")
+            return (await asyncio.wait_for(self._reader.readline(), 10)).decode().strip()
+        except (ssl.SSLError, ConnectionError):
+            return ""
+
+    @property
+    def serial(self) -> int:
+        """Which certificate the server has shown."""
+        shown = self._writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        return x509.load_der_x509_certificate(shown).serial_number
+
+
+@contextlib.asynccontextmanager
+async def connected(port: int, context: ssl.SSLContext, host: str) -> AsyncIterator[Connection]:
+    """A connection to `port`. No server name is sent when `host` is an address."""
+    reader, writer = await asyncio.open_connection(
+        "127.0.0.1", port, ssl=context, server_hostname=host
+    )
+    try:
+        yield Connection(reader, writer)
+    finally:
+        writer.close()
+        with contextlib.suppress(ssl.SSLError, ConnectionError):
+            await writer.wait_closed()
+
+
+async def name_of(port: int, context: ssl.SSLContext, host: str = "localhost") -> str:
+    """The name under which the server knows a new connection; empty when it is refused."""
+    try:
+        async with connected(port, context, host) as connection:
+            return await connection.ask()
+    except (ssl.SSLError, ConnectionError):
+        return ""
+
+
+def serial_in(directory: Path) -> int:
+    """Which certificate lies in a directory."""
+    return x509.load_pem_x509_certificate((directory / "tls.crt").read_bytes()).serial_number
+
+
+def _serve_one(listener: socket.socket, context: ssl.SSLContext, seen: Handshake) -> None:
+    raw, _ = listener.accept()
+    raw.settimeout(10)
+    try:
+        with context.wrap_socket(raw, server_side=True) as connection:
+            seen.caller = identities.caller_of(connection.getpeercert() or {}).name
+            connection.recv(100)
+            connection.sendall(b"welcome\n")
+            connection.unwrap().close()
+    except (ssl.SSLError, ConnectionError) as error:
+        seen.server_error = str(error)
+    finally:
+        raw.close()
+
+
+def _call(
+    address: tuple[str, int],
+    context: ssl.SSLContext,
+    host: str,
+    session: ssl.SSLSession | None,
+    seen: Handshake,
+) -> None:
+    with (
+        socket.create_connection(address, timeout=10) as raw,
+        context.wrap_socket(raw, server_hostname=host, session=session) as connection,
+    ):
+        connection.sendall(b"hello\n")
+        connection.recv(100)
+        cipher = connection.cipher()
+        seen.version = connection.version()
+        seen.cipher = cipher[0] if cipher else ""
+        seen.protocol = connection.selected_alpn_protocol()
+        seen.session = connection.session
+        connection.unwrap().close()
+
+
+async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(ssl.SSLError, ConnectionError):
+        while await reader.readline():
+            caller = identities.caller_of(writer.get_extra_info("peercert"))
+            writer.write(f"{caller.name}\n".encode())
+            await writer.drain()
+    writer.close()

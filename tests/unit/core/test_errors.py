@@ -1,0 +1,73 @@
+"""The tree of errors is drawn in a docstring; the classes, their codes and the drawing must agree."""
+
+import re
+
+import pytest
+
+from kubelend.core import errors
+from kubelend.core.errors import KubelendError
+
+
+def subclasses(error):
+    for child in error.__subclasses__():
+        yield child
+        yield from subclasses(child)
+
+
+ERRORS = [KubelendError, *subclasses(KubelendError)]
+
+
+def drawn_tree():
+    """(name, depth) of each line of the drawing, from its branches of four columns each."""
+    for line in errors.__doc__.splitlines():
+        match = re.match(r"    ([│├└─ ]*)([A-Z]\w+)(?:  |$)", line)
+        if match:
+            yield match[2], len(match[1]) // 4
+
+
+def class_tree(error=KubelendError, depth=0):
+    yield error.__name__, depth
+    for child in error.__subclasses__():
+        yield from class_tree(child, depth + 1)
+
+
+def test_drawing_shows_the_classes():
+    assert list(drawn_tree()) == list(class_tree())
+
+
+def test_codes_are_unique():
+    codes = [error.code for error in ERRORS]
+    assert len(set(codes)) == len(codes)
+
+
+@pytest.mark.parametrize("error", ERRORS[1:])
+def test_code_is_the_name_of_the_class(error):
+    assert error.code == error.__name__
+
+
+def test_what_may_help_when_tried_again():
+    assert {error.__name__ for error in ERRORS if error.retryable} == {
+        "LimitExceeded",
+        "RateLimited",
+        "QueueFull",
+        "Unavailable",
+        "StoreFailed",
+        "NotReady",
+        "BrokerUnreachable",
+    }
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_every_error_is_one_sentence_and_a_hint(error):
+    assert str(error("it broke")) == "it broke"
+    assert str(error("it broke", hint="mend it")) == "it broke; mend it"
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_every_error_explains_its_class(error):
+    assert error.__doc__
+
+
+def test_limits_say_when_to_come_back():
+    assert errors.QueueFull("full").retry_after == 1.0
+    assert errors.RateLimited("slower", retry_after=7.5).retry_after == 7.5

@@ -1,0 +1,176 @@
+"""Each reason to refuse, alone: one cluster, one request, one obstacle."""
+
+import make
+import pytest
+
+from kubelend.core import decision, filters
+from kubelend.core.filters import FILTERS, Question
+from kubelend.core.models import ClusterId
+from kubelend.core.refusals import Refusal
+
+
+def refusals(question, ledger, cluster="a"):
+    """All that speaks against a cluster, in the order of reporting."""
+    row = ledger.fleet.find(ClusterId(cluster))
+    return [str(r) for r, mask in filters.verdicts(question, ledger.fleet) if not mask[row]]
+
+
+def asked(**fields):
+    return make.question("cpu=1,memory=1Gi", **fields)
+
+
+def test_refusals_keep_their_names():
+    assert {str(refusal) for refusal in Refusal} == {
+        "IsRequester",
+        "NotPinned",
+        "Excluded",
+        "RefusedBefore",
+        "Stale",
+        "Cordoned",
+        "LabelMismatch",
+        "CurrencyMismatch",
+        "TooExpensive",
+        "InsufficientCPU",
+        "InsufficientMemory",
+        "InsufficientGPU",
+        "InsufficientStorage",
+        "InsufficientExtendedResource",
+        "HeldForWaiter",
+    }
+
+
+def test_every_refusal_has_its_filter_in_the_order_of_its_definition():
+    assert [refusal for refusal, _ in FILTERS] == list(Refusal)
+
+
+def test_open_cluster_that_fits_passes():
+    ledger = make.ledger(a="cpu=1,memory=1Gi")
+    assert refusals(asked(), ledger) == []
+    assert filters.passing(asked(), ledger.fleet).tolist() == [True]
+
+
+@pytest.mark.parametrize(
+    "fields, refusal",
+    [
+        ({"requester": "a"}, "IsRequester"),
+        ({"pinned": "b"}, "NotPinned"),
+        ({"pinned": "unknown"}, "NotPinned"),
+        ({"excluded": ["b", "a"]}, "Excluded"),
+        ({"labels": {"tier": "silver"}}, "LabelMismatch"),
+        ({"labels": {"tier": "gold", "ssd": "yes"}}, "LabelMismatch"),
+        ({"region": "eu-south"}, "LabelMismatch"),
+        ({"now": make.T0 + make.STALE_AFTER}, "Stale"),
+        ({"max_price": "0.099"}, "TooExpensive"),
+        ({"max_price": "0"}, "TooExpensive"),
+        ({"max_price": "9", "currency": "EUR"}, "CurrencyMismatch"),
+        ({"max_price": "0.01", "currency": "EUR"}, "CurrencyMismatch"),
+    ],
+)
+def test_one_obstacle_is_one_refusal(fields, refusal):
+    offer = make.advertisement(
+        "a",
+        labels={"tier": "gold"},
+        region="eu-north",
+        prices=make.price_list("USD", cpu="0.1"),
+    )
+    ledger = make.ledger(a=offer, b="cpu=1,memory=1Gi")
+    assert refusals(asked(**fields), ledger) == [refusal]
+    assert filters.passing(asked(**fields), ledger.fleet).tolist()[0] is False
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"pinned": "a"},
+        {"excluded": ["b", "unknown"]},
+        {"labels": {"tier": "gold"}},
+        {"region": "eu-north", "labels": {"tier": "gold"}},
+        {"now": make.T0 + make.STALE_AFTER - make.timedelta.resolution},
+        {"max_price": "0.1"},
+        {"currency": "EUR"},
+    ],
+    ids=str,
+)
+def test_constraint_that_is_met_refuses_nothing(fields):
+    offer = make.advertisement(
+        "a",
+        labels={"tier": "gold"},
+        region="eu-north",
+        prices=make.price_list("USD", cpu="0.1"),
+    )
+    assert refusals(asked(**fields), make.ledger(a=offer)) == []
+
+
+def test_cordoned_cluster_is_closed_until_it_is_opened():
+    desk = make.desk(a="cpu=4,memory=8Gi")
+    desk.cordon("a")
+    assert refusals(asked(), desk.ledger) == ["Cordoned"]
+    desk.uncordon("a")
+    assert refusals(asked(), desk.ledger) == []
+
+
+def test_cluster_that_was_left_is_not_asked_again():
+    question = Question(make.request(), make.T0, left=(ClusterId("a"), ClusterId("gone")))
+    assert refusals(question, make.ledger(a="cpu=4,memory=8Gi")) == ["RefusedBefore"]
+
+
+@pytest.mark.parametrize(
+    "wanted, refused",
+    [
+        ("cpu=4,memory=8Gi,gpu=2,storage=10Gi,example.com/fpga=1", []),
+        ("cpu=4001m", ["InsufficientCPU"]),
+        ("memory=8589934593", ["InsufficientMemory"]),
+        ("gpu=3", ["InsufficientGPU"]),
+        ("nvidia.com/gpu=3", ["InsufficientGPU"]),
+        ("storage=11Gi", ["InsufficientStorage"]),
+        ("example.com/fpga=2", ["InsufficientExtendedResource"]),
+        ("example.com/unheard-of=1", ["InsufficientExtendedResource"]),
+        ("cpu=5,memory=9Gi,gpu=3", ["InsufficientCPU", "InsufficientMemory", "InsufficientGPU"]),
+    ],
+)
+def test_exact_fit_fits_and_one_more_does_not(wanted, refused):
+    ledger = make.ledger(a="cpu=4,memory=8Gi,gpu=2,storage=10Gi,example.com/fpga=1")
+    assert refusals(make.question(wanted), ledger) == refused
+    assert isinstance(decision.decide(make.question(wanted), ledger.fleet), decision.NoFit) == bool(
+        refused
+    )
+
+
+def test_gpu_cluster_without_gpu_pods_lends_its_gpus():
+    desk = make.desk(a="cpu=4,memory=8Gi,gpu=2")
+    for left in (1, 0):
+        desk.reserve("cpu=1,memory=1Gi,gpu=1")
+        assert desk.available("a").gpu == left
+    assert desk.refused("cpu=1,memory=1Gi,gpu=1") == "0/1 cluster fits: 1 InsufficientGPU"
+
+
+def test_cluster_without_a_price_asks_for_none():
+    """Published prices must not punish: unpriced passes any maximum, and in any currency."""
+    question = asked(max_price="0", currency="EUR")
+    assert refusals(question, make.ledger(a="cpu=4,memory=8Gi")) == []
+
+
+def test_price_that_floating_point_puts_a_hair_over_the_maximum_is_not_over_it():
+    """Three times 0.1 is 0.30000000000000004, and nobody who wrote 0.3 meant to refuse it."""
+    offer = make.advertisement("a", prices=make.price_list(cpu="0.1"))
+    ledger = make.ledger(a=offer)
+    question = make.question("cpu=3", max_price="0.3")
+    assert filters.hourly(question.request, ledger.fleet)[0] > 0.3
+    assert refusals(question, ledger) == []
+    assert refusals(make.question("cpu=3", max_price="0.299999999"), ledger) == ["TooExpensive"]
+
+
+def test_capacity_kept_for_a_waiter_is_refused_to_those_behind():
+    desk = make.desk(a="cpu=4,memory=8Gi")
+    desk.reserve("cpu=3,memory=1Gi")
+    desk.reserve("cpu=2,memory=1Gi", wait=make.HOUR, priority=5)
+    assert refusals(asked(priority=5), desk.ledger) == ["HeldForWaiter"]
+    assert refusals(asked(priority=6), desk.ledger) == []
+
+
+def test_huge_amounts_are_compared_exactly():
+    """A float would round 2**63-1 and its neighbour to the same number."""
+    most = 2**63 - 1
+    ledger = make.ledger(a=f"cpu=1,memory={most - 1}")
+    assert refusals(make.question(f"memory={most - 1}"), ledger) == []
+    assert refusals(make.question(f"memory={most}"), ledger) == ["InsufficientMemory"]

@@ -1,0 +1,166 @@
+"""The columns hold what the records say, whatever is added, rewritten and taken away."""
+
+from datetime import timedelta
+
+import make
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kubelend.core import fleet as fleets
+from kubelend.core.fleet import Fleet
+from kubelend.core.models import ClusterId
+
+NAMES = ["cpu", "memory", "gpu", "storage", "example.com/a", "example.com/b"]
+
+
+def put(fleet, cluster):
+    fleet.put(cluster, cluster.ceiling.clamped())
+
+
+def contents(fleet):
+    """Every column as lists, by cluster."""
+    return {
+        "ids": fleet.ids,
+        "labels": fleet.labels,
+        "free": {name: _list(fleet.free(name)) for name in NAMES},
+        "ceiling": {name: _list(fleet.ceiling(name)) for name in NAMES},
+        "shares": {
+            name: None if fleet.shares(name) is None else [_list(part) for part in fleet.shares(name)]
+            for name in NAMES
+        },
+        "valid_until": _list(fleet.valid_until),
+        "open": _list(fleet.open),
+        "currency": _list(fleet.currency),
+        "rates": _list(fleet.rates),
+        "labelled": _list(fleet.with_label("zone", "x")),
+        "earmarks": fleet.earmarks,
+        "open_to": _list(fleet.open_to(1, 5)),
+    }
+
+
+def _list(array):
+    return None if array is None else array.tolist()
+
+
+def test_rows_are_in_the_order_of_ids():
+    fleet = Fleet()
+    for name in ("m", "a", "z", "b"):
+        put(fleet, make.cluster(name))
+    assert fleet.ids == ["a", "b", "m", "z"]
+    assert [fleet.find(ClusterId(name)) for name in ("a", "z", "c")] == [0, 3, None]
+
+
+def test_fleet_grows_over_its_first_room_without_losing_a_row():
+    fleet = Fleet(room=2)
+    for number in range(40, 0, -1):
+        put(fleet, make.cluster(f"c{number:03}", f"cpu={number},memory={number}Gi"))
+    assert fleet.free("cpu").tolist() == [1000 * number for number in range(1, 41)]
+    assert fleet.open_to(-(2**31), 0).all()
+
+
+def test_column_of_an_extended_resource_comes_and_goes_with_the_last_cluster_that_offers_it():
+    fleet = Fleet()
+    assert fleet.free("example.com/a") is None
+    put(fleet, make.cluster("x", "cpu=1,example.com/a=2"))
+    put(fleet, make.cluster("y", "cpu=1,example.com/a=3"))
+    put(fleet, make.cluster("z", "cpu=1"))
+    assert fleet.free("example.com/a").tolist() == [2, 3, 0]
+    put(fleet, make.cluster("x", "cpu=1"))
+    assert fleet.free("example.com/a").tolist() == [0, 3, 0]
+    fleet.remove(ClusterId("y"))
+    assert fleet.free("example.com/a") is None
+    assert fleet.ceiling("example.com/a") is None
+    assert fleet.shares("example.com/a") is None
+
+
+def test_label_masks_follow_the_labels():
+    fleet = Fleet()
+    put(fleet, make.cluster("a", labels={"zone": "x"}))
+    assert fleet.with_label("zone", "x").tolist() == [True]
+    put(fleet, make.cluster("b", labels={"zone": "x"}))
+    assert fleet.with_label("zone", "x").tolist() == [True, True]
+    put(fleet, make.cluster("a", labels={"zone": "y"}))
+    assert fleet.with_label("zone", "x").tolist() == [False, True]
+    fleet.remove(ClusterId("a"))
+    assert fleet.with_label("zone", "x").tolist() == [True]
+
+
+def test_labels_of_requests_do_not_fill_the_memory():
+    fleet = Fleet()
+    put(fleet, make.cluster("a", labels={"n": "7"}))
+    seen = [bool(fleet.with_label("n", str(value))[0]) for value in range(3 * fleets.LABEL_MASKS)]
+    assert seen == [value == 7 for value in range(3 * fleets.LABEL_MASKS)]
+
+
+@pytest.mark.parametrize(
+    "priority, ticket, open_to",
+    [(0, 99, False), (4, 1, False), (5, 11, False), (5, 10, True), (5, 9, True), (6, 99, True)],
+)
+def test_earmark_keeps_out_who_ranks_behind(priority, ticket, open_to):
+    fleet = Fleet()
+    put(fleet, make.cluster("a"))
+    fleet.set_earmark(ClusterId("a"), (5, 10))
+    assert fleet.open_to(priority, ticket).tolist() == [open_to]
+
+
+def test_earmarks_are_counted_once_and_end_with_their_cluster():
+    fleet = Fleet()
+    put(fleet, make.cluster("a"))
+    fleet.set_earmark(ClusterId("a"), (0, 1))
+    fleet.set_earmark(ClusterId("a"), (1, 2))
+    put(fleet, make.cluster("a", "cpu=9"))
+    assert fleet.earmarks == 1
+    fleet.remove(ClusterId("a"))
+    assert fleet.earmarks == 0
+    put(fleet, make.cluster("a"))
+    assert fleet.open_to(0, 1).all()
+
+
+def test_unknown_cluster_changes_nothing():
+    fleet = Fleet()
+    put(fleet, make.cluster("a"))
+    before = contents(fleet)
+    fleet.remove(ClusterId("x"))
+    fleet.set_free(ClusterId("x"), make.resources("cpu=1"))
+    fleet.set_earmark(ClusterId("x"), (1, 1))
+    assert contents(fleet) == before
+
+
+def test_instants_and_currencies_fit_a_column_exactly():
+    assert fleets.micros(make.T0 + timedelta(microseconds=1)) - fleets.micros(make.T0) == 1
+    codes = [fleets.currency_code(text) for text in ("EUR", "USD", "CREDITS", "ZZZZZZZZ")]
+    assert len(set(codes)) == 4
+    assert all(0 < code < 2**63 for code in codes)
+
+
+@st.composite
+def clusters(draw):
+    extended = draw(st.sampled_from(["", ",example.com/a=1", ",example.com/a=2,example.com/b=3"]))
+    return make.cluster(
+        draw(st.sampled_from("abcdef")),
+        f"cpu={draw(st.integers(0, 9))},memory={draw(st.integers(0, 9))}Gi{extended}",
+        allocated=f"cpu={draw(st.integers(0, 9))}",
+        labels=draw(st.sampled_from([{}, {"zone": "x"}, {"zone": "y"}])),
+        prices=draw(st.sampled_from([None, make.price_list(cpu="1"), make.price_list("EUR")])),
+        cordon=draw(st.sampled_from([None, "closed"])),
+    )
+
+
+@given(st.lists(clusters() | st.sampled_from("abcdef"), max_size=30))
+def test_fleet_with_a_past_equals_one_that_is_written_afresh(steps):
+    """A cluster is put, a letter is removed; rows and columns must shift without a trace."""
+    fleet, present = Fleet(room=1), {}
+    for step in steps:
+        if isinstance(step, str):
+            fleet.remove(ClusterId(step))
+            present.pop(step, None)
+        else:
+            put(fleet, step)
+            present[step.id] = step
+            fleet.set_earmark(step.id, (1, 2))
+    fresh = Fleet()
+    for cluster in present.values():
+        put(fresh, cluster)
+        fresh.set_earmark(cluster.id, (1, 2))
+    assert contents(fleet) == contents(fresh)
