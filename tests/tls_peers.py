@@ -17,6 +17,7 @@ from pathlib import Path
 
 from cryptography import x509
 
+from kubelend.core.errors import InvalidIdentity
 from kubelend.pki import identities
 
 
@@ -120,7 +121,7 @@ def _serve_one(listener: socket.socket, context: ssl.SSLContext, seen: Handshake
             connection.recv(100)
             connection.sendall(b"welcome\n")
             connection.unwrap().close()
-    except (ssl.SSLError, ConnectionError) as error:
+    except (ssl.SSLError, ConnectionError, InvalidIdentity) as error:
         seen.server_error = str(error)
     finally:
         raw.close()

@@ -209,7 +209,8 @@ def test_connections_opened_all_the_while_are_all_let_in(scene, run):
                     asyncio.create_task(tls_peers.name_of(port, scene.old_client)) for _ in range(3)
                 ]
                 await asyncio.sleep(0)
-                scene.put(scene.old.server(directory=f"renewed-{turn}"))
+                renewed = files.load_credentials(scene.old.server(directory=f"renewed-{turn}"))
+                files.save_credentials(scene.directory, renewed, overwrite=True)
                 assert scene.reloading.refresh()
             return await asyncio.gather(*calls)
 

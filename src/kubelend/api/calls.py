@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Container
-from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -104,6 +103,11 @@ def json(body: Any, status: int = 200) -> web.Response:
     return web.Response(body=_encode(body), status=status, headers=JSON)
 
 
-@cache
 def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(kind)
+    known = _DECODERS.get(kind)
+    if known is None:
+        known = _DECODERS[kind] = msgspec.json.Decoder(kind)
+    return known
+
+
+_DECODERS: dict[Any, msgspec.json.Decoder[Any]] = {}

@@ -59,7 +59,8 @@ async def stream(call: Call) -> web.StreamResponse:
 
 async def _pour(response: web.StreamResponse, opening: Opening, cluster: ClusterId) -> None:
     if not opening.resumed:
-        await response.write(_event(opening.revision, "reset", {"revision": opening.revision}))
+        # Without an id: a stream that is cut before the news must not be resumed behind them.
+        await response.write(b"event: reset\ndata: {}\n\n")
     await response.write(_events(opening.news, cluster) or b": open\n\n")
     while not opening.feed.closed:
         news = await opening.feed.read(HEARTBEAT)
@@ -68,14 +69,14 @@ async def _pour(response: web.StreamResponse, opening: Opening, cluster: Cluster
 
 def _events(news: Iterable[Reservation], cluster: ClusterId) -> bytes:
     return b"".join(
-        _event(found.revision, "instruction", _body(instruction))
+        _event(found.revision, _body(instruction))
         for found in news
         for instruction in instructions.for_cluster(cluster, found)
     )
 
 
-def _event(revision: int, name: str, data: object) -> bytes:
-    return b"id: %d\nevent: %s\ndata: %s\n\n" % (revision, name.encode(), msgspec.json.encode(data))
+def _event(revision: int, body: bodies.Instruction) -> bytes:
+    return b"id: %d\nevent: instruction\ndata: %s\n\n" % (revision, msgspec.json.encode(body))
 
 
 def _body(instruction: instructions.Instruction) -> bodies.Instruction:

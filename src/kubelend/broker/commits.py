@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
-from kubelend.broker.ports import Store
+from kubelend.broker.ports import OpenStore, Store
 from kubelend.core.errors import NotReady, StoreFailed
 from kubelend.core.events import Change
 from kubelend.core.models import Records, Reservation, ReservationId
@@ -29,10 +29,11 @@ Result = TypeVar("Result")
 class GroupCommit:
     """The only one who touches the store; lives in one event loop."""
 
-    def __init__(self, store: Store, on_landed: Landed, on_failed: Failed) -> None:
+    def __init__(self, open_store: OpenStore, on_landed: Landed, on_failed: Failed) -> None:
         self.durable = 0
         """The revision up to which everything has been kept."""
-        self._store = store
+        self._open_store = open_store
+        self._store: Store | None = None
         self._on_landed = on_landed
         self._on_failed = on_failed
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
@@ -43,14 +44,14 @@ class GroupCommit:
         self._failure: Exception | None = NotReady("the store is not loaded yet")
 
     async def load(self) -> Records:
-        """Read the working set; from here on changes are taken, also after a failure."""
-        records = await self._in_thread(self._store.load)
+        """Open the store anew and read the working set; from here on changes are taken."""
+        records = await self._in_thread(self._reopen)
         self.durable = self._revision = records.revision
         self._failure = None
         return records
 
     async def archived(self, reservation: ReservationId) -> Reservation | None:
-        return await self._in_thread(partial(self._store.archived, reservation))
+        return await self._in_thread(partial(self._opened().archived, reservation))
 
     def submit(self, changes: Sequence[Change], revision: int) -> None:
         """Have these changes kept. Never waits, so that deciding and recording are one stretch."""
@@ -75,7 +76,7 @@ class GroupCommit:
         while self._gathering or self._flying:
             await asyncio.gather(self.settled(), return_exceptions=True)
         self._failure = NotReady("the broker is stopping")
-        await self._in_thread(self._store.close)
+        await self._in_thread(self._let_go)
         self._thread.shutdown()
 
     def _take_off(self) -> None:
@@ -83,7 +84,7 @@ class GroupCommit:
             return
         group, self._gathered = self._gathered, []
         self._flying, self._gathering = self._gathering, None
-        write = partial(self._store.commit, group, self._revision)
+        write = partial(self._opened().commit, group, self._revision)
         written = asyncio.get_running_loop().run_in_executor(self._thread, write)
         written.add_done_callback(partial(self._land, group, self._revision, time.perf_counter()))
 
@@ -110,6 +111,22 @@ class GroupCommit:
                 waiting.set_exception(failure)
                 waiting.exception()  # nobody may be waiting, and that is no fault
         self._on_failed(failure)
+
+    def _reopen(self) -> Records:
+        """A connection that has failed is not trusted again."""
+        self._let_go()
+        self._store = self._open_store()
+        return self._store.load()
+
+    def _let_go(self) -> None:
+        store, self._store = self._store, None
+        if store is not None:
+            store.close()
+
+    def _opened(self) -> Store:
+        if self._store is None:
+            raise NotReady("the store is not open", hint="try again in a moment")
+        return self._store
 
     async def _in_thread(self, call: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._thread, call)

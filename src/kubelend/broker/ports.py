@@ -13,6 +13,10 @@ Clock = Callable[[], datetime]
 """Gives the time, aware and in UTC. Only composition roots choose one."""
 
 
+OpenStore = Callable[[], "Store"]
+"""Opens the store, or raises `StoreFailed`; called again after every failure."""
+
+
 class Store(Protocol):
     """Keeps records durably. Blocking; used by one thread at a time; errors are `StoreFailed`."""
 

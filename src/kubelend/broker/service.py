@@ -20,8 +20,8 @@ import structlog
 from kubelend.broker import naming, views
 from kubelend.broker.commits import GroupCommit
 from kubelend.broker.feeds import Feeds
-from kubelend.broker.metrics import Metrics
-from kubelend.broker.ports import Clock, Store
+from kubelend.broker.metrics import Metrics, Outcome
+from kubelend.broker.ports import Clock, OpenStore
 from kubelend.core import commands, explanations, waiting
 from kubelend.core.commands import Command
 from kubelend.core.decision import NoFit
@@ -58,14 +58,14 @@ class Rules(msgspec.Struct, frozen=True):
 class Broker:
     """Use `run` as a root task; everything else may be called once `ready` holds."""
 
-    def __init__(self, store: Store, clock: Clock, rules: Rules, metrics: Metrics) -> None:
+    def __init__(self, open_store: OpenStore, clock: Clock, rules: Rules, metrics: Metrics) -> None:
         self.feeds = Feeds()
         self.clock = clock
         self.unready: str | None = "starting: the store is being read"
         """Why no call can be answered now, or None."""
         self._rules = rules
         self._metrics = metrics
-        self._commits = GroupCommit(store, self._landed, self._store_failed)
+        self._commits = GroupCommit(open_store, self._landed, self._store_failed)
         self._ledger = Ledger()
         self._wake = asyncio.Event()
 
@@ -152,7 +152,7 @@ class Broker:
             lambda ledger, now: commands.reserve(ledger, request, new_id, limit, now), view
         )
         if isinstance(answer, NoFit):
-            self._metrics.no_capacity(answer.explanation)
+            self._metrics.refused_for_capacity(answer.explanation)
             raise _no_capacity(answer.explanation)
         return answer
 
@@ -252,9 +252,11 @@ class Broker:
         """A feed of what changes from now on, with what the cluster has to know first."""
         ledger, _ = self._present()
         feed = self.feeds.open(cluster)
+        self._metrics.stream_opened()
         try:
             yield views.opening(ledger, feed, after, self._commits.durable)
         finally:
+            self._metrics.stream_closed()
             self.feeds.close(feed)
 
     # -- the road
@@ -344,7 +346,7 @@ class Broker:
             log.warning("expiry put off", problem=str(problem))
 
 
-def _outcome(answer: Reservation | NoFit) -> str:
+def _outcome(answer: Reservation | NoFit) -> Outcome:
     if isinstance(answer, NoFit):
         return "refused"
     return "queued" if answer.phase is Phase.PENDING else "placed"

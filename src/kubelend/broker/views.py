@@ -34,7 +34,6 @@ class Opening(NamedTuple):
     feed: Feed
     news: list[Reservation]
     resumed: bool
-    revision: int
 
 
 def of_cluster(ledger: Ledger, cluster: Cluster) -> ClusterView:
@@ -66,7 +65,7 @@ def opening(ledger: Ledger, feed: Feed, after: int | None, durable: int) -> Open
         and (_is_open(found) if since is None else found.revision > since)
     ]
     news.sort(key=lambda found: found.revision)
-    return Opening(feed, news, since is not None, durable)
+    return Opening(feed, news, since is not None)
 
 
 def _is_open(found: Reservation) -> bool:

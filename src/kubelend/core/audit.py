@@ -20,6 +20,7 @@ def violations(ledger: Ledger) -> list[str]:
         *_reserved_is_the_sum_of_live_reservations(ledger),
         *_free_is_what_is_left(ledger),
         *_records_are_consistent(ledger),
+        *_tally_counts_every_reservation(ledger),
         *_keys_are_unique(ledger),
         *_revisions_are_in_the_past(ledger),
     ]
@@ -72,6 +73,14 @@ def _problems(found: Reservation) -> Iterator[str]:
         yield f"is {found.phase} without a time"
     if not found.request.resources:
         yield "holds nothing"
+
+
+def _tally_counts_every_reservation(ledger: Ledger) -> Iterator[str]:
+    counted = Counter((found.phase, found.reason) for found in ledger.reservations.values())
+    for phase, reason in sorted({*counted, *ledger.tally}):
+        tallied, actual = ledger.tally[phase, reason], counted[phase, reason]
+        if tallied != actual:
+            yield f"the tally of {phase} because of {reason} is {tallied}, not {actual}"
 
 
 def _keys_are_unique(ledger: Ledger) -> Iterator[str]:

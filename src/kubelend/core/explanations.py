@@ -6,7 +6,7 @@ the same words. It is computed on the same masks as the decision: it cannot disa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import numpy as np
@@ -14,13 +14,14 @@ import numpy as np
 from kubelend.core import filters, policies, prices, resources
 from kubelend.core.filters import Question
 from kubelend.core.fleet import UNPRICED, Columns, Fleet, Floats, Mask
-from kubelend.core.models import ClusterId
+from kubelend.core.models import ClusterId, Request
 from kubelend.core.refusals import INSUFFICIENT, Refusal
-from kubelend.core.resources import Resources
+from kubelend.core.resources import NOTHING, Resources
 
 _INSUFFICIENT = {*INSUFFICIENT.values(), Refusal.INSUFFICIENT_EXTENDED}
 _HELPLESS = {Refusal.IS_REQUESTER, Refusal.REFUSED_BEFORE, Refusal.STALE, Refusal.CORDONED}
 """Refusals that no other request of the same cluster would avoid."""
+_PRICE = {Refusal.CURRENCY_MISMATCH, Refusal.TOO_EXPENSIVE}
 
 Verdicts = Sequence[tuple[Refusal, Mask]]
 
@@ -30,8 +31,10 @@ class Remedy(msgspec.Struct, frozen=True, omit_defaults=True):
 
     cluster: ClusterId
     text: str
-    less: Resources = Resources()
+    less: Resources = NOTHING
     max_price: int | None = None
+    currency: str = ""
+    """Of `max_price`: the cluster's own, which may be another than the request's."""
     drop_labels: dict[str, str] = {}
 
 
@@ -101,7 +104,18 @@ def _distance(question: Question, fleet: Fleet, verdicts: Verdicts) -> Floats:
         free = fleet.free(name)
         missing = wanted - (0 if free is None else free)
         distance += np.clip(missing, 0, None) / wanted
+    distance[_has_nothing(question, fleet)] = np.inf
     return distance
+
+
+def _has_nothing(question: Question, fleet: Fleet) -> Mask:
+    """Where no part is free and no waiting helps: less of the request would be nothing at all."""
+    nothing, never = np.ones(len(fleet), np.bool_), np.zeros(len(fleet), np.bool_)
+    for name, wanted in question.request.resources.items():
+        free, ceiling = fleet.free(name), fleet.ceiling(name)
+        nothing &= free is None or free == 0
+        never |= ceiling is None or ceiling < wanted
+    return nothing & never
 
 
 def _candidates(
@@ -117,24 +131,33 @@ def _candidates(
     request = question.request
     scores = policies.weigh(policies.of(request).weights, request, fleet, feasible).copy()
     hourly = filters.hourly(request, fleet)
-    order = np.lexsort((np.where(feasible, -scores, distance), ~feasible))[:limit]
+    nearness = np.where(feasible, -scores, distance)
+    order = np.lexsort((_between_equals(request, fleet, feasible), nearness, ~feasible))[:limit]
     return tuple(
         _candidate(question, fleet, verdicts, int(row), float(scores[row]), float(hourly[row]))
         for row in order
     )
 
 
+def _between_equals(request: Request, fleet: Fleet, feasible: Mask) -> Floats:
+    """As `policies.best` tells equals apart, so that the first candidate is the one it chooses."""
+    then = policies.of(request).then
+    if not then:
+        return np.zeros(len(fleet), np.float64)
+    return np.where(feasible, -policies.weigh(then, request, fleet, feasible), 0.0)
+
+
 def _candidate(
     question: Question, fleet: Fleet, verdicts: Verdicts, row: int, score: float, hourly: float
 ) -> Candidate:
     refusals = tuple(refusal for refusal, mask in verdicts if not mask[row])
-    currency = int(fleet.currency[row])
+    currency = _currency(fleet, row)
     return Candidate(
         fleet.ids[row],
         refusals,
         score=None if refusals else score,
-        price=None if currency == UNPRICED else hourly,
-        currency="" if currency == UNPRICED else currency.to_bytes(8).lstrip(b"\0").decode("ascii"),
+        price=hourly if currency else None,
+        currency=currency,
         remedy=_remedy(question, fleet, row, refusals),
     )
 
@@ -153,26 +176,27 @@ def _remedy(
 ) -> Remedy | None:
     if not refusals or _HELPLESS.intersection(refusals):
         return None
-    less = _missing(question, fleet, row) if _INSUFFICIENT.intersection(refusals) else Resources()
-    price = _price_needed(question, fleet, row) if Refusal.TOO_EXPENSIVE in refusals else None
-    labels = _labels_missing(question, fleet, row) if Refusal.LABEL_MISMATCH in refusals else {}
+    less = _missing(question, fleet, row)
+    waits = bool(less) and _fits_empty(question, fleet, row)
+    if less == question.request.resources:
+        if not waits:
+            return None
+        less = NOTHING
+    price = _price_needed(question, fleet, row) if _PRICE.intersection(refusals) else None
+    currency = "" if price is None else _currency(fleet, row)
+    labels = _labels_missing(question, fleet, row)
     steps = [_STEPS[refusal] for refusal in refusals if refusal in _STEPS]
-    if less:
-        amounts = " and ".join(f"{resources.text(*part)} {part[0]}" for part in less.items())
-        steps.append(f"ask for {amounts} less{_or_wait(question, fleet, row)}")
+    steps += _amount_steps(less, waits)
     if price is not None:
-        currency = question.request.constraints.currency
         steps.append(f"allow {prices.text(price)} {currency} per hour")
     steps += [f"drop the label {key}={value}" for key, value in labels.items()]
-    return Remedy(
-        fleet.ids[row], f"{fleet.ids[row]} fits if you {' and '.join(steps)}", less, price, labels
-    )
+    text = f"{fleet.ids[row]} fits if you {' and '.join(steps)}"
+    return Remedy(fleet.ids[row], text, less, price, currency, labels)
 
 
 _STEPS = {
     Refusal.NOT_PINNED: "do not pin another cluster",
     Refusal.EXCLUDED: "do not exclude it",
-    Refusal.CURRENCY_MISMATCH: "give the maximum price in its currency",
     Refusal.HELD_FOR_WAITER: "wait, or ask with a higher priority",
 }
 
@@ -181,9 +205,8 @@ def _missing(question: Question, fleet: Fleet, row: int) -> Resources:
     return question.request.resources.shortfall(_amounts(fleet.free, question, row))
 
 
-def _or_wait(question: Question, fleet: Fleet, row: int) -> str:
-    fits_empty = question.request.resources.fits_in(_amounts(fleet.ceiling, question, row))
-    return ", or wait until reservations there end" if fits_empty else ""
+def _fits_empty(question: Question, fleet: Fleet, row: int) -> bool:
+    return question.request.resources.fits_in(_amounts(fleet.ceiling, question, row))
 
 
 def _amounts(column: Columns, question: Question, row: int) -> Resources:
@@ -194,9 +217,25 @@ def _amounts(column: Columns, question: Question, row: int) -> Resources:
     return Resources.of(amounts)
 
 
+def _amount_steps(less: Resources, waits: bool) -> Iterator[str]:
+    wait = "wait until reservations there end"
+    if less:
+        amounts = " and ".join(f"{resources.text(*part)} {part[0]}" for part in less.items())
+        yield f"ask for {amounts} less, or {wait}" if waits else f"ask for {amounts} less"
+    elif waits:
+        yield wait
+
+
 def _price_needed(question: Question, fleet: Fleet, row: int) -> int:
+    """The smallest maximum that lets this cluster pass."""
     hourly = float(filters.hourly(question.request, fleet)[row])
-    return -int(-hourly * prices.BILLIONTHS // 1)
+    rounded_down = int(hourly * prices.BILLIONTHS)
+    return rounded_down if hourly <= prices.limit(rounded_down) else rounded_down + 1
+
+
+def _currency(fleet: Fleet, row: int) -> str:
+    code = int(fleet.currency[row])
+    return "" if code == UNPRICED else code.to_bytes(8).lstrip(b"\0").decode("ascii")
 
 
 def _labels_missing(question: Question, fleet: Fleet, row: int) -> dict[str, str]:

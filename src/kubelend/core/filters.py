@@ -93,22 +93,19 @@ def labelled(question: Question, fleet: Fleet) -> Mask | None:
 
 def same_currency(question: Question, fleet: Fleet) -> Mask | None:
     """Only a maximum price needs one currency. A cluster without a price asks for none."""
-    constraints = question.request.constraints
-    if constraints.max_price is None:
+    if question.request.constraints.max_price is None:
         return None
-    comparable: Mask = fleet.currency == currency_code(constraints.currency)
+    comparable = in_currency(question.request, fleet)
     comparable |= fleet.currency == UNPRICED
     return comparable
 
 
 def affordable(question: Question, fleet: Fleet) -> Mask | None:
-    maximum = question.request.constraints.max_price
+    """A price in another currency is neither above the maximum nor below: `same_currency` says so."""
+    request, maximum = question.request, question.request.constraints.max_price
     if maximum is None:
         return None
-    cheap_enough: Mask = (
-        hourly(question.request, fleet) <= maximum / prices.BILLIONTHS * prices.TOLERANCE
-    )
-    return cheap_enough
+    return (hourly(request, fleet) <= prices.limit(maximum)) | ~in_currency(request, fleet)
 
 
 def enough(name: str, question: Question, fleet: Fleet) -> Mask | None:
@@ -160,6 +157,12 @@ def hourly(request: Request, fleet: Fleet) -> Floats:
     costs += amounts.gpu * gpu
     costs += amounts.storage * storage
     return costs
+
+
+def in_currency(request: Request, fleet: Fleet) -> Mask:
+    """The clusters whose prices can be compared with those of the request."""
+    same: Mask = fleet.currency == currency_code(request.constraints.currency)
+    return same
 
 
 def _all_of(masks: list[Mask]) -> Mask:

@@ -7,6 +7,7 @@ ledger neither reads a clock nor does I/O: replaying the same events gives the s
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from functools import singledispatchmethod
@@ -30,7 +31,7 @@ from kubelend.core.events import (
     Uncordoned,
 )
 from kubelend.core.fleet import Fleet
-from kubelend.core.lifecycle import FINAL, Phase
+from kubelend.core.lifecycle import FINAL, Phase, Reason
 from kubelend.core.models import (
     Cluster,
     ClusterId,
@@ -55,6 +56,8 @@ class Ledger:
         """Clusters on which a waiter may now fit; whoever serves the waiters empties it."""
         self.horizon = 0
         """Whoever has seen this revision has missed nothing that is forgotten by now."""
+        self.tally: Counter[tuple[Phase, Reason]] = Counter()
+        """How many reservations are in each phase, and why."""
         self._clusters: dict[ClusterId, Cluster] = {}
         self._reservations: dict[ReservationId, Reservation] = {}
         self._reserved: dict[ClusterId, Resources] = {}
@@ -213,6 +216,7 @@ class Ledger:
     @_apply.register
     def _(self, event: Forgotten) -> Change:
         gone = self._reservations.pop(event.reservation)
+        self.tally[gone.phase, gone.reason] -= 1
         self.horizon = max(self.horizon, gone.revision)
         for cluster in _touched(gone):
             self._by_cluster[cluster].pop(gone.id, None)
@@ -232,6 +236,9 @@ class Ledger:
 
     def _put_reservation(self, before: Reservation | None, after: Reservation) -> Reservation:
         self._reservations[after.id] = after
+        self.tally[after.phase, after.reason] += 1
+        if before is not None:
+            self.tally[before.phase, before.reason] -= 1
         for cluster in _touched(after):
             self._by_cluster.setdefault(cluster, {})[after.id] = None
         if after.request.key is not None:

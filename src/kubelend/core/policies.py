@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 
 from kubelend.core.errors import InvalidInput
-from kubelend.core.filters import hourly
-from kubelend.core.fleet import Fleet, Floats, Mask, currency_code
+from kubelend.core.filters import hourly, in_currency
+from kubelend.core.fleet import Fleet, Floats, Mask
 from kubelend.core.models import Request
 
 Score = Callable[[Request, Fleet, Mask], Floats]
@@ -85,7 +85,7 @@ def balance(request: Request, fleet: Fleet, _: Mask) -> Floats:
 def price(request: Request, fleet: Fleet, feasible: Mask) -> Floats:
     """1 for the cheapest that fits, 0 for the dearest; without a comparable price, in the middle."""
     costs = hourly(request, fleet)
-    comparable = fleet.currency == currency_code(request.constraints.currency)
+    comparable = in_currency(request, fleet)
     asked = costs[feasible & comparable]
     if not len(asked) or asked.min() == asked.max():
         costs.fill(1.0)

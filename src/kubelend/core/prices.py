@@ -18,8 +18,7 @@ BILLIONTHS = 10**9
 CEILING = 10**9
 """No price above a billion per unit and hour: a typing error, and far inside what a float tells apart."""
 
-TOLERANCE = 1 + 1e-12
-"""A price computed as 0.30000000000000004 is not above a maximum of 0.3."""
+_TOLERANCE = 1 + 1e-12
 
 _DECIMAL = re.compile(r"(\d{1,10})(?:\.(\d{1,9}))?", re.ASCII)
 _CURRENCY = re.compile(r"[A-Za-z]{3,8}", re.ASCII)
@@ -62,6 +61,11 @@ def parse(text: str, where: str) -> int:
             f"{where}: {text[:24]!r} is no price", hint="write a plain decimal number such as 0.05"
         )
     return int(match[1]) * BILLIONTHS + int((match[2] or "").ljust(9, "0"))
+
+
+def limit(billionths: int) -> float:
+    """The highest `hourly` within a maximum. One computed as 0.30000000000000004 is not above 0.3."""
+    return billionths / BILLIONTHS * _TOLERANCE
 
 
 def text(billionths: int) -> str:

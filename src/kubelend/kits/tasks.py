@@ -17,54 +17,57 @@ Root = asyncio.Task[object]
 
 
 async def run_all(tasks: Mapping[str, Coroutine[Any, Any, object]]) -> str:
-    """Run all until the first ends; stop the others, and return its name or raise its failure.
+    """Run all until the first ends, stop the others; return its name, or raise its failure.
 
-    They are stopped one by one, the last first: a task may use those named before it until it has
-    finished. Cancelling this stops all of them in the same way; cancelling it again stops them at once.
+    They are stopped one by one, the last first: each may use those named before it until it has
+    finished. Cancelling this stops them in the same way; cancelling it again stops all at once.
     """
-    running = [asyncio.create_task(task, name=name) for name, task in tasks.items()]
+    running = [_start(name, task) for name, task in tasks.items()]
     try:
         await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+        first = _first(running)
     finally:
-        first = next((task for task in running if task.done()), None)
         await _stop(running)
-        _report(running, first)
-    return _outcome(running, first)
+    failure = _failure(first)
+    if failure is not None:
+        raise failure
+    return first.get_name()
+
+
+def _start(name: str, task: Coroutine[Any, Any, object]) -> Root:
+    root = asyncio.create_task(task, name=name)
+    root.add_done_callback(_report)
+    return root
+
+
+def _report(root: Root) -> None:
+    failure = _failure(root)
+    if failure is not None:
+        log.error("root task failed", task=root.get_name(), exc_info=failure)
+    elif not root.cancelling():
+        log.info("root task ended", task=root.get_name())
+
+
+def _failure(root: Root) -> BaseException | None:
+    return None if root.cancelled() else root.exception()
+
+
+def _first(running: Sequence[Root]) -> Root:
+    """A failure counts more than an end when both came in one turn of the loop."""
+    done = [root for root in running if root.done()]
+    return next((root for root in done if _failure(root) is not None), done[0])
 
 
 async def _stop(running: Sequence[Root]) -> None:
     interrupted: asyncio.CancelledError | None = None
-    for task in reversed(running):
-        if not task.done():
-            task.cancel()
-        while not task.done():
+    for root in reversed(running):
+        root.cancel()
+        while not root.done():
             try:
-                await asyncio.wait([task])
+                await asyncio.wait([root])
             except asyncio.CancelledError as again:
                 interrupted = again
-                _cancel_all(running)
+                for other in running:
+                    other.cancel()
     if interrupted is not None:
         raise interrupted
-
-
-def _cancel_all(running: Sequence[Root]) -> None:
-    for task in running:
-        task.cancel()
-
-
-def _report(running: Sequence[Root], first: Root | None) -> None:
-    for task in running:
-        failure = None if task.cancelled() else task.exception()
-        if failure is not None:
-            log.error("root task failed", task=task.get_name(), exc_info=failure)
-        elif task is first:
-            log.warning("root task ended", task=task.get_name())
-
-
-def _outcome(running: Sequence[Root], first: Root | None) -> str:
-    """A failure counts more than an end, also when both came in the same turn of the loop."""
-    for task in running:
-        failure = None if task.cancelled() else task.exception()
-        if failure is not None:
-            raise failure
-    return "" if first is None else first.get_name()

@@ -67,3 +67,12 @@ def kept_from(finishes: Iterable[datetime], archive_for: timedelta) -> datetime:
         return max(finishes) - archive_for
     except OverflowError:
         return BEGINNING
+
+
+def check_order(stored: int, revision: int) -> None:
+    """Refuse a commit from a ledger that is behind the store: somebody else has written since."""
+    if revision < stored:
+        raise StoreFailed(
+            f"the store is at revision {stored}, and this change at {revision}",
+            hint="load the store again",
+        )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
+from heapq import heappop, heappush
 
-from kubelend.core.errors import StoreFailed
 from kubelend.core.events import Change
 from kubelend.core.models import Cluster, ClusterId, Records, Reservation, ReservationId
 from kubelend.stores import batches
@@ -20,6 +20,7 @@ class MemoryStore:
         self._clusters: dict[ClusterId, Cluster] = {}
         self._reservations: dict[ReservationId, Reservation] = {}
         self._archive: dict[ReservationId, Reservation] = {}
+        self._finishes: list[tuple[datetime, ReservationId]] = []
         self._revision = 0
 
     def load(self) -> Records:
@@ -29,16 +30,14 @@ class MemoryStore:
 
     def commit(self, changes: Sequence[Change], revision: int) -> None:
         batch = batches.fold(changes)
-        self._check(batch, revision)
+        finishes = self._check(batch, revision)
         self._revision = revision
+        self._put_clusters(batch)
         self._reservations.update(batch.reservations)
-        for id, cluster in batch.clusters.items():
-            if cluster is None:
-                self._clusters.pop(id, None)
-            else:
-                self._clusters[id] = cluster
-        if batch.archived:
-            self._move_to_archive(batch.archived)
+        for finished in finishes:
+            self._archive[finished[1]] = self._reservations.pop(finished[1])
+            heappush(self._finishes, finished)
+        self._prune([at for at, _ in finishes])
 
     def archived(self, reservation: ReservationId) -> Reservation | None:
         return self._archive.get(reservation)
@@ -46,18 +45,26 @@ class MemoryStore:
     def close(self) -> None:
         """There is nothing to let go of."""
 
-    def _check(self, batch: Batch, revision: int) -> None:
-        """Refuse before the first change, for nothing could take it back."""
-        if revision < self._revision:
-            raise StoreFailed(f"the store is at revision {self._revision}, ahead of {revision}")
-        for id in batch.archived:
-            batches.finish(id, batch.reservations.get(id) or self._reservations.get(id))
+    def _check(self, batch: Batch, revision: int) -> list[tuple[datetime, ReservationId]]:
+        """Refuse before the first change, for nothing could take it back; returns who joins the archive."""
+        batches.check_order(self._revision, revision)
+        return [(batches.finish(gone, self._last(gone, batch)), gone) for gone in batch.archived]
 
-    def _move_to_archive(self, ids: list[ReservationId]) -> None:
-        joining = {id: self._reservations.pop(id) for id in ids}
-        self._archive |= joining
-        finishes = {id: batches.finish(id, found) for id, found in self._archive.items()}
-        kept_from = batches.kept_from((finishes[id] for id in joining), self._archive_for)
-        for id, finished_at in finishes.items():
-            if finished_at < kept_from:
-                del self._archive[id]
+    def _last(self, reservation: ReservationId, batch: Batch) -> Reservation | None:
+        return batch.reservations.get(reservation) or self._reservations.get(reservation)
+
+    def _put_clusters(self, batch: Batch) -> None:
+        for name, cluster in batch.clusters.items():
+            if cluster is None:
+                self._clusters.pop(name, None)
+            else:
+                self._clusters[name] = cluster
+
+    def _prune(self, joining: list[datetime]) -> None:
+        if not joining:
+            return
+        kept_from = batches.kept_from(joining, self._archive_for)
+        while self._finishes[0][0] < kept_from:
+            finished_at, gone = heappop(self._finishes)
+            if self._archive[gone].finished_at == finished_at:
+                del self._archive[gone]

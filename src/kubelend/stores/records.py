@@ -39,13 +39,18 @@ def encode(record: Cluster | Reservation) -> tuple[str, int, bytes]:
 
 def decode(decoder: msgspec.json.Decoder[Kind], row: tuple[bytes, int, bytes]) -> Kind:
     """The inverse of `encode`, from a row with its ID as bytes."""
-    id, expected, text = row
-    if crc32(text, crc32(id)) != expected:
-        raise Damaged(f"the record of {_shown(id)} does not have its checksum")
+    name, expected, text = row
     try:
-        return decoder.decode(text)
-    except msgspec.DecodeError as error:
-        raise Damaged(f"the record of {_shown(id)} cannot be read: {error}") from error
+        if checksum(name, text) == expected:
+            return decoder.decode(text)
+    except (msgspec.DecodeError, TypeError) as error:
+        raise Damaged(f"the record of {_shown(name)} cannot be read: {error}") from error
+    raise Damaged(f"the record of {_shown(name)} does not have its checksum")
+
+
+def key(id: str) -> bytes:
+    """An ID to look for. One that is no text is never kept, and so never found."""
+    return id.encode(errors="surrogatepass")
 
 
 def checksum(id: bytes, text: bytes) -> int:
@@ -62,5 +67,5 @@ def _readable(record: Cluster | Reservation) -> Cluster | Reservation:
     return record
 
 
-def _shown(id: bytes) -> str:
-    return repr(id.decode(errors="replace"))
+def _shown(name: bytes | None) -> str:
+    return repr(name and name.decode(errors="replace"))

@@ -43,6 +43,7 @@ MIGRATIONS: tuple[Migration, ...] = (
             value INTEGER NOT NULL,
             checksum INTEGER NOT NULL
         )""",
+        "INSERT INTO meta VALUES ('revision', 0, 1717842607)",
     ),
 )
 

@@ -86,32 +86,23 @@ class ReloadingServerContext:
 
     def refresh(self) -> bool:
         """Take up changed files; True if it did. Three calls of stat when nothing has changed."""
+        # Before the files are read, here too: two generations read as one are mended by the next.
         signature = _signature(self._directory)
         if signature == self._signature:
             return False
         try:
-            fresh = server_context(self._directory)
+            self._switch.current = server_context(self._directory)
         except InvalidSettings as error:
-            return self._keep(signature, error)
-        return self._take(signature, fresh)
-
-    def _keep(self, signature: _Signature, error: InvalidSettings) -> bool:
-        # Files that were being written while they were read are looked at again, without a word.
-        if _signature(self._directory) == signature:
-            self._signature = signature
-            if self._reported != str(error):
-                self._reported = str(error)
-                self._report(error)
-        return False
-
-    def _take(self, signature: _Signature, fresh: ssl.SSLContext) -> bool:
-        # Of two generations read as one, the pair could be new and the authorities old.
-        if _signature(self._directory) != signature:
+            self._report_once(error)
             return False
         self._signature = signature
         self._reported = ""
-        self._switch.current = fresh
         return True
+
+    def _report_once(self, error: InvalidSettings) -> None:
+        if self._reported != str(error):
+            self._reported = str(error)
+            self._report(error)
 
 
 class _SwitchingContext(ssl.SSLContext):

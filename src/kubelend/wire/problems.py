@@ -11,7 +11,7 @@ from http import HTTPStatus
 import msgspec
 
 from kubelend.core import errors
-from kubelend.wire import bodies, conversion
+from kubelend.wire import bodies
 
 CONTENT_TYPE = "application/problem+json"
 
@@ -38,6 +38,9 @@ def status_of(error: errors.KubelendError) -> HTTPStatus:
 
 def to_problem(error: errors.KubelendError) -> bodies.Problem:
     """The body that says what went wrong, to programs by `code` and to people by `error`."""
+    # Late: it brings numpy along, which a client of the broker does without.
+    from kubelend.wire import conversion
+
     status = status_of(error)
     explanation = error.explanation if isinstance(error, errors.NoCapacity) else None
     return bodies.Problem(

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from kubelend.core import decision, filters, policies
 from kubelend.core.decision import NoFit, Placement
 from kubelend.core.ledger import Ledger
-from kubelend.core.models import ClusterId
+from kubelend.core.prices import Prices
 from kubelend.core.resources import Resources
 
 MOST = 2**63 - 1
-NAMES = ["a", "b", "c", "d", "e", "f"]
+NAMES = ["a", "b", "c", "d", "e"]
 
 
 def decided(question, ledger):
@@ -57,108 +57,95 @@ def test_thousands_of_clusters_are_one_decision():
 
 
 # Few values, so that ties and exact fits are common; the extremes, so that rounding shows.
-small = st.sampled_from([0, 1, 2, 3, 4, 1000])
-amount = small | st.sampled_from([MOST, MOST - 1, 2**53 + 1, 10**15 + 1]) | st.integers(0, MOST)
-extended = st.dictionaries(st.sampled_from(["example.com/x", "example.com/y"]), small, max_size=2)
-vectors = st.builds(Resources, amount, amount, small, amount, extended)
-wanted = vectors.filter(bool)
-price = st.sampled_from([0, 1, 10**8, 2 * 10**8, 10**18 - 1])
-labels = st.dictionaries(st.sampled_from(["zone", "ssd"]), st.sampled_from("xy"), max_size=2)
-currency = st.sampled_from(["USD", "EUR"])
-weight = st.sampled_from([0.0, 0.1, 0.3, 1.0, 7.0])
-
-
-@st.composite
-def prices_(draw):
-    return make.Prices(draw(currency), *(draw(price) for _ in range(4)))
+AMOUNTS = [0, 1, 2, 3, 4, 1000, 10**15 + 1, 2**53 + 1, MOST - 1, MOST]
+EXTENDED = [{}, {}, {"example.com/x": 1}, {"example.com/x": 2, "example.com/y": 1}]
+PRICES = [0, 1, 10**8, 2 * 10**8, 10**18 - 1]
+LABELS = [{}, {"zone": "x"}, {"zone": "y"}, {"zone": "x", "ssd": "y"}]
+WEIGHTS = [{}, {}, {"price": 0.3}, {"price": 0.1, "headroom": 0.3}, dict.fromkeys(policies.SCORES, 0.7)]
+amount = st.sampled_from(AMOUNTS) | st.integers(0, MOST)
+vectors = st.builds(
+    Resources,
+    cpu=amount,
+    memory=amount,
+    gpu=st.sampled_from([0, 0, 1, 2]),
+    storage=st.sampled_from([0, 0, 5, MOST]),
+    extended=st.sampled_from(EXTENDED),
+)
+price_lists = st.none() | st.builds(
+    Prices,
+    st.sampled_from(["USD", "EUR"]),
+    cpu=st.sampled_from(PRICES),
+    memory=st.sampled_from(PRICES),
+    gpu=st.sampled_from(PRICES),
+)
 
 
 @st.composite
 def offers(draw, name):
-    made = make.advertisement(
+    return make.advertisement(
         name,
         draw(vectors),
         allocated=draw(st.just("") | vectors),
-        labels=draw(labels),
-        prices=draw(st.none() | prices_()),
-        valid_for=draw(st.sampled_from([None, make.MINUTE])),
+        labels=draw(st.sampled_from(LABELS)),
+        prices=draw(price_lists),
+        valid_for=draw(st.sampled_from([None, None, make.MINUTE])),
     )
-    return made
 
 
 @st.composite
 def requests(draw, **fixed):
-    maximum = draw(st.none() | st.sampled_from(["0", "0.1", "0.3", "1", "999999999"]))
-    fields = {
-        "requester": draw(st.sampled_from([*NAMES, "r"])),
-        "priority": draw(st.sampled_from([0, 0, 1])),
-        "policy": draw(st.sampled_from(sorted(policies.POLICIES))),
-        "weights": draw(
-            st.just({})
-            | st.dictionaries(st.sampled_from(sorted(policies.SCORES)), weight).filter(
-                lambda weights: any(weights.values())
-            )
-        ),
-        "labels": draw(st.just({}) | labels),
-        "pinned": draw(st.none() | st.none() | st.sampled_from([*NAMES, "unknown"])),
-        "excluded": draw(st.just([]) | st.lists(st.sampled_from(NAMES), max_size=2)),
-        "max_price": maximum,
-        "currency": draw(currency),
-    }
-    return make.request(draw(wanted), **(fields | fixed))
+    return make.request(
+        draw(vectors.filter(bool)),
+        requester=draw(st.sampled_from(["r", *NAMES])),
+        priority=draw(st.sampled_from([0, 0, 1])),
+        policy=draw(st.sampled_from(sorted(policies.POLICIES))),
+        weights=draw(st.sampled_from(WEIGHTS)),
+        labels=draw(st.sampled_from([{}, *LABELS])),
+        pinned=draw(st.sampled_from([None] * 8 + ["a", "unknown"])),
+        excluded=draw(st.sampled_from([[]] * 4 + [["a", "b"]])),
+        max_price=draw(st.sampled_from([None] * 4 + ["0", "0.1", "0.3", "999999999"])),
+        currency=draw(st.sampled_from(["USD", "EUR"])),
+        **fixed,
+    )
 
 
 @st.composite
 def ledgers(draw):
     """Some clusters, some of them lent from, cordoned or kept for a waiter."""
     desk = make.Desk()
-    for name in draw(st.lists(st.sampled_from(NAMES), unique=True, max_size=6)):
+    for name in NAMES[: draw(st.integers(0, len(NAMES)))]:
         desk.advertise(name, draw(offers(name)))
-    for asked in draw(st.lists(requests(), max_size=4)):
+    for asked in draw(st.lists(requests(), max_size=2)):
         desk.ask(asked)
-    for asked in draw(st.lists(requests(wait=make.HOUR), max_size=3)):
+    for asked in draw(st.lists(requests(wait=make.HOUR), max_size=2)):
         desk.ask(asked)
-    for name in draw(st.lists(st.sampled_from(NAMES), max_size=1)):
-        if name in desk.ledger.clusters:
-            desk.cordon(name)
+    if desk.ledger.clusters and draw(st.booleans()):
+        desk.cordon("a")
     return desk.ledger
 
 
 @st.composite
 def cases(draw):
     now = make.T0 + draw(st.sampled_from([0, 0, 1])) * make.MINUTE
-    left = tuple(draw(st.just([]) | st.lists(st.sampled_from(NAMES), max_size=2)))
+    left = draw(st.sampled_from([(), (), ("a",), ("b", "gone")]))
     ticket = draw(st.sampled_from([filters.NEWEST, 1, 10]))
     return draw(ledgers()), filters.Question(draw(requests()), now, ticket, left)
 
 
-@settings(max_examples=300)
+@settings(max_examples=250)
 @given(cases())
 def test_engine_equals_the_reference(case):
+    """The same choice with the same score, the same refusals of every cluster, the same prices."""
     ledger, question = case
     assert decided(question, ledger) == reference.decide(question, ledger)
-
-
-@settings(max_examples=200)
-@given(cases())
-def test_every_refusal_equals_the_reference(case):
-    ledger, question = case
     verdicts = list(filters.verdicts(question, ledger.fleet))
-    for name, cluster in ledger.clusters.items():
-        row = ledger.fleet.find(ClusterId(name))
-        found = [refusal for refusal, mask in verdicts if not mask[row]]
-        assert found == reference.refusals(question, cluster, ledger)
-        passes = bool(filters.passing(question, ledger.fleet)[row])
-        assert passes == (not found)
-
-
-@settings(max_examples=100)
-@given(cases())
-def test_price_of_a_request_equals_the_reference(case):
-    ledger, question = case
+    passing = filters.passing(question, ledger.fleet).tolist()
     hourly = filters.hourly(question.request, ledger.fleet).tolist()
-    for name, cluster in ledger.clusters.items():
-        asked = reference.price(question.request, cluster)
-        assert hourly[ledger.fleet.find(name)] == asked
+    for row, name in enumerate(ledger.fleet.ids):
+        cluster = ledger.clusters[name]
+        refusals = [refusal for refusal, mask in verdicts if not mask[row]]
+        assert refusals == reference.refusals(question, cluster, ledger)
+        assert passing[row] == (not refusals)
+        assert hourly[row] == reference.price(question.request, cluster)
         prices = cluster.advertisement.prices
-        assert prices is None or prices.hourly(question.request.resources) == asked
+        assert prices is None or prices.hourly(question.request.resources) == hourly[row]

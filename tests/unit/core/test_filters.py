@@ -152,12 +152,12 @@ def test_cluster_without_a_price_asks_for_none():
 
 def test_price_that_floating_point_puts_a_hair_over_the_maximum_is_not_over_it():
     """Three times 0.1 is 0.30000000000000004, and nobody who wrote 0.3 meant to refuse it."""
-    offer = make.advertisement("a", prices=make.price_list(cpu="0.1"))
+    offer = make.advertisement("a", "gpu=4", prices=make.price_list(gpu="0.1"))
     ledger = make.ledger(a=offer)
-    question = make.question("cpu=3", max_price="0.3")
+    question = make.question("gpu=3", max_price="0.3")
     assert filters.hourly(question.request, ledger.fleet)[0] > 0.3
     assert refusals(question, ledger) == []
-    assert refusals(make.question("cpu=3", max_price="0.299999999"), ledger) == ["TooExpensive"]
+    assert refusals(make.question("gpu=3", max_price="0.299999999"), ledger) == ["TooExpensive"]
 
 
 def test_capacity_kept_for_a_waiter_is_refused_to_those_behind():

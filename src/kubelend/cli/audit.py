@@ -1,0 +1,72 @@
+"""`kubelend audit`: does a store still keep every promise?"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+import typer
+
+from kubelend.cli import output
+from kubelend.cli.exits import Code
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What was counted and what was found; the keys are API."""
+
+    violations: int
+    clusters: int
+    reservations: int
+    live: int
+    overcommitted: list[str]
+    revision: int
+    details: list[str]
+
+
+def audit(
+    store: Annotated[
+        str,
+        typer.Option(help="The broker's store; it may be running.", envvar="KUBELEND_STORE"),
+    ] = "kubelend.db",
+    json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Check all invariants of a store, from scratch. It is only read."""
+    report = _report(store)
+    print(output.json(report) if json else _text(report))
+    if report.violations:
+        raise typer.Exit(Code.VIOLATED)
+
+
+def _report(store: str) -> Report:
+    from kubelend.core import audit as invariants
+    from kubelend.core.ledger import Ledger
+    from kubelend.stores import opening
+
+    opened = opening.open_readonly(store)
+    try:
+        ledger = Ledger.restore(opened.load())
+    finally:
+        opened.close()
+    details = invariants.violations(ledger)
+    return Report(
+        violations=len(details),
+        clusters=len(ledger.clusters),
+        reservations=len(ledger.reservations),
+        live=sum(found.is_live for found in ledger.reservations.values()),
+        overcommitted=[str(found) for found in invariants.overcommitted(ledger)],
+        revision=ledger.revision,
+        details=details,
+    )
+
+
+def _text(report: Report) -> str:
+    verdict = f"{report.violations} invariants are violated" if report.violations else "All is well"
+    lines = [
+        f"{verdict}: {report.clusters} clusters, {report.reservations} reservations"
+        f" ({report.live} live), revision {report.revision}",
+        *report.details,
+    ]
+    if report.overcommitted:
+        names = ", ".join(report.overcommitted)
+        lines.append(f"Overcommitted by their own pods, no violation: {names}")
+    return "\n".join(lines)

@@ -1,0 +1,106 @@
+"""How clusters look to people."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from kubelend.cli import amounts, reservation_views, tables
+from kubelend.wire import bodies
+
+HEADERS = ("NAME", "STATUS", "CPU-FREE", "MEMORY-FREE", "GPU-FREE", "SCORE", "LENT", "SEEN")
+WIDE_HEADERS = (*HEADERS, "CPU", "MEMORY", "STORAGE-FREE", "REGION", "PRICE", "ENDPOINT")
+_PARTS = ("capacity", "allocatable", "allocated", "reserved", "available")
+
+
+def table(found: list[bodies.Cluster], now: datetime, *, wide: bool = False) -> str:
+    if not wide:
+        return tables.columns(HEADERS, [_cells(one, now) for one in found])
+    return tables.columns(WIDE_HEADERS, [(*_cells(one, now), *_more(one)) for one in found])
+
+
+def details(found: bodies.Cluster, now: datetime) -> str:
+    known, status = found.advertisement, found.status
+    facts = tables.pairs(
+        [
+            ("Name", known.cluster_id),
+            ("Status", _status(status)),
+            ("Cordoned", status.cordon_reason),
+            ("Message", status.message),
+            ("Score", f"{status.score} ({status.rating})"),
+            ("Lends", f"{status.reservations} reservations"),
+            ("Region", known.region),
+            ("Labels", ", ".join(f"{key}={value}" for key, value in known.labels.items())),
+            ("Prices", _prices(known.cost)),
+            ("Endpoint", known.endpoint_url),
+            ("Seen", tables.moment(status.last_update_time, now)),
+            ("Valid until", tables.moment(status.valid_until, now)),
+        ]
+    )
+    return f"{facts}\n\n{_amounts(known.resources)}"
+
+
+def drained(found: bodies.Drained, now: datetime) -> str:
+    """What became of a drained cluster's reservations."""
+    name = found.cluster.advertisement.cluster_id
+    if not found.reservations:
+        return f"{name} is drained; it lent nothing"
+    moved = sum(one.status.phase in {"Reserved", "Active"} for one in found.reservations)
+    rest = len(found.reservations) - moved
+    table = reservation_views.table(found.reservations, now)
+    return f"{name} is drained: {moved} moved to other clusters, {rest} released\n\n{table}"
+
+
+def _cells(found: bodies.Cluster, now: datetime) -> tuple[str, ...]:
+    free, status = amounts.texts(found.advertisement.resources.available), found.status
+    return (
+        found.advertisement.cluster_id,
+        _status(status),
+        free.get("cpu", ""),
+        amounts.short(free.get("memory", "")),
+        free.get("gpu", ""),
+        status.score,
+        str(status.reservations),
+        tables.age(status.last_update_time, now),
+    )
+
+
+def _more(found: bodies.Cluster) -> tuple[str, ...]:
+    known = found.advertisement
+    total = amounts.texts(known.resources.allocatable)
+    free = amounts.texts(known.resources.available)
+    return (
+        total.get("cpu", ""),
+        amounts.short(total.get("memory", "")),
+        amounts.short(free.get("storage", "")),
+        known.region,
+        _short_price(known.cost),
+        known.endpoint_url,
+    )
+
+
+def _status(status: bodies.ClusterStatus) -> str:
+    return f"{status.phase},Cordoned" if status.cordoned else status.phase
+
+
+def _short_price(cost: bodies.Cost | None) -> str:
+    return f"{cost.cpu_cost or 0}/{cost.memory_cost or 0} {cost.currency}" if cost else ""
+
+
+def _prices(cost: bodies.Cost | None) -> str:
+    if cost is None:
+        return ""
+    known = (
+        (cost.cpu_cost, "core"),
+        (cost.memory_cost, "GB"),
+        (cost.gpu_cost, "GPU"),
+        (cost.storage_cost, "GB of storage"),
+    )
+    each = (f"{price} per {unit}" for price, unit in known if price)
+    return f"{', '.join(each)} and hour, in {cost.currency}"
+
+
+def _amounts(resources: bodies.Metrics) -> str:
+    by_part = [amounts.texts(getattr(resources, part)) for part in _PARTS]
+    names = dict.fromkeys(name for texts in by_part for name in texts)
+    rows = [(name, *(texts.get(name, "0") for texts in by_part)) for name in names]
+    return tables.columns(("RESOURCE", *(part.upper() for part in _PARTS)), rows)

@@ -1,0 +1,100 @@
+"""Clusters from the command line: looked at, closed, opened, emptied and forgotten."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from kubelend.apps.settings import ClientSettings
+from kubelend.cli import calling, options, output
+from kubelend.cli.cluster_views import details, drained, table
+from kubelend.cli.output import Format
+from kubelend.wire import bodies
+
+
+@options.takes(settings=options.client)
+def get(
+    settings: ClientSettings,
+    name: Annotated[
+        str, typer.Argument(metavar="[CLUSTER]", help="Only this one.", show_default=False)
+    ] = "",
+    format: options.Output = Format.TABLE,
+) -> None:
+    """Clusters and what is free there: all (viewers and admins), or one."""
+    wide = format is Format.WIDE
+    if name:
+        one = calling.call(settings, lambda client: client.get_cluster(name))
+        output.show(
+            one, format, text=lambda: table([one], output.now(), wide=wide), names=[_name(one)]
+        )
+        return
+    found = calling.call(settings, lambda client: client.all_clusters())
+    output.listing(
+        bodies.ClusterList(found),
+        format,
+        noun="clusters",
+        names=[_name(one) for one in found],
+        text=lambda: table(found, output.now(), wide=wide),
+    )
+
+
+@options.takes(settings=options.client)
+def describe(settings: ClientSettings, name: options.ClusterName) -> None:
+    """One cluster in full."""
+    print(details(calling.call(settings, lambda client: client.get_cluster(name)), output.now()))
+
+
+@options.takes(settings=options.client)
+def cordon(
+    settings: ClientSettings,
+    name: options.ClusterName,
+    reason: options.Reason = "",
+    format: options.Output = Format.TABLE,
+) -> None:
+    """Close a cluster to new reservations; those it has stay."""
+    _say(
+        calling.call(settings, lambda client: client.cordon(name, reason)),
+        f"{name} is cordoned",
+        format,
+    )
+
+
+@options.takes(settings=options.client)
+def uncordon(
+    settings: ClientSettings, name: options.ClusterName, format: options.Output = Format.TABLE
+) -> None:
+    """Open a cluster again."""
+    _say(calling.call(settings, lambda client: client.uncordon(name)), f"{name} is open", format)
+
+
+@options.takes(settings=options.client)
+def drain(
+    settings: ClientSettings,
+    name: options.ClusterName,
+    reason: options.Reason = "",
+    format: options.Output = Format.TABLE,
+) -> None:
+    """Close a cluster and move what it lends to others; what fits nowhere else is released."""
+    found = calling.call(settings, lambda client: client.drain(name, reason))
+    output.show(
+        found,
+        format,
+        text=lambda: drained(found, output.now()),
+        names=[one.id for one in found.reservations],
+    )
+
+
+@options.takes(settings=options.client)
+def remove(settings: ClientSettings, name: options.ClusterName) -> None:
+    """Forget a cluster that lends nothing. It comes back when it advertises again."""
+    calling.call(settings, lambda client: client.remove_cluster(name))
+    print(f"{name} is removed")
+
+
+def _say(found: bodies.Cluster, sentence: str, format: Format) -> None:
+    output.show(found, format, text=lambda: sentence, names=[_name(found)])
+
+
+def _name(found: bodies.Cluster) -> str:
+    return found.advertisement.cluster_id

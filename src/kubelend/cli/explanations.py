@@ -1,0 +1,79 @@
+"""Why a request fits where it fits and nowhere else: `explain`, and the dry run of `borrow`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from kubelend.apps.settings import ClientSettings
+from kubelend.cli import calling, options, output, tables, wishes
+from kubelend.cli.output import Format
+from kubelend.core.errors import InvalidInput
+from kubelend.wire import bodies
+
+HEADERS = ("CLUSTER", "FITS", "SCORE", "PRICE", "WHY NOT, AND WHAT WOULD HELP")
+
+
+@options.takes(request=wishes.read, settings=options.client)
+def explain(
+    request: bodies.ReservationRequest | None,
+    settings: ClientSettings,
+    name: Annotated[
+        str,
+        typer.Argument(metavar="[RESERVATION]", help="Explain this one, anew.", show_default=False),
+    ] = "",
+    limit: Annotated[int, typer.Option(help="How many clusters to show at most.", min=1)] = 20,
+    format: options.Output = Format.TABLE,
+) -> None:
+    """Where a request would fit, best first, and why not elsewhere. Nothing changes.
+
+    For example: kubelend explain --cpu 4 --memory 8Gi --max-price 0.50
+    """
+    if bool(name) == (request is not None):
+        raise InvalidInput(
+            "one of both is needed: a reservation, or amounts",
+            hint="give --cpu and --memory, or the name of a reservation",
+        )
+    found = calling.call(
+        settings,
+        lambda client: (
+            client.explain_reservation(name, limit=limit)
+            if request is None
+            else client.explain(request, limit=limit)
+        ),
+    )
+    show(found, format)
+
+
+def show(found: bodies.Explanation, format: Format) -> None:
+    fitting = [one.cluster_id for one in found.candidates if one.fits]
+    output.show(found, format, text=lambda: text(found, output.width()), names=fitting)
+
+
+def text(found: bodies.Explanation, width: int | None) -> str:
+    """The sum, the clusters, and the nearest remedy if none fits."""
+    parts = [found.summary]
+    if found.candidates:
+        rows = [_cells(one) for one in found.candidates]
+        parts.append(tables.columns(HEADERS, rows, width=width))
+    if found.total > len(found.candidates) > 0:
+        parts.append(f"Shown {len(found.candidates)} of {found.total}; --limit shows more.")
+    if found.remedy is not None:
+        parts.append(f"Nearest: {found.remedy.text}.")
+    return "\n\n".join(parts)
+
+
+def _cells(one: bodies.Candidate) -> tuple[str, ...]:
+    why = ", ".join(one.refusals)
+    if one.remedy is not None:
+        # The row names the cluster already.
+        _, _, step = one.remedy.text.partition(" fits if you ")
+        why = f"{why}: {step or one.remedy.text}"
+    return (
+        one.cluster_id,
+        "yes" if one.fits else "no",
+        "" if one.score is None else f"{one.score:.4f}",
+        f"{one.price_per_hour} {one.currency}/h" if one.price_per_hour else "",
+        why,
+    )

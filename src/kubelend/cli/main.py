@@ -1,0 +1,76 @@
+"""The entry of `kubelend` and `kubectl lend`: errors become one line and an exit code, here only."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import typer
+
+from kubelend.cli import completion, exits, options, tree
+from kubelend.cli.exits import Code
+from kubelend.core.errors import KubelendError
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run one command and end the process."""
+    sys.exit(run(sys.argv[1:] if arguments is None else list(arguments), program(sys.argv[0])))
+
+
+def run(arguments: list[str], name: str = "kubelend") -> int:
+    """Run one command; gives its exit code."""
+    state = tree.State()
+    try:
+        code = tree.build().main(
+            args=options.plain(arguments),
+            prog_name=name,
+            complete_var=completion.VARIABLE,
+            standalone_mode=False,
+            obj=state,
+        )
+    except typer.TyperException as error:
+        return _fail(_usage(error), Code(error.exit_code))
+    except typer.Abort:
+        return Code.INTERRUPTED
+    except KubelendError as error:
+        _trace(state)
+        return _fail(str(error), exits.code_of(error))
+    except Exception as error:  # noqa: BLE001 - the root of the process: told, and ended
+        _trace(state)
+        text = f"unexpected: {type(error).__name__}: {error}; {_REPORT}"
+        return _fail(text, Code.UNEXPECTED)
+    return code if isinstance(code, int) else Code.OK
+
+
+def program(path: str) -> str:
+    """What to call ourselves: kubectl finds plugins by file name and hides the dash."""
+    name = Path(path).name
+    return name.replace("-", " ", 1) if name.startswith("kubectl-") else "kubelend"
+
+
+_REPORT = "run it again with --debug before the command, and report what it prints"
+
+
+def _usage(error: typer.TyperException) -> str:
+    text = error.format_message().rstrip(".")
+    context = getattr(error, "ctx", None)
+    command = "kubelend" if context is None else context.command_path
+    return f"{text[:1].lower()}{text[1:]}; see `{command} --help`"
+
+
+def _trace(state: tree.State) -> None:
+    if state.debug:
+        traceback.print_exc()
+
+
+def _fail(text: str, code: Code) -> Code:
+    # One line, whatever is in it: names and answers of others may be.
+    print("error:", " ".join(text.split()), file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""How reservations look to people: a table, a sentence, or everything there is to know."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from kubelend.cli import amounts, tables
+from kubelend.wire import bodies
+
+HEADERS = ("NAME", "PHASE", "TARGET", "CPU", "MEMORY", "AGE")
+WIDE_HEADERS = (
+    *HEADERS,
+    "LEFT",
+    "REQUESTER",
+    "GPU",
+    "STORAGE",
+    "PRIORITY",
+    "REASON",
+)
+ROW_WIDTHS = (36, 8, 16, 5, 7, 4)
+"""For rows that are printed one by one, when the longest is not known."""
+
+
+def table(found: list[bodies.Reservation], now: datetime, *, wide: bool = False) -> str:
+    if not wide:
+        return tables.columns(HEADERS, [cells(one, now) for one in found])
+    return tables.columns(WIDE_HEADERS, [(*cells(one, now), *_more(one, now)) for one in found])
+
+
+def cells(found: bodies.Reservation, now: datetime) -> tuple[str, ...]:
+    wanted = found.requested_resources
+    return (
+        found.id,
+        found.status.phase,
+        found.target_cluster_id,
+        str(wanted.cpu),
+        str(wanted.memory),
+        tables.age(found.created_at, now),
+    )
+
+
+def sentence(found: bodies.Reservation, now: datetime) -> str:
+    """What became of one reservation, in one line."""
+    status, wanted = found.status, amounts.sentence(found.requested_resources)
+    if status.phase in {"Reserved", "Active"} and status.expires_at is not None:
+        end = tables.moment(status.expires_at, now)
+        return f"{found.id} is {status.phase} on {found.target_cluster_id} until {end}: {wanted}"
+    return f"{found.id} is {status.phase}: {status.message or wanted}"
+
+
+def details(found: bodies.Reservation, now: datetime) -> str:
+    status = found.status
+    return tables.pairs(
+        [
+            ("Name", found.id),
+            ("Phase", f"{status.phase} ({status.reason})" if status.reason else status.phase),
+            ("Message", status.message),
+            ("Requester", found.requester_id),
+            ("Target", found.target_cluster_id),
+            ("Before at", ", ".join(found.previous_cluster_ids)),
+            ("Resources", amounts.sentence(found.requested_resources)),
+            ("Priority", str(found.priority)),
+            ("Duration", found.duration),
+            ("Created", tables.moment(found.created_at, now)),
+            ("Waits until", tables.moment(status.wait_until, now)),
+            ("Reserved", tables.moment(status.reserved_at, now)),
+            ("Acknowledged", tables.moment(status.acknowledged_at, now)),
+            ("Activated", tables.moment(status.activated_at, now)),
+            ("Expires", tables.moment(status.expires_at, now)),
+            ("Finished", tables.moment(status.finished_at, now)),
+        ]
+    )
+
+
+def _more(found: bodies.Reservation, now: datetime) -> tuple[str, ...]:
+    wanted, status = found.requested_resources, found.status
+    is_live = status.finished_at is None and status.expires_at is not None
+    left = tables.span(status.expires_at - now) if is_live and status.expires_at else ""
+    return (
+        left,
+        found.requester_id,
+        str(wanted.gpu),
+        str(wanted.storage),
+        str(found.priority),
+        status.reason,
+    )

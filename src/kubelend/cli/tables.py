@@ -1,0 +1,67 @@
+"""Tables and lists as kubectl prints them: plain columns, no boxes, no colour. Pure text in and out."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+
+WIDTH = 80
+"""Where text is wrapped, if nobody knows better."""
+
+_GAP = "  "
+_NARROWEST = 20
+
+
+def columns(
+    headers: Sequence[str], rows: Iterable[Sequence[str]], *, width: int | None = None
+) -> str:
+    """Aligned columns. With a width, the last one is wrapped to stay within; names are never cut."""
+    cells = [list(headers), *([cell or "-" for cell in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    room = (
+        None if width is None else max(_NARROWEST, width - sum(widths[:-1]) - 2 * len(widths) + 2)
+    )
+    return "\n".join(line for row in cells for line in _lines(row, widths, room))
+
+
+def row(cells: Sequence[str], widths: Sequence[int]) -> str:
+    """One line of a table whose end is not known yet; longer cells push the others."""
+    padded = (f"{cell or '-':<{width}}" for cell, width in zip(cells, widths, strict=True))
+    return _GAP.join(padded).rstrip()
+
+
+def pairs(items: Iterable[tuple[str, str]]) -> str:
+    """`Name:  value` lines, without those that have no value."""
+    known = [(name + ":", value) for name, value in items if value]
+    longest = max((len(name) for name, _ in known), default=0)
+    return "\n".join(f"{name:<{longest}}{_GAP}{value}" for name, value in known)
+
+
+def age(since: datetime | None, now: datetime) -> str:
+    """How long ago, in one unit: "45s", "5m", "3h", "12d"."""
+    return "" if since is None else span(now - since)
+
+
+def span(duration: timedelta) -> str:
+    seconds = max(0, round(duration.total_seconds()))
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
+        if seconds >= 2 * size:
+            return f"{seconds // size}{unit}"
+    return f"{seconds}s"
+
+
+def moment(at: datetime | None, now: datetime) -> str:
+    """A time, and how far away it is."""
+    if at is None:
+        return ""
+    text = f"{at:%Y-%m-%dT%H:%M:%SZ}"
+    return f"{text} (in {span(at - now)})" if at > now else f"{text} ({span(now - at)} ago)"
+
+
+def _lines(cells: list[str], widths: list[int], room: int | None) -> list[str]:
+    if room is None or len(cells[-1]) <= room:
+        return [row(cells, [*widths[:-1], 0])]
+    first, *others = textwrap.wrap(cells[-1], room)
+    indent = " " * (sum(widths[:-1]) + len(_GAP) * (len(widths) - 1))
+    return [row([*cells[:-1], first], [*widths[:-1], 0]), *(indent + other for other in others)]

@@ -1,0 +1,105 @@
+"""The flags that say what is wanted, and the request which they make: for `borrow` and `explain`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from kubelend.core.errors import InvalidInput
+from kubelend.wire import bodies
+
+Many = list[str]
+
+
+def read(
+    cpu: Annotated[str, typer.Option(help="CPU, for example 4 or 500m.", metavar="QUANTITY")] = "",
+    memory: Annotated[str, typer.Option(help="Memory, for example 8Gi.", metavar="QUANTITY")] = "",
+    gpu: Annotated[str, typer.Option(help="GPUs, whole ones.", metavar="QUANTITY")] = "",
+    storage: Annotated[
+        str, typer.Option(help="Storage, for example 100Gi.", metavar="QUANTITY")
+    ] = "",
+    resource: Annotated[
+        Many | None,
+        typer.Option(help="Any other resource; may be repeated.", metavar="NAME=QUANTITY"),
+    ] = None,
+    duration: Annotated[
+        str,
+        typer.Option(
+            "--for",
+            "--duration",
+            help="For how long, for example 90m; the broker's default if not given.",
+            metavar="DURATION",
+        ),
+    ] = "",
+    priority: Annotated[int, typer.Option(help="Higher is served first among those who wait.")] = 0,
+    wait: Annotated[
+        str,
+        typer.Option(help="Wait for capacity for so long, instead of a no.", metavar="DURATION"),
+    ] = "",
+    policy: Annotated[
+        str,
+        typer.Option(help="How to choose: headroom, binpack, cost or balanced.", metavar="NAME"),
+    ] = "",
+    weight: Annotated[
+        Many | None,
+        typer.Option(
+            help="Choose by own weights: headroom, packing, balance, price; may be repeated.",
+            metavar="NAME=NUMBER",
+        ),
+    ] = None,
+    label: Annotated[
+        Many | None,
+        typer.Option(help="Only clusters with this label; may be repeated.", metavar="KEY=VALUE"),
+    ] = None,
+    region: Annotated[str, typer.Option(help="Only clusters of this region.")] = "",
+    cluster: Annotated[str, typer.Option(help="Only this cluster.", metavar="CLUSTER")] = "",
+    exclude: Annotated[
+        Many | None,
+        typer.Option(help="Not this cluster; may be repeated.", metavar="CLUSTER"),
+    ] = None,
+    max_price: Annotated[
+        str, typer.Option(help="What it may cost per hour at most.", metavar="NUMBER")
+    ] = "",
+    currency: Annotated[str, typer.Option(help="The currency of --max-price.")] = "USD",
+) -> bodies.ReservationRequest | None:
+    """The request, or None if no amount is given at all."""
+    if not (cpu or memory or gpu or storage or resource):
+        return None
+    if not (cpu and memory):
+        raise InvalidInput("--cpu and --memory are needed both", hint="add --cpu 1 or --memory 1Gi")
+    return bodies.ReservationRequest(
+        requested_resources=bodies.Quantities(
+            cpu, memory, gpu, storage, dict(_pairs("--resource", resource))
+        ),
+        priority=priority,
+        duration=duration,
+        wait=wait,
+        policy=policy,
+        weights=_weights(weight),
+        target_cluster_id=cluster,
+        constraints=bodies.ConstraintsBody(
+            labels=_pairs("--label", label),
+            region=region,
+            exclude=exclude or [],
+            max_price_per_hour=max_price,
+            currency=currency,
+        ),
+    )
+
+
+def _pairs(flag: str, texts: Many | None) -> dict[str, str]:
+    found = {}
+    for text in texts or []:
+        key, equals, value = text.partition("=")
+        if not key or not equals:
+            raise InvalidInput(f"{flag}: {text!r} has no name and value", hint="write NAME=VALUE")
+        found[key] = value
+    return found
+
+
+def _weights(texts: Many | None) -> dict[str, float]:
+    try:
+        return {name: float(value) for name, value in _pairs("--weight", texts).items()}
+    except ValueError as error:
+        raise InvalidInput(f"--weight: {error}", hint="write for example price=2") from None

@@ -1,0 +1,220 @@
+"""The log of a process: one line for each event, JSON for programs or text for people, on one stream.
+
+Composition roots call `setup` once, before anything else. Ours speak through `structlog.get_logger(name)`;
+what libraries say through `logging` takes the same road. No secret passes: see `redact`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import re
+import sys
+from collections.abc import Collection
+from datetime import datetime
+from typing import ClassVar, Final, Literal, TextIO
+
+import msgspec
+import structlog
+from structlog.typing import EventDict, Processor, WrappedLogger
+
+from kubelend.core.errors import InvalidSettings
+from kubelend.kits import clock
+
+Format = Literal["json", "console"]
+
+LEVELS: Final = ("debug", "info", "warning", "error", "critical")
+FORMATS: Final[tuple[Format, ...]] = ("json", "console")
+REDACTED: Final = "[redacted]"
+
+_processors: Final[list[Processor]] = []
+"""Changed in place, so that loggers which hold it already follow a later setup."""
+
+
+def setup(level: str = "info", format: Format = "json", stream: TextIO | None = None) -> None:
+    """Send every line of this level and above to the stream.
+
+    May be called again: all loggers follow to the new stream and format. One that has already been
+    used keeps its level, for deciding that anew with every line is what makes a line slow.
+    """
+    if level not in LEVELS:
+        raise InvalidSettings(f"{level!r} is no log level", hint=f"use one of {', '.join(LEVELS)}")
+    if format not in FORMATS:
+        raise InvalidSettings(f"{format!r} is no log format", hint=f"use {' or '.join(FORMATS)}")
+    _Lines.stream = sys.stderr if stream is None else stream
+    _processors[:] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.format_exc_info,
+        redact,
+        _head,
+        *(_console(_Lines.stream) if format == "console" else (_json,)),
+    ]
+    threshold = logging.getLevelNamesMapping()[level.upper()]
+    structlog.configure(
+        processors=_processors,
+        wrapper_class=structlog.make_filtering_bound_logger(threshold),
+        logger_factory=_Lines,
+        cache_logger_on_first_use=True,
+    )
+    _route_logging(threshold)
+
+
+def redact(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    """Hide the values of names that look secret, and secrets inside texts; leave only plain values."""
+    for name, value in event.items():
+        event[name] = REDACTED if _is_secret(name) and value is not None else _cleaned(value)
+    return event
+
+
+# -- secrets
+
+_SECRET_NAME: Final = re.compile(
+    r"token|secret|passphrase|password|passwd|authori[sz]ation|credential|cookie|private|pem$"
+    r"|(?<!idempotency.)(?<!request.)keys?$",
+    re.IGNORECASE,
+)
+# Possessive, and up to the end when no end marker follows: what half a block leaves is secret too.
+_PEM: Final = re.compile(r"-----BEGIN.*?(?:-----END[^-]*+-----|\Z)", re.DOTALL)
+_USER_IN_URL: Final = re.compile(r"(?<=://)[^/\s@]++(?=@)")
+_BEARER: Final = re.compile(r"(?<=bearer )\S++", re.IGNORECASE)
+_DEEPEST: Final = 4
+_LARGEST: Final = 2**63
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_secret(name: str) -> bool:
+    return _SECRET_NAME.search(name) is not None
+
+
+def _cleaned(value: object, depth: int = 0) -> object:
+    match value:
+        case str():
+            return _cleaned_text(str(value))
+        case None | bool() | float():
+            return value
+        case int():
+            return value if abs(value) < _LARGEST else str(value)
+        case dict() | list() | tuple() | set() | frozenset():
+            return _cleaned_inside(value, depth + 1) if depth < _DEEPEST else "[too deep]"
+        case _:
+            return _cleaned_text(_described(value))
+
+
+def _cleaned_inside(value: Collection[object], depth: int) -> object:
+    if not isinstance(value, dict):
+        return [_cleaned(part, depth) for part in value]
+    return {
+        str(name): REDACTED if _is_secret(str(name)) else _cleaned(part, depth)
+        for name, part in value.items()
+    }
+
+
+def _described(value: object) -> str:
+    match value:
+        case datetime():
+            return value.isoformat()
+        case bytes() | bytearray() | memoryview():
+            return f"[{len(value)} bytes]"
+        case BaseException():
+            return repr(value)
+        case _:
+            return str(value)
+
+
+def _cleaned_text(text: str) -> str:
+    if "-----BEGIN" in text:
+        text = _PEM.sub(REDACTED, text)
+    if "://" in text:
+        text = _USER_IN_URL.sub(REDACTED, text)
+    if "earer " in text or "EARER " in text:
+        text = _BEARER.sub(REDACTED, text)
+    # Half a surrogate pair, as in a path that is no UTF-8, has no JSON.
+    return text if text.isascii() else text.encode(errors="backslashreplace").decode()
+
+
+# -- the line
+
+_encode: Final = msgspec.json.Encoder().encode
+
+
+def _head(logger: WrappedLogger, _: str, event: EventDict) -> EventDict:
+    """When, how grave, who and what come first, for those who read JSON by eye."""
+    return {
+        "timestamp": clock.utc_now(),
+        "level": event.pop("level"),
+        "logger": logger.name,
+        "event": event.pop("event"),
+        **event,
+    }
+
+
+def _json(_: WrappedLogger, __: str, event: EventDict) -> str:
+    return _encode(event).decode()
+
+
+def _console(out: TextIO) -> tuple[Processor, ...]:
+    colors = out.isatty() and "NO_COLOR" not in os.environ
+    # Not rich's traceback, which is the default: it prints local variables, and a key may be one.
+    plain = structlog.dev.plain_traceback
+    return _printable, structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain)
+
+
+def _printable(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    """Texts come from other clusters too: none may start a line or move the cursor."""
+    event["timestamp"] = f"{event['timestamp']:%Y-%m-%dT%H:%M:%S.%f}"[:-3] + "Z"
+    for name, value in event.items():
+        if isinstance(value, str) and not value.isprintable():
+            event[name] = "".join(map(_shown if name == "exception" else _escaped, value))
+    return event
+
+
+def _shown(character: str) -> str:
+    return character if character == "\n" else _escaped(character)
+
+
+def _escaped(character: str) -> str:
+    return character if character.isprintable() else ascii(character)[1:-1]
+
+
+class _Lines:
+    """Where lines end up. A stream that is full, broken or closed must not stop the work."""
+
+    stream: ClassVar[TextIO] = sys.stderr
+
+    def __init__(self, name: str = "") -> None:
+        self.name = name
+
+    def msg(self, line: str) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self.stream.write(line + "\n")
+            self.stream.flush()
+
+    debug = info = warning = error = critical = exception = msg
+
+
+# -- what libraries say
+
+
+class _Foreign(logging.Handler):
+    """Hands records of `logging` over to structlog."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        level = min(max(record.levelno // 10 * 10, logging.DEBUG), logging.CRITICAL)
+        try:
+            text = record.getMessage()
+        except (TypeError, ValueError, KeyError):
+            text = f"{record.msg} {record.args}"
+        structlog.get_logger(record.name).log(level, text, exc_info=record.exc_info)
+
+
+def _route_logging(threshold: int) -> None:
+    root = logging.getLogger()
+    for handler in root.handlers[:]:
+        if isinstance(handler, _Foreign):
+            root.removeHandler(handler)
+    root.addHandler(_Foreign())
+    root.setLevel(threshold)
+    logging.captureWarnings(True)

@@ -1,0 +1,85 @@
+"""From the text behind `--store` to an open store: the one place that knows which kinds there are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import NamedTuple
+
+from kubelend.core.errors import InvalidSettings
+from kubelend.stores import batches
+from kubelend.stores.memory import MemoryStore
+from kubelend.stores.sqlite import SqliteStore
+
+OpenStore = MemoryStore | SqliteStore
+
+
+def open_store(url: str, *, archive_for: timedelta = batches.ARCHIVE_FOR) -> OpenStore:
+    """Open a broker's store: `memory:`, a path, or `sqlite:///absolute/path`."""
+    kind, rest = _split(url)
+    return kind.open(rest, archive_for)
+
+
+def open_readonly(url: str) -> OpenStore:
+    """Open a store to look at it; a broker may be using it."""
+    kind, rest = _split(url)
+    return kind.open_readonly(rest)
+
+
+class _Kind(NamedTuple):
+    form: str
+    open: Callable[[str, timedelta], OpenStore]
+    open_readonly: Callable[[str], OpenStore]
+
+
+def _open_memory(rest: str, archive_for: timedelta) -> MemoryStore:
+    if rest:
+        raise InvalidSettings(f"memory:{rest} names something", hint="write memory: alone")
+    return MemoryStore(archive_for=archive_for)
+
+
+def _read_memory(_: str) -> MemoryStore:
+    raise InvalidSettings("a store in memory cannot be read from outside", hint="name a file")
+
+
+def _open_sqlite(rest: str, archive_for: timedelta) -> SqliteStore:
+    return SqliteStore.open(_path(rest), archive_for=archive_for)
+
+
+def _read_sqlite(rest: str) -> SqliteStore:
+    return SqliteStore.open_readonly(_path(rest))
+
+
+_KINDS = {
+    "memory": _Kind("memory:", _open_memory, _read_memory),
+    "sqlite": _Kind("a path or sqlite:///path", _open_sqlite, _read_sqlite),
+}
+
+_SCHEME = re.compile(r"([a-z][a-z0-9+.-]+):(.*)", re.ASCII | re.DOTALL)
+
+
+def _split(url: str) -> tuple[_Kind, str]:
+    match = _SCHEME.fullmatch(url)
+    scheme, rest = (match[1], match[2]) if match else ("sqlite", url)
+    kind = _KINDS.get(scheme)
+    if kind is None:
+        known = ", ".join(kind.form for kind in _KINDS.values())
+        raise InvalidSettings(f"there is no store of the kind {scheme}:", hint=f"known are {known}")
+    return kind, rest
+
+
+def _path(rest: str) -> Path:
+    """What follows `sqlite:` is a path, or a URL's empty host and absolute path."""
+    if rest.startswith("//"):
+        host, slash, path = rest[2:].partition("/")
+        if host or not path:
+            raise InvalidSettings(
+                f"sqlite:{rest} names no file",
+                hint="write sqlite:///absolute/path, with three slashes",
+            )
+        return Path(slash + path.lstrip("/"))
+    if not rest:
+        raise InvalidSettings("the store's path is empty", hint="name a file")
+    return Path(rest)

@@ -1,0 +1,161 @@
+"""The default store: one SQLite file, one writer, nothing lost that was committed.
+
+`SqliteStore.open` is for the broker that owns the file, `SqliteStore.open_readonly` for whoever reads
+beside it. Opening is kept out of the constructor, so that a store can be put on any open database.
+"""
+
+from __future__ import annotations
+
+import gc
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from kubelend.core.events import Change
+from kubelend.core.models import Records, Reservation, ReservationId
+from kubelend.stores import batches, databases, records
+from kubelend.stores.databases import Database
+from kubelend.stores.records import Damaged
+
+
+class SqliteStore:
+    """Keeps records in one file."""
+
+    def __init__(self, database: Database, *, archive_for: timedelta = batches.ARCHIVE_FOR) -> None:
+        self._database = database
+        self._archive_for = archive_for
+
+    @classmethod
+    def open(cls, path: Path, *, archive_for: timedelta = batches.ARCHIVE_FOR) -> SqliteStore:
+        """Open the file, or make it. Only one process can at a time."""
+        return cls(databases.open_writer(path), archive_for=archive_for)
+
+    @classmethod
+    def open_readonly(cls, path: Path) -> SqliteStore:
+        """Open an existing file, also while a broker uses it; each load sees one moment."""
+        return cls(databases.open_reader(path))
+
+    def load(self) -> Records:
+        """Fails on a damaged file, and where the next commit would find no space."""
+        if self._database.is_writable:
+            self._database.check_room()
+        with _no_collection(), self._database.transaction("DEFERRED") as connection:
+            _check_pages(connection)
+            clusters = [
+                records.decode(records.CLUSTERS, row) for row in connection.execute(_CLUSTERS)
+            ]
+            reservations = [
+                records.decode(records.RESERVATIONS, row)
+                for row in connection.execute(_RESERVATIONS)
+            ]
+            return Records(clusters, reservations, _revision(connection))
+
+    def commit(self, changes: Sequence[Change], revision: int) -> None:
+        batch = batches.fold(changes)
+        clusters = [records.encode(found) for found in batch.clusters.values() if found]
+        dropped = [(records.key(name),) for name, found in batch.clusters.items() if not found]
+        reservations = [_reservation_row(found) for found in batch.reservations.values()]
+        with self._database.transaction("IMMEDIATE") as connection:
+            batches.check_order(_revision(connection), revision)
+            connection.executemany(_PUT_CLUSTER, clusters)
+            connection.executemany(_DROP_CLUSTER, dropped)
+            connection.executemany(_PUT_RESERVATION, reservations)
+            self._archive(connection, batch.archived)
+            connection.execute(_SET_REVISION, _revision_row(revision))
+
+    def archived(self, reservation: ReservationId) -> Reservation | None:
+        with self._database.transaction("DEFERRED") as connection:
+            return _find(connection, _ARCHIVED, reservation)
+
+    def close(self) -> None:
+        self._database.close()
+
+    def _archive(self, connection: sqlite3.Connection, ids: Iterable[ReservationId]) -> None:
+        finishes = {
+            found: batches.finish(found, _find(connection, _RESERVATION, found)) for found in ids
+        }
+        if not finishes:
+            return
+        connection.executemany(
+            _ARCHIVE, [(_text(at), records.key(found)) for found, at in finishes.items()]
+        )
+        connection.executemany(_FORGET, [(records.key(found),) for found in finishes])
+        kept_from = batches.kept_from(finishes.values(), self._archive_for)
+        connection.execute(_PRUNE, (_text(kept_from),))
+
+
+# Texts come as bytes: the decoder takes them so, and a damaged one must reach the checksum.
+_CLUSTERS = "SELECT CAST(id AS BLOB), checksum, CAST(record AS BLOB) FROM clusters"
+_RESERVATIONS = "SELECT CAST(id AS BLOB), checksum, CAST(record AS BLOB) FROM reservations"
+_RESERVATION = f"{_RESERVATIONS} WHERE id = CAST(? AS TEXT)"
+_ARCHIVED = """
+    SELECT CAST(id AS BLOB), checksum, CAST(record AS BLOB) FROM archive WHERE id = CAST(? AS TEXT)
+"""
+_REVISION = "SELECT value, checksum FROM meta WHERE key = 'revision'"
+
+# Updates in place: REPLACE would delete and insert, at twice the cost.
+_PUT_CLUSTER = """
+    INSERT INTO clusters (id, checksum, record) VALUES (?, ?, CAST(? AS TEXT))
+    ON CONFLICT (id) DO UPDATE SET checksum = excluded.checksum, record = excluded.record
+"""
+_PUT_RESERVATION = """
+    INSERT INTO reservations (phase, id, checksum, record) VALUES (?, ?, ?, CAST(? AS TEXT))
+    ON CONFLICT (id) DO UPDATE
+    SET phase = excluded.phase, checksum = excluded.checksum, record = excluded.record
+"""
+_DROP_CLUSTER = "DELETE FROM clusters WHERE id = CAST(? AS TEXT)"
+_ARCHIVE = """
+    INSERT OR REPLACE INTO archive (id, finished_at, checksum, record)
+    SELECT id, ?, checksum, record FROM reservations WHERE id = CAST(? AS TEXT)
+"""
+_FORGET = "DELETE FROM reservations WHERE id = CAST(? AS TEXT)"
+_PRUNE = "DELETE FROM archive WHERE finished_at < ?"
+_SET_REVISION = "UPDATE meta SET value = ?, checksum = ? WHERE key = 'revision'"
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Hundreds of thousands of new records and no garbage: looking for some takes longer than reading."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _check_pages(connection: sqlite3.Connection) -> None:
+    """Rows that a broken page hides would not be missed otherwise. The archive is left out: it grows."""
+    for table in ("meta", "clusters", "reservations"):
+        problem = connection.execute(f"PRAGMA quick_check({table})").fetchone()[0]
+        if problem != "ok":
+            raise Damaged(str(problem))
+
+
+def _revision(connection: sqlite3.Connection) -> int:
+    value, expected = connection.execute(_REVISION).fetchone() or (0, None)
+    if _revision_row(value) != (value, expected):
+        raise Damaged("its revision does not have its checksum")
+    revision: int = value
+    return revision
+
+
+def _revision_row(revision: int) -> tuple[int, int]:
+    return revision, records.checksum(b"revision", str(revision).encode())
+
+
+def _reservation_row(reservation: Reservation) -> tuple[str, str, int, bytes]:
+    return reservation.phase.value, *records.encode(reservation)
+
+
+def _find(connection: sqlite3.Connection, query: str, id: ReservationId) -> Reservation | None:
+    row = connection.execute(query, (records.key(id),)).fetchone()
+    return None if row is None else records.decode(records.RESERVATIONS, row)
+
+
+def _text(at: datetime) -> str:
+    """Of one length and in one zone, so that texts sort as the times do."""
+    return at.astimezone(UTC).isoformat(timespec="microseconds")

@@ -1,0 +1,55 @@
+"""Server-sent events, taken apart: bytes in, events out. The client of the broker feeds it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kubelend.core.errors import UnexpectedAnswer
+
+LONGEST_EVENT = 1 << 20
+"""Bytes of an event that has not ended. An instruction takes about 1000: more is no event of ours."""
+
+
+class Event(NamedTuple):
+    """One event, as the HTML standard defines it."""
+
+    data: str
+    id: str = ""
+    name: str = ""
+
+
+class Parser:
+    """Finds the events in a stream, however it is cut into chunks."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._id = ""
+        self._name = ""
+        self._data: list[str] = []
+
+    def feed(self, chunk: bytes) -> list[Event]:
+        """The events that end in this chunk. Comments, which keep a connection alive, are none."""
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        found = [event for line in lines if (event := self._take(line)) is not None]
+        if len(self._rest) + sum(map(len, self._data)) > LONGEST_EVENT:
+            raise UnexpectedAnswer("the broker's stream holds an event without an end")
+        return found
+
+    def _take(self, line: bytes) -> Event | None:
+        text = line.decode("utf-8", "replace").removesuffix("\r")
+        if not text:
+            return self._end()
+        field, _, value = text.partition(":")
+        value = value.removeprefix(" ")
+        if field == "data":
+            self._data.append(value)
+        elif field == "id":
+            self._id = value
+        elif field == "event":
+            self._name = value
+        return None
+
+    def _end(self) -> Event | None:
+        event = Event("\n".join(self._data), self._id, self._name) if self._data else None
+        self._data, self._name = [], ""
+        return event

@@ -1,0 +1,129 @@
+"""What a failed call to the broker means, in words: foreign exceptions become ours here and nowhere else.
+
+A broker of TLS 1.3 looks at the client's certificate only after the client's side of the handshake is
+over, and refuses it by hanging up (or with an alert) at the first read. Seen from here that is a
+connection which ends before the first answer, and the most likely reason is said.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import aiohttp
+
+from kubelend.core import durations
+from kubelend.core.errors import BrokerUnreachable, InvalidSettings, UnexpectedAnswer
+from kubelend.transports import tls
+
+
+class Peer:
+    """The broker that is called, by its address, and the directory that vouches for both sides."""
+
+    def __init__(self, url: str, directory: Path) -> None:
+        self.url = url
+        self.directory = directory
+        self.has_answered = False
+        """Once it has, our certificate is good: a broken connection has another reason."""
+
+    @contextlib.contextmanager
+    def translated(self, timeout: timedelta) -> Iterator[None]:
+        """Around each use of the HTTP library."""
+        try:
+            yield
+        except TimeoutError as error:
+            raise BrokerUnreachable(
+                f"the broker at {self.url} did not answer within {durations.short(timeout)}",
+                hint="try again, or allow more time",
+            ) from error
+        except aiohttp.ClientConnectorCertificateError as error:
+            raise self._distrusted(error.certificate_error) from error
+        except aiohttp.ClientSSLError as error:
+            raise BrokerUnreachable(
+                f"{self.url} does not speak TLS as a broker does: {_reason(error.os_error)}",
+                hint="check address and port",
+            ) from error
+        except aiohttp.ClientConnectorError as error:
+            raise self._not_connected(error) from error
+        except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as error:
+            raise self._cut_off(error) from error
+        except aiohttp.ClientError as error:
+            raise UnexpectedAnswer(
+                f"{self.url} does not answer as a broker does: {error}",
+                hint="check address and port",
+            ) from error
+
+    def _distrusted(self, error: Exception) -> BrokerUnreachable:
+        authorities = self.directory / "ca.crt"
+        text = getattr(error, "verify_message", "") or str(error)
+        if "mismatch" in text or "not valid for" in text:
+            hint = (
+                "use a name or address of the broker's certificate (`kubelend ca issue --dns/--ip`)"
+            )
+            return BrokerUnreachable(
+                f"the certificate of {self.url} is not for that name", hint=hint
+            )
+        if "expired" in text or "not yet valid" in text:
+            return BrokerUnreachable(
+                f"the certificate of {self.url} is not valid now: {text}",
+                hint="renew it, and check the clocks of both sides",
+            )
+        return BrokerUnreachable(
+            f"the certificate of {self.url} is not signed by an authority in {authorities}",
+            hint="put the ca.crt of this broker there, or check the address",
+        )
+
+    def _not_connected(self, error: aiohttp.ClientConnectorError) -> BrokerUnreachable:
+        if isinstance(error, aiohttp.ClientConnectorDNSError):
+            return BrokerUnreachable(
+                f"the name in {self.url} is not known", hint="check the broker's address"
+            )
+        # TLS 1.2 refuses our certificate during the handshake: connected, and hung up on.
+        if isinstance(error.os_error, ConnectionResetError | ssl.SSLError):
+            return self._cut_off(error)
+        if isinstance(error.os_error, ConnectionRefusedError):
+            return BrokerUnreachable(
+                f"nothing listens at {self.url}",
+                hint="start the broker, or give its address with --broker",
+            )
+        return BrokerUnreachable(
+            f"no connection to {self.url}: {_reason(error.os_error)}",
+            hint="check the broker's address and the network",
+        )
+
+    def _cut_off(self, error: Exception) -> BrokerUnreachable:
+        if self.has_answered:
+            return BrokerUnreachable(
+                f"the broker at {self.url} closed the connection",
+                hint="it may be restarting: try again",
+            )
+        return BrokerUnreachable(
+            f"the broker at {self.url} hung up before its first answer"
+            f"{_alert(error)}: {self._own_fault()}",
+            hint="get a certificate from this broker's authority (`kubelend ca issue`)",
+        )
+
+    def _own_fault(self) -> str:
+        """The dates of our certificate can be judged from here; who else is trusted cannot."""
+        certificate = self.directory / "tls.crt"
+        with contextlib.suppress(InvalidSettings):
+            end = tls.expires_at(self.directory)
+            if end <= datetime.now(UTC):
+                return f"{certificate} expired at {end:%Y-%m-%dT%H:%M:%SZ}"
+        return f"it seems not to accept {certificate}"
+
+
+def _alert(error: Exception) -> str:
+    # Where the server says why, OpenSSL keeps it as TLSV1_ALERT_UNKNOWN_CA or the like.
+    reason = getattr(error, "reason", "") or getattr(error.__cause__, "reason", "") or ""
+    _, found, alert = str(reason).partition("_ALERT_")
+    return f" ({alert.replace('_', ' ').lower()})" if found else ""
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, ssl.SSLError) and error.reason:
+        return error.reason.replace("_", " ").lower()
+    return error.strerror or type(error).__name__

@@ -1,0 +1,360 @@
+"""Opening a store's file: made with care, locked for one, refused when it is not what it should be."""
+
+import os
+import shutil
+import sqlite3
+import stat
+import subprocess
+import threading
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from disks import mounted
+from kubelend.core.errors import InvalidSettings, KubelendError, StoreFailed
+from kubelend.stores import databases, schema
+
+EXTRA = ("CREATE TABLE extra (x)", "INSERT INTO extra VALUES (1)")
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "store.db"
+
+
+@pytest.fixture
+def made(path):
+    """A store's file that was opened and closed."""
+    databases.open_writer(path).close()
+    return path
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def pragma(database, name):
+    return database.connection.execute(f"PRAGMA {name}").fetchone()[0]
+
+
+def directory_contents(path):
+    return {found.name: found.read_bytes() for found in path.parent.iterdir()}
+
+
+# -- making
+
+
+def test_file_and_missing_directories_are_made_for_their_owner_only(tmp_path):
+    path = tmp_path / "var" / "lib" / "store.db"
+    with closing(databases.open_writer(path)) as database:
+        with database.transaction("IMMEDIATE") as connection:
+            connection.execute("UPDATE meta SET value = 1")
+        assert {found.name: mode(found) for found in path.parent.iterdir()} == {
+            "store.db": 0o600,
+            "store.db-lock": 0o600,
+            "store.db-shm": 0o600,
+            "store.db-wal": 0o600,
+        }
+    assert mode(tmp_path / "var") == mode(tmp_path / "var" / "lib") == 0o700
+
+
+def test_a_liberal_umask_gives_nobody_else_access(path):
+    before = os.umask(0)
+    try:
+        databases.open_writer(path).close()
+    finally:
+        os.umask(before)
+    assert mode(path) == 0o600
+
+
+def test_directory_that_exists_keeps_its_mode(tmp_path, path):
+    tmp_path.chmod(0o755)
+    databases.open_writer(path).close()
+    assert mode(tmp_path) == 0o755
+
+
+def test_leftovers_of_a_creation_cut_short_are_no_obstacle(path):
+    path.with_name("store.db-new").write_bytes(b"half a pa")
+    databases.open_writer(path).close()
+    assert {found.name for found in path.parent.iterdir()} == {"store.db", "store.db-lock"}
+
+
+def test_awkward_file_names_work(tmp_path):
+    path = tmp_path / "a ?mode=memory#%20ü'.db"
+    databases.open_writer(path).close()
+    databases.open_reader(path).close()
+    assert path.stat().st_size > 0
+
+
+# -- settings in force
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("journal_mode", "wal"),
+        ("synchronous", 2),
+        ("application_id", schema.APPLICATION_ID),
+        ("user_version", len(schema.MIGRATIONS)),
+        ("wal_autocheckpoint", 1000),
+        ("journal_size_limit", 16 * 2**20),
+        ("cell_size_check", 1),
+    ],
+)
+@pytest.mark.parametrize("opened", ["first", "again"])
+def test_pragmas_are_in_force(path, opened, name, value):
+    if opened == "again":
+        databases.open_writer(path).close()
+    with closing(databases.open_writer(path)) as database:
+        assert pragma(database, name) == value
+
+
+def test_log_does_not_grow_with_what_is_written(path):
+    log = path.with_name("store.db-wal")
+    with closing(databases.open_writer(path)) as database:
+        database.connection.execute("CREATE TABLE filler (x)")
+        sizes = []
+        for _ in range(60):
+            with database.transaction("IMMEDIATE") as connection:
+                connection.execute("DELETE FROM filler")
+                connection.execute("INSERT INTO filler VALUES (randomblob(1000000))")
+            sizes.append(log.stat().st_size)
+    assert max(sizes) < 12 * 2**20
+
+
+def test_log_that_one_big_commit_made_long_is_cut_down_again(path):
+    log = path.with_name("store.db-wal")
+    with closing(databases.open_writer(path)) as database:
+        database.connection.execute("CREATE TABLE filler (x)")
+        with database.transaction("IMMEDIATE") as connection:
+            connection.execute("INSERT INTO filler VALUES (randomblob(40000000))")
+        assert log.stat().st_size > 40_000_000
+        with database.transaction("IMMEDIATE") as connection:
+            connection.execute("INSERT INTO filler VALUES (1)")
+        assert log.stat().st_size <= 16 * 2**20
+
+
+# -- one at a time
+
+
+def test_second_opener_is_refused_until_the_first_is_gone(made):
+    first = databases.open_writer(made)
+    with pytest.raises(StoreFailed, match=r"store\.db is in use by another broker"):
+        databases.open_writer(made)
+    first.close()
+    databases.open_writer(made).close()
+
+
+def test_refused_opener_does_not_take_the_lock_away_from_the_first(made):
+    with closing(databases.open_writer(made)):
+        for _ in range(3):
+            with pytest.raises(StoreFailed, match="in use"):
+                databases.open_writer(made)
+
+
+def test_symbolic_link_leads_to_the_same_lock(tmp_path, made):
+    link = tmp_path / "link.db"
+    link.symlink_to(made)
+    with closing(databases.open_writer(made)), pytest.raises(StoreFailed, match="in use"):
+        databases.open_writer(link)
+
+
+def test_lock_is_free_after_a_failed_opening(made):
+    with pytest.raises(InvalidSettings):
+        databases.open_writer(made, migrations=())
+    databases.open_writer(made).close()
+
+
+def test_one_thread_can_open_and_another_use_it(made):
+    database = databases.open_writer(made)
+    user = threading.Thread(target=database.close)
+    user.start()
+    user.join()
+    databases.open_writer(made).close()
+
+
+# -- migrations
+
+
+def test_old_file_is_migrated_and_keeps_its_rows(made):
+    with closing(databases.open_writer(made)) as database:
+        database.connection.execute("INSERT INTO clusters VALUES ('a', 1, '{}')")
+    with closing(databases.open_writer(made, (*schema.MIGRATIONS, EXTRA))) as database:
+        assert pragma(database, "user_version") == len(schema.MIGRATIONS) + 1
+        rows = database.connection.execute("SELECT clusters.id, x FROM clusters, extra").fetchall()
+    assert rows == [("a", 1)]
+
+
+def test_migration_runs_once(made):
+    migrations = (*schema.MIGRATIONS, EXTRA)
+    databases.open_writer(made, migrations).close()
+    with closing(databases.open_writer(made, migrations)) as database:
+        assert database.connection.execute("SELECT count(*) FROM extra").fetchone() == (1,)
+
+
+def test_migration_that_fails_leaves_nothing_behind_and_those_before_it_done(made):
+    broken = ("CREATE TABLE other (x)", "INSERT INTO nowhere VALUES (1)")
+    with pytest.raises(StoreFailed, match="no such table: nowhere"):
+        databases.open_writer(made, (*schema.MIGRATIONS, EXTRA, broken))
+    with closing(databases.open_writer(made, (*schema.MIGRATIONS, EXTRA))) as database:
+        assert pragma(database, "user_version") == len(schema.MIGRATIONS) + 1
+        tables = {name for (name,) in database.connection.execute("SELECT name FROM sqlite_schema")}
+    assert "extra" in tables
+    assert "other" not in tables
+
+
+@pytest.mark.parametrize("opener", [databases.open_writer, databases.open_reader])
+def test_file_of_a_newer_version_is_refused_and_left_alone(made, opener):
+    databases.open_writer(made, (*schema.MIGRATIONS, EXTRA)).close()
+    before = directory_contents(made)
+    with pytest.raises(InvalidSettings, match=r"store\.db has schema version 2, .*knows up to 1"):
+        opener(made)
+    assert directory_contents(made)["store.db"] == before["store.db"]
+
+
+def test_reader_does_not_migrate(made):
+    with pytest.raises(InvalidSettings, match="older version; start a broker"):
+        databases.open_reader(made, (*schema.MIGRATIONS, EXTRA))
+    with closing(databases.open_reader(made)) as database:
+        assert pragma(database, "user_version") == len(schema.MIGRATIONS)
+
+
+# -- files that are something else
+
+
+def foreign_database(path):
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE accounts (x)")
+
+
+STRANGERS = {
+    "text": lambda path: path.write_text("not a database, but somebody's diary\n" * 100),
+    "one byte": lambda path: path.write_bytes(b"x"),
+    "zeros": lambda path: path.write_bytes(bytes(8192)),
+    "empty": lambda path: path.touch(),
+    "another program's database": foreign_database,
+    "directory": lambda path: path.mkdir(),
+    "below a file": lambda path: path.parent.joinpath("store.db").symlink_to("/dev/null/x"),
+}
+
+
+@pytest.mark.parametrize("opener", [databases.open_writer, databases.open_reader])
+@pytest.mark.parametrize("stranger", STRANGERS)
+def test_what_is_no_store_is_refused_by_name_and_left_alone(path, stranger, opener):
+    STRANGERS[stranger](path)
+    before = path.read_bytes() if path.is_file() else None
+    with pytest.raises(KubelendError) as refused:
+        opener(path)
+    assert isinstance(refused.value, InvalidSettings | StoreFailed)
+    assert "store.db" in str(refused.value) or "/dev/null/x" in str(refused.value)
+    assert refused.value.hint
+    assert before == (path.read_bytes() if path.is_file() else None)
+
+
+def test_log_beside_an_emptied_file_is_not_thrown_away(made):
+    made.write_bytes(b"")
+    log = made.with_name("store.db-wal")
+    log.write_bytes(b"precious")
+    with pytest.raises(InvalidSettings, match="is empty"):
+        databases.open_writer(made)
+    assert log.read_bytes() == b"precious"
+
+
+# -- reading beside a writer
+
+
+def test_reader_needs_a_file(path):
+    with pytest.raises(InvalidSettings, match=r"no store .*store\.db"):
+        databases.open_reader(path)
+    assert not path.exists()
+
+
+def test_reader_sees_one_moment_and_then_the_next(made):
+    with (
+        closing(databases.open_writer(made)) as writer,
+        closing(databases.open_reader(made)) as reader,
+    ):
+        query = "SELECT value FROM meta"
+        with reader.transaction("DEFERRED") as connection:
+            assert connection.execute(query).fetchone() == (0,)
+            with writer.transaction("IMMEDIATE") as other:
+                other.execute("UPDATE meta SET value = 1")
+            assert connection.execute(query).fetchone() == (0,)
+        with reader.transaction("DEFERRED") as connection:
+            assert connection.execute(query).fetchone() == (1,)
+
+
+def test_reader_cannot_write(made):
+    with (
+        closing(databases.open_reader(made)) as reader,
+        pytest.raises(StoreFailed, match="read-only"),
+        reader.transaction("IMMEDIATE") as connection,
+    ):
+        connection.execute("UPDATE meta SET value = 1")
+
+
+def test_reader_takes_no_lock(made):
+    with closing(databases.open_reader(made)), closing(databases.open_writer(made)):
+        pass
+
+
+def test_copy_on_a_read_only_disk_can_be_read(tmp_path, made):
+    with mounted(tmp_path / "backup") as backup:
+        shutil.copy(made, backup)
+        subprocess.run(["mount", "-o", "remount,ro", backup], check=True)
+        with closing(databases.open_reader(backup / "store.db")) as reader:
+            assert pragma(reader, "user_version") == len(schema.MIGRATIONS)
+        with pytest.raises(StoreFailed, match="read-only"):
+            databases.open_writer(backup / "store.db")
+
+
+# -- transactions
+
+
+def set_value(database, value, *, then_raise=None):
+    with database.transaction("IMMEDIATE") as connection:
+        connection.execute("UPDATE meta SET value = ?", (value,))
+        if then_raise is not None:
+            raise then_raise
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError("mine")], ids=repr)
+def test_error_in_a_transaction_takes_everything_back_and_comes_through(made, error):
+    with closing(databases.open_writer(made)) as database:
+        with pytest.raises(type(error)):
+            set_value(database, 7, then_raise=error)
+        assert database.connection.execute("SELECT value FROM meta").fetchone() == (0,)
+        set_value(database, 8)
+        assert database.connection.execute("SELECT value FROM meta").fetchone() == (8,)
+
+
+def test_file_held_by_another_program_is_reported_as_locked(made):
+    with closing(databases.open_writer(made)) as database, closing(sqlite3.connect(made)) as shell:
+        database.connection.execute("PRAGMA busy_timeout = 10")
+        shell.execute("BEGIN IMMEDIATE")
+        with (
+            pytest.raises(StoreFailed, match=r"store\.db .* locked"),
+            database.transaction("IMMEDIATE"),
+        ):
+            pass
+        shell.rollback()
+        with database.transaction("IMMEDIATE"):
+            pass
+
+
+@pytest.mark.parametrize("replacement", [None, b"another file"])
+def test_file_that_was_taken_away_is_noticed_before_anything_is_written(made, replacement):
+    with closing(databases.open_writer(made)) as database:
+        made.rename(made.with_name("moved.db"))
+        if replacement is not None:
+            made.write_bytes(replacement)
+        with pytest.raises(StoreFailed, match=r"store\.db"), database.transaction("IMMEDIATE"):
+            pytest.fail("a transaction began")
+
+
+def test_closed_database_says_so(made):
+    database = databases.open_writer(made)
+    database.close()
+    with pytest.raises(StoreFailed, match="closed"), database.transaction("DEFERRED"):
+        pass

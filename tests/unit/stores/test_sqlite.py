@@ -1,0 +1,145 @@
+"""What is particular to the store in a file: rows that people can read, and none that were tampered with."""
+
+import gc
+import json
+import sqlite3
+from contextlib import closing
+
+import pytest
+
+import make
+from kubelend.core.errors import StoreFailed
+from kubelend.core.events import Archived
+from kubelend.core.lifecycle import Phase
+from kubelend.core.models import ReservationId
+from kubelend.stores import databases
+from kubelend.stores.sqlite import SqliteStore
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "store.db"
+
+
+@pytest.fixture
+def store(path):
+    with closing(SqliteStore.open(path)) as store:
+        yield store
+
+
+def ended(id, after=make.HOUR):
+    return make.reservation(id, phase=Phase.RELEASED, finished_at=make.T0 + after)
+
+
+def query(path, sql):
+    with closing(sqlite3.connect(path)) as shell:
+        return shell.execute(sql).fetchall()
+
+
+def execute(path, sql, *values):
+    with closing(sqlite3.connect(path)) as shell, shell:
+        shell.execute(sql, values)
+
+
+def test_person_with_a_shell_can_read_the_rows(path, store):
+    store.commit([make.cluster("a", region="eu"), make.reservation("rsv-ä")], 7)
+    assert query(path, "SELECT id, phase, record ->> '$.request.requester' FROM reservations") == [
+        ("rsv-ä", "Pending", "r")
+    ]
+    ((name, record),) = query(path, "SELECT id, record FROM clusters")
+    assert (name, json.loads(record)["advertisement"]["cluster"]) == ("a", "a")
+    assert query(path, "SELECT key, value FROM meta") == [("revision", 7)]
+
+
+def test_phase_column_follows_the_record(path, store):
+    store.commit([make.reservation("rsv-1")], 1)
+    store.commit([ended("rsv-1")], 2)
+    assert query(path, "SELECT phase FROM reservations") == [("Released",)]
+
+
+def test_archive_is_sorted_by_time_also_below_the_second(path, store):
+    moments = [make.HOUR, make.HOUR + make.SECOND / 2, make.HOUR + make.SECOND]
+    for number, after in enumerate(moments, start=1):
+        store.commit(
+            [ended(f"rsv-{number}", after), Archived(ReservationId(f"rsv-{number}"))], number
+        )
+    found = query(path, "SELECT id, finished_at FROM archive ORDER BY finished_at")
+    assert found == [
+        ("rsv-1", "2030-01-01T13:00:00.000000+00:00"),
+        ("rsv-2", "2030-01-01T13:00:00.500000+00:00"),
+        ("rsv-3", "2030-01-01T13:00:01.000000+00:00"),
+    ]
+
+
+def test_pruning_looks_at_what_it_removes_and_not_at_the_whole_archive(path, store):
+    plan = query(path, "EXPLAIN QUERY PLAN DELETE FROM archive WHERE finished_at < '2030'")
+    assert "archive_by_finish" in plan[0][3]
+
+
+def test_record_that_cannot_be_read_back_fails_its_whole_commit(store):
+    with pytest.raises(StoreFailed, match="cannot be kept"):
+        store.commit([make.cluster("a"), make.reservation("\ud800")], 1)
+    assert store.load() == ([], [], 0)
+
+
+def test_reader_loads_what_the_writer_has_committed_and_cannot_commit(path, store):
+    store.commit([make.cluster("a"), ended("rsv-1")], 1)
+    store.commit([Archived(ReservationId("rsv-1"))], 2)
+    with closing(SqliteStore.open_readonly(path)) as reader:
+        assert reader.load() == ([make.cluster("a")], [], 2)
+        assert reader.archived(ReservationId("rsv-1")) == ended("rsv-1")
+        store.commit([make.cluster("b")], 3)
+        assert reader.load().revision == 3
+        with pytest.raises(StoreFailed, match="read-only"):
+            reader.commit([make.cluster("c")], 4)
+
+
+def test_store_works_on_any_open_database(path):
+    with closing(SqliteStore(databases.open_writer(path))) as store:
+        store.commit([make.cluster("a")], 1)
+        assert store.load().revision == 1
+
+
+def test_loading_leaves_the_garbage_collector_as_it_was(store):
+    assert gc.isenabled()
+    store.load()
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        store.load()
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize(
+    "harm, said",
+    [
+        ("UPDATE reservations SET record = replace(record, '1000', '9000')", "'rsv-1' .* checksum"),
+        ("UPDATE reservations SET id = 'rsv-2'", "'rsv-2' .* checksum"),
+        ("UPDATE clusters SET checksum = checksum + 1", "'a' .* checksum"),
+        ("UPDATE clusters SET record = '', checksum = 0", "'a' .* checksum"),
+        ("UPDATE meta SET value = value - 1", "revision .* checksum"),
+        ("DELETE FROM meta", "revision .* checksum"),
+        ("DROP TABLE reservations", "no such table"),
+    ],
+)
+def test_rows_changed_behind_its_back_are_no_data(path, store, harm, said):
+    store.commit([make.cluster("a"), make.reservation("rsv-1")], 5)
+    execute(path, harm)
+    with pytest.raises(StoreFailed, match=rf"store\.db .*{said}"):
+        store.load()
+
+
+def test_harmed_record_in_the_archive_is_reported_when_asked_for(path, store):
+    store.commit([ended("rsv-1"), Archived(ReservationId("rsv-1"))], 2)
+    execute(path, "UPDATE archive SET record = replace(record, '1000', '9000')")
+    with pytest.raises(StoreFailed, match=r"'rsv-1' .* checksum; restore a backup"):
+        store.archived(ReservationId("rsv-1"))
+
+
+def test_harmed_record_is_not_archived(path, store):
+    store.commit([ended("rsv-1")], 1)
+    execute(path, "UPDATE reservations SET record = replace(record, '1000', '9000')")
+    with pytest.raises(StoreFailed, match=r"'rsv-1' .* checksum"):
+        store.commit([Archived(ReservationId("rsv-1"))], 2)
