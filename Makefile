@@ -8,7 +8,7 @@ DEV := .venv/.installed-dev
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install
 COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --custom-compile-command 'make lock' $(ARGS) pyproject.toml --group build
-GENERATE := $(BIN)/python -m kubelend.apps.generate
+GENERATE := $(BIN)/python -m kubelend.cli.generate
 
 export PYTHON
 

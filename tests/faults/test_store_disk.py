@@ -7,23 +7,22 @@ import pytest
 import make
 from disks import mounted
 from kubelend.core.errors import StoreFailed
+from kubelend.core.models import Reservation, ReservationId
 from kubelend.stores import databases
 from kubelend.stores.sqlite import SqliteStore
 
 
 def commit_until_full(store):
-    """Groups of reservations until one is refused; returns those that were taken, and the revision."""
-    taken, revision = {}, store.load().revision
-    while True:
+    """Groups of reservations until one is refused; returns what was taken, the revision, and why no more."""
+    taken: dict[ReservationId, Reservation] = {}
+    for revision in range(1, 1000):
         group = [make.reservation(f"rsv-{revision}-{number}") for number in range(64)]
         try:
-            store.commit(group, revision + 1)
-        except StoreFailed as full:
-            assert "the disk is full" in str(full)
-            return taken, revision
+            store.commit(group, revision)
+        except StoreFailed as problem:
+            return taken, revision - 1, str(problem)
         taken |= {found.id: found for found in group}
-        revision += 1
-        assert revision < 1000, "the disk never filled up"
+    pytest.fail("the disk never filled up")
 
 
 def contents(store):
@@ -48,9 +47,9 @@ def disk(tmp_path):
 
 def test_disk_that_fills_up_loses_nothing_that_was_taken(disk):
     with closing(SqliteStore.open(disk / "store.db")) as store:
-        taken, revision = commit_until_full(store)
-        assert taken
-    (disk / "more").mkdir()
+        taken, revision, problem = commit_until_full(store)
+    assert taken
+    assert "the disk is full" in problem
     with closing(SqliteStore.open_readonly(disk / "store.db")) as store:
         assert contents(store) == (taken, revision)
 
@@ -91,8 +90,9 @@ def test_file_at_its_limit_loses_nothing_and_goes_on_beyond_it(tmp_path):
     database = databases.open_writer(tmp_path / "store.db")
     database.connection.execute("PRAGMA max_page_count = 200")
     with closing(SqliteStore(database)) as store:
-        taken, revision = commit_until_full(store)
+        taken, revision, problem = commit_until_full(store)
         assert taken
+        assert "the disk is full" in problem
         assert contents(store) == (taken, revision)
         database.connection.execute("PRAGMA max_page_count = 100000")
         more = make.reservation("one more")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
-import textwrap
+import itertools
 import typing
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -101,24 +101,25 @@ def parse(record: type[Record], texts: Mapping[str, str]) -> Record:
     values: dict[str, object] = {}
     problems: list[str] = []
     for flag in of(record):
-        if flag.attribute in texts or flag.default is None:
-            try:
-                values[flag.attribute] = _value(
-                    kinds[flag.attribute], texts.get(flag.attribute, "")
-                )
-            except ValueError as problem:
-                problems.append(f"{flag.name}: {problem}")
-    # With what is wrong left at its default, the rest is judged too, and told in the same breath.
-    if all(flag.default is not None or flag.attribute in values for flag in of(record)):
-        problems += record(**values).problems()
+        kind, text = kinds[flag.attribute], texts.get(flag.attribute)
+        try:
+            if text is not None or flag.default is None:
+                values[flag.attribute] = _value(kind, text or "", flag)
+        except ValueError as problem:
+            problems.append(f"{flag.name}: {problem}")
+            if flag.default is None:
+                values[flag.attribute] = kind()
+    # What is wrong stands at its default or zero, so the rest is judged too, and told in one breath.
+    settings = record(**values)
+    problems += settings.problems()
     if problems:
         raise InvalidSettings("; ".join(problems), hint="see --help")
-    return record(**values)
+    return settings
 
 
-def _value(kind: Any, text: str) -> object:
+def _value(kind: Any, text: str, flag: Flag) -> object:
     if not text and kind is not str:
-        raise ValueError("is needed")
+        raise ValueError(f"is needed, here or as {flag.variable}")
     if typing.get_origin(kind) is Literal:
         return _choice(typing.get_args(kind), text)
     return _READERS[kind](text)
@@ -190,12 +191,14 @@ def _text(value: object) -> str:
 
 def _docstrings(record: type[Settings]) -> dict[str, str]:
     """The string below each attribute: Python drops them, so they are read from the source."""
+    tree = ast.parse(Path(inspect.getfile(record)).read_text("utf-8"))
+    (body,) = (
+        node.body
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and node.name == record.__name__
+    )
     found: dict[str, str] = {}
-    attribute = ""
-    (node,) = ast.parse(textwrap.dedent(inspect.getsource(record))).body
-    for statement in typing.cast("ast.ClassDef", node).body:
-        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-            attribute = statement.target.id
-        elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
-            found[attribute] = " ".join(str(statement.value.value).split())
+    for above, below in itertools.pairwise(body):
+        if isinstance(above, ast.AnnAssign) and isinstance(below, ast.Expr):
+            found[ast.unparse(above.target)] = " ".join(ast.literal_eval(below.value).split())
     return found

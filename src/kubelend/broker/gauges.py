@@ -44,8 +44,8 @@ def take(ledger: Ledger, now: datetime) -> FleetSnapshot:
     )
 
 
-def text(snapshot: FleetSnapshot) -> bytes:
-    """The snapshot in the text format of Prometheus. May run in any thread."""
+def text(snapshot: FleetSnapshot) -> list[bytes]:
+    """The snapshot in the text format of Prometheus, in pieces. May run in any thread."""
     fleet = _Fleet()
     for number, (cluster, reserved) in enumerate(
         zip(snapshot.clusters, snapshot.reserved, strict=True), start=1
@@ -54,7 +54,7 @@ def text(snapshot: FleetSnapshot) -> bytes:
         if number % CHUNK == 0:
             fleet.pack()
             time.sleep(PAUSE)
-    return b"".join([*_sums(snapshot, fleet), *fleet.packed()])
+    return [*_sums(snapshot, fleet), *fleet.packed()]
 
 
 CHUNK: Final = 50

@@ -136,7 +136,7 @@ class Metrics:
 
     def render(self, snapshot: FleetSnapshot) -> bytes:
         """Everything, in the text format of Prometheus. To be called in another thread."""
-        return generate_latest(self.registry) + gauges.text(snapshot)
+        return b"".join([generate_latest(self.registry), *gauges.text(snapshot)])
 
     # -- construction
 

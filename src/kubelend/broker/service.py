@@ -308,6 +308,7 @@ class Broker:
     def _store_failed(self, problem: Exception) -> None:
         self.unready = f"without its store: {problem}"
         self._ledger = Ledger()
+        self._metrics.watch(self._ledger)
         self._metrics.store_up(up=False)
         self.feeds.close_all()
         self._wake.set()

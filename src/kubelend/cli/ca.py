@@ -66,6 +66,7 @@ def init(
 
 
 def issue(
+    *,
     name: Annotated[
         str,
         typer.Argument(

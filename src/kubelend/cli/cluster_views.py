@@ -24,7 +24,7 @@ def details(found: bodies.Cluster, now: datetime) -> str:
         [
             ("Name", known.cluster_id),
             ("Status", _status(status)),
-            ("Cordoned", status.cordon_reason),
+            ("Cordoned for", status.cordon_reason),
             ("Message", status.message),
             ("Score", f"{status.score} ({status.rating})"),
             ("Lends", f"{status.reservations} reservations"),
@@ -79,7 +79,9 @@ def _more(found: bodies.Cluster) -> tuple[str, ...]:
 
 
 def _status(status: bodies.ClusterStatus) -> str:
-    return f"{status.phase},Cordoned" if status.cordoned else status.phase
+    if not status.cordoned:
+        return status.phase
+    return "Cordoned" if status.active else f"{status.phase},Cordoned"
 
 
 def _short_price(cost: bodies.Cost | None) -> str:

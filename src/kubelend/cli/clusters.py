@@ -15,11 +15,12 @@ from kubelend.wire import bodies
 
 @options.takes(settings=options.client)
 def get(
-    settings: ClientSettings,
     name: Annotated[
         str, typer.Argument(metavar="[CLUSTER]", help="Only this one.", show_default=False)
     ] = "",
     format: options.Output = Format.TABLE,
+    *,
+    settings: ClientSettings,
 ) -> None:
     """Clusters and what is free there: all (viewers and admins), or one."""
     wide = format is Format.WIDE
@@ -40,17 +41,22 @@ def get(
 
 
 @options.takes(settings=options.client)
-def describe(settings: ClientSettings, name: options.ClusterName) -> None:
+def describe(
+    name: options.ClusterName,
+    *,
+    settings: ClientSettings,
+) -> None:
     """One cluster in full."""
     print(details(calling.call(settings, lambda client: client.get_cluster(name)), output.now()))
 
 
 @options.takes(settings=options.client)
 def cordon(
-    settings: ClientSettings,
     name: options.ClusterName,
     reason: options.Reason = "",
     format: options.Output = Format.TABLE,
+    *,
+    settings: ClientSettings,
 ) -> None:
     """Close a cluster to new reservations; those it has stay."""
     _say(
@@ -62,7 +68,10 @@ def cordon(
 
 @options.takes(settings=options.client)
 def uncordon(
-    settings: ClientSettings, name: options.ClusterName, format: options.Output = Format.TABLE
+    name: options.ClusterName,
+    format: options.Output = Format.TABLE,
+    *,
+    settings: ClientSettings,
 ) -> None:
     """Open a cluster again."""
     _say(calling.call(settings, lambda client: client.uncordon(name)), f"{name} is open", format)
@@ -70,12 +79,13 @@ def uncordon(
 
 @options.takes(settings=options.client)
 def drain(
-    settings: ClientSettings,
     name: options.ClusterName,
     reason: options.Reason = "",
     format: options.Output = Format.TABLE,
+    *,
+    settings: ClientSettings,
 ) -> None:
-    """Close a cluster and move what it lends to others; what fits nowhere else is released."""
+    """Close a cluster and move what it lends. What fits nowhere else is released."""
     found = calling.call(settings, lambda client: client.drain(name, reason))
     output.show(
         found,
@@ -86,7 +96,11 @@ def drain(
 
 
 @options.takes(settings=options.client)
-def remove(settings: ClientSettings, name: options.ClusterName) -> None:
+def remove(
+    name: options.ClusterName,
+    *,
+    settings: ClientSettings,
+) -> None:
     """Forget a cluster that lends nothing. It comes back when it advertises again."""
     calling.call(settings, lambda client: client.remove_cluster(name))
     print(f"{name} is removed")

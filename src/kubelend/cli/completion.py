@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from enum import StrEnum
 from typing import Annotated
 
@@ -19,6 +20,14 @@ class Shell(StrEnum):
     FISH = "fish"
 
 
+def prepare() -> None:
+    """Make the shells known to the parser, if one of them is asking."""
+    if VARIABLE in os.environ:
+        from typer import completion as scripts
+
+        scripts.completion_init()  # type: ignore[attr-defined]  # imported there, not listed
+
+
 def completion(shell: Annotated[Shell, typer.Argument(show_default=False)]) -> None:
     """Print the completion script of a shell.
 
@@ -27,7 +36,7 @@ def completion(shell: Annotated[Shell, typer.Argument(show_default=False)]) -> N
     from typer import completion as scripts
 
     print(
-        scripts.get_completion_script(  # type: ignore[attr-defined]  # not in its __all__
+        scripts.get_completion_script(  # type: ignore[attr-defined]  # as above
             prog_name="kubelend", complete_var=VARIABLE, shell=shell.value
         )
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import ROUND_HALF_UP, Decimal
 from typing import Annotated
 
 import typer
@@ -18,13 +19,14 @@ HEADERS = ("CLUSTER", "FITS", "SCORE", "PRICE", "WHY NOT, AND WHAT WOULD HELP")
 @options.takes(request=wishes.read, settings=options.client)
 def explain(
     request: bodies.ReservationRequest | None,
-    settings: ClientSettings,
     name: Annotated[
         str,
         typer.Argument(metavar="[RESERVATION]", help="Explain this one, anew.", show_default=False),
     ] = "",
     limit: Annotated[int, typer.Option(help="How many clusters to show at most.", min=1)] = 20,
     format: options.Output = Format.TABLE,
+    *,
+    settings: ClientSettings,
 ) -> None:
     """Where a request would fit, best first, and why not elsewhere. Nothing changes.
 
@@ -74,6 +76,13 @@ def _cells(one: bodies.Candidate) -> tuple[str, ...]:
         one.cluster_id,
         "yes" if one.fits else "no",
         "" if one.score is None else f"{one.score:.4f}",
-        f"{one.price_per_hour} {one.currency}/h" if one.price_per_hour else "",
+        f"{_rounded(one.price_per_hour)} {one.currency}/h" if one.price_per_hour else "",
         why,
     )
+
+
+def _rounded(price: str) -> str:
+    """Four decimals are enough to compare by, unless there is nothing before them."""
+    known = Decimal(price)
+    rounded = known.quantize(Decimal("0.0001"), ROUND_HALF_UP)
+    return price if known and rounded < Decimal("0.001") else f"{rounded.normalize():f}"

@@ -23,6 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 def run(arguments: list[str], name: str = "kubelend") -> int:
     """Run one command; gives its exit code."""
     state = tree.State()
+    completion.prepare()
     try:
         code = tree.build().main(
             args=options.plain(arguments),

@@ -3,9 +3,9 @@
 A command says which of its parameters are made from a whole set of flags:
 
     @options.takes(settings=options.client)
-    def uncordon(settings: ClientSettings, cluster: options.ClusterName) -> None: ...
+    def uncordon(name: options.ClusterName, *, settings: ClientSettings) -> None: ...
 
-and gets `--broker`, `--cert-path` and `--timeout`, with their variables, defaults and help.
+and gets in its place `--broker`, `--cert-path` and `--timeout`, with their variables, defaults and help.
 """
 
 from __future__ import annotations
@@ -27,11 +27,18 @@ Built = TypeVar("Built")
 Builder = Callable[..., object]
 
 Output = Annotated[
-    Format, typer.Option("--output", "-o", help="How to print it.", show_default=False)
+    Format,
+    typer.Option(
+        "--output",
+        "-o",
+        help="How to print it: table, wide, json, yaml or name.",
+        metavar="FORMAT",
+        show_default=False,
+    ),
 ]
 ClusterName = Annotated[str, typer.Argument(metavar="CLUSTER", show_default=False)]
 ReservationName = Annotated[str, typer.Argument(metavar="RESERVATION", show_default=False)]
-Reason = Annotated[str, typer.Option(help="Why; kept and shown.")]
+Reason = Annotated[str, typer.Option(help="Why; kept and shown.", metavar="TEXT")]
 
 
 def takes(**builders: Builder) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -49,9 +56,9 @@ def takes(**builders: Builder) -> Callable[[Callable[..., None]], Callable[..., 
             }
             command(**built, **values)
 
-        parameters = [parameter for name, parameter in own.items() if name not in builders]
-        for signature in added.values():
-            parameters += signature.parameters.values()
+        parameters: list[inspect.Parameter] = []
+        for name, parameter in own.items():
+            parameters += added[name].parameters.values() if name in builders else [parameter]
         return _with_parameters(wrapper, parameters)
 
     return decorate
@@ -70,13 +77,6 @@ def reader(record: type[Settings]) -> Builder:
 def plain(arguments: list[str]) -> list[str]:
     """Switches as Go programs take them (`--leader-elect=true`), as this parser does."""
     return [_plain(argument) for argument in arguments]
-
-
-client = reader(ClientSettings)
-broker = reader(BrokerSettings)
-
-_SWITCHES = "|".join(flag.name for flag in flags.of(BrokerSettings) if flag.is_switch)
-_SWITCH = re.compile(rf"(?:{_SWITCHES})=(?:(?P<yes>1|t|true)|0|f|false)", re.IGNORECASE)
 
 
 def _plain(argument: str) -> str:
@@ -119,3 +119,10 @@ def _with_parameters(
     function.__dict__["__signature__"] = inspect.Signature(ordered)
     function.__annotations__ = {parameter.name: parameter.annotation for parameter in ordered}
     return function
+
+
+client = reader(ClientSettings)
+broker = reader(BrokerSettings)
+
+_SWITCHES = "|".join(flag.name for flag in flags.of(BrokerSettings) if flag.is_switch)
+_SWITCH = re.compile(rf"(?:{_SWITCHES})=(?:(?P<yes>1|t|true)|0|f|false)", re.IGNORECASE)

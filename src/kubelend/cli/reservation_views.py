@@ -41,11 +41,11 @@ def cells(found: bodies.Reservation, now: datetime) -> tuple[str, ...]:
 
 def sentence(found: bodies.Reservation, now: datetime) -> str:
     """What became of one reservation, in one line."""
-    status, wanted = found.status, amounts.sentence(found.requested_resources)
-    if status.phase in {"Reserved", "Active"} and status.expires_at is not None:
-        end = tables.moment(status.expires_at, now)
-        return f"{found.id} is {status.phase} on {found.target_cluster_id} until {end}: {wanted}"
-    return f"{found.id} is {status.phase}: {status.message or wanted}"
+    status = found.status
+    if status.finished_at is None and status.expires_at is not None:
+        left = tables.span(status.expires_at - now)
+        return f"{found.id} is {status.phase} on {found.target_cluster_id} for {left}"
+    return f"{found.id} is {status.phase}: {status.message or status.reason}"
 
 
 def details(found: bodies.Reservation, now: datetime) -> str:

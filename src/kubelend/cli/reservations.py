@@ -21,16 +21,17 @@ Names = Annotated[list[str], typer.Argument(metavar="RESERVATION...", show_defau
 
 @options.takes(request=wishes.read, settings=options.client)
 def borrow(
+    *,
     request: bodies.ReservationRequest | None,
-    settings: ClientSettings,
     key: Annotated[
         str,
-        typer.Option(help="Idempotency key: the same key gives the same reservation."),
+        typer.Option(help="Idempotency key: the same gives the same reservation.", metavar="TEXT"),
     ] = "",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be chosen; change nothing.")
     ] = False,
     format: options.Output = Format.TABLE,
+    settings: ClientSettings,
 ) -> None:
     """Borrow capacity: lock an amount on the best cluster.
 
@@ -42,20 +43,21 @@ def borrow(
         explanations.show(calling.call(settings, lambda client: client.plan(request)), format)
         return
     found = calling.call(settings, lambda client: waiting.reserve(client, request, key))
-    _show(found, format)
-    if found.status.phase == "Failed":
-        raise NoCapacity(found.status.message, hint=f"see kubelend explain {found.id}")
+    has_failed = found.status.phase == "Failed"
+    if not has_failed or format is not Format.TABLE:
+        _show(found, format)
+    if has_failed:
+        raise NoCapacity(found.status.message, hint=f"see `kubelend explain {found.id}`")
 
 
 @options.takes(settings=options.client)
 def get(
-    settings: ClientSettings,
     name: Annotated[
         str, typer.Argument(metavar="[RESERVATION]", help="Only this one.", show_default=False)
     ] = "",
     phase: Annotated[
         str,
-        typer.Option(help="Only these, separated by commas, for example Reserved,Active."),
+        typer.Option(help="Only these, with commas: Reserved,Active.", metavar="PHASES"),
     ] = "",
     role: Annotated[
         str,
@@ -71,6 +73,8 @@ def get(
         bool, typer.Option("--watch", "-w", help="Then go on with each change.")
     ] = False,
     format: options.Output = Format.TABLE,
+    *,
+    settings: ClientSettings,
 ) -> None:
     """Reservations: all that concern the caller, or one."""
     if watch:
@@ -94,15 +98,24 @@ def get(
 
 
 @options.takes(settings=options.client)
-def describe(settings: ClientSettings, name: options.ReservationName) -> None:
+def describe(
+    name: options.ReservationName,
+    *,
+    settings: ClientSettings,
+) -> None:
     """One reservation in full."""
     found = calling.call(settings, lambda client: client.get_reservation(name))
     print(details(found, output.now()))
 
 
 @options.takes(settings=options.client)
-def release(settings: ClientSettings, names: Names, format: options.Output = Format.TABLE) -> None:
-    """Give reservations back; once or many times, the effect is the same."""
+def release(
+    names: Names,
+    format: options.Output = Format.TABLE,
+    *,
+    settings: ClientSettings,
+) -> None:
+    """Give reservations back. Once or many times, the effect is the same."""
     failure = calling.call(settings, lambda client: _release_all(client, names, format))
     if failure is not None:
         raise failure
@@ -110,7 +123,6 @@ def release(settings: ClientSettings, names: Names, format: options.Output = For
 
 @options.takes(settings=options.client)
 def renew(
-    settings: ClientSettings,
     name: options.ReservationName,
     duration: Annotated[
         str,
@@ -122,6 +134,8 @@ def renew(
         ),
     ] = "",
     format: options.Output = Format.TABLE,
+    *,
+    settings: ClientSettings,
 ) -> None:
     """Keep a reservation for longer, counted from now."""
     _show(calling.call(settings, lambda client: client.renew(name, duration)), format)
@@ -129,7 +143,10 @@ def renew(
 
 @options.takes(settings=options.client)
 def activate(
-    settings: ClientSettings, name: options.ReservationName, format: options.Output = Format.TABLE
+    name: options.ReservationName,
+    format: options.Output = Format.TABLE,
+    *,
+    settings: ClientSettings,
 ) -> None:
     """Say that a reservation is in use."""
     _show(calling.call(settings, lambda client: client.activate(name)), format)

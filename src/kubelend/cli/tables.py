@@ -39,16 +39,21 @@ def pairs(items: Iterable[tuple[str, str]]) -> str:
 
 
 def age(since: datetime | None, now: datetime) -> str:
-    """How long ago, in one unit: "45s", "5m", "3h", "12d"."""
+    """How long ago, roughly."""
     return "" if since is None else span(now - since)
 
 
 def span(duration: timedelta) -> str:
+    """About how long: "45s", "5m", "2h30m", "12h", "3d"."""
     seconds = max(0, round(duration.total_seconds()))
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
-        if seconds >= 2 * size:
-            return f"{seconds // size}{unit}"
-    return f"{seconds}s"
+    minutes, hours = round(seconds / 60), round(seconds / 3600)
+    if seconds < 120:
+        return f"{seconds}s"
+    if minutes < 120:
+        return f"{minutes}m"
+    if minutes < 600:
+        return f"{minutes // 60}h" + (f"{minutes % 60}m" if minutes % 60 else "")
+    return f"{hours}h" if hours < 48 else f"{round(seconds / 86400)}d"
 
 
 def moment(at: datetime | None, now: datetime) -> str:

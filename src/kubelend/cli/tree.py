@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, NamedTuple, Union
+from typing import Annotated, NamedTuple
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -21,6 +21,7 @@ from kubelend.cli import (
     version,
 )
 from kubelend.cli.deferred import Deferred
+from kubelend.cli.exits import Code
 
 
 class State:
@@ -34,7 +35,7 @@ class Group(NamedTuple):
     """Commands under one name."""
 
     help: str
-    commands: Mapping[str, Union[Callable[..., None], Group, Deferred]]
+    commands: Mapping[str, Callable[..., None] | Group | Deferred]
     aliases: Mapping[str, str] = {}
     """Other names, which help does not show."""
 
@@ -106,7 +107,8 @@ def _help(context: typer.Context) -> None:
 
 def _group(group: Group, callback: Callable[..., None] = _help) -> TyperGroup:
     app = _app()
-    app.callback(invoke_without_command=True, help=group.help)(callback)
+    epilog = _exit_codes() if callback is _root else None
+    app.callback(invoke_without_command=True, help=group.help, epilog=epilog)(callback)
     built = get_command(app)
     assert isinstance(built, TyperGroup)  # noqa: S101 - a callback makes it one; for the type checker
     for name, command in group.commands.items():
@@ -131,6 +133,11 @@ def _command(
     built = get_command(app)
     assert isinstance(built, TyperCommand)  # noqa: S101 - as above
     return built
+
+
+def _exit_codes() -> str:
+    known = (f"{int(code)} {code.name.replace('_', ' ').lower()}" for code in Code)
+    return f"Exit codes: {', '.join(known)}."
 
 
 def _app() -> typer.Typer:

@@ -34,7 +34,7 @@ _read.__dict__["__signature__"] = inspect.Signature(
 
 
 @options.takes(settings=_read)
-def version(settings: ClientSettings | None, format: options.Output = Format.TABLE) -> None:
+def version(format: options.Output = Format.TABLE, *, settings: ClientSettings | None) -> None:
     """The version of this command; with --broker, also the broker's."""
     found = Versions(kubelend.__version__)
     if settings is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import sys
 from collections.abc import Iterator
@@ -38,6 +37,8 @@ async def reserve(
     client: BrokerClient, request: bodies.ReservationRequest, key: str
 ) -> bodies.Reservation:
     """Ask, and if the broker lets the request wait, wait with it."""
+    import asyncio
+
     found = await client.reserve(request, key=key)
     if found.status.phase != "Pending":
         return found

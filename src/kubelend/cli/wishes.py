@@ -13,6 +13,7 @@ Many = list[str]
 
 
 def read(
+    *,
     cpu: Annotated[str, typer.Option(help="CPU, for example 4 or 500m.", metavar="QUANTITY")] = "",
     memory: Annotated[str, typer.Option(help="Memory, for example 8Gi.", metavar="QUANTITY")] = "",
     gpu: Annotated[str, typer.Option(help="GPUs, whole ones.", metavar="QUANTITY")] = "",
@@ -32,7 +33,9 @@ def read(
             metavar="DURATION",
         ),
     ] = "",
-    priority: Annotated[int, typer.Option(help="Higher is served first among those who wait.")] = 0,
+    priority: Annotated[
+        int, typer.Option(help="Higher is served first among those who wait.", metavar="N")
+    ] = 0,
     wait: Annotated[
         str,
         typer.Option(help="Wait for capacity for so long, instead of a no.", metavar="DURATION"),
@@ -52,7 +55,7 @@ def read(
         Many | None,
         typer.Option(help="Only clusters with this label; may be repeated.", metavar="KEY=VALUE"),
     ] = None,
-    region: Annotated[str, typer.Option(help="Only clusters of this region.")] = "",
+    region: Annotated[str, typer.Option(help="Only clusters of this region.", metavar="TEXT")] = "",
     cluster: Annotated[str, typer.Option(help="Only this cluster.", metavar="CLUSTER")] = "",
     exclude: Annotated[
         Many | None,
@@ -61,7 +64,9 @@ def read(
     max_price: Annotated[
         str, typer.Option(help="What it may cost per hour at most.", metavar="NUMBER")
     ] = "",
-    currency: Annotated[str, typer.Option(help="The currency of --max-price.")] = "USD",
+    currency: Annotated[
+        str, typer.Option(help="The currency of --max-price.", metavar="TEXT")
+    ] = "USD",
 ) -> bodies.ReservationRequest | None:
     """The request, or None if no amount is given at all."""
     if not (cpu or memory or gpu or storage or resource):

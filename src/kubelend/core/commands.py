@@ -11,7 +11,7 @@ from collections.abc import Generator
 from datetime import datetime, timedelta
 from typing import TypeVar
 
-from kubelend.core import decision, transitions, waiting
+from kubelend.core import decision, waiting
 from kubelend.core.decision import NoFit
 from kubelend.core.errors import Conflict, Forbidden, KeyReused, QueueFull, WrongPhase
 from kubelend.core.events import (
@@ -20,7 +20,6 @@ from kubelend.core.events import (
     Advertised,
     Change,
     Cordoned,
-    Earmarked,
     Event,
     Failed,
     Forgotten,
@@ -59,7 +58,8 @@ def advertise(
     ledger: Ledger, advertisement: Advertisement, stale_after: timedelta, now: datetime
 ) -> Command[Cluster]:
     """Believe a cluster for as long as it says, but not longer than the broker's own limit."""
-    valid_for = min(advertisement.valid_for or stale_after, stale_after)
+    valid_for = advertisement.valid_for
+    valid_for = stale_after if valid_for is None else min(valid_for, stale_after)
     yield Advertised(now, advertisement, now + valid_for)
     return ledger.cluster(advertisement.cluster)
 
@@ -133,7 +133,6 @@ def refuse(
 ) -> Command[None]:
     """The provider will not serve it: place it on the next best cluster, or fail it."""
     found = _held_by(ledger, reservation, provider)
-    transitions.check(found, Phase.FAILED)
     if found.phase is Phase.ACTIVE:
         raise WrongPhase(f"{found.id} is in use", hint="drain the cluster instead")
     answer = decision.decide(waiting.question_of(found, now), ledger.fleet)
@@ -179,9 +178,6 @@ def remove(ledger: Ledger, cluster: ClusterId, now: datetime) -> Command[None]:
     lent = ledger.lent_by(cluster)
     if lent:
         raise Conflict(f"{cluster} still lends {len(lent)} reservations", hint="drain it first")
-    for waiter in ledger.waiting():
-        if waiter.earmark == cluster:
-            yield Earmarked(now, waiter.id, None)
     yield Removed(now, cluster)
 
 
@@ -189,7 +185,7 @@ def expire(ledger: Ledger, retention: timedelta, now: datetime) -> Command[None]
     """End what is over, and forget what ended long ago."""
     for found in ledger.overdue(now):
         if found.phase is Phase.PENDING:
-            yield _timed_out(ledger, found, now)
+            yield from _time_out(ledger, found, now)
         else:
             yield Released(now, found.id, Reason.EXPIRED, "Its duration is over")
     for found in ledger.finished_before(now - retention):
@@ -246,7 +242,10 @@ def _moved(found: Reservation, target: ClusterId, now: datetime) -> Placed:
     return Placed(now, found.id, target, expires_at, Reason.MOVED)
 
 
-def _timed_out(ledger: Ledger, waiter: Reservation, now: datetime) -> Failed:
-    answer = decision.decide(waiting.question_of(waiter, now), ledger.fleet)
-    why = f": {answer.explanation}" if isinstance(answer, NoFit) else ""
-    return Failed(now, waiter.id, Reason.WAIT_TIMED_OUT, f"Nothing fitted in time{why}")
+def _time_out(ledger: Ledger, waiter: Reservation, now: datetime) -> Command[None]:
+    """A late sweep ends holds and waits together: what came free first may be what it waited for."""
+    yield from waiting.serve(ledger, now)
+    if ledger.reservation(waiter.id).phase is Phase.PENDING:
+        answer = decision.decide(waiting.question_of(waiter, now), ledger.fleet)
+        why = f": {answer.explanation}" if isinstance(answer, NoFit) else ""
+        yield Failed(now, waiter.id, Reason.WAIT_TIMED_OUT, f"Nothing fitted in time{why}")

@@ -15,7 +15,7 @@ import numpy as np
 from kubelend.core import decision, filters
 from kubelend.core.events import Earmarked, Event, Placed
 from kubelend.core.filters import Question
-from kubelend.core.fleet import Fleet
+from kubelend.core.fleet import Fleet, Mask
 from kubelend.core.ledger import Ledger
 from kubelend.core.lifecycle import Reason
 from kubelend.core.models import ClusterId, Reservation
@@ -38,21 +38,22 @@ def serve(ledger: Ledger, now: datetime) -> Iterator[Event]:
         freed = set(ledger.freed)
         ledger.freed.clear()
         for waiter in ledger.waiting():
-            yield from _serve_one(ledger, waiter, freed, now)
+            yield from _serve_one(ledger, ledger.reservation(waiter.id), freed, now)
     ledger.freed.clear()
 
 
 def earmark(ledger: Ledger, waiter: Reservation, now: datetime) -> Iterator[Event]:
     """Keep the nearest cluster for a waiter; a waiter behind it that had it looks for another."""
-    cluster = _nearest(question_of(waiter, now), ledger.fleet)
-    if cluster == waiter.earmark:
-        return
-    displaced = _holder(ledger, cluster)
-    if displaced is not None:
-        yield Earmarked(now, displaced.id, None)
-    yield Earmarked(now, waiter.id, cluster)
-    if displaced is not None:
-        yield from earmark(ledger, ledger.reservation(displaced.id), now)
+    seeker: Reservation | None = waiter
+    while seeker is not None:
+        cluster = _nearest(question_of(seeker, now), ledger.fleet)
+        if cluster == seeker.earmark:
+            return
+        displaced = _holder(ledger, cluster)
+        if displaced is not None:
+            yield Earmarked(now, displaced.id, None)
+        yield Earmarked(now, seeker.id, cluster)
+        seeker = None if displaced is None else ledger.reservation(displaced.id)
 
 
 def _serve_one(
@@ -64,7 +65,7 @@ def _serve_one(
             expires_at = now + waiter.request.duration
             yield Placed(now, waiter.id, answer.cluster, expires_at, Reason.LOCKED)
             return
-    if not _is_kept(ledger, waiter, now):
+    if not _is_kept(ledger, waiter, freed, now):
         yield from earmark(ledger, waiter, now)
 
 
@@ -75,30 +76,39 @@ def _has_room(ledger: Ledger, waiter: Reservation, cluster: ClusterId) -> bool:
     return waiter.request.resources.fits_in(ledger.available(cluster))
 
 
-def _is_kept(ledger: Ledger, waiter: Reservation, now: datetime) -> bool:
+def _is_kept(ledger: Ledger, waiter: Reservation, freed: set[ClusterId], now: datetime) -> bool:
     """Whether the earmarked cluster can still become the one that serves this waiter."""
     cluster = None if waiter.earmark is None else ledger.clusters.get(waiter.earmark)
-    if cluster is None or cluster.is_stale(now) or cluster.cordon is not None:
+    if cluster is None or cluster.is_stale(now):
         return False
-    return waiter.request.resources.fits_in(cluster.ceiling)
+    if cluster.id not in freed:
+        return True  # age is all that changes unnoticed, and most clusters are not even touched
+    row = ledger.fleet.find(cluster.id)
+    return row is not None and bool(_possible(question_of(waiter, now), ledger.fleet)[row])
 
 
 def _nearest(question: Question, fleet: Fleet) -> ClusterId | None:
-    """The cluster with the smallest missing share, of those that would fit it when empty."""
+    """The cluster with the smallest missing share, of those that could serve it in time."""
+    possible = _possible(question, fleet)
+    if not possible.any():
+        return None
+    missing = np.zeros(len(fleet), np.float64)
+    for name, wanted in question.request.resources.items():
+        free = fleet.free(name)
+        missing += 1 if free is None else np.clip(wanted - free, 0, None) / wanted
+    return fleet.ids[int(np.where(possible, missing, np.inf).argmin())]
+
+
+def _possible(question: Question, fleet: Fleet) -> Mask:
+    """The clusters that would serve it if they lent nothing to anybody else."""
     possible = np.ones(len(fleet), np.bool_)
     for refusal, mask in filters.verdicts(question, fleet):
         if refusal not in _CURED_BY_WAITING:
             possible &= mask
-    missing = np.zeros(len(fleet), np.float64)
     for name, wanted in question.request.resources.items():
-        free, ceiling = fleet.free(name), fleet.ceiling(name)
-        if free is None or ceiling is None:
-            return None
-        possible &= ceiling >= wanted
-        missing += np.clip(wanted - free, 0, None) / wanted
-    if not possible.any():
-        return None
-    return fleet.ids[int(np.where(possible, missing, np.inf).argmin())]
+        ceiling = fleet.ceiling(name)
+        possible &= ceiling is not None and ceiling >= wanted
+    return possible
 
 
 def _holder(ledger: Ledger, cluster: ClusterId | None) -> Reservation | None:

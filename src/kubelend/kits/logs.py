@@ -76,7 +76,7 @@ _SECRET_NAME: Final = re.compile(
     r"|(?<!idempotency.)(?<!request.)keys?$",
     re.IGNORECASE,
 )
-# Possessive, and up to the end when no end marker follows: what half a block leaves is secret too.
+# Up to the end of the text where no end marker follows: half a key is secret too.
 _PEM: Final = re.compile(r"-----BEGIN.*?(?:-----END[^-]*+-----|\Z)", re.DOTALL)
 _USER_IN_URL: Final = re.compile(r"(?<=://)[^/\s@]++(?=@)")
 _BEARER: Final = re.compile(r"(?<=bearer )\S++", re.IGNORECASE)

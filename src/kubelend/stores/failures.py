@@ -28,6 +28,9 @@ def translated(path: Path) -> Iterator[None]:
         yield
     except Damaged as error:
         raise _failure(path, Cause(f"it is damaged: {error}", _RESTORE)) from error
+    except UnicodeDecodeError as error:
+        # SQLite quotes broken bytes in its message, and Python cannot make a text of it.
+        raise _failure(path, _DAMAGED) from error
     except sqlite3.Error as error:
         raise _failure(path, _cause(error)) from error
     except OSError as error:
@@ -36,13 +39,14 @@ def translated(path: Path) -> Iterator[None]:
 
 _RESTORE = "restore a backup"
 _PERMISSIONS = "check the owner and mode of the file and its directory"
+_DAMAGED = Cause("it is damaged", _RESTORE)
 _SPACE = Cause("the disk is full", "free some space there")
 _READ_ONLY = Cause("it is read-only", _PERMISSIONS)
 
 _CAUSES = {
     sqlite3.SQLITE_FULL: _SPACE,
     sqlite3.SQLITE_READONLY: _READ_ONLY,
-    sqlite3.SQLITE_CORRUPT: Cause("it is damaged", _RESTORE),
+    sqlite3.SQLITE_CORRUPT: _DAMAGED,
     sqlite3.SQLITE_NOTADB: Cause(
         "it is no database, or damaged", "restore a backup, or choose another file"
     ),

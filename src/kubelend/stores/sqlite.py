@@ -25,6 +25,7 @@ class SqliteStore:
 
     def __init__(self, database: Database, *, archive_for: timedelta = batches.ARCHIVE_FOR) -> None:
         self._database = database
+        self._checked = _WORKING_SET if database.is_writable else (*_WORKING_SET, "archive")
         self._archive_for = archive_for
 
     @classmethod
@@ -42,7 +43,7 @@ class SqliteStore:
         if self._database.is_writable:
             self._database.check_room()
         with _no_collection(), self._database.transaction("DEFERRED") as connection:
-            _check_pages(connection)
+            _check_pages(connection, self._checked)
             clusters = [
                 records.decode(records.CLUSTERS, row) for row in connection.execute(_CLUSTERS)
             ]
@@ -86,6 +87,9 @@ class SqliteStore:
         connection.execute(_PRUNE, (_text(kept_from),))
 
 
+# A reader has the time to check the archive too; a start must not take longer for what is long over.
+_WORKING_SET = ("meta", "clusters", "reservations")
+
 # Texts come as bytes: the decoder takes them so, and a damaged one must reach the checksum.
 _CLUSTERS = "SELECT CAST(id AS BLOB), checksum, CAST(record AS BLOB) FROM clusters"
 _RESERVATIONS = "SELECT CAST(id AS BLOB), checksum, CAST(record AS BLOB) FROM reservations"
@@ -127,10 +131,10 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _check_pages(connection: sqlite3.Connection) -> None:
-    """Rows that a broken page hides would not be missed otherwise. The archive is left out: it grows."""
-    for table in ("meta", "clusters", "reservations"):
-        problem = connection.execute(f"PRAGMA quick_check({table})").fetchone()[0]
+def _check_pages(connection: sqlite3.Connection, tables: Iterable[str]) -> None:
+    """What the checksums of rows cannot tell: rows that a broken page or index hides or doubles."""
+    for table in tables:
+        (problem,) = connection.execute(f"PRAGMA integrity_check({table})").fetchone()
         if problem != "ok":
             raise Damaged(str(problem))
 

@@ -1,9 +1,9 @@
 """What the ledger holds shows in the text that Prometheus reads: names, labels, and base units."""
 
-import make
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+import make
 from kubelend.broker import gauges
 from kubelend.core.ledger import Ledger
 from kubelend.core.models import Records
@@ -15,7 +15,7 @@ AMOUNTS = ("capacity", "allocatable", "reserved", "available")
 def samples(ledger, now=make.T0):
     """Every sample by name and labels; fails on a family or a sample that comes twice."""
     found = {}
-    text = gauges.text(gauges.take(ledger, now)).decode()
+    text = b"".join(gauges.text(gauges.take(ledger, now))).decode()
     types = [line for line in text.splitlines() if line.startswith("# TYPE")]
     assert len(types) == len(set(types))
     for family in text_string_to_metric_families(text):
@@ -123,7 +123,7 @@ def test_a_cluster_that_outgrew_its_promise_shows_nothing_available_and_counts()
 
 
 def test_every_cluster_has_one_state():
-    desk = make.desk(**{name: "cpu=1,memory=1Gi" for name in "abcd"})
+    desk = make.desk(**dict.fromkeys("abcd", "cpu=1,memory=1Gi"))
     desk.cordon("a")
     desk.cordon("b")
     desk.pass_time(make.STALE_AFTER)

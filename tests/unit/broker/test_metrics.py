@@ -5,13 +5,14 @@ import threading
 from datetime import UTC, datetime
 from pathlib import Path
 
-import make
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import kubelend
+import make
 from kubelend.broker import families
 from kubelend.broker.metrics import Metrics
+from kubelend.core.decision import NoFit
 from kubelend.core.errors import KubelendError
 from kubelend.core.lifecycle import FINAL
 from kubelend.wire import routes
@@ -175,10 +176,16 @@ def test_every_way_to_end_shows_before_it_happens(metrics):
     assert len(shown) == 6
 
 
+def explanation(desk, wanted):
+    answer = desk.ask(wanted)
+    assert isinstance(answer, NoFit)
+    return answer.explanation
+
+
 def test_a_conflict_counts_under_what_kept_most_clusters_from_it(metrics):
     desk = make.desk(a="cpu=1,memory=8Gi", b="cpu=1,memory=8Gi", c="cpu=8,memory=8Gi")
     desk.cordon("c")
-    metrics.refused_for_capacity(desk.ask("cpu=4,memory=1Gi").explanation)
+    metrics.refused_for_capacity(explanation(desk, "cpu=4,memory=1Gi"))
     assert value(metrics, "kubelend_conflicts_total", reason="InsufficientCPU") == 1
     assert value(metrics, "kubelend_conflicts_total", reason="Cordoned") == 0
 
@@ -186,14 +193,14 @@ def test_a_conflict_counts_under_what_kept_most_clusters_from_it(metrics):
 def test_equal_refusals_count_under_the_one_that_is_told_first(metrics):
     desk = make.desk(a="cpu=1,memory=8Gi", c="cpu=8,memory=8Gi")
     desk.cordon("c")
-    explanation = desk.ask("cpu=4,memory=1Gi").explanation
-    assert str(explanation) == "0/2 clusters fit: 1 Cordoned, 1 InsufficientCPU"
-    metrics.refused_for_capacity(explanation)
+    why = explanation(desk, "cpu=4,memory=1Gi")
+    assert str(why) == "0/2 clusters fit: 1 Cordoned, 1 InsufficientCPU"
+    metrics.refused_for_capacity(why)
     assert value(metrics, "kubelend_conflicts_total", reason="Cordoned") == 1
 
 
 def test_a_conflict_without_clusters_has_its_own_reason(metrics):
-    metrics.refused_for_capacity(make.desk().ask("cpu=1").explanation)
+    metrics.refused_for_capacity(explanation(make.desk(), "cpu=1"))
     assert value(metrics, "kubelend_conflicts_total", reason="NoClusters") == 1
 
 
@@ -298,7 +305,7 @@ def scraped(metrics):
     kinds = dict(re.findall(r"^# TYPE (\S+) (.*)$", text(metrics), re.MULTILINE))
     assert helps.keys() == kinds.keys()
     with_samples = {family_of(key[0]) for key in samples(metrics)}
-    return {(name, kinds[name], help) for name, help in helps.items() if name in with_samples}
+    return {(name, kinds[name], helps[name]) for name in helps if name in with_samples}
 
 
 def family_of(sample):

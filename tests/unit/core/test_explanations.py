@@ -96,6 +96,16 @@ def test_candidates_are_the_best_then_the_nearest():
     ]
 
 
+@pytest.mark.parametrize("choice", [{"policy": "cost"}, {"weights": {"price": 1.0}}], ids=str)
+def test_first_candidate_is_the_chosen_one_among_equals_too(choice):
+    ledger = make.ledger(a="cpu=2,memory=2Gi", b="cpu=8,memory=8Gi", c="cpu=4,memory=4Gi")
+    found = explain(ledger, **choice)
+    assert [c.cluster for c in found.candidates] == ["b", "c", "a"]
+    answer = decision.decide(make.question(**choice), ledger.fleet)
+    assert isinstance(answer, Placement)
+    assert answer.cluster == "b"
+
+
 def test_candidate_shows_its_price_in_its_own_currency():
     ledger = make.ledger(a=priced("a", currency="CREDITS", cpu="0.5"), b="cpu=4,memory=8Gi")
     found = {c.cluster: c for c in explain(ledger, "cpu=3,memory=1Gi").candidates}
@@ -218,13 +228,14 @@ def ledgers(draw):
 
 @st.composite
 def requests(draw):
-    cpu, memory, gpu, fpga = draw(amounts), draw(amounts), draw(amounts) % 3, draw(amounts) % 2
+    cpu, memory = draw(st.integers(0, 4)), draw(st.integers(0, 3))
+    gpu, fpga = draw(st.sampled_from([(0, 0), (0, 0), (1, 0), (2, 1)]))
     wanted = Resources(cpu * 1000, memory * GI, gpu, 0, {"example.com/fpga": fpga})
     return make.request(
         wanted or make.resources("cpu=1"),
         requester=draw(st.sampled_from("ra")),
-        labels=draw(st.sampled_from([{}, {}, {"zone": "x"}, {"zone": "y", "ssd": "no"}])),
-        max_price=draw(st.sampled_from([None, None, "0", "0.05", "0.2"])),
+        labels=draw(st.sampled_from([{}, {}, {}, {"zone": "x"}, {"zone": "y", "ssd": "no"}])),
+        max_price=draw(st.sampled_from([None, None, None, "0", "0.05", "0.2"])),
         currency=draw(st.sampled_from(["USD", "EUR"])),
         policy=draw(st.sampled_from(sorted(policies.POLICIES))),
         weights=draw(st.sampled_from([{}, {}, {"price": 1.0}])),

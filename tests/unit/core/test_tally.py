@@ -1,7 +1,6 @@
 """The count of reservations by phase and reason follows every change, and the audit watches over it."""
 
 import make
-
 from kubelend.core import audit
 from kubelend.core.ledger import Ledger
 from kubelend.core.lifecycle import Phase, Reason

@@ -1,0 +1,144 @@
+"""Writes the documents that are made from the code, or checks that they are what it would write.
+
+python -m kubelend.cli.generate [--check]
+
+`make generate` and `make check` run it in the root of the repository.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from typer.core import TyperGroup
+
+import kubelend
+from kubelend.cli import output, tree
+from kubelend.cli.deferred import Deferred
+from kubelend.cli.exits import Code
+from kubelend.wire import openapi, problems, routes
+from kubelend.wire.routes import Access, Route
+
+_NOTICE = "<!-- Made by `make generate` from the code. Do not edit. -->"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m kubelend.cli.generate")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit 1 on a difference"
+    )
+    parser.add_argument("--docs", type=Path, default=Path("docs"), help="where the documents are")
+    options = parser.parse_args()
+    stale = {
+        path: text
+        for path, text in documents(options.docs).items()
+        if not path.exists() or path.read_text("utf-8") != text
+    }
+    if options.check and stale:
+        names = ", ".join(map(str, stale))
+        sys.exit(f"error: {names} differ from the code; run `make generate`")
+    for path, text in stale.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, "utf-8")
+        print(f"wrote {path}")
+
+
+def documents(directory: Path) -> dict[Path, str]:
+    """Every generated file and its text."""
+    return {
+        directory / "openapi.json": output.json(openapi.document(kubelend.__version__)) + "\n",
+        directory / "cli.md": command_line(),
+        directory / "routes.md": rest_routes(),
+    }
+
+
+def command_line() -> str:
+    """Every command, flag and variable, and the exit codes."""
+    parts = [
+        "# The command line",
+        _NOTICE,
+        "`kubelend` and `kubectl lend` are the same command. A flag wins over its variable.",
+        "## Exit codes",
+        _table(("code", "meaning"), ((str(int(code)), code.meaning) for code in Code)),
+        *_commands("kubelend", tree.build()),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def rest_routes() -> str:
+    """Every route, and who may call it."""
+    parts = [
+        "# The routes, and who may call them",
+        _NOTICE,
+        "Every call is made over mutual TLS, and the certificate says who calls. Errors are problem"
+        " details (`application/problem+json`) with a stable `code`; any route may also answer"
+        " `LimitExceeded` or `Unavailable`. Bodies are in [openapi.json](openapi.json).",
+        _table(("access", "who"), ((str(access), _WHO[access]) for access in Access)),
+        _table(
+            ("method", "path", "access", "what it does", "errors"),
+            (_route_cells(route) for route in routes.ROUTES),
+        ),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+_WHO = {
+    Access.ANYONE: "every verified certificate",
+    Access.CLUSTER: "clusters, each for itself",
+    Access.OWNER: "the clusters that it concerns; viewers may read, admins may also change",
+    Access.READER: "viewers and admins",
+    Access.ADMIN: "admins",
+}
+
+
+def _commands(path: str, command: Any) -> Iterator[str]:
+    if isinstance(command, Deferred):
+        command = command.load()
+    context = command.make_context(path, [], resilient_parsing=True)
+    yield f"## {path}"
+    yield f"```\n{' '.join([path, *command.collect_usage_pieces(context)])}\n```"
+    yield command.help or ""
+    flags = [
+        _flag_cells(parameter, context) for parameter in command.params if not _hidden(parameter)
+    ]
+    if flags:
+        yield _table(("flag", "variable", "default", "meaning"), flags)
+    if isinstance(command, TyperGroup):
+        for name, child in command.commands.items():
+            if not child.hidden:
+                yield from _commands(f"{path} {name}", child)
+
+
+def _hidden(parameter: Any) -> bool:
+    return bool(parameter.param_type_name == "argument" or parameter.hidden)
+
+
+def _flag_cells(parameter: Any, context: Any) -> tuple[str, ...]:
+    names = ", ".join(f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts))
+    value = "" if parameter.is_flag else f" {parameter.make_metavar(ctx=context)}"
+    default = parameter.get_default(context)
+    text = "" if default is None or parameter.is_flag else str(default)
+    return (
+        names + value,
+        f"`{parameter.envvar}`" if parameter.envvar else "",
+        f"`{text}`" if text else "",
+        parameter.help or "",
+    )
+
+
+def _route_cells(route: Route) -> tuple[str, ...]:
+    known = (f"{int(problems.status_of(kind('')))} {kind.code}" for kind in route.errors)
+    return (route.method, f"`{route.path}`", str(route.access), route.summary, ", ".join(known))
+
+
+def _table(headers: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    cells = (tuple(cell.replace("|", "\\|") for cell in row) for row in rows)
+    lines = [headers, tuple("---" for _ in headers), *cells]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+if __name__ == "__main__":
+    main()

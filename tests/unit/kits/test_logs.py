@@ -1,0 +1,350 @@
+"""Logs: one line for each event, the same for ours and for libraries, and never a secret in it."""
+
+import io
+import json
+import logging
+import warnings
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import msgspec
+import pytest
+import structlog
+
+from kubelend.core.errors import InvalidSettings, NotFound
+from kubelend.core.lifecycle import Phase
+from kubelend.kits import clock, logs
+
+# In two pieces, so that no scanner takes this file for a leak.
+BEGIN = "-----BEGIN " + "PRIVATE KEY-----"
+PEM = f"{BEGIN}\nMIGHAgEAMBMGByqGSM49\n-----END PRIVATE KEY-----"
+
+
+pytestmark = pytest.mark.usefixtures("own_logging")
+
+
+@pytest.fixture
+def stream():
+    return io.StringIO()
+
+
+@pytest.fixture
+def line(stream):
+    """Log one event as JSON, and give it back as a program would read it."""
+    logs.setup("debug", "json", stream)
+
+    def log(event="something", **fields):
+        structlog.get_logger("test").info(event, **fields)
+        return json.loads(stream.getvalue().split("\n")[-2])
+
+    return log
+
+
+# -- the line
+
+
+def test_a_line_says_when_how_grave_who_and_what(line):
+    before = clock.utc_now()
+    found = line("placed", cluster="a", seconds=0.5, ready=True, nothing=None)
+    assert list(found)[:4] == ["timestamp", "level", "logger", "event"]
+    assert (found["level"], found["logger"], found["event"]) == ("info", "test", "placed")
+    assert (found["cluster"], found["seconds"], found["ready"]) == ("a", 0.5, True)
+    assert found["nothing"] is None
+    assert found["timestamp"].endswith("Z")
+    assert before <= datetime.fromisoformat(found["timestamp"]) <= clock.utc_now()
+
+
+def test_the_clock_is_aware_and_in_utc():
+    assert clock.utc_now().utcoffset() == timedelta()
+
+
+def test_what_is_bound_to_a_logger_or_a_context_is_in_its_lines(line, stream):
+    structlog.contextvars.bind_contextvars(request="r-1")
+    structlog.get_logger("test").bind(cluster="a").info("placed")
+    found = json.loads(stream.getvalue())
+    assert (found["request"], found["cluster"]) == ("r-1", "a")
+
+
+def test_an_exception_is_in_its_line(line, stream):
+    try:
+        raise NotFound("no cluster 'a'")
+    except NotFound:
+        structlog.get_logger("test").exception("failed")
+    found = json.loads(stream.getvalue())
+    assert found["level"] == "error"
+    assert "Traceback" in found["exception"]
+    assert "no cluster 'a'" in found["exception"]
+
+
+class Thing(msgspec.Struct):
+    size: int
+
+
+@pytest.mark.parametrize(
+    "value, shown",
+    [
+        (datetime(2030, 1, 1, tzinfo=UTC), "2030-01-01T00:00:00+00:00"),
+        (timedelta(hours=1), "1:00:00"),
+        (Phase.RESERVED, "Reserved"),
+        (Path("/tmp/x"), "/tmp/x"),
+        (NotFound("gone"), "NotFound('gone')"),
+        (b"\x00\x01", "[2 bytes]"),
+        ({"a": (1, Path("b"))}, {"a": [1, "b"]}),
+        (frozenset({"a"}), ["a"]),
+        (Thing(1), "Thing(size=1)"),
+        (2**80, str(2**80)),
+        ("\ud800", "\\ud800"),
+        ("ümläut", "ümläut"),
+        ("two\nlines", "two\nlines"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_any_value_can_be_logged(line, value, shown):
+    assert line(value=value)["value"] == shown
+
+
+def test_one_event_is_one_line(stream, line):
+    line("two\nlines", value="\r\n\u2028")
+    assert stream.getvalue().count("\n") == 1
+
+
+def test_endless_nesting_ends(line):
+    nested: dict[str, object] = {}
+    nested["again"] = nested
+    assert "[too deep]" in json.dumps(line(value=nested))
+
+
+# -- for people
+
+
+def test_people_get_one_plain_line(stream):
+    logs.setup("info", "console", stream)
+    structlog.get_logger("test").warning("store failed", problem="disk full", tries=2)
+    (found,) = stream.getvalue().splitlines()
+    assert "[warning" in found
+    assert "store failed" in found
+    assert "[test]" in found
+    assert "problem='disk full' tries=2" in found
+    assert found.split()[0].endswith("Z")
+    assert "\x1b" not in found
+
+
+def test_people_get_colours_on_a_terminal(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    for no_color, coloured in (None, True), ("1", False):
+        monkeypatch.delenv("NO_COLOR", raising=False)
+        if no_color:
+            monkeypatch.setenv("NO_COLOR", no_color)
+        terminal = Terminal()
+        logs.setup("info", "console", terminal)
+        structlog.get_logger("test").info("hello")
+        assert ("\x1b[" in terminal.getvalue()) == coloured
+
+
+def test_no_text_starts_a_line_or_moves_the_cursor(stream):
+    logs.setup("info", "console", stream)
+    structlog.get_logger("test").info("hello\n\x1b[2J", name="a\r\nfake line\x07")
+    assert stream.getvalue().count("\n") == 1
+    assert not set("\x1b\r\x07") & set(stream.getvalue())
+
+
+def test_a_traceback_for_people_shows_no_variables(stream):
+    logs.setup("info", "console", stream)
+    in_a_variable = "-".join(["correct", "horse"])
+    try:
+        raise NotFound("gone \x1b[2J")
+    except NotFound:
+        structlog.get_logger("test").exception("failed")
+    assert "NotFound: gone" in stream.getvalue()
+    assert stream.getvalue().count("\n") > 3
+    assert in_a_variable not in stream.getvalue()
+    assert "\x1b" not in stream.getvalue()
+
+
+# -- secrets
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("token", "join_token", "bearerToken", "Authorization", "proxy-authorization"),
+        *("password", "db_password", "passphrase", "secret", "client_secret", "Cookie"),
+        *("credentials", "private_key", "privateKey", "api_key", "apiKey", "X-Api-Key"),
+        *("key", "ca_key", "keys", "key_pem", "private_bytes", "key_material_token"),
+    ],
+)
+def test_values_of_secret_names_are_hidden(line, name):
+    for value in ("hunter2", b"hunter2", {"deep": "hunter2"}, ["hunter2"], 42):
+        assert line(**{name: value})[name] == logs.REDACTED
+    assert line(outer={"inner": [{name: "hunter2"}]})["outer"] == {"inner": [{name: logs.REDACTED}]}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cluster",
+        "idempotency_key",
+        "Idempotency-Key",
+        "request_key",
+        "key_file",
+        "keyspace",
+        "path",
+    ],
+)
+def test_values_of_other_names_are_shown(line, name):
+    assert line(**{name: "shown"})[name] == "shown"
+
+
+def test_a_secret_that_is_not_there_shows_as_that(line):
+    assert line(token=None)["token"] is None
+
+
+@pytest.mark.parametrize(
+    "secret, shown",
+    [
+        (PEM, "[redacted]"),
+        (f"before {PEM} after", "before [redacted] after"),
+        (f"{PEM}\nbetween\n{PEM}", "[redacted]\nbetween\n[redacted]"),
+        (BEGIN + "\nMIGHAgEAcut off", "[redacted]"),
+        (repr(PEM), "'[redacted]'"),
+        ("postgres://me:hunter2@db/x", "postgres://[redacted]@db/x"),
+        ("see https://a/b and https://hunter2@c", "see https://a/b and https://[redacted]@c"),
+        ("Bearer hunter2.x-y", "Bearer [redacted]"),
+        ("authorization: bearer hunter2", "authorization: bearer [redacted]"),
+    ],
+    ids=[
+        *("a key", "amid text", "two keys", "half a key", "its repr"),
+        *("password in URL", "user in URL", "bearer", "header"),
+    ],
+)
+@pytest.mark.parametrize("place", ["event", "value", "deep", "error", "foreign"])
+def test_secrets_inside_texts_are_hidden(line, stream, secret, shown, place):
+    match place:
+        case "event":
+            assert line(secret)["event"] == shown
+        case "value":
+            assert line(value=secret)["value"] == shown
+        case "deep":
+            assert line(value=[{"a": secret}])["value"] == [{"a": shown}]
+        case "error":
+            found = line(problem=ValueError(secret), exc_info=ValueError(secret))
+            assert f"ValueError: {shown}" in found["exception"]
+        case "foreign":
+            logging.getLogger("library").warning("it said %s", secret)
+            assert json.loads(stream.getvalue())["event"] == f"it said {shown}"
+    for piece in "MIGHAgEA", "hunter2":
+        assert piece not in stream.getvalue()
+
+
+def test_a_long_hostile_text_is_logged_at_once(line):
+    for text in ("://" + ":" * 300_000 + " @", "-----BEGIN" * 30_000, "bearer " * 50_000):
+        assert line(value=text)
+
+
+# -- what libraries say
+
+
+def test_libraries_log_to_the_same_place_in_the_same_form(line, stream):
+    logging.getLogger("aiohttp.server").warning("bad %s from %s", "request", "127.0.0.1")
+    found = json.loads(stream.getvalue())
+    assert (found["logger"], found["level"]) == ("aiohttp.server", "warning")
+    assert found["event"] == "bad request from 127.0.0.1"
+    assert found["timestamp"].endswith("Z")
+
+
+def test_exceptions_of_libraries_are_shown(line, stream):
+    try:
+        raise OSError("cut off")
+    except OSError:
+        logging.getLogger("asyncio").exception("task failed")
+    assert "OSError: cut off" in json.loads(stream.getvalue())["exception"]
+
+
+@pytest.mark.parametrize(
+    "level, shown", [(5, None), (15, "debug"), (35, "warning"), (99, "critical")]
+)
+def test_levels_of_their_own_become_the_nearest_below(line, stream, level, shown):
+    logging.getLogger("library").log(level, "hello")
+    found = [json.loads(text)["level"] for text in stream.getvalue().splitlines()]
+    assert found == ([] if shown is None else [shown])
+
+
+def test_a_broken_call_of_a_library_is_logged_all_the_same(line, stream):
+    del logging.getLogger().handlers[1:]  # those of pytest do not forgive it
+    logging.getLogger("library").warning("%d bytes", "many")
+    assert json.loads(stream.getvalue())["event"] == "%d bytes ('many',)"
+
+
+def test_warnings_are_logged(line, stream):
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        logging.captureWarnings(False)
+        logging.captureWarnings(True)
+        warnings.warn("old", DeprecationWarning, stacklevel=1)
+    found = json.loads(stream.getvalue())
+    assert found["logger"] == "py.warnings"
+    assert "DeprecationWarning: old" in found["event"]
+
+
+# -- setup
+
+
+@pytest.mark.parametrize("level", logs.LEVELS)
+def test_only_the_level_and_above_is_logged(stream, level):
+    logs.setup(level, "json", stream)
+    for name in logs.LEVELS:
+        getattr(structlog.get_logger("ours"), name)("said")
+        getattr(logging.getLogger("theirs"), name)("said")
+    found = [json.loads(text)["level"] for text in stream.getvalue().splitlines()]
+    expected = logs.LEVELS[logs.LEVELS.index(level) :]
+    assert found == [name for name in expected for _ in range(2)]
+
+
+def test_setting_up_twice_says_everything_once(stream):
+    logs.setup("info", "json", stream)
+    logs.setup("info", "json", stream)
+    structlog.get_logger("ours").info("hello")
+    logging.getLogger("theirs").info("hello")
+    assert len(stream.getvalue().splitlines()) == 2
+
+
+def test_loggers_in_use_follow_to_a_new_stream_and_form(stream):
+    logs.setup("info", "console", io.StringIO())
+    log = structlog.get_logger("ours").bind(cluster="a")
+    log.info("to the old")
+    logs.setup("info", "json", stream)
+    log.info("to the new")
+    assert json.loads(stream.getvalue())["event"] == "to the new"
+
+
+def test_standard_error_is_the_default(capsys):
+    logs.setup()
+    structlog.get_logger("ours").info("hello")
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert json.loads(err)["event"] == "hello"
+
+
+@pytest.mark.parametrize("level, format", [("loud", "json"), ("info", "xml")])
+def test_settings_that_do_not_exist_are_refused(level, format):
+    with pytest.raises(InvalidSettings, match="use"):
+        logs.setup(level, format)
+
+
+def test_a_full_disk_does_not_stop_the_work():
+    stream = Path("/dev/full").open("w")  # noqa: SIM115 - closing it fails, and that is asserted
+    logs.setup("info", "json", stream)
+    structlog.get_logger("ours").info("hello")
+    logging.getLogger("theirs").info("hello")
+    with pytest.raises(OSError, match="No space left"):
+        stream.close()
+
+
+def test_a_closed_stream_does_not_stop_the_work(stream):
+    logs.setup("info", "json", stream)
+    stream.close()
+    structlog.get_logger("ours").info("hello")
+    assert stream.closed
