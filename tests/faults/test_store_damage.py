@@ -34,9 +34,11 @@ def sound(tmp_path_factory):
 
 
 def look(path):
-    """All that can be asked of a store."""
+    """All that a broker is told at its start, and all that an audit can ask for."""
     with closing(SqliteStore.open(path)) as store:
-        return store.load(), [store.archived(found.id) for found in OLD]
+        working_set = store.load()
+    with closing(SqliteStore.open_readonly(path)) as store:
+        return working_set, store.load(), [store.archived(found.id) for found in OLD]
 
 
 def assert_right_or_refused(content: bytes, truth) -> None:
@@ -86,4 +88,4 @@ def test_damage_is_told_with_the_path_and_what_to_do(sound, tmp_path):
     with pytest.raises(StoreFailed) as told:
         look(path)
     assert str(told.value).startswith(f"the store {path} cannot be used: it is damaged")
-    assert told.value.hint == "restore a backup"
+    assert told.value.hint.startswith("restore a backup, and remove the -wal and -shm")

@@ -16,12 +16,14 @@ from aiohttp import web
 
 from kubelend.api.calls import Call, Context
 from kubelend.core.errors import (
+    BodyTooLarge,
     Forbidden,
     InvalidIdentity,
     KubelendError,
     LimitExceeded,
     MethodNotAllowed,
     NotFound,
+    TooSlow,
 )
 from kubelend.pki.identities import Caller, Role, caller_of
 from kubelend.wire import problems
@@ -120,7 +122,10 @@ def _problem(error: KubelendError) -> web.Response:
     headers = {"Content-Type": problems.CONTENT_TYPE}
     if isinstance(error, LimitExceeded) and error.retryable:
         headers["Retry-After"] = str(max(1, round(error.retry_after)))
-    return web.Response(body=msgspec.json.encode(body), status=body.status, headers=headers)
+    response = web.Response(body=msgspec.json.encode(body), status=body.status, headers=headers)
+    if isinstance(error, TooSlow | BodyTooLarge):
+        response.force_close()  # the rest of the body is not waited for
+    return response
 
 
 def _needs(route: Route) -> str:

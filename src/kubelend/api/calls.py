@@ -12,7 +12,7 @@ from aiohttp import web
 from kubelend.api.limits import RateLimiter
 from kubelend.broker.metrics import Metrics
 from kubelend.broker.service import Broker
-from kubelend.core.errors import BodyTooLarge, InvalidInput
+from kubelend.core.errors import BodyTooLarge, InvalidInput, TooSlow
 from kubelend.core.models import ClusterId, ReservationId
 from kubelend.pki.identities import Caller
 from kubelend.wire.conversion import Terms
@@ -93,7 +93,7 @@ class Call:
             async with asyncio.timeout(self.context.read_timeout):
                 return await self.request.read()
         except TimeoutError:
-            raise InvalidInput("body: it did not arrive in time") from None
+            raise TooSlow("body: it did not arrive in time") from None
         except web.HTTPRequestEntityTooLarge as problem:
             raise BodyTooLarge(f"body: {problem.text}") from None
 

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import ssl
 import time
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Container, Coroutine, Iterable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
+from typing import NamedTuple
 
 import structlog
 import uvloop
+from aiohttp import web
 
 import kubelend
 from kubelend.api import probes, routing
 from kubelend.api.calls import Context
 from kubelend.api.limits import RateLimiter
+from kubelend.apps.flags import Address
 from kubelend.apps.settings import BrokerSettings
 from kubelend.broker.metrics import Metrics
+from kubelend.broker.ports import Clock, OpenStore
 from kubelend.broker.service import Broker, Rules
 from kubelend.core.errors import InvalidSettings
 from kubelend.kits import clock, logs, tasks
@@ -37,22 +43,40 @@ def run(settings: BrokerSettings) -> None:
 
 async def serve(settings: BrokerSettings) -> None:
     """The same inside an event loop."""
+    async with started(settings) as process:
+        await tasks.run_all(process.roots() | {"signals": _told_to_stop()})
+
+
+class Process(NamedTuple):
+    """A broker that listens, and does all else once its root tasks run."""
+
+    broker: Broker
+    metrics: Metrics
+    ports: dict[str, int]
+    """Where it listens, by what for: probes, metrics, api."""
+    follow_certificates: Callable[[], Coroutine[object, object, None]]
+
+    def roots(self) -> dict[str, Coroutine[object, object, None]]:
+        return {"broker": self.broker.run(), "certificates": self.follow_certificates()}
+
+
+@asynccontextmanager
+async def started(
+    settings: BrokerSettings, *, open_store: OpenStore | None = None, now: Clock = clock.utc_now
+) -> AsyncIterator[Process]:
+    """Everything put together and listening. At the end, calls that have begun are finished."""
     metrics = Metrics()
     broker = Broker(
-        partial(opening.open_store, settings.store), clock.utc_now, _rules(settings), metrics
+        open_store or partial(opening.open_store, settings.store), now, _rules(settings), metrics
     )
-    certificates = _certificates(settings)
+    certificates, names = _certificates(settings), set(_names(settings))
     async with AsyncExitStack() as stack:
         stack.push_async_callback(broker.close)
-        await _listen(stack, settings, broker, metrics, certificates)
+        listeners = _listeners(settings, _context(settings, broker, metrics, names), certificates)
+        ports = await _listen(stack, listeners, _timeouts(settings))
         stack.callback(broker.feeds.close_all)
-        await tasks.run_all(
-            {
-                "broker": broker.run(),
-                "certificates": _watch_certificates(settings, certificates, metrics),
-                "signals": _told_to_stop(),
-            }
-        )
+        follow = partial(_follow_certificates, settings, certificates, names, metrics)
+        yield Process(broker, metrics, ports, follow)
 
 
 def _rules(settings: BrokerSettings) -> Rules:
@@ -70,35 +94,43 @@ def _certificates(settings: BrokerSettings) -> tls.ReloadingServerContext:
     return tls.ReloadingServerContext(settings.http_cert_path, report=_keeps_old)
 
 
-async def _listen(
-    stack: AsyncExitStack,
-    settings: BrokerSettings,
-    broker: Broker,
-    metrics: Metrics,
-    certificates: tls.ReloadingServerContext,
-) -> None:
+class _Listener(NamedTuple):
+    what: str
+    address: Address
+    app: web.Application
+    context: ssl.SSLContext | None = None
+
+
+def _listeners(
+    settings: BrokerSettings, context: Context, certificates: tls.ReloadingServerContext
+) -> Iterator[_Listener]:
     """Probes first: whoever watches the start should see it."""
-    timeouts = _timeouts(settings)
-    plain = {
-        "probes": (settings.health_probe_bind_address, probes.health(broker)),
-        "metrics": (settings.metrics_bind_address, probes.metrics(metrics, broker.clock)),
-    }
-    for name, (address, app) in plain.items():
-        if address is not None:
-            port = await stack.enter_async_context(
-                http_server.listening(app, address.host, address.port, timeouts)
-            )
-            log.info("listening", what=name, host=address.host, port=port)
-    app = routing.application(_context(settings, broker, metrics), settings.max_body_bytes)
-    port = await stack.enter_async_context(
-        http_server.listening(
-            app, settings.http_host, settings.http_port, timeouts, certificates.context
+    broker, metrics = context.broker, context.metrics
+    if settings.health_probe_bind_address is not None:
+        yield _Listener("probes", settings.health_probe_bind_address, probes.health(broker))
+    if settings.metrics_bind_address is not None:
+        app = probes.metrics(metrics, broker.clock)
+        yield _Listener("metrics", settings.metrics_bind_address, app)
+    api = Address(settings.http_host, settings.http_port)
+    app = routing.application(context, settings.max_body_bytes)
+    yield _Listener("api", api, app, certificates.context)
+
+
+async def _listen(
+    stack: AsyncExitStack, listeners: Iterable[_Listener], timeouts: http_server.Timeouts
+) -> dict[str, int]:
+    ports = {}
+    for what, (host, port), app, context in listeners:
+        ports[what] = await stack.enter_async_context(
+            http_server.listening(app, host, port, timeouts, context)
         )
-    )
-    log.info("listening", what="api", host=settings.http_host, port=port)
+        log.info("listening", what=what, host=host, port=ports[what])
+    return ports
 
 
-def _context(settings: BrokerSettings, broker: Broker, metrics: Metrics) -> Context:
+def _context(
+    settings: BrokerSettings, broker: Broker, metrics: Metrics, names: Container[str]
+) -> Context:
     return Context(
         broker=broker,
         metrics=metrics,
@@ -106,8 +138,12 @@ def _context(settings: BrokerSettings, broker: Broker, metrics: Metrics) -> Cont
         limiter=RateLimiter(settings.rate_limit, settings.rate_burst, time.monotonic),
         version=kubelend.__version__,
         read_timeout=settings.read_timeout.total_seconds(),
-        broker_names=identities.own_names(settings.http_cert_path),
+        broker_names=names,
     )
+
+
+def _names(settings: BrokerSettings) -> frozenset[str]:
+    return identities.own_names(settings.http_cert_path)
 
 
 def _timeouts(settings: BrokerSettings) -> http_server.Timeouts:
@@ -119,8 +155,11 @@ def _timeouts(settings: BrokerSettings) -> http_server.Timeouts:
     )
 
 
-async def _watch_certificates(
-    settings: BrokerSettings, certificates: tls.ReloadingServerContext, metrics: Metrics
+async def _follow_certificates(
+    settings: BrokerSettings,
+    certificates: tls.ReloadingServerContext,
+    names: set[str],
+    metrics: Metrics,
 ) -> None:
     """Take up changed files: new connections see the new certificate, open ones go on."""
     interval = settings.certificate_check_interval.total_seconds()
@@ -128,8 +167,15 @@ async def _watch_certificates(
     while True:
         await asyncio.sleep(interval)
         if certificates.refresh():
-            metrics.certificate("server", tls.expires_at(settings.http_cert_path))
             log.info("certificates reloaded", path=str(settings.http_cert_path))
+            try:
+                ends, own = tls.expires_at(settings.http_cert_path), _names(settings)
+            except InvalidSettings as problem:  # they change again, and so are read again
+                _keeps_old(problem)
+                continue
+            metrics.certificate("server", ends)
+            names.clear()
+            names.update(own)
 
 
 def _keeps_old(problem: InvalidSettings) -> None:

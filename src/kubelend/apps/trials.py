@@ -180,7 +180,9 @@ def _environment() -> dict[str, str]:
 def _ended_like_ctrl_c() -> Iterator[None]:
     """Python dies of these two on the spot, and would leave process and directory behind."""
     numbers = (signal.SIGTERM, signal.SIGHUP)
-    before = [signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT)) for number in numbers]
+    before = [
+        signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT)) for number in numbers
+    ]
     try:
         yield
     finally:

@@ -45,12 +45,16 @@ def small_requests(count: int, *, seed: int = 2) -> list[Request]:
     """What most people ask for: a few pods. Nearly every cluster has room."""
     random = Random(seed)  # noqa: S311 - as above
     return [
-        _request(Resources(cpu=random.randint(1, 20) * 100, memory=random.randint(1, 32) * GIB // 8))
+        _request(
+            Resources(cpu=random.randint(1, 20) * 100, memory=random.randint(1, 32) * GIB // 8)
+        )
         for _ in range(count)
     ]
 
 
-def large_requests(count: int, fleet: Sequence[Cluster], now: datetime, *, seed: int = 3) -> list[Request]:
+def large_requests(
+    count: int, fleet: Sequence[Cluster], now: datetime, *, seed: int = 3
+) -> list[Request]:
     """Nearly all that one of the freest clusters has, of every kind: next to no other has room."""
     random = Random(seed)  # noqa: S311 - as above
     usable = [one.ceiling for one in fleet if one.cordon is None and not one.is_stale(now)]

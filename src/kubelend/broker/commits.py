@@ -19,6 +19,9 @@ from kubelend.core.errors import NotReady, StoreFailed
 from kubelend.core.events import Change
 from kubelend.core.models import Records, Reservation, ReservationId
 
+LINGER = 0.02
+"""Seconds that a group waits for company while nobody who is in a hurry waits for it."""
+
 Landed = Callable[[Sequence[Change], float], None]
 """Told of each group that became durable, with the seconds it took."""
 
@@ -40,6 +43,9 @@ class GroupCommit:
         self._gathered: list[Change] = []
         self._revision = 0
         self._gathering: asyncio.Future[None] | None = None
+        self._departure: asyncio.Handle | None = None
+        """When the group that gathers will leave; None once it is only waiting for the one before."""
+        self._lingers = False
         self._flying: asyncio.Future[None] | None = None
         self._failure: Exception | None = NotReady("the store is not loaded yet")
 
@@ -57,16 +63,20 @@ class GroupCommit:
         """Have these changes kept. Never waits, so that deciding and recording are one stretch."""
         if self._failure is not None:
             raise self._failure
-        loop = asyncio.get_running_loop()
         self._gathered.extend(changes)
         self._revision = revision
         if self._gathering is None:
-            self._gathering = loop.create_future()
-            # Not at once: whoever else decides in this turn of the loop joins the same group.
-            loop.call_soon(self._take_off)
+            self._gathering = asyncio.get_running_loop().create_future()
+            self._depart(LINGER)
 
-    async def settled(self) -> None:
-        """Wait until everything submitted so far is durable: the moment when it may be shown."""
+    async def settled(self, *, patient: bool = False) -> None:
+        """Wait until everything submitted so far is durable: the moment when it may be shown.
+
+        The group that gathers leaves at the end of this turn of the event loop, with whoever else
+        decides in it. Who is patient lets it wait a little for company: fewer, larger groups.
+        """
+        if self._gathering is not None and not patient:
+            self._depart(0.0)
         newest = self._gathering or self._flying
         if newest is not None:
             await asyncio.shield(newest)
@@ -79,8 +89,23 @@ class GroupCommit:
         await self._in_thread(self._let_go)
         self._thread.shutdown()
 
+    def _depart(self, linger: float) -> None:
+        """Set when the group leaves, or bring it forward."""
+        loop = asyncio.get_running_loop()
+        if self._departure is None or (self._lingers and not linger):
+            if self._departure is not None:
+                self._departure.cancel()
+            self._lingers = bool(linger)
+            self._departure = (
+                loop.call_later(linger, self._leave) if linger else loop.call_soon(self._leave)
+            )
+
+    def _leave(self) -> None:
+        self._departure = None
+        self._take_off()
+
     def _take_off(self) -> None:
-        if self._flying is not None or self._gathering is None:
+        if self._flying is not None or self._gathering is None or self._departure is not None:
             return
         group, self._gathered = self._gathered, []
         self._flying, self._gathering = self._gathering, None
@@ -105,6 +130,9 @@ class GroupCommit:
     def _fail(self, flown: asyncio.Future[None] | None, problem: BaseException) -> None:
         failure = problem if isinstance(problem, StoreFailed) else StoreFailed(str(problem))
         gathering, self._gathering, self._gathered = self._gathering, None, []
+        if self._departure is not None:
+            self._departure.cancel()
+            self._departure = None
         self._failure = failure
         for waiting in (flown, gathering):
             if waiting is not None:

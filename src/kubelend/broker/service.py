@@ -119,6 +119,7 @@ class Broker:
                 views.of_cluster(ledger, cluster),
                 views.holds(ledger, cluster.id),
             ),
+            patient=True,
         )
 
     async def holds(self, provider: ClusterId) -> list[Reservation]:
@@ -265,11 +266,13 @@ class Broker:
         self,
         command: Callable[[Ledger, datetime], Command[Answer]],
         view: Callable[[Ledger, Answer], View],
+        *,
+        patient: bool = False,
     ) -> View:
         """Decide, assume and record in one stretch; answer what was true then, once it is durable."""
         ledger, now = self._present()
         seen = view(ledger, self._run(ledger, command(ledger, now), now))
-        await self._commits.settled()
+        await self._commits.settled(patient=patient)
         return seen
 
     async def _change_one(

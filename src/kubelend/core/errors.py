@@ -5,6 +5,7 @@
     │   ├── InvalidQuantity      a text is no Kubernetes quantity, or not in range
     │   ├── InvalidDuration      a text is no Go duration, or not in range
     │   ├── InvalidIdentity      a certificate's subject names no usable cluster
+    │   ├── TooSlow              a request did not arrive in time; retryable
     │   └── KeyReused            an idempotency key came back with another request
     ├── Forbidden                the caller is known, and may not do this
     ├── NotFound                 no such cluster, reservation or route
@@ -72,6 +73,13 @@ class InvalidIdentity(InvalidInput):
     """A certificate's subject names no usable cluster or person."""
 
     code = "InvalidIdentity"
+
+
+class TooSlow(InvalidInput):
+    """A request began and did not arrive in time; nothing of it has happened."""
+
+    code = "TooSlow"
+    retryable = True
 
 
 class KeyReused(InvalidInput):

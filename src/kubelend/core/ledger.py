@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from datetime import datetime
-from functools import singledispatchmethod
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 from msgspec.structs import replace
 
@@ -85,7 +84,24 @@ class Ledger:
     def apply(self, event: Event) -> Change:
         """Take an event in, and say what a store has to keep of it."""
         self.revision += 1
-        return self._apply(event)
+        match event:
+            case Advertised():
+                change = self._advertised(event)
+            case Cordoned():
+                change = self._cordoned(event.cluster, event.why)
+            case Uncordoned():
+                change = self._cordoned(event.cluster, None)
+            case Removed():
+                change = self._removed(event)
+            case Requested():
+                change = self._requested(event)
+            case Forgotten():
+                change = self._forgotten(event)
+            case ReservationEvent():
+                change = self._evolved(event)
+            case _:
+                raise TypeError(f"the ledger knows no {type(event).__name__}")
+        return change
 
     # -- questions
 
@@ -167,12 +183,7 @@ class Ledger:
 
     # -- what each event does
 
-    @singledispatchmethod
-    def _apply(self, event: Event) -> Change:
-        raise TypeError(f"the ledger knows no {type(event).__name__}")
-
-    @_apply.register
-    def _(self, event: Advertised) -> Change:
+    def _advertised(self, event: Advertised) -> Change:
         known = self._clusters.get(event.advertisement.cluster)
         return self._put_cluster(
             Cluster(
@@ -184,37 +195,24 @@ class Ledger:
             )
         )
 
-    @_apply.register
-    def _(self, event: Cordoned) -> Change:
-        return self._put_cluster(
-            replace(self.cluster(event.cluster), cordon=event.why, revision=self.revision)
-        )
+    def _cordoned(self, cluster: ClusterId, why: str | None) -> Change:
+        return self._put_cluster(replace(self.cluster(cluster), cordon=why, revision=self.revision))
 
-    @_apply.register
-    def _(self, event: Uncordoned) -> Change:
-        return self._put_cluster(
-            replace(self.cluster(event.cluster), cordon=None, revision=self.revision)
-        )
-
-    @_apply.register
-    def _(self, event: Removed) -> Change:
+    def _removed(self, event: Removed) -> Change:
         del self._clusters[event.cluster]
         self.fleet.remove(event.cluster)
         self.freed.discard(event.cluster)
         return Dropped(event.cluster)
 
-    @_apply.register
-    def _(self, event: Requested) -> Change:
+    def _requested(self, event: Requested) -> Change:
         born = replace(event.reservation, ticket=self.revision, revision=self.revision)
         return self._put_reservation(None, born)
 
-    @_apply.register
-    def _(self, event: ReservationEvent) -> Change:
+    def _evolved(self, event: ReservationEvent) -> Change:
         before = self.reservation(event.reservation)
         return self._put_reservation(before, transitions.evolve(before, event, self.revision))
 
-    @_apply.register
-    def _(self, event: Forgotten) -> Change:
+    def _forgotten(self, event: Forgotten) -> Change:
         gone = self._reservations.pop(event.reservation)
         self.tally[gone.phase, gone.reason] -= 1
         self.horizon = max(self.horizon, gone.revision)
@@ -259,8 +257,17 @@ class Ledger:
         deadline = after.deadline
         if deadline is not None and (before is None or before.deadline != deadline):
             heappush(self._deadlines, (deadline, after.id))
+            self._forget_old_deadlines()
         if after.phase in FINAL and after.finished_at is not None:
             heappush(self._finished, (after.finished_at, after.id))
+
+    def _forget_old_deadlines(self) -> None:
+        """A lease for years that is given back or renewed today must not stay in line for years."""
+        if len(self._deadlines) <= 2 * len(self._reservations) + 64:
+            return
+        found = self._reservations.values()
+        self._deadlines = [(one.deadline, one.id) for one in found if one.deadline is not None]
+        heapify(self._deadlines)
 
     def _move_hold(self, before: Reservation | None, after: Reservation) -> None:
         held_on = before.target if before is not None and before.is_live else None

@@ -100,8 +100,9 @@ def open_writer(path: Path, migrations: Sequence[Migration] = schema.MIGRATIONS)
         version = schema.check(connection, path, migrations)
         _configure(connection, path)
         schema.migrate(connection, version, migrations)
+        database = Database(path, connection, lock)
         undo.pop_all()
-        return Database(path, connection, lock)
+        return database
 
 
 def open_reader(path: Path, migrations: Sequence[Migration] = schema.MIGRATIONS) -> Database:
@@ -116,8 +117,9 @@ def open_reader(path: Path, migrations: Sequence[Migration] = schema.MIGRATIONS)
             raise InvalidSettings(
                 f"{path} was written by an older version", hint="start a broker on it once"
             )
+        database = Database(path, connection, None)
         undo.pop_all()
-        return Database(path, connection, None)
+        return database
 
 
 def _located(path: Path) -> Path:
@@ -148,15 +150,14 @@ def _lock(path: Path) -> int:
     lock = os.open(path.with_name(f"{path.name}-lock"), os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except OSError as error:
         os.close(lock)
+        if not isinstance(error, BlockingIOError):
+            raise
         raise StoreFailed(
             f"the store {path} is in use by another broker",
             hint="stop that one, or name another file",
         ) from None
-    except BaseException:
-        os.close(lock)
-        raise
     return lock
 
 

@@ -37,7 +37,8 @@ def translated(path: Path) -> Iterator[None]:
         raise _failure(path, _system_cause(error)) from error
 
 
-_RESTORE = "restore a backup"
+# An old log would be played into the new file.
+_RESTORE = "restore a backup, and remove the -wal and -shm files beside the old one"
 _PERMISSIONS = "check the owner and mode of the file and its directory"
 _DAMAGED = Cause("it is damaged", _RESTORE)
 _SPACE = Cause("the disk is full", "free some space there")
@@ -48,7 +49,7 @@ _CAUSES = {
     sqlite3.SQLITE_READONLY: _READ_ONLY,
     sqlite3.SQLITE_CORRUPT: _DAMAGED,
     sqlite3.SQLITE_NOTADB: Cause(
-        "it is no database, or damaged", "restore a backup, or choose another file"
+        "it is no database, or damaged", "choose another file, or restore a backup"
     ),
     sqlite3.SQLITE_BUSY: Cause("another program keeps it locked", "end that program"),
     sqlite3.SQLITE_CANTOPEN: Cause("it cannot be opened", _PERMISSIONS),

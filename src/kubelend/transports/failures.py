@@ -42,10 +42,7 @@ class Peer:
         except aiohttp.ClientConnectorCertificateError as error:
             raise self._distrusted(error.certificate_error) from error
         except aiohttp.ClientSSLError as error:
-            raise BrokerUnreachable(
-                f"{self.url} does not speak TLS as a broker does: {_reason(error.os_error)}",
-                hint="check address and port",
-            ) from error
+            raise self._no_handshake(error.os_error) from error
         except aiohttp.ClientConnectorError as error:
             raise self._not_connected(error) from error
         except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as error:
@@ -76,13 +73,21 @@ class Peer:
             hint="put the ca.crt of this broker there, or check the address",
         )
 
+    def _no_handshake(self, error: OSError) -> BrokerUnreachable:
+        if _alert(error):
+            return self._cut_off(error)
+        return BrokerUnreachable(
+            f"{self.url} does not speak TLS as a broker does: {_reason(error)}",
+            hint="check address and port",
+        )
+
     def _not_connected(self, error: aiohttp.ClientConnectorError) -> BrokerUnreachable:
         if isinstance(error, aiohttp.ClientConnectorDNSError):
             return BrokerUnreachable(
                 f"the name in {self.url} is not known", hint="check the broker's address"
             )
-        # TLS 1.2 refuses our certificate during the handshake: connected, and hung up on.
-        if isinstance(error.os_error, ConnectionResetError | ssl.SSLError):
+        # A broker of TLS 1.2 refuses our certificate by hanging up during the handshake.
+        if isinstance(error.os_error, ConnectionResetError):
             return self._cut_off(error)
         if isinstance(error.os_error, ConnectionRefusedError):
             return BrokerUnreachable(

@@ -1,4 +1,9 @@
-"""HTTP listeners: where the applications of `api` meet sockets, with a time limit on every wait."""
+"""HTTP listeners: where the applications of `api` meet sockets, with a time limit on every wait.
+
+Of the four waits for a client, TLS and aiohttp limit the handshake and the pause between two requests,
+and the reader of a body limits that (`api.calls`). What is left is a header that began and does not end:
+`_Connection` limits it.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +12,11 @@ import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from aiohttp import web
 
 from kubelend.core.errors import InvalidSettings
-
 
 BACKLOG = 1024
 """Connections that the kernel keeps for us: a whole fleet may come back at once."""
@@ -40,33 +44,30 @@ async def listening(
     context: ssl.SSLContext | None = None,
 ) -> AsyncIterator[int]:
     """Serve on an address; gives the port. At the end, calls that have begun are finished."""
-    runner = web.AppRunner(
-        app,
-        access_log=None,
-        handle_signals=False,
-        keepalive_timeout=timeouts.idle.total_seconds(),
-        shutdown_timeout=timeouts.shutdown.total_seconds(),
-    )
+    runner = web.AppRunner(app, handle_signals=False)
     await runner.setup()
-    server = await _bind(runner, host, port, timeouts, context)
+    connections = _Connections(runner, timeouts)
     try:
-        yield server.sockets[0].getsockname()[1]
+        server = await _bind(connections, host, port, timeouts, context)
+        try:
+            yield server.sockets[0].getsockname()[1]
+        finally:
+            server.close()
+            await connections.finish(timeouts.shutdown.total_seconds())
     finally:
-        server.close()
         await runner.cleanup()
 
 
 async def _bind(
-    runner: web.AppRunner,
+    connections: _Connections,
     host: str,
     port: int,
     timeouts: Timeouts,
     context: ssl.SSLContext | None,
 ) -> asyncio.Server:
-    assert runner.server is not None  # noqa: S101 - set by setup()
     try:
         return await asyncio.get_running_loop().create_server(
-            runner.server,
+            connections,
             host or None,
             port,
             ssl=context,
@@ -74,8 +75,61 @@ async def _bind(
             backlog=BACKLOG,
         )
     except OSError as problem:
-        await runner.cleanup()
         where = f"{host or '*'}:{port}"
         raise InvalidSettings(
             f"cannot listen on {where}: {problem.strerror or problem}", hint="choose another port"
         ) from problem
+
+
+class _Connections(web.Server):
+    """Makes a `_Connection` for each client, and lets all of them finish at the end."""
+
+    def __init__(self, runner: web.AppRunner, timeouts: Timeouts) -> None:
+        assert runner.server is not None  # noqa: S101 - there is one after setup()
+        super().__init__(
+            runner.server.request_handler,
+            request_factory=runner.server.request_factory,
+            handler_cancellation=True,
+            access_log=None,
+            keepalive_timeout=timeouts.idle.total_seconds(),
+            lingering_time=timeouts.read.total_seconds(),
+        )
+        self.header_timeout = timeouts.read.total_seconds()
+
+    def __call__(self) -> web.RequestHandler:
+        return _Connection(self, loop=self._loop, **self._kwargs)
+
+    async def finish(self, patience: float) -> None:
+        """Close what is idle, and wait for the calls that have begun."""
+        self.pre_shutdown()
+        await self.shutdown(patience)
+
+
+class _Connection(web.RequestHandler):
+    """One client; closed if a header takes too long."""
+
+    __slots__ = ("_header_deadline", "_header_timeout")
+
+    def __init__(self, connections: _Connections, **options: Any) -> None:
+        super().__init__(connections, **options)
+        self._header_timeout = connections.header_timeout
+        self._header_deadline: asyncio.TimerHandle | None = None
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        # Bytes came, no request is complete, and none is running whose body they could be.
+        in_header = not self._messages and self._current_request is None
+        if in_header and self._header_deadline is None:
+            loop = asyncio.get_running_loop()
+            self._header_deadline = loop.call_later(self._header_timeout, self.force_close)
+        elif not in_header and self._header_deadline is not None:
+            self._forget_deadline()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._forget_deadline()
+        super().connection_lost(exc)
+
+    def _forget_deadline(self) -> None:
+        if self._header_deadline is not None:
+            self._header_deadline.cancel()
+            self._header_deadline = None

@@ -18,6 +18,7 @@ CONTENT_TYPE = "application/problem+json"
 STATUS: dict[type[errors.KubelendError], HTTPStatus] = {
     errors.KubelendError: HTTPStatus.INTERNAL_SERVER_ERROR,
     errors.InvalidInput: HTTPStatus.BAD_REQUEST,
+    errors.TooSlow: HTTPStatus.REQUEST_TIMEOUT,
     errors.KeyReused: HTTPStatus.UNPROCESSABLE_ENTITY,
     errors.InvalidIdentity: HTTPStatus.FORBIDDEN,
     errors.Forbidden: HTTPStatus.FORBIDDEN,

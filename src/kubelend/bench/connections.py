@@ -1,0 +1,110 @@
+"""The clients' side of a benchmark: connections which cost next to nothing beside what they measure.
+
+They read only what our broker answers: a status, a Content-Length, a body. One request is in flight on a
+connection at a time, as with any HTTP/1.1 client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import ssl
+from collections.abc import Callable
+from typing import NamedTuple, cast
+
+from kubelend.core.errors import BrokerUnreachable, UnexpectedAnswer
+
+_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)\r\n", re.IGNORECASE)
+_HEAD_END = b"\r\n\r\n"
+
+
+class Answer(NamedTuple):
+    """One response, as far as it is read."""
+
+    status: int
+    body: bytes
+
+
+def parse(received: bytes) -> Answer | None:
+    """The answer at the start of what was received; None while a part of it is missing."""
+    end = received.find(_HEAD_END)
+    if end < 0:
+        return None
+    length = _LENGTH.search(received, 0, end + 2)
+    if length is None or not received.startswith(b"HTTP/1.1 "):
+        raise UnexpectedAnswer(f"not an answer that can be read here: {received[:80]!r}")
+    start = end + len(_HEAD_END)
+    whole = start + int(length[1])
+    if len(received) < whole:
+        return None
+    return Answer(int(received[9:12]), received[start:whole])
+
+
+class Connection(asyncio.Protocol):
+    """One connection; `on_answer` and `on_lost` say what happens next."""
+
+    def __init__(self) -> None:
+        self.on_answer: Callable[[Answer], None] = _ignore
+        self.on_lost: Callable[[Exception], None] = _ignore
+        self._transport: asyncio.Transport | None = None
+        self._received = b""
+
+    def send(self, request: bytes) -> None:
+        if self._transport is None or self._transport.is_closing():
+            self.on_lost(_lost(None))
+        else:
+            self._transport.write(request)
+
+    async def call(self, request: bytes) -> Answer:
+        """Send, and wait for the answer."""
+        answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+        def lost(problem: Exception) -> None:
+            if not answered.done():
+                answered.set_exception(problem)
+
+        self.on_answer, self.on_lost = answered.set_result, lost
+        self.send(request)
+        return await answered
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    @property
+    def session(self) -> ssl.SSLSession | None:
+        """What a later connection can be resumed from, if the broker has given any."""
+        channel = self._transport and self._transport.get_extra_info("ssl_object")
+        return channel.session if channel else None
+
+    # -- what the event loop calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._received = self._received + data if self._received else data
+        answer = parse(self._received)
+        if answer is not None:
+            self._received = b""
+            self.on_answer(answer)
+
+    def connection_lost(self, problem: Exception | None) -> None:
+        self._transport = None
+        self.on_lost(_lost(problem))
+
+
+async def connect(port: int, context: ssl.SSLContext) -> Connection:
+    loop = asyncio.get_running_loop()
+    _, connection = await loop.create_connection(
+        Connection, "127.0.0.1", port, ssl=context, server_hostname="localhost"
+    )
+    return connection
+
+
+def _ignore(_: object) -> None:
+    """An answer that nobody waits for."""
+
+
+def _lost(problem: Exception | None) -> BrokerUnreachable:
+    return BrokerUnreachable(f"the broker closed a connection: {problem or 'without a word'}")

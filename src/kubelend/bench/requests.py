@@ -1,0 +1,55 @@
+"""Requests as the bytes that go over the wire, made before the clock runs. Pure.
+
+A client library would spend more on a request than the broker does on the answer, and be what is
+measured. These are the bytes which such a library would send.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from kubelend.wire import bodies, conversion, routes
+from kubelend.core.models import Cluster, Request
+from kubelend.core.resources import NOTHING
+
+_HOST = b"Host: localhost\r\n"
+
+
+def constant() -> bytes:
+    """What the broker answers without thinking."""
+    return b"GET %s HTTP/1.1\r\n%s\r\n" % (routes.BY_NAME["healthz"].path.encode(), _HOST)
+
+
+def advertisement(cluster: Cluster) -> bytes:
+    """What an agent sends for this cluster."""
+    return _post("publish", conversion.from_cluster(cluster, NOTHING))
+
+
+def reservations(request: Request, keys: str) -> Callable[[int], bytes]:
+    """Makes the same request again and again, each with an idempotency key of its own."""
+    body = bodies.ReservationRequest(
+        requested_resources=conversion.from_resources(request.resources),
+        duration=f"{round(request.duration.total_seconds())}s",
+    )
+    head, _, rest = _post("reserve", body).partition(b"\r\n")
+    start = b"%s\r\n%s: %s-" % (head, routes.IDEMPOTENCY_KEY.encode(), keys.encode())
+
+    def numbered(number: int) -> bytes:
+        return b"%s%d\r\n%s" % (start, number, rest)
+
+    return numbered
+
+
+def _post(route: str, body: bodies.Body) -> bytes:
+    text = msgspec.json.encode(body)
+    return (
+        b"POST %s HTTP/1.1\r\n%sContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
+        % (
+            routes.BY_NAME[route].path.encode(),
+            _HOST,
+            len(text),
+            text,
+        )
+    )

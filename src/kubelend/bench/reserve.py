@@ -1,0 +1,194 @@
+"""`kubelend bench reserve`: durable reservations per second, over mutual TLS, through the real broker.
+
+Slices of reservations and slices of a constant answer alternate on the same connections, so that whatever
+else the machine does hits both: the ratio tells what a reservation costs beyond HTTP, TLS and the event
+loop. Afterwards the store is audited, and must hold every reservation that was answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from kubelend.apps import trials
+from kubelend.apps.trials import Trial
+from kubelend.bench import connections, fleets, histories, progress, requests, running, timings
+from kubelend.bench.connections import Answer, Connection
+from kubelend.core import audit
+from kubelend.core.errors import UnexpectedAnswer
+from kubelend.core.ledger import Ledger
+from kubelend.kits import clock
+from kubelend.stores import opening
+from kubelend.transports import tls
+from kubelend.wire import bodies
+
+_SLICE_SECONDS = 1.0
+_OK, _CREATED = 200, 201
+
+
+class Result(msgspec.Struct, frozen=True):
+    """The keys are API."""
+
+    clusters: int
+    connections: int
+    reservations: int
+    reservations_per_s: float
+    constant_per_s: float
+    ratio: float
+    p50_ms: float
+    p99_ms: float
+    violations: int
+
+
+def measure(clusters: int, connections: int, seconds: float) -> Result:
+    """`seconds` in all, half of them for reservations and half for the constant."""
+    with trials.trial() as trial:
+        progress.say("reserve: preparing the clusters")
+        now = clock.utc_now()
+        histories.write(trial.store, fleets.clusters(clusters, now, all_open=True), 0, now)
+        certificates = [trial.certificate(f"requester-{n}") for n in range(connections)]
+        with trial.broker("--rate-limit=0", "--log-level=info") as broker:
+            broker.wait_until_ready()
+            load = running.run(_load(broker.port, certificates, seconds))
+        progress.say("reserve: checking the store")
+        violations = _violations(trial, load.reserved.answers)
+        progress.done()
+    return _result(clusters, connections, load, violations)
+
+
+class Slices:
+    """All slices of one kind of request, added up."""
+
+    def __init__(self, expected: int) -> None:
+        self.expected = expected
+        self.seconds = 0.0
+        self.latencies: list[float] = []
+        self.answers: list[bytes] = []
+
+    @property
+    def per_second(self) -> float:
+        return len(self.latencies) / self.seconds
+
+
+class Load:
+    """What the whole run gave."""
+
+    def __init__(self) -> None:
+        self.reserved = Slices(_CREATED)
+        self.constant = Slices(_OK)
+
+
+class _Slice:
+    """So many seconds of one kind of request, as fast as the answers come."""
+
+    def __init__(self, slices: Slices, seconds: float, busy: int) -> None:
+        self._slices = slices
+        self._end = time.perf_counter() + seconds
+        self._busy = busy
+        self._over = asyncio.get_running_loop().create_future()
+        slices.seconds += seconds
+
+    def drive(self, connection: Connection, request: Callable[[], bytes]) -> None:
+        """Keep one connection busy until the slice is over."""
+        slices = self._slices
+        sent = time.perf_counter()
+
+        def answered(answer: Answer) -> None:
+            nonlocal sent
+            now = time.perf_counter()
+            if answer.status != slices.expected:
+                self._fail(UnexpectedAnswer(f"{answer.status}: {answer.body.decode()}"))
+                return
+            slices.answers.append(answer.body)
+            if now >= self._end:
+                self._rest()
+                return
+            slices.latencies.append(now - sent)
+            sent = now
+            connection.send(request())
+
+        connection.on_answer, connection.on_lost = answered, self._fail
+        connection.send(request())
+
+    async def over(self) -> None:
+        """When all connections rest. What was answered after the end counts for nobody's rate."""
+        await self._over
+
+    def _rest(self) -> None:
+        self._busy -= 1
+        if not self._busy and not self._over.done():
+            self._over.set_result(None)
+
+    def _fail(self, problem: Exception) -> None:
+        if not self._over.done():
+            self._over.set_exception(problem)
+
+
+async def _load(port: int, certificates: list[Path], seconds: float) -> Load:
+    opened = [await connections.connect(port, tls.client_context(path)) for path in certificates]
+    numbers = [0] * len(opened)
+    wishes = [
+        requests.reservations(request, f"bench-{n}")
+        for n, request in enumerate(fleets.small_requests(len(opened)))
+    ]
+
+    def reservation(place: int) -> bytes:
+        numbers[place] += 1
+        return wishes[place](numbers[place])
+
+    constant = requests.constant()
+    load = Load()
+    pairs = max(1, round(seconds / 2 / _SLICE_SECONDS))
+    length = seconds / 2 / pairs
+
+    async def run_slice(slices: Slices, request: Callable[[int], bytes], length: float) -> None:
+        current = _Slice(slices, length, len(opened))
+        for place, connection in enumerate(opened):
+            current.drive(connection, partial(request, place))
+        await current.over()
+
+    # The first answers of a process are slow: they count for the audit only.
+    warm_up = Load()
+    await run_slice(warm_up.reserved, reservation, length / 2)
+    await run_slice(warm_up.constant, lambda _: constant, length / 2)
+    load.reserved.answers = warm_up.reserved.answers
+    for pair in range(pairs):
+        progress.say(f"reserve: slice {pair + 1} of {pairs}")
+        await run_slice(load.reserved, reservation, length)
+        await run_slice(load.constant, lambda _: constant, length)
+    for connection in opened:
+        connection.close()
+    return load
+
+
+def _violations(trial: Trial, answers: list[bytes]) -> int:
+    """Broken invariants, and answered reservations that are not there."""
+    store = opening.open_readonly(str(trial.store))
+    try:
+        ledger = Ledger.restore(store.load())
+    finally:
+        store.close()
+    promised = {msgspec.json.decode(body, type=bodies.Reservation).id for body in answers}
+    lost = promised - ledger.reservations.keys()
+    doubled = len(answers) - len(promised)
+    return len(audit.violations(ledger)) + len(audit.overcommitted(ledger)) + len(lost) + doubled
+
+
+def _result(clusters: int, connections: int, load: Load, violations: int) -> Result:
+    reserved, constant = load.reserved, load.constant
+    return Result(
+        clusters=clusters,
+        connections=connections,
+        reservations=len(reserved.answers),
+        reservations_per_s=round(reserved.per_second, 1),
+        constant_per_s=round(constant.per_second, 1),
+        ratio=round(reserved.per_second / constant.per_second, 3),
+        p50_ms=round(timings.percentile(reserved.latencies, 50) * 1000, 2),
+        p99_ms=round(timings.percentile(reserved.latencies, 99) * 1000, 2),
+        violations=violations,
+    )

@@ -1,0 +1,44 @@
+"""Over real sockets the loop matters: these tests run on the one that the broker runs on."""
+
+import io
+import json
+import logging
+
+import pytest
+import structlog
+import uvloop
+
+from kubelend.kits import logs
+
+
+def pytest_asyncio_loop_factories(config, item):
+    return {"uvloop": uvloop.new_event_loop}
+
+
+class Log:
+    """What has been logged so far."""
+
+    def __init__(self):
+        self.stream = io.StringIO()
+
+    @property
+    def text(self):
+        return self.stream.getvalue()
+
+    def lines(self, event):
+        found = [json.loads(line) for line in self.text.splitlines()]
+        return [line for line in found if line["event"] == event]
+
+
+@pytest.fixture
+def log():
+    """The log as the broker would write it, for this test alone."""
+    root = logging.getLogger()
+    level, handlers = root.level, root.handlers[:]
+    captured = Log()
+    logs.setup("info", "json", captured.stream)
+    yield captured
+    root.setLevel(level)
+    root.handlers[:] = handlers
+    logging.captureWarnings(False)
+    structlog.reset_defaults()

@@ -1,0 +1,131 @@
+"""The settings of the processes: the flags that existing manifests use, their defaults and limits."""
+
+import re
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from kubelend.apps import flags
+from kubelend.apps.flags import Address
+from kubelend.apps.settings import BrokerSettings, ClientSettings
+from kubelend.core.errors import InvalidSettings
+
+CERTS = {"http_cert_path": "certs"}
+
+
+def problems_of(record, **texts):
+    with pytest.raises(InvalidSettings) as raised:
+        flags.parse(record, texts)
+    return raised.value.message
+
+
+@pytest.mark.parametrize(
+    "name,default",
+    [
+        ("--broker-interface", "http"),
+        ("--http-port", "8443"),
+        ("--http-cert-path", None),
+        ("--http-namespace", "default"),
+        ("--health-probe-bind-address", ":8081"),
+        ("--metrics-bind-address", ":8080"),
+        ("--leader-elect", "false"),
+    ],
+)
+def test_the_published_flags_are_there_with_their_defaults(name, default):
+    found = {flag.name: flag.default for flag in flags.of(BrokerSettings)}
+    assert found[name] == default
+
+
+@pytest.mark.parametrize("record", [BrokerSettings, ClientSettings])
+def test_every_flag_has_a_help_that_is_a_sentence(record):
+    for flag in flags.of(record):
+        assert re.fullmatch(r"[A-Z].*\.", flag.help), flag
+
+
+def test_the_defaults_are_valid():
+    settings = flags.parse(BrokerSettings, CERTS)
+    assert settings == BrokerSettings(http_cert_path=Path("certs"))
+    assert settings.problems() == []
+    assert settings.stale_after == timedelta(minutes=10)
+
+
+def test_the_kubernetes_interface_is_told_to_be_missing():
+    told = problems_of(BrokerSettings, **CERTS, broker_interface="kubernetes")
+    assert told == "--broker-interface: kubernetes is not in this version, it serves http"
+
+
+def test_zero_turns_a_listener_off():
+    settings = flags.parse(BrokerSettings, {**CERTS, "metrics_bind_address": "0"})
+    assert settings.metrics_bind_address is None
+    assert settings.health_probe_bind_address == Address("", 8081)
+
+
+@pytest.mark.parametrize(
+    "texts,problem",
+    [
+        ({"http_port": "65536"}, "--http-port: must be from 0 to 65535"),
+        ({"http_port": "-1"}, "--http-port: must be from 0 to 65535"),
+        ({"http_namespace": "Not A Name"}, "--http-namespace: 'Not A Name' is no Kubernetes"),
+        ({"store": ""}, "--store: is needed"),
+        ({"stale_after": "0"}, "--stale-after: must be at least 1ms"),
+        ({"max_wait": "-1s"}, "--max-wait: must be at least 0s"),
+        ({"rate_limit": "-1"}, "--rate-limit: must be at least 0"),
+        ({"rate_burst": "0"}, "--rate-burst: must be at least 1"),
+        ({"max_body_bytes": "1023"}, "--max-body-bytes: must be at least 1024"),
+        ({"default_duration": "721h"}, "--default-duration: must not be above --max-duration"),
+        ({"metrics_bind_address": ":8081"}, ":8081 is --health-probe-bind-address already"),
+        ({"metrics_bind_address": ":8443"}, "is where the REST interface is served"),
+        ({"log_level": "loud"}, "--log-level: 'loud' is unknown"),
+    ],
+)
+def test_what_cannot_run_is_told(texts, problem):
+    assert problem in problems_of(BrokerSettings, **CERTS, **texts)
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        {"http_port": "0", "metrics_bind_address": ":0", "health_probe_bind_address": ":0"},
+        {"rate_limit": "0", "max_wait": "0", "max_waiting": "0", "retention": "0"},
+        {"leader_elect": "true"},
+        {"http_host": "127.0.0.1", "metrics_bind_address": "127.0.0.2:8443"},
+    ],
+    ids=["free ports", "no limits", "leader election", "another address"],
+)
+def test_what_can_run_is_taken(texts):
+    assert flags.parse(BrokerSettings, {**CERTS, **texts}).problems() == []
+
+
+def test_a_client_needs_to_know_who_it_is():
+    assert "--cert-path: is needed, here or as KUBELEND_CERT_PATH" in problems_of(ClientSettings)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["https://localhost:8443", "https://broker.example.org", "https://[::1]:1", "https://a/prefix"],
+)
+def test_an_address_of_a_broker_is_taken(url):
+    assert flags.parse(ClientSettings, {"cert_path": "c", "broker": url}).broker == url
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "localhost:8443",
+        "http://localhost",
+        "https://",
+        "https://a:99999",
+        "https://a?b",
+        "https://u@a",
+        "",
+    ],
+)
+def test_what_is_no_address_of_a_broker_is_refused(url):
+    told = problems_of(ClientSettings, cert_path="c", broker=url)
+    assert told.startswith(f"--broker: {url!r} is no address of a broker")
+
+
+def test_a_client_does_not_wait_for_no_time():
+    told = problems_of(ClientSettings, cert_path="c", timeout="0")
+    assert told == "--timeout: must be at least 1ms"

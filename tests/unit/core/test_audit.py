@@ -1,0 +1,95 @@
+"""The audit finds what is broken on purpose, and nothing in a ledger that is not."""
+
+import make
+import pytest
+from msgspec.structs import replace
+
+from kubelend.core import audit
+from kubelend.core.ledger import Ledger
+from kubelend.core.lifecycle import Phase
+from kubelend.core.models import ClusterId
+
+
+@pytest.fixture
+def desk():
+    made = make.desk(a="cpu=4,memory=8Gi,example.com/fpga=2", b="cpu=4,memory=8Gi")
+    made.reserve("cpu=2,memory=1Gi,example.com/fpga=1", requester="r", key="k")
+    made.release(made.reserve("cpu=1,memory=1Gi"))
+    made.reserve("cpu=9,memory=1Gi", wait=make.HOUR)
+    return made
+
+
+def restored(desk, **fields):
+    """The ledger of a store in which somebody changed the first reservation."""
+    clusters, reservations, revision = desk.kept()
+    return Ledger.restore(
+        make.Records(clusters, [replace(reservations[0], **fields), *reservations[1:]], revision)
+    )
+
+
+def test_sound_ledger_has_no_violations(desk):
+    assert audit.violations(desk.ledger) == []
+    assert audit.violations(Ledger.restore(desk.kept())) == []
+    assert audit.violations(Ledger()) == []
+
+
+@pytest.mark.parametrize(
+    "fields, sentence",
+    [
+        ({"target": None}, "rsv-1: is Reserved without a target and an end"),
+        ({"expires_at": None}, "rsv-1: is Reserved without a target and an end"),
+        ({"target": ClusterId("r")}, "rsv-1: is lent by its own requester"),
+        ({"phase": Phase.PENDING}, "rsv-1: waits without an end"),
+        ({"phase": Phase.FAILED}, "rsv-1: is Failed without a time"),
+        ({"request": make.request("")}, "rsv-1: holds nothing"),
+        ({"revision": 99}, "rsv-1: revision 99 is ahead of the ledger's 8"),
+    ],
+    ids=str,
+)
+def test_record_that_cannot_be_is_found(desk, fields, sentence):
+    assert sentence in audit.violations(restored(desk, **fields))
+
+
+def test_shared_key_is_found(desk):
+    clusters, reservations, revision = desk.kept()
+    twin = replace(reservations[0], id="rsv-twin", phase=Phase.FAILED, finished_at=make.T0)
+    ledger = Ledger.restore(make.Records(clusters, [*reservations, twin], revision))
+    assert audit.violations(ledger) == ["r: 2 reservations share the key 'k'"]
+
+
+class Forgetful(Ledger):
+    """Counts nothing as reserved: what the Go system did when an advertisement was recreated."""
+
+    def reserved(self, cluster):
+        return make.resources("")
+
+
+def test_reserved_that_is_not_the_sum_is_found(desk):
+    (found,) = audit.violations(Forgetful.restore(desk.kept()))[:1]
+    assert found.startswith("a: reserved is {'cpu': '0', 'memory': '0'}, its live reservations are")
+
+
+@pytest.mark.parametrize("name", ["cpu", "memory", "gpu", "storage", "example.com/fpga"])
+def test_index_that_lies_is_found(desk, name):
+    free = desk.available("a") + make.resources(f"{name}=1")
+    desk.ledger.fleet.set_free(ClusterId("a"), free)
+    (found,) = audit.violations(desk.ledger)
+    assert found.startswith("a: the index has ")
+    assert f" {name} free, not " in found
+
+
+def test_index_without_a_cluster_is_found(desk):
+    desk.ledger.fleet.remove(ClusterId("b"))
+    assert audit.violations(desk.ledger) == ["the index does not hold the clusters of the ledger"]
+
+
+def test_tally_that_is_wrong_is_found(desk):
+    desk.ledger.tally[Phase.FAILED, desk.ledger.reservations["rsv-1"].reason] += 1
+    assert audit.violations(desk.ledger) == ["the tally of Failed because of Locked is 1, not 0"]
+
+
+def test_overcommitted_cluster_is_named_and_is_no_violation(desk):
+    assert audit.overcommitted(desk.ledger) == []
+    desk.advertise("a", "cpu=4,memory=8Gi,example.com/fpga=2", allocated="cpu=3")
+    assert audit.overcommitted(desk.ledger) == ["a"]
+    assert audit.violations(desk.ledger) == []

@@ -1,0 +1,205 @@
+"""Why there is no answer is told in a sentence that says what to do."""
+
+import asyncio
+import contextlib
+import socket
+import ssl
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+
+from certificates import Certificates
+from kubelend.core.errors import BrokerUnreachable, UnexpectedAnswer
+from kubelend.kits import backoff
+from kubelend.kits.backoff import Backoff
+from kubelend.pki import profiles
+from kubelend.transports import tls
+from kubelend.transports.http_client import BrokerClient
+from kubelend.wire import bodies
+from scripted_broker import ScriptedBroker, body, hang_up, say_nothing
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory):
+    return Certificates(tmp_path_factory.mktemp("pki"))
+
+
+@pytest.fixture
+async def broker(certificates):
+    async with ScriptedBroker(certificates.server()) as broker:
+        broker.answers.append(body(bodies.Version("1")))
+        yield broker
+
+
+async def failure(url, directory, *, timeout=timedelta(seconds=10), retries=backoff.NONE):
+    async with BrokerClient(url, directory, timeout=timeout, backoff=retries) as client:
+        with pytest.raises(BrokerUnreachable) as raised:
+            await client.version()
+    return str(raised.value)
+
+
+@contextlib.asynccontextmanager
+async def listener(handle):
+    """A server of another kind."""
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    async with server:
+        yield f"https://localhost:{server.sockets[0].getsockname()[1]}"
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return listening.getsockname()[1]
+
+
+async def test_nothing_listens_there(certificates):
+    told = await failure(f"https://localhost:{free_port()}", certificates.cluster("a"))
+    assert "nothing listens at https://localhost:" in told
+    assert "; start the broker, or give its address with --broker" in told
+
+
+async def test_the_broker_is_signed_by_another_authority(broker, tmp_path):
+    told = await failure(broker.url, Certificates(tmp_path, authority="other").cluster("a"))
+    assert "is not signed by an authority in" in told
+    assert "; put the ca.crt of this broker there, or check the address" in told
+
+
+async def test_what_is_not_trusted_is_not_asked_again(broker, tmp_path):
+    patient = Backoff(retries=1, first=timedelta(hours=1), longest=timedelta(hours=1))
+    directory = Certificates(tmp_path, authority="other").cluster("a")
+    began = time.monotonic()
+    await failure(broker.url, directory, retries=patient)
+    assert time.monotonic() - began < 30
+
+
+async def test_the_broker_has_another_name(certificates):
+    async with ScriptedBroker(certificates.server(), host="127.0.0.2") as broker:
+        told = await failure(broker.url, certificates.cluster("a"))
+    assert f"the certificate of {broker.url} is not for that name; use a name" in told
+
+
+async def test_the_broker_has_an_expired_certificate(certificates):
+    directory = certificates.write(
+        "expired-broker",
+        profiles.server(),
+        at=certificates.now - timedelta(days=2),
+        lifetime=timedelta(days=1),
+    )
+    async with ScriptedBroker(directory) as broker:
+        told = await failure(broker.url, certificates.cluster("a"))
+    assert "is not valid now: certificate has expired; renew it" in told
+
+
+async def test_the_broker_does_not_know_our_authority(broker, certificates):
+    directory = certificates.stranger("a")
+    told = await failure(broker.url, directory)
+    assert f"hung up before its first answer: it seems not to accept {directory}/tls.crt" in told
+    assert "; get a certificate from this broker's authority" in told
+
+
+async def test_our_certificate_has_expired(broker, certificates):
+    directory = certificates.expired("a")
+    told = await failure(broker.url, directory)
+    assert f"{directory}/tls.crt expired at 2" in told
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3], ids=str)
+async def test_the_alert_of_a_server_that_sends_one_is_told(certificates, version):
+    told = await failure_at_blocking_server(certificates, version)
+    assert "hung up before its first answer (" in told
+    assert "unknown ca)" in told
+
+
+async def failure_at_blocking_server(certificates, version):
+    """Servers of other languages send an alert; of Python's, only blocking ones do."""
+    context = tls.server_context(certificates.server())
+    context.minimum_version = context.maximum_version = version
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=refuse_all, args=(listening, context))
+        thread.start()
+        url = f"https://localhost:{listening.getsockname()[1]}"
+        told = await failure(url, certificates.stranger("a"))
+        listening.shutdown(socket.SHUT_RDWR)
+        await asyncio.to_thread(thread.join)
+    return told
+
+
+def refuse_all(listening, context):
+    # Until the listener is shut down. The HTTP library tries a second time by itself.
+    with contextlib.suppress(OSError):
+        while True:
+            raw, _ = listening.accept()
+            raw.settimeout(10)
+            with context.wrap_socket(raw, server_side=True, do_handshake_on_connect=False) as peer:
+                refuse_one(peer)
+
+
+def refuse_one(peer):
+    with contextlib.suppress(ssl.SSLError):
+        peer.do_handshake()
+    # All that the client has sent is read, or a reset would overtake the alert.
+    with contextlib.suppress(ConnectionError):
+        while socket.socket.recv(peer, 65536):
+            pass
+
+
+async def test_a_server_without_tls_is_no_broker(certificates):
+    async def talk(_, writer):
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async with listener(talk) as url:
+        told = await failure(url, certificates.cluster("a"))
+    assert "does not speak TLS as a broker does" in told
+    assert "; check address and port" in told
+
+
+async def test_a_silent_broker_is_not_waited_for_forever(certificates):
+    async with ScriptedBroker(certificates.server()) as broker:
+        broker.answers.append(say_nothing)
+        told = await failure(
+            broker.url, certificates.cluster("a"), timeout=timedelta(milliseconds=200)
+        )
+    assert f"the broker at {broker.url} did not answer within 200ms; try again" in told
+
+
+async def test_a_silent_handshake_is_not_waited_for_forever(certificates):
+    over = asyncio.Event()
+
+    async def wait(_, writer):
+        await over.wait()
+        writer.close()
+
+    async with listener(wait) as url:
+        told = await failure(url, certificates.cluster("a"), timeout=timedelta(milliseconds=200))
+        over.set()
+    assert "did not answer within 200ms" in told
+
+
+async def test_a_broker_that_knew_us_is_not_said_to_distrust_us(broker, certificates):
+    broker.answers.append(hang_up)
+    async with BrokerClient(broker.url, certificates.cluster("a"), backoff=backoff.NONE) as client:
+        await client.version()
+        with pytest.raises(BrokerUnreachable, match="closed the connection; it may be restarting"):
+            await client.version()
+
+
+async def test_an_answer_that_is_no_http_is_unexpected(certificates):
+    async def talk(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"220 mail.example.org ESMTP\r\n")
+        await writer.drain()
+        writer.close()
+
+    context = tls.server_context(certificates.server())
+    server = await asyncio.start_server(talk, "127.0.0.1", 0, ssl=context)
+    async with (
+        server,
+        BrokerClient(
+            f"https://localhost:{server.sockets[0].getsockname()[1]}", certificates.cluster("a")
+        ) as client,
+    ):
+        with pytest.raises(UnexpectedAnswer, match="does not answer as a broker does"):
+            await client.version()

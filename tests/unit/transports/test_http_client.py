@@ -1,0 +1,270 @@
+"""The client of the broker, over real mutual TLS: bodies in and out, errors by class, retries."""
+
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+import pytest
+
+from certificates import Certificates
+from kubelend.core import errors
+from kubelend.kits.backoff import Backoff
+from kubelend.transports.http_client import BrokerClient
+from kubelend.wire import bodies, routes
+from scripted_broker import ScriptedBroker, body, hang_up, problem, raw
+
+QUICK = Backoff(retries=2, first=timedelta(milliseconds=1))
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+AMOUNTS = bodies.Quantities("500m", "256Mi")
+REQUEST = bodies.ReservationRequest(AMOUNTS, duration="1h")
+RESERVATION = bodies.Reservation(
+    "rsv-a-1", "a", "b", AMOUNTS, bodies.ReservationStatus("Reserved", "Locked"), NOW
+)
+ADVERTISEMENT = bodies.Advertisement("a", bodies.Metrics(AMOUNTS))
+CLUSTER = bodies.Cluster(
+    ADVERTISEMENT, bodies.ClusterStatus("Active", True, "1.00", "Limited", NOW, NOW)
+)
+EXPLANATION = bodies.Explanation("1/1 cluster fits", 1, 1, {})
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory):
+    return Certificates(tmp_path_factory.mktemp("pki"))
+
+
+@pytest.fixture
+async def broker(certificates):
+    async with ScriptedBroker(certificates.server()) as broker:
+        yield broker
+
+
+@pytest.fixture
+async def client(broker, certificates):
+    async with BrokerClient(broker.url, certificates.cluster("a"), backoff=QUICK) as client:
+        yield client
+
+
+CALLS = {
+    "publish": (
+        lambda c: c.publish(ADVERTISEMENT),
+        "/advertisements",
+        bodies.Published(ADVERTISEMENT),
+    ),
+    "get_advertisement": (lambda c: c.get_advertisement("a"), "/advertisements/a", ADVERTISEMENT),
+    "reserve": (lambda c: c.reserve(REQUEST), "/reservations", RESERVATION),
+    "list_reservations": (
+        lambda c: c.list_reservations(),
+        "/reservations",
+        bodies.ReservationList([RESERVATION]),
+    ),
+    "get_reservation": (lambda c: c.get_reservation("r"), "/reservations/r", RESERVATION),
+    "release": (lambda c: c.release("r"), "/reservations/r", RESERVATION),
+    "activate": (lambda c: c.activate("r"), "/reservations/r/activate", RESERVATION),
+    "renew": (lambda c: c.renew("r", "2h"), "/reservations/r/renew", RESERVATION),
+    "explain_reservation": (
+        lambda c: c.explain_reservation("r"),
+        "/reservations/r/explain",
+        EXPLANATION,
+    ),
+    "explain": (lambda c: c.explain(REQUEST), "/explain", EXPLANATION),
+    "instructions": (lambda c: c.instructions(), "/instructions", [RESERVATION]),
+    "acknowledge": (lambda c: c.acknowledge("r"), "/instructions/r/acknowledge", RESERVATION),
+    "refuse": (lambda c: c.refuse("r", "no"), "/instructions/r/refuse", RESERVATION),
+    "list_clusters": (lambda c: c.list_clusters(), "/clusters", bodies.ClusterList([CLUSTER])),
+    "get_cluster": (lambda c: c.get_cluster("a"), "/clusters/a", CLUSTER),
+    "cordon": (lambda c: c.cordon("a", "why"), "/clusters/a/cordon", CLUSTER),
+    "uncordon": (lambda c: c.uncordon("a"), "/clusters/a/uncordon", CLUSTER),
+    "drain": (lambda c: c.drain("a"), "/clusters/a/drain", bodies.Drained(CLUSTER, [RESERVATION])),
+    "version": (lambda c: c.version(), "/version", bodies.Version("1.2.3")),
+}
+OTHERS = {"stream", "remove_cluster", "openapi", "healthz", "readyz"}
+
+
+def test_every_route_has_a_method():
+    assert set(CALLS) | OTHERS == set(routes.BY_NAME)
+    assert all(callable(getattr(BrokerClient, name)) for name in routes.BY_NAME)
+
+
+@pytest.mark.parametrize("name", CALLS)
+async def test_a_call_goes_to_its_route_and_gives_its_body(broker, client, name):
+    call, path, content = CALLS[name]
+    broker.answers.append(
+        body(content, status=min(s for s in routes.BY_NAME[name].answers if s < 300))
+    )
+    assert await call(client) == content
+    assert broker.seen[0].path == routes.API + path
+    assert broker.seen[0].method == routes.BY_NAME[name].method
+
+
+async def test_the_other_routes_answer_too(broker, client):
+    broker.answers += [raw(b"", 204), body({"openapi": "3.1.0"}), raw(b"ok")]
+    await client.remove_cluster("a")
+    assert await client.openapi() == {"openapi": "3.1.0"}
+    assert await client.healthz() == "ok"
+    assert await client.readyz() == "ok"
+
+
+async def test_a_broker_that_is_not_ready_says_why(broker, client):
+    broker.answers.append(raw(b"not ready: replaying", 503))
+    with pytest.raises(errors.NotReady, match="the broker is not ready: replaying"):
+        await client.readyz()
+
+
+async def test_bodies_are_sent_as_the_contract_has_them(broker, client):
+    broker.answers.append(body(RESERVATION, 201))
+    await client.reserve(REQUEST, key="k-1")
+    assert msgspec.json.decode(broker.seen[0].body) == {
+        "requestedResources": {"cpu": "500m", "memory": "256Mi"},
+        "duration": "1h",
+    }
+    assert broker.seen[0].headers["Idempotency-Key"] == "k-1"
+    assert broker.seen[0].headers["Content-Type"] == "application/json"
+
+
+async def test_a_dry_run_is_a_reservation_that_changes_nothing(broker, client):
+    broker.answers.append(body(EXPLANATION))
+    assert await client.plan(REQUEST) == EXPLANATION
+    assert broker.seen[0].query == {"dryRun": "true"}
+
+
+async def test_pages_are_followed_to_the_end(broker, client):
+    broker.answers += [
+        body(bodies.ReservationList([RESERVATION], "1")),
+        body(bodies.ReservationList([RESERVATION])),
+    ]
+    assert await client.all_reservations(phase="Reserved") == [RESERVATION, RESERVATION]
+    assert [seen.query for seen in broker.seen] == [
+        {"phase": "Reserved"},
+        {"phase": "Reserved", "continue": "1"},
+    ]
+
+
+async def test_pages_of_clusters_are_followed_too(broker, client):
+    broker.answers += [body(bodies.ClusterList([CLUSTER], "a")), body(bodies.ClusterList([]))]
+    assert await client.all_clusters() == [CLUSTER]
+
+
+async def test_null_instructions_are_none(broker, client):
+    broker.answers.append(raw(b"null\n"))
+    assert await client.instructions() == []
+
+
+@pytest.mark.parametrize("name", ["a/b", "a b?c=d#e", "100%", "zürich", "..", ".", "a;b"])
+async def test_a_name_stays_one_segment_whatever_is_in_it(broker, client, name):
+    broker.answers.append(body(CLUSTER))
+    await client.cordon(name)
+    assert broker.seen[0].path.count("/") == f"{routes.API}/clusters/x/cordon".count("/")
+    assert broker.seen[0].query == {}
+
+
+async def test_an_empty_name_is_no_call(broker, client):
+    with pytest.raises(errors.InvalidInput, match="a name is empty"):
+        await client.remove_cluster("")
+    assert broker.seen == []
+
+
+@pytest.mark.parametrize(
+    "key", ["a\r\nX-Evil: 1", "ü", "x" * 256], ids=["lines", "letters", "long"]
+)
+async def test_a_key_that_no_header_can_carry_is_no_call(broker, client, key):
+    with pytest.raises(errors.InvalidInput, match="no idempotency key"):
+        await client.reserve(REQUEST, key=key)
+    assert broker.seen == []
+
+
+def all_errors(kind=errors.KubelendError):
+    return [kind, *(found for child in kind.__subclasses__() for found in all_errors(child))]
+
+
+@pytest.mark.parametrize("kind", all_errors(), ids=lambda kind: kind.__name__)
+async def test_the_error_of_the_broker_is_raised_by_its_own_class(broker, client, kind):
+    broker.answers.append(problem(kind("what", hint="do")))
+    with pytest.raises(errors.KubelendError) as raised:
+        await client.drain("a")
+    assert type(raised.value) is kind
+    assert str(raised.value) == "what; do"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [raw(b"<html>gateway</html>", 502), raw(b"", 302, {"Location": "/x"}), raw(b"{", 200)],
+    ids=["another server", "a redirect", "half a body"],
+)
+async def test_an_answer_that_is_none_of_ours_is_unexpected(broker, client, answer):
+    broker.answers.append(answer)
+    with pytest.raises(errors.UnexpectedAnswer):
+        await client.version()
+
+
+# -- again, or not
+
+
+async def test_a_question_is_asked_again_while_that_may_help(broker, client):
+    broker.answers += [problem(errors.NotReady("starting")), hang_up, body(bodies.Version("1"))]
+    assert (await client.version()).version == "1"
+    assert len(broker.seen) >= 3
+
+
+async def test_the_retries_of_a_reservation_carry_the_same_key(broker, client):
+    broker.answers += [hang_up, problem(errors.StoreFailed("full")), body(RESERVATION, 201)]
+    await client.reserve(REQUEST)
+    keys = {seen.headers["Idempotency-Key"] for seen in broker.seen}
+    assert len(broker.seen) == 3
+    assert len(keys) == 1
+
+
+async def test_two_reservations_have_two_keys(broker, client):
+    broker.answers.append(body(RESERVATION, 201))
+    await client.reserve(REQUEST)
+    await client.reserve(REQUEST)
+    assert len({seen.headers["Idempotency-Key"] for seen in broker.seen}) == 2
+
+
+async def test_retries_have_an_end(broker, client):
+    broker.answers.append(problem(errors.NotReady("starting")))
+    with pytest.raises(errors.NotReady):
+        await client.get_reservation("r")
+    assert len(broker.seen) == 1 + QUICK.retries
+
+
+@pytest.mark.parametrize("call", ["drain", "refuse"])
+async def test_what_could_come_out_differently_is_not_repeated(broker, client, call):
+    broker.answers.append(problem(errors.NotReady("starting")))
+    with pytest.raises(errors.NotReady):
+        await getattr(client, call)("x")
+    assert len(broker.seen) == 1
+
+
+async def test_what_will_not_help_is_not_repeated(broker, client):
+    broker.answers.append(problem(errors.NotFound("no reservation")))
+    with pytest.raises(errors.NotFound):
+        await client.get_reservation("r")
+    assert len(broker.seen) == 1
+
+
+async def test_a_broker_that_wants_a_long_rest_is_not_waited_for(broker, client):
+    broker.answers.append(problem(errors.RateLimited("slow"), {"Retry-After": "3600"}))
+    with pytest.raises(errors.RateLimited) as raised:
+        await client.version()
+    assert raised.value.retry_after == 3600
+    assert len(broker.seen) == 1
+
+
+async def test_calls_share_a_connection(broker, client):
+    broker.answers.append(body(bodies.Version("1")))
+    for _ in range(5):
+        await client.version()
+    assert len(broker.connections) == 1
+
+
+async def test_a_client_that_is_not_open_says_so(certificates):
+    with pytest.raises(RuntimeError, match="async with"):
+        await BrokerClient("https://localhost:1", certificates.cluster("a")).version()
+
+
+def test_importing_the_client_is_light():
+    heavy = "{'numpy', 'rich', 'typer', 'cryptography', 'structlog', 'uvloop'}"
+    code = f"import sys, kubelend.transports.http_client; print({heavy} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
