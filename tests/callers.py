@@ -214,13 +214,6 @@ class Stream:
     async def events(self, count: int) -> list[Event]:
         return [await self.event() for _ in range(count)]
 
-    async def opening(self) -> list[Event]:
-        """What it says first, up to the first sign of life behind it."""
-        found = []
-        while (event := await self.next()) is not None and not event.comment:
-            found.append(event)
-        return found
-
     async def rest(self) -> list[Event]:
         """All that is still to come before it ends."""
         found = []

@@ -39,6 +39,8 @@ from kubelend.core.prices import Prices
 from kubelend.core.resources import Resources
 
 T0 = datetime(2030, 1, 1, 12, tzinfo=UTC)
+NO_TIME = timedelta()
+MOMENT = timedelta.resolution
 SECOND = timedelta(seconds=1)
 MINUTE = timedelta(minutes=1)
 HOUR = timedelta(hours=1)
@@ -101,7 +103,7 @@ def request(
     *,
     duration: timedelta = HOUR,
     priority: int = 0,
-    wait: timedelta = timedelta(),
+    wait: timedelta = NO_TIME,
     policy: str = "headroom",
     weights: Mapping[str, float] | None = None,
     labels: Mapping[str, str] | None = None,
@@ -191,15 +193,9 @@ class Desk:
     def advertise(
         self, name: str, offer: Amounts | Advertisement = "cpu=4,memory=8Gi", **fields
     ) -> Cluster:
-        known = isinstance(offer, Advertisement)
-        return self.run(
-            commands.advertise(
-                self.ledger,
-                offer if known else advertisement(name, offer, sent_at=self.now, **fields),
-                STALE_AFTER,
-                self.now,
-            )
-        )
+        if not isinstance(offer, Advertisement):
+            offer = advertisement(name, offer, sent_at=self.now, **fields)
+        return self.run(commands.advertise(self.ledger, offer, STALE_AFTER, self.now))
 
     def ask(self, wanted: Amounts | Request, **fields) -> ReservationId | NoFit:
         """Reserve, and give back the answer as it is; `fields` are those of `request`."""
@@ -314,7 +310,9 @@ def state(ledger: Ledger) -> dict[str, object]:
 
 
 def _resource_names(ledger: Ledger) -> list[str]:
-    offered = (name for c in ledger.clusters.values() for name in c.advertisement.allocatable.extended)
+    offered = (
+        name for c in ledger.clusters.values() for name in c.advertisement.allocatable.extended
+    )
     asked = (name for r in ledger.reservations.values() for name in r.request.resources.extended)
     return ["cpu", "memory", "gpu", "storage", *sorted({*offered, *asked})]
 

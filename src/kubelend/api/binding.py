@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import msgspec
 import structlog
@@ -25,7 +24,7 @@ from kubelend.core.errors import (
     NotFound,
     TooSlow,
 )
-from kubelend.pki.identities import Caller, Role, caller_of
+from kubelend.pki.identities import Caller, Role
 from kubelend.wire import problems
 from kubelend.wire.routes import Access, Route
 
@@ -34,10 +33,11 @@ HttpHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 UNKNOWN_ROUTE = "unknown"
 
+_PARTIES = frozenset({Role.CLUSTER, Role.VIEWER, Role.ADMIN})
 _ALLOWED: dict[Access, frozenset[Role]] = {
-    Access.ANYONE: frozenset(Role),
+    Access.ANYONE: _PARTIES,
     Access.CLUSTER: frozenset({Role.CLUSTER}),
-    Access.OWNER: frozenset(Role),
+    Access.OWNER: _PARTIES,
     Access.READER: frozenset({Role.VIEWER, Role.ADMIN}),
     Access.ADMIN: frozenset({Role.ADMIN}),
 }
@@ -79,12 +79,12 @@ def _guarded(
     answer: Callable[[web.Request, Caller], Awaitable[web.StreamResponse]],
     context: Context,
 ) -> HttpHandler:
-    metrics, admit = context.metrics, context.limiter.admit
+    metrics, admit, caller_of = context.metrics, context.limiter.admit, context.callers.of
 
     async def guarded(request: web.Request) -> web.StreamResponse:
         began = time.perf_counter()
         try:
-            caller = _caller(request, context)
+            caller = caller_of(request)
             admit(caller.name)
             response = await answer(request, caller)
         except KubelendError as error:
@@ -96,14 +96,6 @@ def _guarded(
         return response
 
     return guarded
-
-
-def _caller(request: web.Request, context: Context) -> Caller:
-    transport = request.transport
-    certificate: Any = None if transport is None else transport.get_extra_info("peercert")
-    if not certificate:
-        raise InvalidIdentity("no verified client certificate")
-    return caller_of(certificate, broker_names=context.broker_names)
 
 
 def _refusal(

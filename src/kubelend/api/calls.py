@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Container
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from aiohttp import web
 
+from kubelend.api.callers import Callers
 from kubelend.api.limits import RateLimiter
 from kubelend.broker.metrics import Metrics
 from kubelend.broker.service import Broker
@@ -31,12 +31,11 @@ class Context(NamedTuple):
     broker: Broker
     metrics: Metrics
     terms: Terms
+    callers: Callers
     limiter: RateLimiter
     version: str
     read_timeout: float
     """Seconds within which a body has to arrive."""
-    broker_names: Container[str] = ()
-    """The common names of the broker's own certificate: they are no cluster's."""
 
 
 class Call:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from aiohttp import web
 
 from kubelend.api import about, advertisements, clusters, instructions, reservations
@@ -41,6 +43,12 @@ def application(context: Context, max_body: int) -> web.Application:
     """What the mutual-TLS listener serves."""
     app = web.Application(client_max_size=max_body)
     for route in ROUTES:
-        app.router.add_route(route.method, route.path, bind(route, HANDLERS[route.name], context))
+        handler = bind(route, HANDLERS[route.name], context)
+        app.router.add_route(route.method, _pattern(route.path), handler)
     app.router.add_route("*", "/{path:.*}", fallback(app, context))
     return app
+
+
+def _pattern(path: str) -> str:
+    """With names of any characters: left to itself, the router takes none with braces."""
+    return re.sub(r"\{(\w+)\}", r"{\1:[^/]+}", path)

@@ -6,7 +6,7 @@ import asyncio
 import signal
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Container, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import NamedTuple
@@ -17,6 +17,7 @@ from aiohttp import web
 
 import kubelend
 from kubelend.api import probes, routing
+from kubelend.api.callers import Callers
 from kubelend.api.calls import Context
 from kubelend.api.limits import RateLimiter
 from kubelend.apps.flags import Address
@@ -26,7 +27,6 @@ from kubelend.broker.ports import Clock, OpenStore
 from kubelend.broker.service import Broker, Rules
 from kubelend.core.errors import InvalidSettings
 from kubelend.kits import clock, logs, tasks
-from kubelend.pki import identities
 from kubelend.stores import opening
 from kubelend.transports import http_server, tls
 from kubelend.wire.conversion import Terms
@@ -69,13 +69,14 @@ async def started(
     broker = Broker(
         open_store or partial(opening.open_store, settings.store), now, _rules(settings), metrics
     )
-    certificates, names = _certificates(settings), set(_names(settings))
+    certificates = _certificates(settings)
+    callers = Callers(settings.http_cert_path, now, trust_proxies=settings.trust_proxies)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(broker.close)
-        listeners = _listeners(settings, _context(settings, broker, metrics, names), certificates)
+        listeners = _listeners(settings, _context(settings, broker, metrics, callers), certificates)
         ports = await _listen(stack, listeners, _timeouts(settings))
         stack.callback(broker.feeds.close_all)
-        follow = partial(_follow_certificates, settings, certificates, names, metrics)
+        follow = partial(_follow_certificates, settings, certificates, callers, metrics)
         yield Process(broker, metrics, ports, follow)
 
 
@@ -129,21 +130,17 @@ async def _listen(
 
 
 def _context(
-    settings: BrokerSettings, broker: Broker, metrics: Metrics, names: Container[str]
+    settings: BrokerSettings, broker: Broker, metrics: Metrics, callers: Callers
 ) -> Context:
     return Context(
         broker=broker,
         metrics=metrics,
         terms=Terms(settings.default_duration, settings.max_duration, settings.max_wait),
+        callers=callers,
         limiter=RateLimiter(settings.rate_limit, settings.rate_burst, time.monotonic),
         version=kubelend.__version__,
         read_timeout=settings.read_timeout.total_seconds(),
-        broker_names=names,
     )
-
-
-def _names(settings: BrokerSettings) -> frozenset[str]:
-    return identities.own_names(settings.http_cert_path)
 
 
 def _timeouts(settings: BrokerSettings) -> http_server.Timeouts:
@@ -158,7 +155,7 @@ def _timeouts(settings: BrokerSettings) -> http_server.Timeouts:
 async def _follow_certificates(
     settings: BrokerSettings,
     certificates: tls.ReloadingServerContext,
-    names: set[str],
+    callers: Callers,
     metrics: Metrics,
 ) -> None:
     """Take up changed files: new connections see the new certificate, open ones go on."""
@@ -169,13 +166,10 @@ async def _follow_certificates(
         if certificates.refresh():
             log.info("certificates reloaded", path=str(settings.http_cert_path))
             try:
-                ends, own = tls.expires_at(settings.http_cert_path), _names(settings)
+                callers.refresh()
+                metrics.certificate("server", tls.expires_at(settings.http_cert_path))
             except InvalidSettings as problem:  # they change again, and so are read again
                 _keeps_old(problem)
-                continue
-            metrics.certificate("server", ends)
-            names.clear()
-            names.update(own)
 
 
 def _keeps_old(problem: InvalidSettings) -> None:

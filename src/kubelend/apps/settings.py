@@ -42,6 +42,9 @@ class BrokerSettings(Settings, frozen=True, kw_only=True):
     metrics_bind_address: Address | None = Address("", 8080)
     """Where /metrics answers without TLS, for Prometheus; 0 turns it off."""
 
+    trust_proxies: bool = False
+    """Read Client-Cert (RFC 9440) from callers whose certificate has O=kubelend:proxy; else refuse them."""
+
     leader_elect: bool = False
     """Accepted for existing manifests. One broker at a time holds the SQLite store, so it always leads."""
 

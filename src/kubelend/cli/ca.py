@@ -5,7 +5,6 @@ The key of each certificate is made here, which is right for the broker and for 
 
 from __future__ import annotations
 
-from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -58,7 +57,7 @@ def init(
     from kubelend.pki.authority import Authority
 
     authority = Authority.create(
-        name, _lifetime(lifetime), now=output.now(), algorithm=keys.Algorithm(algorithm)
+        name, durations.parse(lifetime), now=output.now(), algorithm=keys.Algorithm(algorithm)
     )
     authority.save(out)
     print(f"{out} holds a new authority; whoever has {out / 'ca.key'} can be any cluster")
@@ -100,9 +99,11 @@ def issue(
     from kubelend.pki import files, keys
     from kubelend.pki.authority import Authority
 
+    profile = _profile(name, role, [*(dns or []), *(ip or [])], namespace)
+    valid_for = durations.parse(lifetime)
     credentials = Authority.load(authority).issue(
-        _profile(name, role, [*(dns or []), *(ip or [])], namespace),
-        _lifetime(lifetime),
+        profile,
+        valid_for,
         now=output.now(),
         algorithm=keys.Algorithm(algorithm),
     )
@@ -121,10 +122,6 @@ def _profile(name: str, role: Role, names: list[str], namespace: str) -> Profile
     if names:
         raise InvalidInput("--dns and --ip are for a broker", hint="add --role broker")
     return profiles.client(name, identities.Role(role))
-
-
-def _lifetime(text: str) -> timedelta:
-    return durations.parse(text)
 
 
 def _next_step(role: Role, directory: Path) -> str:

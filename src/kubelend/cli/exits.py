@@ -48,6 +48,7 @@ _CODES: dict[type[errors.KubelendError], Code] = {
     errors.NotFound: Code.NOT_FOUND,
     errors.Conflict: Code.NO_CAPACITY,
     errors.LimitExceeded: Code.LIMIT_EXCEEDED,
+    errors.TooSlow: Code.UNAVAILABLE,
     errors.Unavailable: Code.UNAVAILABLE,
 }
 """A class that is not here has the code of its nearest base."""

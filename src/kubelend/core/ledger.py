@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from heapq import heapify, heappop, heappush
+from typing import Self
 
 from msgspec.structs import replace
 
@@ -64,11 +65,12 @@ class Ledger:
         self._by_cluster: dict[ClusterId, dict[ReservationId, None]] = {}
         self._keys: dict[tuple[ClusterId, RequestKey], ReservationId] = {}
         self._waiting: dict[ReservationId, None] = {}
+        self._earmarked: dict[ClusterId, ReservationId] = {}
         self._deadlines: list[tuple[datetime, ReservationId]] = []
         self._finished: list[tuple[datetime, ReservationId]] = []
 
     @classmethod
-    def restore(cls, records: Records) -> Ledger:
+    def restore(cls, records: Records) -> Self:
         """The ledger that these records were written from."""
         ledger = cls()
         for cluster in sorted(records.clusters, key=lambda cluster: cluster.id):
@@ -154,6 +156,11 @@ class Ledger:
         waiters = [self._reservations[found] for found in self._waiting]
         return sorted(waiters, key=lambda waiter: (-waiter.request.priority, waiter.ticket))
 
+    def earmarked(self, cluster: ClusterId) -> Reservation | None:
+        """The waiter that a cluster is kept for."""
+        found = self._earmarked.get(cluster)
+        return None if found is None else self._reservations[found]
+
     @property
     def waiting_count(self) -> int:
         return len(self._waiting)
@@ -202,6 +209,7 @@ class Ledger:
         del self._clusters[event.cluster]
         self.fleet.remove(event.cluster)
         self.freed.discard(event.cluster)
+        self._earmarked.pop(event.cluster, None)
         return Dropped(event.cluster)
 
     def _requested(self, event: Requested) -> Change:
@@ -227,9 +235,11 @@ class Ledger:
     # -- indexes
 
     def _put_cluster(self, cluster: Cluster) -> Cluster:
+        before = self._clusters.get(cluster.id)
         self._clusters[cluster.id] = cluster
         self.fleet.put(cluster, self.available(cluster.id).clamped())
-        self.freed.add(cluster.id)
+        if before is None or _lends_otherwise(before, cluster):
+            self.freed.add(cluster.id)
         return cluster
 
     def _put_reservation(self, before: Reservation | None, after: Reservation) -> Reservation:
@@ -294,11 +304,24 @@ class Ledger:
         had = None if before is None else before.earmark
         if had == after.earmark:
             return
-        if had is not None:
+        if had is not None and self._earmarked.get(had) == after.id:
+            del self._earmarked[had]
             self.fleet.set_earmark(had, None)
             self.freed.add(had)
         if after.earmark is not None:
+            self._earmarked[after.earmark] = after.id
             self.fleet.set_earmark(after.earmark, (after.request.priority, after.ticket))
+
+
+def _lends_otherwise(before: Cluster, after: Cluster) -> bool:
+    """Whether a waiter may see it in another light. Most advertisements only say "still here"."""
+    old, new = before.advertisement, after.advertisement
+    return (
+        before.is_stale(after.received_at)
+        or before.cordon != after.cordon
+        or before.ceiling != after.ceiling
+        or (old.labels, old.prices) != (new.labels, new.prices)
+    )
 
 
 def _touched(reservation: Reservation) -> set[ClusterId]:

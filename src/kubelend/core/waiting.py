@@ -33,12 +33,18 @@ def question_of(reservation: Reservation, now: datetime) -> Question:
 
 
 def serve(ledger: Ledger, now: datetime) -> Iterator[Event]:
-    """Place whoever fits since capacity came free; apply each event before asking for the next."""
+    """Place whoever fits since capacity came free; apply each event before asking for the next.
+
+    Only what came free is looked at: whatever else is there has been refused to every waiter before.
+    """
     while ledger.freed and ledger.waiting_count:
-        freed = set(ledger.freed)
+        freed = ledger.freed & ledger.clusters.keys()
         ledger.freed.clear()
         for waiter in ledger.waiting():
             yield from _serve_one(ledger, ledger.reservation(waiter.id), freed, now)
+            freed -= {ledger.reservation(waiter.id).earmark}  # nobody behind it may have that one
+            if not freed:
+                break
     ledger.freed.clear()
 
 
@@ -49,31 +55,24 @@ def earmark(ledger: Ledger, waiter: Reservation, now: datetime) -> Iterator[Even
         cluster = _nearest(question_of(seeker, now), ledger.fleet)
         if cluster == seeker.earmark:
             return
-        displaced = _holder(ledger, cluster)
-        if displaced is not None:
-            yield Earmarked(now, displaced.id, None)
+        displaced = None if cluster is None else ledger.earmarked(cluster)
         yield Earmarked(now, seeker.id, cluster)
-        seeker = None if displaced is None else ledger.reservation(displaced.id)
+        seeker = displaced
 
 
 def _serve_one(
     ledger: Ledger, waiter: Reservation, freed: set[ClusterId], now: datetime
 ) -> Iterator[Event]:
-    if any(_has_room(ledger, waiter, cluster) for cluster in freed):
+    wanted = waiter.request.resources
+    usable = [cluster for cluster in freed if wanted.fits_in(ledger.cluster(cluster).ceiling)]
+    if any(wanted.fits_in(ledger.available(cluster)) for cluster in usable):
         answer = decision.decide(question_of(waiter, now), ledger.fleet)
         if isinstance(answer, decision.Placement):
             expires_at = now + waiter.request.duration
             yield Placed(now, waiter.id, answer.cluster, expires_at, Reason.LOCKED)
             return
-    if not _is_kept(ledger, waiter, freed, now):
+    if not _is_kept(ledger, waiter, freed, now) and (usable or waiter.earmark is not None):
         yield from earmark(ledger, waiter, now)
-
-
-def _has_room(ledger: Ledger, waiter: Reservation, cluster: ClusterId) -> bool:
-    """A cheap look before a whole decision: most of what comes free fits no waiter."""
-    if cluster not in ledger.clusters:
-        return False
-    return waiter.request.resources.fits_in(ledger.available(cluster))
 
 
 def _is_kept(ledger: Ledger, waiter: Reservation, freed: set[ClusterId], now: datetime) -> bool:
@@ -82,7 +81,7 @@ def _is_kept(ledger: Ledger, waiter: Reservation, freed: set[ClusterId], now: da
     if cluster is None or cluster.is_stale(now):
         return False
     if cluster.id not in freed:
-        return True  # age is all that changes unnoticed, and most clusters are not even touched
+        return True  # but for its age, it is as it was when it was chosen
     row = ledger.fleet.find(cluster.id)
     return row is not None and bool(_possible(question_of(waiter, now), ledger.fleet)[row])
 
@@ -109,9 +108,3 @@ def _possible(question: Question, fleet: Fleet) -> Mask:
         ceiling = fleet.ceiling(name)
         possible &= ceiling is not None and ceiling >= wanted
     return possible
-
-
-def _holder(ledger: Ledger, cluster: ClusterId | None) -> Reservation | None:
-    if cluster is None:
-        return None
-    return next((waiter for waiter in ledger.waiting() if waiter.earmark == cluster), None)

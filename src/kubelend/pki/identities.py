@@ -7,7 +7,7 @@ The API asks here on every request, so it is quick. What is read here is what
 from __future__ import annotations
 
 import enum
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from typing import cast
 
@@ -27,11 +27,16 @@ class Role(enum.StrEnum):
     CLUSTER = "cluster"  # lends and borrows in its own name
     VIEWER = "viewer"  # a person who reads everything
     ADMIN = "admin"  # a person who changes everything
+    PROXY = "proxy"  # ends TLS for others and passes their certificates on; may do nothing itself
 
 
-# Only these two make a person. Older certificates carry LiqoResourceBroker, LiqoResourceAgent or
-# nothing: clusters all.
-PEOPLE = {"kubelend:viewer": Role.VIEWER, "kubelend:admin": Role.ADMIN}
+# Only these make something else of a caller. Older certificates carry LiqoResourceBroker,
+# LiqoResourceAgent or nothing: clusters all.
+ROLES = {
+    "kubelend:viewer": Role.VIEWER,
+    "kubelend:admin": Role.ADMIN,
+    "kubelend:proxy": Role.PROXY,
+}
 
 
 class Caller(msgspec.Struct, frozen=True):
@@ -45,7 +50,7 @@ class Caller(msgspec.Struct, frozen=True):
         """The cluster in whose name this caller acts. A person has none, whatever the name."""
         if self.role is not Role.CLUSTER:
             raise Forbidden(
-                f"{self.name} is a person ({self.role}), not a cluster",
+                f"{self.name} is no cluster but a {self.role}",
                 hint="use a cluster's certificate",
             )
         return ClusterId(self.name)
@@ -56,7 +61,17 @@ def caller_of(peercert: Mapping[str, object], *, broker_names: Container[str] = 
 
     `broker_names` are the broker's own (from `own_names`): whoever holds its key is no cluster.
     """
-    name, role = _name_and_role(peercert)
+    # A tuple of relative names, each a tuple of (attribute, value): ssl flattens nothing.
+    subject = cast("tuple[tuple[tuple[str, str], ...], ...]", peercert.get("subject", ()))
+    attributes = [attribute for relative in subject for attribute in relative]
+    return caller_from(attributes, broker_names=broker_names)
+
+
+def caller_from(
+    attributes: Iterable[tuple[str, str]], *, broker_names: Container[str] = ()
+) -> Caller:
+    """The caller in a subject's attributes, by their names in `getpeercert()`."""
+    name, role = _name_and_role(attributes)
     check_name(name)
     if name in broker_names:
         raise InvalidIdentity(
@@ -86,21 +101,16 @@ def own_names(directory: Path) -> frozenset[str]:
     return frozenset(files.common_names(directory))
 
 
-def _name_and_role(peercert: Mapping[str, object]) -> tuple[str, Role]:
-    # A tuple of relative names, each a tuple of (attribute, value): ssl flattens nothing.
-    subject = cast("tuple[tuple[tuple[str, str], ...], ...]", peercert.get("subject", ()))
+def _name_and_role(attributes: Iterable[tuple[str, str]]) -> tuple[str, Role]:
     name: str | None = None
     role = Role.CLUSTER
-    for attributes in subject:
-        for attribute, value in attributes:
-            if attribute == "commonName":
-                if name is not None:
-                    raise InvalidIdentity(
-                        "the certificate has several common names, and one counts"
-                    )
-                name = value
-            elif attribute == "organizationName" and role is not Role.ADMIN:
-                role = PEOPLE.get(value, role)
+    for attribute, value in attributes:
+        if attribute == "commonName":
+            if name is not None:
+                raise InvalidIdentity("the certificate has several common names, and one counts")
+            name = value
+        elif attribute == "organizationName" and role is not Role.ADMIN:
+            role = ROLES.get(value, role)
     if name is None:
         raise InvalidIdentity("the certificate has no common name")
     return name, role

@@ -22,7 +22,7 @@ BROKER = "liqo-resource-broker"
 
 ORGANISATIONS = {
     Role.CLUSTER: "LiqoResourceAgent",
-    **{role: organisation for organisation, role in identities.PEOPLE.items()},
+    **{role: organisation for organisation, role in identities.ROLES.items()},
 }
 
 _NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")

@@ -1,13 +1,13 @@
 """The audit finds what is broken on purpose, and nothing in a ledger that is not."""
 
-import make
 import pytest
 from msgspec.structs import replace
 
+import make
 from kubelend.core import audit
 from kubelend.core.ledger import Ledger
 from kubelend.core.lifecycle import Phase
-from kubelend.core.models import ClusterId
+from kubelend.core.models import ClusterId, Records
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def restored(desk, **fields):
     """The ledger of a store in which somebody changed the first reservation."""
     clusters, reservations, revision = desk.kept()
     return Ledger.restore(
-        make.Records(clusters, [replace(reservations[0], **fields), *reservations[1:]], revision)
+        Records(clusters, [replace(reservations[0], **fields), *reservations[1:]], revision)
     )
 
 
@@ -53,7 +53,7 @@ def test_record_that_cannot_be_is_found(desk, fields, sentence):
 def test_shared_key_is_found(desk):
     clusters, reservations, revision = desk.kept()
     twin = replace(reservations[0], id="rsv-twin", phase=Phase.FAILED, finished_at=make.T0)
-    ledger = Ledger.restore(make.Records(clusters, [*reservations, twin], revision))
+    ledger = Ledger.restore(Records(clusters, [*reservations, twin], revision))
     assert audit.violations(ledger) == ["r: 2 reservations share the key 'k'"]
 
 

@@ -1,8 +1,8 @@
 """What callers can make the ledger do: the rules of each command, and that a refused one changes nothing."""
 
-import make
 import pytest
 
+import make
 from kubelend.core import errors
 from kubelend.core.lifecycle import Reason
 from kubelend.core.models import ReservationId

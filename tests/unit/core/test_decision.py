@@ -1,11 +1,11 @@
 """The engine over columns decides exactly as the plain reference does, on whatever it is given."""
 
-import make
 import pytest
-import reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import make
+import reference
 from kubelend.core import decision, filters, policies
 from kubelend.core.decision import NoFit, Placement
 from kubelend.core.ledger import Ledger
@@ -50,7 +50,9 @@ def test_order_of_arrival_does_not_matter(order):
 
 
 def test_thousands_of_clusters_are_one_decision():
-    offers = {f"c{n:05}": make.advertisement(f"c{n:05}", f"cpu={n % 7},memory=8Gi") for n in range(2000)}
+    offers = {
+        f"c{n:05}": make.advertisement(f"c{n:05}", f"cpu={n % 7},memory=8Gi") for n in range(2000)
+    }
     ledger = make.ledger(**offers)
     question = make.question("cpu=6,memory=1Gi")
     assert decided(question, ledger) == reference.decide(question, ledger) == ("c00006", 0.4375)
@@ -61,7 +63,13 @@ AMOUNTS = [0, 1, 2, 3, 4, 1000, 10**15 + 1, 2**53 + 1, MOST - 1, MOST]
 EXTENDED = [{}, {}, {"example.com/x": 1}, {"example.com/x": 2, "example.com/y": 1}]
 PRICES = [0, 1, 10**8, 2 * 10**8, 10**18 - 1]
 LABELS = [{}, {"zone": "x"}, {"zone": "y"}, {"zone": "x", "ssd": "y"}]
-WEIGHTS = [{}, {}, {"price": 0.3}, {"price": 0.1, "headroom": 0.3}, dict.fromkeys(policies.SCORES, 0.7)]
+WEIGHTS = [
+    {},
+    {},
+    {"price": 0.3},
+    {"price": 0.1, "headroom": 0.3},
+    dict.fromkeys(policies.SCORES, 0.7),
+]
 amount = st.sampled_from(AMOUNTS) | st.integers(0, MOST)
 vectors = st.builds(
     Resources,
@@ -93,7 +101,7 @@ def offers(draw, name):
 
 
 @st.composite
-def requests(draw, **fixed):
+def requests(draw, wait=make.NO_TIME):
     return make.request(
         draw(vectors.filter(bool)),
         requester=draw(st.sampled_from(["r", *NAMES])),
@@ -105,7 +113,7 @@ def requests(draw, **fixed):
         excluded=draw(st.sampled_from([[]] * 4 + [["a", "b"]])),
         max_price=draw(st.sampled_from([None] * 4 + ["0", "0.1", "0.3", "999999999"])),
         currency=draw(st.sampled_from(["USD", "EUR"])),
-        **fixed,
+        wait=wait,
     )
 
 
@@ -132,6 +140,7 @@ def cases(draw):
     return draw(ledgers()), filters.Question(draw(requests()), now, ticket, left)
 
 
+@pytest.mark.timeout(600)  # so that a failure can be shrunk
 @settings(max_examples=250)
 @given(cases())
 def test_engine_equals_the_reference(case):

@@ -1,11 +1,11 @@
 """Why nothing fits and what would help: the counts add up, and every remedy is true when tried."""
 
-import make
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+import make
 from kubelend.core import decision, explanations, policies
 from kubelend.core.decision import Placement
 from kubelend.core.models import ClusterId
@@ -85,7 +85,10 @@ def test_sentence_for_any_size_of_fleet(clusters, text):
 
 def test_candidates_are_the_best_then_the_nearest():
     ledger = make.ledger(
-        far="cpu=1,memory=1Gi", near="cpu=3,memory=8Gi", good="cpu=5,memory=8Gi", best="cpu=9,memory=9Gi"
+        far="cpu=1,memory=1Gi",
+        near="cpu=3,memory=8Gi",
+        good="cpu=5,memory=8Gi",
+        best="cpu=9,memory=9Gi",
     )
     found = explain(ledger, "cpu=4,memory=4Gi")
     assert [c.cluster for c in found.candidates] == ["best", "good", "near", "far"]
@@ -165,7 +168,7 @@ def test_what_no_request_can_change_has_no_remedy(spoil):
     desk = make.desk(a="cpu=4,memory=8Gi")
     if spoil == "cordon":
         desk.cordon("a")
-    now = make.T0 + (make.STALE_AFTER if spoil == "stale" else 0 * make.SECOND)
+    now = make.T0 + (make.STALE_AFTER if spoil == "stale" else make.NO_TIME)
     requester = "a" if spoil == "requester" else "r"
     found = explain(desk.ledger, "cpu=9,memory=1Gi", now=now, requester=requester)
     assert found.remedy is None

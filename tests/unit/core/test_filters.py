@@ -1,8 +1,8 @@
 """Each reason to refuse, alone: one cluster, one request, one obstacle."""
 
-import make
 import pytest
 
+import make
 from kubelend.core import decision, filters
 from kubelend.core.filters import FILTERS, Question
 from kubelend.core.models import ClusterId
@@ -85,7 +85,7 @@ def test_one_obstacle_is_one_refusal(fields, refusal):
         {"excluded": ["b", "unknown"]},
         {"labels": {"tier": "gold"}},
         {"region": "eu-north", "labels": {"tier": "gold"}},
-        {"now": make.T0 + make.STALE_AFTER - make.timedelta.resolution},
+        {"now": make.T0 + make.STALE_AFTER - make.MOMENT},
         {"max_price": "0.1"},
         {"currency": "EUR"},
     ],

@@ -2,14 +2,14 @@
 
 from datetime import timedelta
 
-import make
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import make
 from kubelend.core import fleet as fleets
 from kubelend.core.fleet import Fleet
-from kubelend.core.models import ClusterId
+from kubelend.core.models import Cluster, ClusterId
 
 NAMES = ["cpu", "memory", "gpu", "storage", "example.com/a", "example.com/b"]
 
@@ -26,7 +26,9 @@ def contents(fleet):
         "free": {name: _list(fleet.free(name)) for name in NAMES},
         "ceiling": {name: _list(fleet.ceiling(name)) for name in NAMES},
         "shares": {
-            name: None if fleet.shares(name) is None else [_list(part) for part in fleet.shares(name)]
+            name: None
+            if fleet.shares(name) is None
+            else [_list(part) for part in fleet.shares(name)]
             for name in NAMES
         },
         "valid_until": _list(fleet.valid_until),
@@ -55,7 +57,7 @@ def test_fleet_grows_over_its_first_room_without_losing_a_row():
     fleet = Fleet(room=2)
     for number in range(40, 0, -1):
         put(fleet, make.cluster(f"c{number:03}", f"cpu={number},memory={number}Gi"))
-    assert fleet.free("cpu").tolist() == [1000 * number for number in range(1, 41)]
+    assert _list(fleet.free("cpu")) == [1000 * number for number in range(1, 41)]
     assert fleet.open_to(-(2**31), 0).all()
 
 
@@ -65,9 +67,9 @@ def test_column_of_an_extended_resource_comes_and_goes_with_the_last_cluster_tha
     put(fleet, make.cluster("x", "cpu=1,example.com/a=2"))
     put(fleet, make.cluster("y", "cpu=1,example.com/a=3"))
     put(fleet, make.cluster("z", "cpu=1"))
-    assert fleet.free("example.com/a").tolist() == [2, 3, 0]
+    assert _list(fleet.free("example.com/a")) == [2, 3, 0]
     put(fleet, make.cluster("x", "cpu=1"))
-    assert fleet.free("example.com/a").tolist() == [0, 3, 0]
+    assert _list(fleet.free("example.com/a")) == [0, 3, 0]
     fleet.remove(ClusterId("y"))
     assert fleet.free("example.com/a") is None
     assert fleet.ceiling("example.com/a") is None
@@ -150,11 +152,12 @@ def clusters(draw):
 @given(st.lists(clusters() | st.sampled_from("abcdef"), max_size=30))
 def test_fleet_with_a_past_equals_one_that_is_written_afresh(steps):
     """A cluster is put, a letter is removed; rows and columns must shift without a trace."""
-    fleet, present = Fleet(room=1), {}
+    fleet = Fleet(room=1)
+    present: dict[ClusterId, Cluster] = {}
     for step in steps:
         if isinstance(step, str):
             fleet.remove(ClusterId(step))
-            present.pop(step, None)
+            present.pop(ClusterId(step), None)
         else:
             put(fleet, step)
             present[step.id] = step

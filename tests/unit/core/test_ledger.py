@@ -1,12 +1,19 @@
 """What is reserved follows from the live reservations, whatever happens to the advertisements."""
 
-import make
 import pytest
 
+import make
 from kubelend.core import errors
 from kubelend.core.events import Advertised, Archived, Dropped, Event
 from kubelend.core.ledger import Ledger
-from kubelend.core.models import Cluster, ClusterId, RequestKey, Reservation, ReservationId
+from kubelend.core.models import (
+    Cluster,
+    ClusterId,
+    Records,
+    RequestKey,
+    Reservation,
+    ReservationId,
+)
 
 
 def cpu(desk, cluster="a"):
@@ -77,6 +84,27 @@ def test_changed_advertisement_loses_no_lock(desk, offer):
     desk.advertise("a", offer)
     assert desk.reserved("a") == make.resources("cpu=3,memory=1Gi")
     assert desk.available("a") == make.resources(offer) - make.resources("cpu=3,memory=1Gi")
+
+
+def test_recreated_advertisement_loses_no_lock(desk):
+    """A store may have lost the cluster's record: its reservations are what says what is reserved."""
+    held = desk.reserve("cpu=3,memory=1Gi")
+    _, reservations, revision = desk.kept()
+    restored = make.Desk(make.Recorder.restore(Records([], reservations, revision)))
+    assert restored.reserved("a").cpu == 3000
+    restored.advertise("a", "cpu=10,memory=8Gi")
+    assert cpu(restored) == 7000
+    restored.release(held)
+    assert cpu(restored) == 10_000
+
+
+def test_hold_on_a_cluster_that_is_not_heard_of_can_still_be_given_back(desk):
+    held = desk.reserve("cpu=3,memory=1Gi")
+    desk.reserve("cpu=9,memory=1Gi", wait=make.HOUR)
+    _, reservations, revision = desk.kept()
+    restored = make.Desk(make.Recorder.restore(Records([], reservations, revision)))
+    restored.release(held)
+    assert not restored.reserved("a")
 
 
 def test_cluster_that_filled_up_under_its_promises_takes_nothing_new_and_recovers(desk):
@@ -183,7 +211,7 @@ def test_deadlines_of_the_finished_do_not_pile_up(desk):
     for hours in range(2, 1000):
         desk.renew(kept, hours * make.HOUR)
         desk.release(desk.reserve("cpu=1,memory=1Gi", duration=100_000 * make.HOUR))
-        desk.expire(retention=0 * make.HOUR)
+        desk.expire(retention=make.NO_TIME)
     assert len(desk.ledger.reservations) == 1
     assert len(desk.ledger._deadlines) < 100  # noqa: SLF001 - only its size shows the leak
     desk.pass_time(999 * make.HOUR)
@@ -230,10 +258,10 @@ def test_stale_is_judged_by_when_it_came_and_not_by_the_clock_of_the_sender():
     old_clock = make.advertisement("a", sent_at=make.T0 - 24 * make.HOUR)
     fast_clock = make.advertisement("b", sent_at=make.T0 + 24 * make.HOUR)
     desk = make.desk(a=old_clock, b=fast_clock)
-    desk.pass_time(make.STALE_AFTER - make.timedelta.resolution)
+    desk.pass_time(make.STALE_AFTER - make.MOMENT)
     assert desk.target(desk.reserve("cpu=4,memory=1Gi")) == "a"
     assert desk.target(desk.reserve("cpu=3,memory=1Gi")) == "b"
-    desk.pass_time(make.timedelta.resolution)
+    desk.pass_time(make.MOMENT)
     assert desk.refused("cpu=1,memory=1Gi") == "0/2 clusters fit: 2 Stale"
 
 
@@ -243,7 +271,7 @@ def test_stale_is_judged_by_when_it_came_and_not_by_the_clock_of_the_sender():
         (None, make.STALE_AFTER),
         (make.MINUTE, make.MINUTE),
         (make.HOUR, make.STALE_AFTER),
-        (make.timedelta(0), make.timedelta(0)),
+        (make.NO_TIME, make.NO_TIME),
     ],
     ids=["silent", "shorter", "longer", "not at all"],
 )

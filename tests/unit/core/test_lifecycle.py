@@ -1,8 +1,8 @@
 """The phases and reasons are API: their names and what may follow what are pinned here."""
 
-import make
 import pytest
 
+import make
 from kubelend.core import errors, transitions
 from kubelend.core.events import (
     Acknowledged,

@@ -1,8 +1,8 @@
 """A reservation whose provider refuses or is drained finds the next one, and never returns."""
 
-import make
 import pytest
 
+import make
 from kubelend.core import errors
 
 
@@ -76,9 +76,7 @@ def test_refused_by_all_it_fails_and_says_why(desk):
     assert refused_everywhere(desk, held) == ["a", "b", "c"]
     failed = desk[held]
     assert (failed.phase, failed.reason) == ("Failed", "ProviderRefused")
-    assert failed.message == (
-        "Refused by c: no GPU driver; then 0/3 clusters fit: 3 RefusedBefore"
-    )
+    assert failed.message == ("Refused by c: no GPU driver; then 0/3 clusters fit: 3 RefusedBefore")
     assert failed.left == ("a", "b")
     assert not any(desk.reserved(name) for name in "abc")
 

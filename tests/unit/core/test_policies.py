@@ -1,8 +1,8 @@
 """Which of the fitting clusters wins, by policy; the numbers are worked out by hand."""
 
-import make
 import pytest
 
+import make
 from kubelend.core import decision, errors, policies
 
 
@@ -50,7 +50,7 @@ def test_headroom_counts_every_resource_that_is_asked_for_and_no_other():
 
 @pytest.mark.parametrize("policy", policies.POLICIES)
 def test_equal_scores_go_to_the_smaller_id(policy):
-    clusters = {name: "cpu=4,memory=8Gi" for name in ("c", "b", "d")}
+    clusters = dict.fromkeys(("c", "b", "d"), "cpu=4,memory=8Gi")
     assert winner(clusters, policy=policy) == "b"
 
 
@@ -93,9 +93,7 @@ def test_missing_price_is_neither_best_nor_worst():
         scores[absent] = choose(fewer, policy="cost")
     made = make.ledger(**offers(a=None, b="0.1", c="0.2", d="0.3"))
     question = make.question(policy="cost")
-    weighed = policies.weigh(
-        {"price": 1.0}, question.request, made.fleet, made.fleet.open
-    ).tolist()
+    weighed = policies.weigh({"price": 1.0}, question.request, made.fleet, made.fleet.open).tolist()
     assert weighed == pytest.approx([0.5, 1.0, 0.5, 0.0])
     # With a single price there is nothing to compare, so it must not decide at all.
     assert scores == {"b": ("a", 1.0), "c": ("a", 1.0)}

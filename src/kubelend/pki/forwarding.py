@@ -1,0 +1,101 @@
+"""Callers behind a proxy: the certificates that it verified and passes on (RFC 9440, `Client-Cert`).
+
+A proxy that ends TLS holds the thousands of idle connections of a large fleet and shares a few to the
+broker. It shows a certificate of its own with the role `proxy`; only then is the header read. The broker
+checks once more that its own authority signed what is passed on, so a proxy can pass on clusters that
+exist, and cannot make one up.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections import OrderedDict
+from collections.abc import Container
+from datetime import datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.x509.oid import NameOID
+
+from kubelend.core.errors import InvalidIdentity
+from kubelend.kits import keyfiles
+from kubelend.pki import files, identities
+from kubelend.pki.identities import Caller, Role
+
+HEADER = "Client-Cert"
+LONGEST = 16 * 1024
+REMEMBERED = 20_000
+"""Certificates whose signature need not be checked again; the least recently seen goes first."""
+
+_ATTRIBUTES = {NameOID.COMMON_NAME: "commonName", NameOID.ORGANIZATION_NAME: "organizationName"}
+
+
+class _Known(NamedTuple):
+    caller: Caller
+    not_before: datetime
+    not_after: datetime
+
+
+class ForwardedCertificates:
+    """Reads what proxies pass on, by the authorities of one directory."""
+
+    def __init__(self, directory: Path, broker_names: Container[str]) -> None:
+        self._authorities = files.load_certificates(directory / keyfiles.AUTHORITIES)
+        self._broker_names = broker_names
+        self._known: OrderedDict[str, _Known] = OrderedDict()
+
+    def caller(self, header: str, now: datetime) -> Caller:
+        """Whose certificate this is, if it is one of ours and valid now."""
+        known = self._known.get(header)
+        if known is None:
+            known = self._remember(header, self._read(header))
+        else:
+            self._known.move_to_end(header)
+        if not known.not_before <= now <= known.not_after:
+            raise InvalidIdentity(
+                f"{HEADER}: the certificate of {known.caller.name} is not valid now"
+            )
+        return known.caller
+
+    def _remember(self, header: str, known: _Known) -> _Known:
+        self._known[header] = known
+        if len(self._known) > REMEMBERED:
+            self._known.popitem(last=False)
+        return known
+
+    def _read(self, header: str) -> _Known:
+        certificate = _certificate(header)
+        if not any(_signed(certificate, authority) for authority in self._authorities):
+            raise InvalidIdentity(f"{HEADER}: no authority of this broker signed the certificate")
+        caller = identities.caller_from(
+            [
+                (_ATTRIBUTES[attribute.oid], str(attribute.value))
+                for attribute in certificate.subject
+                if attribute.oid in _ATTRIBUTES
+            ],
+            broker_names=self._broker_names,
+        )
+        if caller.role is Role.PROXY:
+            raise InvalidIdentity(f"{HEADER}: {caller.name} is a proxy itself")
+        return _Known(caller, certificate.not_valid_before_utc, certificate.not_valid_after_utc)
+
+
+def _certificate(header: str) -> x509.Certificate:
+    """A byte sequence as RFC 8941 writes it: base64 between two colons."""
+    if len(header) > LONGEST or not (len(header) > 2 and header[0] == header[-1] == ":"):
+        raise InvalidIdentity(f"{HEADER}: is no byte sequence", hint="write :base64:")
+    try:
+        return x509.load_der_x509_certificate(base64.b64decode(header[1:-1], validate=True))
+    except (binascii.Error, ValueError) as problem:
+        raise InvalidIdentity(f"{HEADER}: is no certificate") from problem
+
+
+def _signed(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (InvalidSignature, ValueError, TypeError):
+        return False
+    return True

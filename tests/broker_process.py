@@ -1,0 +1,60 @@
+"""A real broker in a process of its own, as a user starts it, for tests from outside.
+
+with running(certificates.server(), tmp_path) as broker:
+    ... broker.url ...
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+PATIENCE = 30.0
+"""Seconds to come up or to end, on a busy machine."""
+
+
+class Running(NamedTuple):
+    """A broker that answers."""
+
+    url: str
+    store: Path
+    process: subprocess.Popen[bytes]
+
+
+@contextlib.contextmanager
+def running(certificates: Path, directory: Path, *flags: str) -> Iterator[Running]:
+    """Start it on a free port of loopback, with its store and log in `directory`; stop it at the end."""
+    log, store = directory / "broker.log", directory / "kubelend.db"
+    with log.open("wb") as stderr:
+        process = subprocess.Popen(
+            [
+                *(Path(sys.executable).with_name("kubelend"), "broker", "--http-port=0"),
+                *("--http-host=127.0.0.1", f"--http-cert-path={certificates}", f"--store={store}"),
+                *("--health-probe-bind-address=0", "--metrics-bind-address=0", *flags),
+            ],
+            stdout=stderr,
+            stderr=stderr,
+        )
+    try:
+        yield Running(f"https://localhost:{_port(process, log)}", store, process)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(PATIENCE)
+
+
+def _port(process: subprocess.Popen[bytes], log: Path) -> int:
+    """The port in its log, once it is ready."""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline and process.poll() is None:
+        lines = [json.loads(line) for line in log.read_text().splitlines() if line.endswith("}")]
+        if any(line["event"] == "ready" for line in lines):
+            return next(int(line["port"]) for line in lines if line.get("what") == "api")
+        time.sleep(0.02)
+    raise AssertionError(f"the broker did not come up: {log.read_text()}")

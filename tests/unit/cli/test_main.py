@@ -1,0 +1,255 @@
+"""The command line as a whole: every help works, every error is one line with the right exit code."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.core import TyperGroup
+
+import kubelend
+from certificates import Certificates
+from kubelend.cli import exits, main, options, tree
+from kubelend.cli.deferred import Deferred
+from kubelend.cli.exits import Code
+from kubelend.core import errors
+
+
+@pytest.fixture(autouse=True)
+def no_variables(monkeypatch):
+    for name in list(os.environ):
+        if name.startswith("KUBELEND_"):
+            monkeypatch.delenv(name)
+
+
+def paths(group, prefix=()):
+    """Every command of the tree, groups too, by its words."""
+    yield prefix
+    for name, command in group.commands.items():
+        if isinstance(command, TyperGroup):
+            yield from paths(command, (*prefix, name))
+        elif not isinstance(command, Deferred):
+            yield (*prefix, name)
+
+
+def run(capsys, *arguments):
+    code = main.run(list(arguments))
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+@pytest.mark.parametrize(
+    "path", list(paths(tree.build())), ids=lambda path: " ".join(path) or "kubelend"
+)
+def test_every_command_has_a_help(path, capsys):
+    code, out, err = run(capsys, *path, "--help")
+    assert (code, err) == (Code.OK, "")
+    assert out.startswith("Usage: " + " ".join(["kubelend", *path]))
+    assert max(map(len, out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("group", [(), ("get",), ("describe",), ("ca",)], ids=str)
+def test_a_group_alone_shows_its_help(group, capsys):
+    code, out, _ = run(capsys, *group)
+    assert code == Code.OK
+    assert "Commands:" in out
+
+
+def test_all_promised_commands_are_there():
+    promised = (
+        "borrow explain get describe release renew activate cordon uncordon drain remove"
+        " broker ca audit version completion"
+    )
+    assert set(promised.split()) <= set(tree.build().commands)
+
+
+@pytest.mark.parametrize(
+    "arguments,problem",
+    [
+        (["bogus"], "no such command 'bogus'"),
+        (["brrow"], "Did you mean 'borrow'?"),
+        (
+            ["get", "clusters", "--bogus"],
+            "no such option: --bogus; see `kubelend get clusters --help`",
+        ),
+        (["renew"], "missing argument 'RESERVATION'; see `kubelend renew --help`"),
+        (["get", "clusters", "-o", "xml"], "invalid value for '--output'"),
+        (["get", "clusters"], "--cert-path: is needed, here or as KUBELEND_CERT_PATH"),
+        (["get", "clusters", "--cert-path", "no/where"], "no/where/tls.crt is missing; make one"),
+        (["borrow", "--cert-path", "x"], "nothing is asked for; give --cpu and --memory at least"),
+        (["explain", "--cert-path", "x"], "one of both is needed"),
+        (["explain", "r", "--cpu", "1", "--memory", "1", "--cert-path", "x"], "one of both"),
+        (["broker"], "--http-cert-path: is needed"),
+        (["broker", "--http-cert-path", "x", "--http-port", "http"], "--http-port: 'http' is no"),
+        (["audit", "--store", "no/such.db"], "no/such.db"),
+        (["ca", "issue", "x", "--ca", "no/where"], "no/where/ca.crt is missing"),
+        (["ca", "issue", "x", "--lifetime", "1y"], "unknown unit 'y'"),
+        (["completion", "tcsh"], "invalid value for"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_wrong_use_is_one_line_and_exit_code_2(arguments, problem, capsys):
+    code, out, err = run(capsys, *arguments)
+    assert code == Code.USAGE
+    assert problem in err
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert out == ""
+
+
+def test_an_unreachable_broker_is_one_line_and_exit_code_7(tmp_path, capsys):
+    directory = Certificates(tmp_path).cluster("a")
+    code, out, err = run(
+        capsys,
+        "get",
+        "reservations",
+        "--cert-path",
+        str(directory),
+        "--broker",
+        "https://127.0.0.1:1",
+    )
+    assert (code, out) == (Code.UNAVAILABLE, "")
+    assert err == (
+        "error: nothing listens at https://127.0.0.1:1;"
+        " start the broker, or give its address with --broker\n"
+    )
+
+
+def test_a_variable_stands_in_for_a_flag_and_the_flag_wins(monkeypatch, capsys):
+    monkeypatch.setenv("KUBELEND_CERT_PATH", "from/variable")
+    assert "from/variable/tls.crt" in run(capsys, "get", "clusters")[2]
+    assert "by/flag/tls.crt" in run(capsys, "get", "clusters", "--cert-path", "by/flag")[2]
+
+
+def test_every_flag_of_the_broker_can_be_a_variable(monkeypatch, capsys):
+    monkeypatch.setenv("KUBELEND_HTTP_PORT", "nine")
+    monkeypatch.setenv("KUBELEND_STALE_AFTER", "0")
+    _, _, err = run(capsys, "broker", "--http-cert-path", "x")
+    assert "--http-port: 'nine' is no whole number" in err
+    assert "--stale-after: must be at least 1ms" in err
+
+
+def all_errors(kind=errors.KubelendError):
+    return [kind, *(found for child in kind.__subclasses__() for found in all_errors(child))]
+
+
+EXPECTED = {
+    errors.KubelendError: 1,
+    errors.InvalidInput: 2,
+    errors.InvalidQuantity: 2,
+    errors.InvalidDuration: 2,
+    errors.KeyReused: 2,
+    errors.InvalidSettings: 2,
+    errors.NotFound: 3,
+    errors.Forbidden: 4,
+    errors.InvalidIdentity: 4,
+    errors.Conflict: 5,
+    errors.NoCapacity: 5,
+    errors.WrongPhase: 5,
+    errors.LimitExceeded: 6,
+    errors.RateLimited: 6,
+    errors.QueueFull: 6,
+    errors.BodyTooLarge: 6,
+    errors.Unavailable: 7,
+    errors.StoreFailed: 7,
+    errors.NotReady: 7,
+    errors.BrokerUnreachable: 7,
+    errors.TooSlow: 7,
+    errors.UnexpectedAnswer: 1,
+    errors.MethodNotAllowed: 1,
+}
+
+
+@pytest.mark.parametrize("kind", all_errors(), ids=lambda kind: kind.__name__)
+def test_the_exit_code_of_an_error_is_fixed(kind):
+    assert exits.code_of(kind("")) == EXPECTED[kind]
+
+
+def test_every_exit_code_has_a_meaning():
+    assert all(code.meaning for code in Code)
+
+
+def test_a_switch_may_be_written_as_in_go():
+    given = ["broker", "--leader-elect=true", "--leader-elect=False", "--store=true"]
+    assert options.plain(given) == ["broker", "--leader-elect", "--no-leader-elect", "--store=true"]
+
+
+@pytest.mark.parametrize(
+    "path,name",
+    [
+        ("/usr/bin/kubelend", "kubelend"),
+        ("/usr/bin/kubectl-lend", "kubectl lend"),
+        ("/x/kubelend/__main__.py", "kubelend"),
+    ],
+)
+def test_the_command_calls_itself_what_its_user_called_it(path, name):
+    assert main.program(path) == name
+
+
+def test_a_plugin_of_kubectl_says_so_in_its_errors(capsys):
+    main.run(["get", "bogus"], "kubectl lend")
+    assert "see `kubectl lend get --help`" in capsys.readouterr().err
+
+
+def test_debug_shows_where_and_nothing_else_does(capsys):
+    plain = run(capsys, "get", "clusters", "--cert-path", "no")[2]
+    traced = run(capsys, "--debug", "get", "clusters", "--cert-path", "no")[2]
+    assert "Traceback" not in plain
+    assert "Traceback" in traced
+    assert traced.endswith(plain)
+
+
+def test_the_version_is_that_of_the_package(capsys):
+    assert run(capsys, "version") == (0, f"Client: {kubelend.__version__}\n", "")
+    assert run(capsys, "--version") == (0, f"{kubelend.__version__}\n", "")
+    assert (
+        run(capsys, "version", "-o", "json")[1] == f'{{\n  "client": "{kubelend.__version__}"\n}}\n'
+    )
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_completion_script_names_the_command(shell, capsys):
+    code, out, _ = run(capsys, "completion", shell)
+    assert code == Code.OK
+    assert "_KUBELEND_COMPLETE" in out
+
+
+def kubelend_process(*arguments, **variables):
+    command = [Path(sys.executable).with_name("kubelend"), *arguments]
+    environment = {"PATH": os.environ["PATH"], **variables}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_a_broker_without_certificates_does_not_start():
+    done = kubelend_process("broker", "--http-cert-path", "no/where", "--store", "memory:")
+    assert done.returncode == Code.USAGE
+    assert done.stderr.splitlines()[-1].startswith("error: no/where/tls.crt is missing; make one")
+
+
+def test_the_shell_gets_completions():
+    done = kubelend_process(
+        COMP_WORDS="kubelend get cl", COMP_CWORD="2", _KUBELEND_COMPLETE="complete_bash"
+    )
+    assert done.stdout.split() == ["clusters"]
+
+
+def test_help_imports_nothing_that_is_slow():
+    heavy = "{'aiohttp', 'numpy', 'rich', 'cryptography', 'yaml', 'asyncio', 'sqlite3', 'uvloop'}"
+    code = (
+        "import sys; from kubelend.cli import main; main.run(['--help']);"
+        f"print({heavy} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "set()"
+
+
+def test_help_is_quick():
+    def seconds():
+        began = time.perf_counter()
+        assert kubelend_process("--help").returncode == 0
+        return time.perf_counter() - began
+
+    # The best of several: what a busy machine adds says nothing about the code.
+    assert min(seconds() for _ in range(5)) < 0.3
