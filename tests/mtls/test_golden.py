@@ -6,9 +6,9 @@ import re
 import pytest
 
 import make
-from callers import wish
+from callers import Json, wish
 
-OFFER = {
+OFFER: Json = {
     "clusterID": "agent-cluster-2",
     "clusterName": "cluster-advertisement",
     "timestamp": "2030-01-01T11:59:58Z",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from kubelend.api.calls import Call
 from kubelend.broker import instructions
-from kubelend.core.errors import Forbidden, NotFound
-from kubelend.core.models import ClusterId, Reservation
+from kubelend.core.errors import Forbidden, NotFound, WrongPhase
+from kubelend.core.models import ClusterId, Reservation, ReservationId
 from kubelend.pki.identities import Role
 
 
@@ -32,3 +32,10 @@ async def owned(call: Call) -> Reservation:
     if call.caller.role is Role.CLUSTER and call.caller.cluster == found.requester:
         return found
     raise Forbidden(f"{found.id} belongs to {found.requester}", hint="ask its requester")
+
+
+def ongoing(found: Reservation) -> ReservationId:
+    """The ID of one that has not ended. What has may be in the archive, where nothing changes."""
+    if found.finished_at is not None:
+        raise WrongPhase(f"{found.id} is {found.phase}")
+    return found.id

@@ -52,7 +52,7 @@ def bind(route: Route, handler: Handler, context: Context) -> HttpHandler:
 
     async def admitted(request: web.Request, caller: Caller) -> web.StreamResponse:
         if caller.role not in allowed:
-            raise Forbidden(f"{route.name} is not for a {caller.role}", hint=_needs(route))
+            raise Forbidden(f"{route.name} is not for the role {caller.role}", hint=_needs(route))
         return await handler(Call(request, caller, context))
 
     return _guarded(route.name, admitted, context)
@@ -83,12 +83,15 @@ def _guarded(
 
     async def guarded(request: web.Request) -> web.StreamResponse:
         began = time.perf_counter()
+        caller = None
         try:
             caller = caller_of(request)
             admit(caller.name)
             response = await answer(request, caller)
         except KubelendError as error:
-            response = _refusal(name, request, error, context)
+            metrics.refused(name, error.code)
+            _log_refusal(name, request, caller, error)
+            response = _problem(error)
         except Exception:  # the root of a call: log, answer, and serve the next
             log.exception("call failed", route=name)
             response = _problem(KubelendError("the broker failed", hint="its log says why"))
@@ -98,15 +101,19 @@ def _guarded(
     return guarded
 
 
-def _refusal(
-    name: str, request: web.Request, error: KubelendError, context: Context
-) -> web.Response:
-    context.metrics.refused(name, error.code)
+def _log_refusal(
+    name: str, request: web.Request, caller: Caller | None, error: KubelendError
+) -> None:
+    """Who was kept out, and of what. A request that merely does not fit or is mistaken is no such line."""
     if isinstance(error, Forbidden | InvalidIdentity | LimitExceeded):
         log.warning(
-            "refused", route=name, code=error.code, problem=error.message, remote=request.remote
+            "refused",
+            route=name,
+            caller=None if caller is None else caller.name,
+            remote=request.remote,
+            code=error.code,
+            problem=error.message,
         )
-    return _problem(error)
 
 
 def _problem(error: KubelendError) -> web.Response:
@@ -122,4 +129,4 @@ def _problem(error: KubelendError) -> web.Response:
 
 def _needs(route: Route) -> str:
     wanted = " or ".join(sorted(_ALLOWED[route.access]))
-    return f"it needs the certificate of a {wanted}"
+    return f"it needs a certificate with the role {wanted}"

@@ -33,14 +33,14 @@ async def list_instructions(call: Call) -> web.Response:
 
 async def acknowledge(call: Call) -> web.Response:
     found = await access.visible(call)
-    found = await call.broker.acknowledge(found.id, call.caller.cluster)
+    found = await call.broker.acknowledge(access.ongoing(found), call.caller.cluster)
     return json(conversion.from_reservation(found))
 
 
 async def refuse(call: Call) -> web.Response:
     body = await call.optional_body(bodies.RefuseRequest)
     found = await access.visible(call)
-    found = await call.broker.refuse(found.id, call.caller.cluster, body.reason)
+    found = await call.broker.refuse(access.ongoing(found), call.caller.cluster, body.reason)
     return json(conversion.from_reservation(found))
 
 

@@ -58,7 +58,8 @@ async def release(call: Call) -> web.Response:
 
 async def activate(call: Call) -> web.Response:
     found = await access.owned(call)
-    return json(conversion.from_reservation(await call.broker.activate(found.id)))
+    found = await call.broker.activate(access.ongoing(found))
+    return json(conversion.from_reservation(found))
 
 
 async def renew(call: Call) -> web.Response:
@@ -66,7 +67,8 @@ async def renew(call: Call) -> web.Response:
     found = await access.owned(call)
     terms = call.context.terms
     duration = conversion.bounded_duration(body.duration, terms) if body.duration else None
-    return json(conversion.from_reservation(await call.broker.renew(found.id, duration)))
+    found = await call.broker.renew(access.ongoing(found), duration)
+    return json(conversion.from_reservation(found))
 
 
 async def explain(call: Call) -> web.Response:
@@ -76,7 +78,7 @@ async def explain(call: Call) -> web.Response:
 
 async def explain_reservation(call: Call) -> web.Response:
     found = await access.visible(call)
-    explanation = await call.broker.explain_reservation(found.id, _candidates(call))
+    explanation = await call.broker.explain_reservation(found, _candidates(call))
     return json(conversion.from_explanation(explanation))
 
 

@@ -52,8 +52,8 @@ class Connection(asyncio.Protocol):
     def send(self, request: bytes) -> None:
         if self._transport is None or self._transport.is_closing():
             self.on_lost(_lost(None))
-        else:
-            self._transport.write(request)
+            return
+        self._transport.write(request)
 
     async def call(self, request: bytes) -> Answer:
         """Send, and wait for the answer."""
@@ -70,6 +70,10 @@ class Connection(asyncio.Protocol):
     def close(self) -> None:
         if self._transport is not None:
             self._transport.close()
+
+    @property
+    def is_closed(self) -> bool:
+        return self._transport is None or self._transport.is_closing()
 
     @property
     def session(self) -> ssl.SSLSession | None:

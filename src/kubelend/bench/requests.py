@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from kubelend.wire import bodies, conversion, routes
 from kubelend.core.models import Cluster, Request
 from kubelend.core.resources import NOTHING
+from kubelend.wire import bodies, conversion, routes
 
 _HOST = b"Host: localhost\r\n"
 

@@ -22,7 +22,7 @@ from kubelend.broker.commits import GroupCommit
 from kubelend.broker.feeds import Feeds
 from kubelend.broker.metrics import Metrics, Outcome
 from kubelend.broker.ports import Clock, OpenStore
-from kubelend.core import commands, explanations, waiting
+from kubelend.core import commands, explanations
 from kubelend.core.commands import Command
 from kubelend.core.decision import NoFit
 from kubelend.core.errors import KubelendError, NoCapacity, NotFound, NotReady
@@ -181,12 +181,10 @@ class Broker:
         await self._commits.settled()
         return explanation
 
-    async def explain_reservation(
-        self, found: ReservationId, limit: int
-    ) -> explanations.Explanation:
-        """Where a reservation's request would go now, had it to be placed anew."""
+    async def explain_reservation(self, found: Reservation, limit: int) -> explanations.Explanation:
+        """Where a request like this reservation's would fit now, beside what it holds already."""
         ledger, now = self._present()
-        question = waiting.question_of(ledger.reservation(found), now)
+        question = Question(found.request, now, found.ticket, found.left)
         explanation = explanations.explain(question, ledger.fleet, limit)
         await self._commits.settled()
         return explanation

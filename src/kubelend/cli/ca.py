@@ -37,6 +37,7 @@ class Role(StrEnum):
     CLUSTER = "cluster"
     VIEWER = "viewer"
     ADMIN = "admin"
+    PROXY = "proxy"
     BROKER = "broker"
 
 
@@ -127,6 +128,8 @@ def _profile(name: str, role: Role, names: list[str], namespace: str) -> Profile
 def _next_step(role: Role, directory: Path) -> str:
     if role is Role.BROKER:
         return f"Next: kubelend broker --http-cert-path {directory}"
+    if role is Role.PROXY:
+        return "Next: let the proxy show it to the broker, which needs --trust-proxies"
     return f"Next: export KUBELEND_CERT_PATH={directory}"
 
 

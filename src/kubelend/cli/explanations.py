@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from decimal import ROUND_HALF_UP, Decimal
 from typing import Annotated
 
@@ -62,7 +63,8 @@ def text(found: bodies.Explanation, width: int | None) -> str:
     if found.total > len(found.candidates) > 0:
         parts.append(f"Shown {len(found.candidates)} of {found.total}; --limit shows more.")
     if found.remedy is not None:
-        parts.append(f"Nearest: {found.remedy.text}.")
+        nearest = f"Nearest: {found.remedy.text}."
+        parts.append(nearest if width is None else textwrap.fill(nearest, width))
     return "\n\n".join(parts)
 
 

@@ -42,7 +42,7 @@ async def reserve(
     found = await client.reserve(request, key=key)
     if found.status.phase != "Pending":
         return found
-    with _progress(f"{found.id} waits for capacity; Ctrl-C stops watching, not the request"):
+    with _progress(f"{found.id} waits for capacity; Ctrl-C leaves it waiting"):
         while found.status.phase == "Pending":
             await asyncio.sleep(POLL_SECONDS)
             found = await client.get_reservation(found.id)

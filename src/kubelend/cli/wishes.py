@@ -9,64 +9,70 @@ import typer
 from kubelend.core.errors import InvalidInput
 from kubelend.wire import bodies
 
-Many = list[str]
+Many = list[str] | None
+
+Cpu = Annotated[str, typer.Option(help="CPU, for example 4 or 500m.", metavar="QUANTITY")]
+Memory = Annotated[str, typer.Option(help="Memory, for example 8Gi.", metavar="QUANTITY")]
+Gpu = Annotated[str, typer.Option(help="GPUs, whole ones.", metavar="QUANTITY")]
+Storage = Annotated[str, typer.Option(help="Storage, for example 100Gi.", metavar="QUANTITY")]
+Resource = Annotated[
+    Many, typer.Option(help="Any other resource; may be repeated.", metavar="NAME=QUANTITY")
+]
+Duration = Annotated[
+    str,
+    typer.Option(
+        "--for",
+        "--duration",
+        help="For how long, for example 90m; the broker's default if not given.",
+        metavar="DURATION",
+    ),
+]
+Priority = Annotated[
+    int, typer.Option(help="Higher is served first among those who wait.", metavar="N")
+]
+Wait = Annotated[
+    str, typer.Option(help="Wait for capacity for so long, instead of a no.", metavar="DURATION")
+]
+Policy = Annotated[
+    str, typer.Option(help="How to choose: headroom, binpack, cost or balanced.", metavar="NAME")
+]
+Weight = Annotated[
+    Many,
+    typer.Option(
+        help="Choose by own weights: headroom, packing, balance, price; may be repeated.",
+        metavar="NAME=NUMBER",
+    ),
+]
+Label = Annotated[
+    Many, typer.Option(help="Only clusters with this label; may be repeated.", metavar="KEY=VALUE")
+]
+Region = Annotated[str, typer.Option(help="Only clusters of this region.", metavar="TEXT")]
+Pinned = Annotated[str, typer.Option(help="Only this cluster.", metavar="CLUSTER")]
+Exclude = Annotated[
+    Many, typer.Option(help="Not this cluster; may be repeated.", metavar="CLUSTER")
+]
+MaxPrice = Annotated[str, typer.Option(help="What it may cost per hour at most.", metavar="NUMBER")]
+Currency = Annotated[str, typer.Option(help="The currency of --max-price.", metavar="TEXT")]
 
 
 def read(
     *,
-    cpu: Annotated[str, typer.Option(help="CPU, for example 4 or 500m.", metavar="QUANTITY")] = "",
-    memory: Annotated[str, typer.Option(help="Memory, for example 8Gi.", metavar="QUANTITY")] = "",
-    gpu: Annotated[str, typer.Option(help="GPUs, whole ones.", metavar="QUANTITY")] = "",
-    storage: Annotated[
-        str, typer.Option(help="Storage, for example 100Gi.", metavar="QUANTITY")
-    ] = "",
-    resource: Annotated[
-        Many | None,
-        typer.Option(help="Any other resource; may be repeated.", metavar="NAME=QUANTITY"),
-    ] = None,
-    duration: Annotated[
-        str,
-        typer.Option(
-            "--for",
-            "--duration",
-            help="For how long, for example 90m; the broker's default if not given.",
-            metavar="DURATION",
-        ),
-    ] = "",
-    priority: Annotated[
-        int, typer.Option(help="Higher is served first among those who wait.", metavar="N")
-    ] = 0,
-    wait: Annotated[
-        str,
-        typer.Option(help="Wait for capacity for so long, instead of a no.", metavar="DURATION"),
-    ] = "",
-    policy: Annotated[
-        str,
-        typer.Option(help="How to choose: headroom, binpack, cost or balanced.", metavar="NAME"),
-    ] = "",
-    weight: Annotated[
-        Many | None,
-        typer.Option(
-            help="Choose by own weights: headroom, packing, balance, price; may be repeated.",
-            metavar="NAME=NUMBER",
-        ),
-    ] = None,
-    label: Annotated[
-        Many | None,
-        typer.Option(help="Only clusters with this label; may be repeated.", metavar="KEY=VALUE"),
-    ] = None,
-    region: Annotated[str, typer.Option(help="Only clusters of this region.", metavar="TEXT")] = "",
-    cluster: Annotated[str, typer.Option(help="Only this cluster.", metavar="CLUSTER")] = "",
-    exclude: Annotated[
-        Many | None,
-        typer.Option(help="Not this cluster; may be repeated.", metavar="CLUSTER"),
-    ] = None,
-    max_price: Annotated[
-        str, typer.Option(help="What it may cost per hour at most.", metavar="NUMBER")
-    ] = "",
-    currency: Annotated[
-        str, typer.Option(help="The currency of --max-price.", metavar="TEXT")
-    ] = "USD",
+    cpu: Cpu = "",
+    memory: Memory = "",
+    gpu: Gpu = "",
+    storage: Storage = "",
+    resource: Resource = None,
+    duration: Duration = "",
+    priority: Priority = 0,
+    wait: Wait = "",
+    policy: Policy = "",
+    weight: Weight = None,
+    label: Label = None,
+    region: Region = "",
+    cluster: Pinned = "",
+    exclude: Exclude = None,
+    max_price: MaxPrice = "",
+    currency: Currency = "USD",
 ) -> bodies.ReservationRequest | None:
     """The request, or None if no amount is given at all."""
     if not (cpu or memory or gpu or storage or resource):
@@ -93,7 +99,7 @@ def read(
     )
 
 
-def _pairs(flag: str, texts: Many | None) -> dict[str, str]:
+def _pairs(flag: str, texts: Many) -> dict[str, str]:
     found = {}
     for text in texts or []:
         key, equals, value = text.partition("=")
@@ -103,7 +109,7 @@ def _pairs(flag: str, texts: Many | None) -> dict[str, str]:
     return found
 
 
-def _weights(texts: Many | None) -> dict[str, float]:
+def _weights(texts: Many) -> dict[str, float]:
     try:
         return {name: float(value) for name, value in _pairs("--weight", texts).items()}
     except ValueError as error:

@@ -48,7 +48,7 @@ def test_an_authority_is_not_replaced_by_accident(authority, capsys):
     assert (authority / "ca.key").read_bytes() == before
 
 
-@pytest.mark.parametrize("role", ["cluster", "viewer", "admin"])
+@pytest.mark.parametrize("role", ["cluster", "viewer", "admin", "proxy"])
 def test_a_certificate_is_for_a_name_and_a_role(authority, here, role):
     assert main.run(["ca", "issue", "alice", "--role", role]) == 0
     directory = here / "certs" / "alice"

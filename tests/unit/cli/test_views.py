@@ -175,6 +175,13 @@ def test_an_explanation_ranks_the_clusters_and_says_what_would_help():
     )
 
 
+def test_the_nearest_remedy_is_told_within_the_width():
+    remedy = bodies.Remedy("b", "b fits if you " + "ask for less " * 10)
+    text = explanations.text(bodies.Explanation("0/1 cluster fits", 1, 0, {}, [], remedy), 80)
+    assert text.splitlines()[2].startswith("Nearest: b fits if you ask for less")
+    assert max(map(len, text.splitlines())) <= 80
+
+
 def test_an_explanation_without_any_cluster_is_a_sentence():
     nobody = bodies.Explanation("no cluster advertises yet", 0, 0, {})
     assert explanations.text(nobody, 80) == "no cluster advertises yet"

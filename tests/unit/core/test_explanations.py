@@ -159,8 +159,10 @@ def test_asking_for_nothing_is_no_remedy():
 
 
 def test_remedy_looks_past_clusters_that_have_nothing_to_offer():
-    ledger = make.ledger(a="memory=8Gi", b=make.advertisement("b", "cpu=1,memory=1Gi"))
-    assert remedy(ledger, "cpu=4").cluster == "b"
+    """`a` has no CPU at all; `b` is two steps away, but can be reached."""
+    ledger = make.ledger(a="memory=8Gi", b=priced("b", cpu="1"))
+    found = remedy(ledger, "cpu=4", labels={"zone": "x"}, max_price="1")
+    assert found.text == "b fits if you allow 4 USD per hour and drop the label zone=x"
 
 
 @pytest.mark.parametrize("spoil", ["cordon", "stale", "requester"])

@@ -1,0 +1,147 @@
+"""`kubelend bench advertise`: what it costs the broker to listen to a large fleet.
+
+Each cluster has a certificate of its own and advertises once per interval, and all of them are spread
+evenly over it, as agents spread themselves. The broker's processor time and memory are the kernel's
+figures, over a window that begins when every cluster has advertised once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import msgspec
+
+from kubelend.apps import trials
+from kubelend.apps.trials import BrokerProcess
+from kubelend.bench import fleets, processes, progress, requests, running, strategies
+from kubelend.bench.identities import Identities
+from kubelend.bench.processes import Usage
+from kubelend.bench.strategies import Kind, Strategy
+from kubelend.core.errors import InvalidInput, UnexpectedAnswer
+from kubelend.kits import clock
+
+_OK = 200
+_RAMP = 32
+"""Clusters that join at a time before the clock runs."""
+_SPARE_FILES = 100
+_SAMPLE_SECONDS = 1.0
+
+
+class Result(msgspec.Struct, frozen=True):
+    """The keys are API."""
+
+    clusters: int
+    interval: float
+    strategy: str
+    advertisements: int
+    advertisements_per_s: float
+    cpu_percent: float
+    """Of one core."""
+    rss_mb: float
+    """The most that was seen, in millions of bytes."""
+
+
+def measure(clusters: int, interval: float, seconds: float, kind: Kind) -> Result:
+    """Advertise for `seconds`, after all clusters have joined."""
+    if processes.allow_many_files() < clusters + _SPARE_FILES:
+        raise InvalidInput(f"{clusters} connections are more than `ulimit -Hn` allows")
+    with trials.trial() as trial:
+        known = fleets.clusters(clusters, clock.utc_now())
+        identities = Identities(trial, [cluster.id for cluster in known])
+        for number in identities.issue():
+            if number % 100 == 0:
+                progress.say(f"advertise: {number:,} of {clusters:,} certificates")
+        messages = [requests.advertisement(cluster) for cluster in known]
+        with trial.broker("--rate-limit=0") as broker:
+            broker.wait_until_ready()
+            strategy = strategies.STRATEGIES[kind](broker.port, identities.context)
+            window = running.run(_load(strategy, broker, messages, interval, seconds))
+    progress.done()
+    return window.result(clusters, interval, kind)
+
+
+class Window:
+    """The broker's figures over the time that counts."""
+
+    def __init__(self, broker: BrokerProcess) -> None:
+        self._broker = broker
+        self._first = self._last = processes.usage(broker.pid)
+        self._rss_mb = self._first.rss_mb
+        self.sent = 0
+
+    def sample(self) -> Usage:
+        self._last = processes.usage(self._broker.pid)
+        self._rss_mb = max(self._rss_mb, self._last.rss_mb)
+        return self._last
+
+    def result(self, clusters: int, interval: float, kind: Kind) -> Result:
+        return Result(
+            clusters=clusters,
+            interval=interval,
+            strategy=kind.value,
+            advertisements=self.sent,
+            advertisements_per_s=round(self.sent / (self._last.at - self._first.at), 1),
+            cpu_percent=round(self._last.cpu_percent_since(self._first), 2),
+            rss_mb=round(self._rss_mb, 1),
+        )
+
+
+async def _load(
+    strategy: Strategy,
+    broker: BrokerProcess,
+    messages: list[bytes],
+    interval: float,
+    seconds: float,
+) -> Window:
+    try:
+        await _join(strategy, messages)
+        return await _advertise(strategy, broker, messages, interval, seconds)
+    finally:
+        strategy.close()
+
+
+async def _join(strategy: Strategy, messages: list[bytes]) -> None:
+    """All clusters once, as fast as the broker takes them."""
+    waiting = iter(range(len(messages)))
+
+    async def some() -> None:
+        for number in waiting:
+            if number % 100 == 0:
+                progress.say(f"advertise: {number:,} of {len(messages):,} clusters have joined")
+            await _send(strategy, number, messages[number])
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(_RAMP):
+            group.create_task(some())
+
+
+async def _advertise(
+    strategy: Strategy,
+    broker: BrokerProcess,
+    messages: list[bytes],
+    interval: float,
+    seconds: float,
+) -> Window:
+    """One after the other, at even distances, whether or not the one before has been answered."""
+    window = Window(broker)
+    begin = sampled = time.perf_counter()
+    gap = interval / len(messages)
+    async with asyncio.TaskGroup() as group:
+        while (due := begin + window.sent * gap) < begin + seconds:
+            await asyncio.sleep(max(0.0, due - time.perf_counter()))
+            number = window.sent % len(messages)
+            group.create_task(_send(strategy, number, messages[number]))
+            window.sent += 1
+            if due - sampled >= _SAMPLE_SECONDS:
+                sampled = due
+                window.sample()
+                progress.say(f"advertise: {due - begin:.0f} of {seconds:.0f} s measured")
+    window.sample()
+    return window
+
+
+async def _send(strategy: Strategy, number: int, message: bytes) -> None:
+    answer = await strategy.send(number, message)
+    if answer.status != _OK:
+        raise UnexpectedAnswer(f"an advertisement was answered {answer.status}: {answer.body!r}")

@@ -1,0 +1,123 @@
+"""`kubelend bench`: each benchmark alone, or all of them against their targets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from kubelend.bench import advertise as advertising
+from kubelend.bench import decide as deciding
+from kubelend.bench import reserve as reserving
+from kubelend.bench import restart as restarting
+from kubelend.bench import targets
+from kubelend.bench.strategies import Kind
+
+app = typer.Typer(
+    name="bench", help="Measure this machine.", add_completion=False, rich_markup_mode=None
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Clusters = Annotated[int, typer.Option(help="How many clusters advertise.", min=1)]
+Connections = Annotated[int, typer.Option(help="How many clients ask at once.", min=1)]
+Seconds = Annotated[float, typer.Option(help="How long to measure.", min=0.1)]
+Interval = Annotated[float, typer.Option(help="Seconds between two of one cluster.", min=0.1)]
+Reservations = Annotated[int, typer.Option(help="How many the store holds.", min=1)]
+
+
+@app.callback(invoke_without_command=True)
+def bench(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@app.command("all")
+def measure_all(json: Json = False) -> None:
+    """Run all, and compare with the targets; exit code 1 if one is missed."""
+    results = {
+        "decide": _figures(deciding.measure_all(deciding.SIZES)),
+        "reserve": _figures(reserving.measure(1_000, 32, 10.0)),
+        "advertise": _figures(advertising.measure(10_000, 30.0, 30.0, Kind.KEPT)),
+        "restart": _figures(restarting.measure(100_000, 3)),
+    }
+    lines = targets.compare(results)
+    print(_json(results) if json else targets.table(lines))
+    if targets.missed(lines):
+        raise typer.Exit(1)
+
+
+@app.command()
+def decide(
+    clusters: Annotated[
+        int | None, typer.Option(help="How many clusters; several sizes if not given.", min=1)
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Microseconds per decision, without any I/O."""
+    found = deciding.measure_all(deciding.SIZES if clusters is None else (clusters,))
+    _show(found, json, lambda: _sizes(found.sizes))
+
+
+@app.command()
+def reserve(
+    clusters: Clusters = 1_000,
+    connections: Connections = 32,
+    seconds: Seconds = 10.0,
+    json: Json = False,
+) -> None:
+    """Durable reservations per second over mutual TLS, beside those of a constant answer."""
+    _report("reserve", reserving.measure(clusters, connections, seconds), json)
+
+
+@app.command()
+def advertise(
+    clusters: Clusters = 10_000,
+    interval: Interval = 30.0,
+    seconds: Annotated[
+        float | None,
+        typer.Option(help="How long to measure; one interval if not given.", min=0.1),
+    ] = None,
+    strategy: Annotated[
+        Kind, typer.Option(help="Whether clusters keep their connections.")
+    ] = Kind.KEPT,
+    json: Json = False,
+) -> None:
+    """Processor time and memory of a broker that listens to a large fleet."""
+    window = interval if seconds is None else seconds
+    _report("advertise", advertising.measure(clusters, interval, window, strategy), json)
+
+
+@app.command()
+def restart(
+    reservations: Reservations = 100_000,
+    starts: Annotated[int, typer.Option(help="How often to start; the median counts.", min=1)] = 3,
+    json: Json = False,
+) -> None:
+    """Seconds until a broker with a long history is ready."""
+    _report("restart", restarting.measure(reservations, starts), json)
+
+
+def _sizes(found: Iterable[deciding.Result]) -> str:
+    rows = [
+        (f"{one.clusters:,}", f"{one.small_us:.1f} us", f"{one.large_us:.1f} us") for one in found
+    ]
+    return targets.columns(("CLUSTERS", "SMALL REQUESTS", "LARGE REQUESTS"), rows, right=0)
+
+
+def _report(name: str, result: msgspec.Struct, json: bool) -> None:
+    lines = targets.compare({name: _figures(result)})
+    _show(result, json, lambda: targets.table(lines))
+
+
+def _show(result: msgspec.Struct, json: bool, text: Callable[[], str]) -> None:
+    print(_json(result) if json else text())
+
+
+def _figures(result: msgspec.Struct) -> dict[str, Any]:
+    return msgspec.structs.asdict(result)
+
+
+def _json(result: object) -> str:
+    return msgspec.json.encode(result).decode()

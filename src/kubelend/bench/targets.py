@@ -1,0 +1,129 @@
+"""What the figures should be, and the table that compares them with what they are. Pure.
+
+A limit is for one size: the figures of a smaller or larger run are shown without a verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+Figures = Mapping[str, Any]
+"""By key, as a benchmark prints them with `--json`."""
+
+
+class Target(NamedTuple):
+    """One line of the table: a figure, and its limit if it has one."""
+
+    bench: str
+    key: str
+    what: str
+    """May name other figures: the size of the run."""
+    at_most: float | None = None
+    at_least: float | None = None
+
+    def is_met(self, value: float) -> bool:
+        """A figure that is not a number meets nothing."""
+        return (self.at_most is None or value <= self.at_most) and (
+            self.at_least is None or value >= self.at_least
+        )
+
+    @property
+    def limit(self) -> str:
+        if self.at_most is not None:
+            return f"<= {number(self.at_most)}"
+        return "" if self.at_least is None else f">= {number(self.at_least)}"
+
+
+class Line(NamedTuple):
+    """A target beside what was measured."""
+
+    target: Target
+    figures: Figures
+
+    @property
+    def value(self) -> float:
+        measured: float = self.figures[self.target.key]
+        return measured
+
+    @property
+    def verdict(self) -> str:
+        if not self.target.limit or not self._is_full_size:
+            return ""
+        return "ok" if self.target.is_met(self.value) else "missed"
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        target = self.target
+        what = target.what.format_map(self.figures)
+        return target.bench, what, number(self.value), target.limit, self.verdict
+
+    @property
+    def _is_full_size(self) -> bool:
+        full = FULL_SIZE[self.target.bench]
+        return all(self.figures[key] == size for key, size in full.items())
+
+
+FULL_SIZE: Mapping[str, Mapping[str, float]] = {
+    "decide": {"clusters": 10_000},
+    "reserve": {"clusters": 1_000, "connections": 32},
+    "advertise": {"clusters": 10_000, "interval": 30},
+    "restart": {"reservations": 100_000},
+}
+"""What the limits are for."""
+
+TARGETS = (
+    Target("decide", "us_per_decision", "us per decision, {clusters:,} clusters", at_most=100),
+    Target(
+        "reserve", "reservations_per_s", "durable reservations per second, {connections} clients"
+    ),
+    Target("reserve", "constant_per_s", "constant answers per second, the same clients"),
+    Target("reserve", "ratio", "the one as a share of the other", at_least=0.5),
+    Target("reserve", "p50_ms", "ms, half of the reservations"),
+    Target("reserve", "p99_ms", "ms, 99 % of the reservations"),
+    Target("reserve", "violations", "violations found by the audit", at_most=0),
+    Target(
+        "advertise",
+        "cpu_percent",
+        "% of a core, {clusters:,} clusters each {interval:g} s",
+        at_most=15,
+    ),
+    Target("advertise", "rss_mb", "MB of memory, the same", at_most=200),
+    Target("restart", "seconds", "s until ready, {reservations:,} reservations", at_most=3),
+)
+
+HEADERS = ("BENCH", "WHAT", "MEASURED", "TARGET", "")
+
+
+def compare(results: Mapping[str, Figures]) -> list[Line]:
+    """The figures of each benchmark that ran, in the order of the table."""
+    return [Line(target, results[target.bench]) for target in TARGETS if target.bench in results]
+
+
+def missed(lines: Iterable[Line]) -> list[Line]:
+    return [line for line in lines if line.verdict == "missed"]
+
+
+def table(lines: Iterable[Line]) -> str:
+    """For people."""
+    return columns(HEADERS, [line.cells for line in lines], right=2)
+
+
+def columns(headers: Sequence[str], rows: Iterable[Sequence[str]], *, right: int = -1) -> str:
+    """Aligned columns, one of them to the right."""
+    cells = [list(headers), *(list(row) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return "\n".join(
+        "  ".join(
+            f"{cell:>{width}}" if place == right else f"{cell:<{width}}"
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in cells
+    )
+
+
+def number(value: float) -> str:
+    """As many digits as matter: 12,345, 123, 12.3, 0.51."""
+    if value == int(value):
+        return f"{value:,.0f}"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
