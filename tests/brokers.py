@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from prometheus_client import parser
 
 import make
 from callers import PATIENCE, Caller
@@ -31,6 +32,7 @@ from kubelend.apps.flags import Address
 from kubelend.apps.settings import BrokerSettings
 from kubelend.broker.ports import OpenStore, Store
 from kubelend.core import audit
+from kubelend.core.errors import StoreFailed
 from kubelend.core.ledger import Ledger
 from kubelend.kits import tasks
 from kubelend.stores.memory import MemoryStore
@@ -93,14 +95,19 @@ class Running(Callers):
         """End what is over now, instead of within the second."""
         await self.service.expire()
 
-    def metric(self, line: str) -> float:
-        """The value of one series, named as Prometheus shows it; 0 if there is none."""
+    def metric(self, name: str, /, **labels: str) -> float:
+        """The present value of one series; 0 if there is none."""
         text = self.process.metrics.render(self.process.metrics.snapshot(self.clock()))
-        for found in text.decode().splitlines():
-            name, _, value = found.rpartition(" ")
-            if name == line:
-                return float(value)
-        return 0.0
+        return series(text.decode(), name, **labels)
+
+
+def series(text: str, name: str, /, **labels: str) -> float:
+    """The value of one series in what `/metrics` says; 0 if there is none."""
+    for family in parser.text_string_to_metric_families(text):
+        for sample in family.samples:
+            if (sample.name, sample.labels) == (name, labels):
+                return sample.value
+    return 0.0
 
 
 @asynccontextmanager
@@ -150,6 +157,11 @@ LOOPBACK: dict[str, Any] = {
 def reopening(store: Store) -> OpenStore:
     """Gives the same store whenever it is opened anew."""
     return lambda: store
+
+
+def failure(why: str) -> StoreFailed:
+    """What a store raises that cannot go on."""
+    return StoreFailed(why)
 
 
 async def until(

@@ -247,7 +247,7 @@ def check_documented(method: str, path: str, answer: Answer) -> None:
     _check_body(route, media_type, answer)
 
 
-ALWAYS_POSSIBLE = {403, 413, 429, 500, 503}
+ALWAYS_POSSIBLE = {403, 408, 413, 429, 500, 503}
 """Statuses that every route may answer: they are the document's `default`."""
 
 

@@ -1,6 +1,7 @@
 """A broken file is reported, and never answered from."""
 
 import shutil
+import sqlite3
 import tempfile
 from contextlib import closing
 from pathlib import Path
@@ -78,6 +79,36 @@ def test_stretch_of_zeros_never_gives_a_wrong_answer(sound, data):
 def test_file_cut_short_never_gives_a_wrong_answer(sound, data):
     content = sound.read_bytes()
     assert_right_or_refused(content[: data.draw(st.integers(0, len(content) - 1))], look(sound))
+
+
+def swap_roots(path, mine, others):
+    """Make one table or index read another's pages, each of which is sound in itself."""
+    with closing(sqlite3.connect(path)) as shell, shell:
+        shell.execute("PRAGMA writable_schema = ON")
+        shell.execute(
+            "UPDATE sqlite_schema SET rootpage ="
+            " (SELECT rootpage FROM sqlite_schema WHERE name = ?) WHERE name = ?",
+            (others, mine),
+        )
+
+
+@pytest.mark.parametrize(
+    "mine, others, opener",
+    [
+        # Rows of the archive have the right shape and checksums, and would come back to life.
+        ("reservations", "archive", SqliteStore.open),
+        # An index that misses rows lets the next change of each add a second one.
+        ("sqlite_autoindex_reservations_1", "sqlite_autoindex_clusters_1", SqliteStore.open),
+        ("sqlite_autoindex_clusters_1", "sqlite_autoindex_meta_1", SqliteStore.open),
+        ("sqlite_autoindex_archive_1", "sqlite_autoindex_clusters_1", SqliteStore.open_readonly),
+    ],
+)
+def test_sound_rows_in_the_wrong_place_are_no_data(sound, tmp_path, mine, others, opener):
+    path = tmp_path / "store.db"
+    shutil.copy(sound, path)
+    swap_roots(path, mine, others)
+    with closing(opener(path)) as store, pytest.raises(StoreFailed, match="it is damaged"):
+        store.load()
 
 
 def test_damage_is_told_with_the_path_and_what_to_do(sound, tmp_path):

@@ -1,13 +1,14 @@
 """Long lists: filtered, in pages, complete and without repetition."""
 
+import itertools
+
 import pytest
 
+import brokers
 import make
 from kubelend.core.lifecycle import Phase, Reason
 from kubelend.core.models import ClusterId
 from kubelend.stores.memory import MemoryStore
-
-import brokers
 
 COUNT = 2345
 
@@ -40,19 +41,23 @@ async def long(start):
 
 async def pages(caller, noun, **query):
     """All pages of a list, following `next`."""
-    found, more = [], {}
+    found: list[list[str]] = []
     while True:
-        page = await caller.read(noun, **query, **more)
+        page = await caller.read(noun, **query)
         found.append([one.get("id") or one["advertisement"]["clusterID"] for one in page[noun]])
         if "next" not in page:
             return found
-        more = {"continue": page["next"]}
+        query["continue"] = page["next"]
+
+
+def joined(found):
+    return list(itertools.chain.from_iterable(found))
 
 
 async def test_following_next_gives_all_reservations_once_and_in_order(long):
     found = await pages(long.viewer(), "reservations", limit="1000")
     assert [len(page) for page in found] == [1000, 1000, COUNT - 2000]
-    assert sum(found, []) == [f"rsv-{number:04d}" for number in range(COUNT)]
+    assert joined(found) == [f"rsv-{number:04d}" for number in range(COUNT)]
 
 
 async def test_page_has_a_hundred_unless_told_otherwise(long):
@@ -62,10 +67,10 @@ async def test_page_has_a_hundred_unless_told_otherwise(long):
 
 async def test_pages_of_one_cluster_hold_only_its_own(long):
     odd = long.cluster("odd")
-    found = sum(await pages(odd, "reservations", limit="500"), [])
+    found = joined(await pages(odd, "reservations", limit="500"))
     assert found == [f"rsv-{number:04d}" for number in range(1, COUNT, 2)]
     a = long.cluster("a")
-    assert len(sum(await pages(a, "reservations", limit="1000", role="provider"), [])) == COUNT
+    assert len(joined(await pages(a, "reservations", limit="1000", role="provider"))) == COUNT
     assert await pages(a, "reservations", role="requester") == [[]]
 
 
@@ -84,14 +89,14 @@ async def test_what_changes_between_pages_is_neither_lost_nor_repeated(long):
         await even.delete("reservations", f"rsv-{number:04d}")
     made = await even.reserve("1m", "1Mi")
     rest = await pages(viewer, "reservations", limit="1000", **{"continue": first["next"]})
-    ids = [found["id"] for found in first["reservations"]] + sum(rest, [])
+    ids = [found["id"] for found in first["reservations"]] + joined(rest)
     assert ids == [*(f"rsv-{number:04d}" for number in range(COUNT)), made["id"]]
 
 
 async def test_following_next_gives_all_clusters_once_and_in_order(long):
     found = await pages(long.admin(), "clusters", limit="1000")
     assert [len(page) for page in found] == [1000, 1000, COUNT + 1 - 2000]
-    assert sum(found, []) == ["a", *(f"c-{number:04d}" for number in range(COUNT))]
+    assert joined(found) == ["a", *(f"c-{number:04d}" for number in range(COUNT))]
 
 
 @pytest.fixture

@@ -67,8 +67,11 @@ def fallback(app: web.Application, context: Context) -> HttpHandler:
             if resource.canonical != "/{path}":
                 allowed |= (await resource.resolve(request))[1]
         if allowed:
-            hint = f"use {', '.join(sorted(allowed))}"
-            raise MethodNotAllowed(f"{request.method} is not for {request.path}", hint=hint)
+            raise MethodNotAllowed(
+                f"{request.method} is not for {request.path}",
+                hint=f"use {', '.join(sorted(allowed))}",
+                allowed=sorted(allowed),
+            )
         raise NotFound(f"no route {request.path}", hint="see /openapi.json")
 
     return _guarded(UNKNOWN_ROUTE, unknown, context)
@@ -91,10 +94,11 @@ def _guarded(
         except KubelendError as error:
             metrics.refused(name, error.code)
             _log_refusal(name, request, caller, error)
-            response = _problem(error)
+            response = _problem(error, request)
         except Exception:  # the root of a call: log, answer, and serve the next
             log.exception("call failed", route=name)
-            response = _problem(KubelendError("the broker failed", hint="its log says why"))
+            failure = KubelendError("the broker failed", hint="its log says why")
+            response = _problem(failure, request)
         metrics.answered(name, request.method, response.status, time.perf_counter() - began)
         return response
 
@@ -116,13 +120,16 @@ def _log_refusal(
         )
 
 
-def _problem(error: KubelendError) -> web.Response:
+def _problem(error: KubelendError, request: web.Request) -> web.Response:
     body = problems.to_problem(error)
     headers = {"Content-Type": problems.CONTENT_TYPE}
     if isinstance(error, LimitExceeded) and error.retryable:
         headers["Retry-After"] = str(max(1, round(error.retry_after)))
+    if isinstance(error, MethodNotAllowed):
+        headers["Allow"] = ", ".join(error.allowed)
     response = web.Response(body=msgspec.json.encode(body), status=body.status, headers=headers)
-    if isinstance(error, TooSlow | BodyTooLarge):
+    broken = request.content.exception() is not None
+    if broken or isinstance(error, TooSlow | BodyTooLarge):
         response.force_close()  # the rest of the body is not waited for
     return response
 

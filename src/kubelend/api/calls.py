@@ -64,16 +64,12 @@ class Call:
 
     async def body(self, kind: type[Body]) -> Body:
         """The body, read within the limits of size and time, and checked against its type."""
-        text = await self._read()
-        try:
-            body: Body = _decoder(kind).decode(text)
-        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as problem:
-            raise InvalidInput(f"body: {problem}") from None
-        return body
+        return _checked(await self._read(), kind)
 
     async def optional_body(self, kind: type[Body]) -> Body:
         """The same for a body which may be left out."""
-        return await self.body(kind) if self.request.can_read_body else kind()
+        text = await self._read()
+        return _checked(text, kind) if text else kind()
 
     def number(self, name: str, default: int, largest: int) -> int:
         """A whole number from the query."""
@@ -95,11 +91,23 @@ class Call:
             raise TooSlow("body: it did not arrive in time") from None
         except web.HTTPRequestEntityTooLarge as problem:
             raise BodyTooLarge(f"body: {problem.text}") from None
+        except web.RequestPayloadError:
+            # Or the server would look for the rest of it, and log what we answer.
+            self.request.content.feed_eof()
+            raise InvalidInput("body: it is not packed or divided as its headers say") from None
 
 
 def json(body: Any, status: int = 200) -> web.Response:
     """An answer with a body of `wire.bodies`."""
     return web.Response(body=_encode(body), status=status, headers=JSON)
+
+
+def _checked(text: bytes, kind: type[Body]) -> Body:
+    try:
+        body: Body = _decoder(kind).decode(text)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as problem:
+        raise InvalidInput(f"body: {problem}") from None
+    return body
 
 
 def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:

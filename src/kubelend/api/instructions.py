@@ -51,8 +51,8 @@ async def stream(call: Call) -> web.StreamResponse:
         raise LimitExceeded(f"{cluster} has {MOST_STREAMS} streams open", retry_after=HEARTBEAT)
     async with call.broker.stream(cluster, after) as opening:
         response = web.StreamResponse(headers=_HEADERS)
-        await response.prepare(call.request)
         with suppress(ConnectionResetError):  # the client went away, which is its right
+            await response.prepare(call.request)
             await _pour(response, opening, cluster)
         return response
 

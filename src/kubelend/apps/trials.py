@@ -13,10 +13,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
+from types import FrameType
 
 import msgspec
 
@@ -55,11 +56,15 @@ class Trial:
     @contextmanager
     def broker(self, *arguments: str) -> Iterator[BrokerProcess]:
         """Start the broker, with these flags beside the needed ones; stop it at the end."""
-        process = BrokerProcess(self.log, [*self._arguments(), *arguments])
+        process: BrokerProcess | None = None
         try:
+            # A Ctrl-C between the start and the assignment would leave it running.
+            with _signals_put_off():
+                process = BrokerProcess(self.log, [*self._arguments(), *arguments])
             yield process
         finally:
-            process.stop()
+            if process is not None:
+                process.stop()
 
     def _arguments(self) -> list[str]:
         return [
@@ -131,16 +136,17 @@ class BrokerProcess:
         """How many reservations it found in its store."""
         return next(line.reservations for line in self._lines() if line.event == "ready")
 
-    def stop(self) -> None:
-        """Let it finish, and wait for that. Stopping again does nothing."""
+    def stop(self) -> int:
+        """Let it finish, and wait for that; gives its exit code. Stopping again does nothing."""
         if self._process.poll() is None:
             self._process.terminate()
         try:
-            self._process.wait(_STOPPED_WITHIN)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_STOPPED_WITHIN)
         finally:
             if self._process.poll() is None:
                 self._process.kill()
-                self._process.wait()
+        return self._process.wait()
 
     def _is_ready(self) -> bool:
         port = self._port("probes")
@@ -179,12 +185,28 @@ def _environment() -> dict[str, str]:
 @contextmanager
 def _ended_like_ctrl_c() -> Iterator[None]:
     """Python dies of these two on the spot, and would leave process and directory behind."""
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-    before = [
-        signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT)) for number in numbers
-    ]
+    with _handling((signal.SIGTERM, signal.SIGHUP), lambda *_: signal.raise_signal(signal.SIGINT)):
+        yield
+
+
+@contextmanager
+def _signals_put_off() -> Iterator[None]:
+    """What comes in between has its effect afterwards."""
+    come: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    with _handling(numbers, lambda number, _: come.append(number)):
+        yield
+    for number in come:
+        signal.raise_signal(number)
+
+
+@contextmanager
+def _handling(
+    numbers: Sequence[signal.Signals], handler: Callable[[int, FrameType | None], None]
+) -> Iterator[None]:
+    before = [signal.signal(number, handler) for number in numbers]
     try:
         yield
     finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
+        for number, previous in zip(numbers, before, strict=True):
+            signal.signal(number, previous)

@@ -14,6 +14,7 @@ from kubelend.bench import reserve as reserving
 from kubelend.bench import restart as restarting
 from kubelend.bench import targets
 from kubelend.bench.strategies import Kind
+from kubelend.kits import columns
 
 app = typer.Typer(
     name="bench", help="Measure this machine.", add_completion=False, rich_markup_mode=None
@@ -35,7 +36,7 @@ def bench(context: typer.Context) -> None:
 
 @app.command("all")
 def measure_all(json: Json = False) -> None:
-    """Run all, and compare with the targets; exit code 1 if one is missed."""
+    """Run all against their targets; exit code 1 if one is missed."""
     results = {
         "decide": _figures(deciding.measure_all(deciding.SIZES)),
         "reserve": _figures(reserving.measure(1_000, 32, 10.0)),
@@ -67,7 +68,7 @@ def reserve(
     seconds: Seconds = 10.0,
     json: Json = False,
 ) -> None:
-    """Durable reservations per second over mutual TLS, beside those of a constant answer."""
+    """Durable reservations per second over mutual TLS."""
     _report("reserve", reserving.measure(clusters, connections, seconds), json)
 
 
@@ -84,7 +85,7 @@ def advertise(
     ] = Kind.KEPT,
     json: Json = False,
 ) -> None:
-    """Processor time and memory of a broker that listens to a large fleet."""
+    """Processor time and memory of a broker with many clusters."""
     window = interval if seconds is None else seconds
     _report("advertise", advertising.measure(clusters, interval, window, strategy), json)
 
@@ -103,7 +104,8 @@ def _sizes(found: Iterable[deciding.Result]) -> str:
     rows = [
         (f"{one.clusters:,}", f"{one.small_us:.1f} us", f"{one.large_us:.1f} us") for one in found
     ]
-    return targets.columns(("CLUSTERS", "SMALL REQUESTS", "LARGE REQUESTS"), rows, right=0)
+    headers = ("CLUSTERS", "SMALL REQUESTS", "LARGE REQUESTS")
+    return "\n".join(columns.aligned(headers, rows, right=range(3)))
 
 
 def _report(name: str, result: msgspec.Struct, json: bool) -> None:

@@ -5,8 +5,10 @@ A limit is for one size: the figures of a smaller or larger run are shown withou
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
+
+from kubelend.kits import columns
 
 Figures = Mapping[str, Any]
 """By key, as a benchmark prints them with `--json`."""
@@ -106,24 +108,11 @@ def missed(lines: Iterable[Line]) -> list[Line]:
 
 def table(lines: Iterable[Line]) -> str:
     """For people."""
-    return columns(HEADERS, [line.cells for line in lines], right=2)
-
-
-def columns(headers: Sequence[str], rows: Iterable[Sequence[str]], *, right: int = -1) -> str:
-    """Aligned columns, one of them to the right."""
-    cells = [list(headers), *(list(row) for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return "\n".join(
-        "  ".join(
-            f"{cell:>{width}}" if place == right else f"{cell:<{width}}"
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in cells
-    )
+    return "\n".join(columns.aligned(HEADERS, [line.cells for line in lines], right=[2]))
 
 
 def number(value: float) -> str:
     """As many digits as matter: 12,345, 123, 12.3, 0.51."""
-    if value == int(value):
+    if value >= 100 or float(value).is_integer():
         return f"{value:,.0f}"
-    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"

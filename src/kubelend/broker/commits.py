@@ -33,8 +33,6 @@ class GroupCommit:
     """The only one who touches the store; lives in one event loop."""
 
     def __init__(self, open_store: OpenStore, on_landed: Landed, on_failed: Failed) -> None:
-        self.durable = 0
-        """The revision up to which everything has been kept."""
         self._open_store = open_store
         self._store: Store | None = None
         self._on_landed = on_landed
@@ -52,7 +50,7 @@ class GroupCommit:
     async def load(self) -> Records:
         """Open the store anew and read the working set; from here on changes are taken."""
         records = await self._in_thread(self._reopen)
-        self.durable = self._revision = records.revision
+        self._revision = records.revision
         self._failure = None
         return records
 
@@ -111,17 +109,14 @@ class GroupCommit:
         self._flying, self._gathering = self._gathering, None
         write = partial(self._opened().commit, group, self._revision)
         written = asyncio.get_running_loop().run_in_executor(self._thread, write)
-        written.add_done_callback(partial(self._land, group, self._revision, time.perf_counter()))
+        written.add_done_callback(partial(self._land, group, time.perf_counter()))
 
-    def _land(
-        self, group: list[Change], revision: int, began: float, written: asyncio.Future[None]
-    ) -> None:
+    def _land(self, group: list[Change], began: float, written: asyncio.Future[None]) -> None:
         flown, self._flying = self._flying, None
         problem = written.exception()
         if problem is not None:
             self._fail(flown, problem)
             return
-        self.durable = revision
         self._on_landed(group, time.perf_counter() - began)
         if flown is not None:
             flown.set_result(None)

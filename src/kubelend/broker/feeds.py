@@ -17,15 +17,18 @@ from kubelend.core.models import ClusterId, Reservation, ReservationId
 class Feed:
     """One open stream of one cluster."""
 
-    def __init__(self, cluster: ClusterId) -> None:
+    def __init__(self, cluster: ClusterId, since: int) -> None:
         self.cluster = cluster
+        self.since = since
+        """The revision up to which its reader is told everything when the stream opens."""
         self.closed = False
         self._unread: dict[ReservationId, Reservation] = {}
         self._news = asyncio.Event()
 
     def put(self, reservation: Reservation) -> None:
-        self._unread[reservation.id] = reservation
-        self._news.set()
+        if reservation.revision > self.since:
+            self._unread[reservation.id] = reservation
+            self._news.set()
 
     def close(self) -> None:
         """Let the reader finish: the stream ends, and its client resumes elsewhere or later."""
@@ -56,8 +59,8 @@ class Feeds:
     def count(self, cluster: ClusterId) -> int:
         return len(self._feeds.get(cluster, ()))
 
-    def open(self, cluster: ClusterId) -> Feed:
-        feed = Feed(cluster)
+    def open(self, cluster: ClusterId, since: int) -> Feed:
+        feed = Feed(cluster, since)
         self._feeds.setdefault(cluster, set()).add(feed)
         return feed
 

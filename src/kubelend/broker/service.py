@@ -250,10 +250,12 @@ class Broker:
     async def stream(self, cluster: ClusterId, after: int | None) -> AsyncIterator[views.Opening]:
         """A feed of what changes from now on, with what the cluster has to know first."""
         ledger, _ = self._present()
-        feed = self.feeds.open(cluster)
+        feed = self.feeds.open(cluster, ledger.revision)
         self._metrics.stream_opened()
         try:
-            yield views.opening(ledger, feed, after, self._commits.durable)
+            opening = views.opening(ledger, feed, after)
+            await self._commits.settled()
+            yield opening
         finally:
             self._metrics.stream_closed()
             self.feeds.close(feed)

@@ -55,14 +55,13 @@ def page_of(
     return list(islice(filter(wanted, later), page.limit))
 
 
-def opening(ledger: Ledger, feed: Feed, after: int | None, durable: int) -> Opening:
+def opening(ledger: Ledger, feed: Feed, after: int | None) -> Opening:
     """What a stream says first: all since `after`, or all that is open if that cannot be told."""
-    since = after if after is not None and ledger.horizon <= after <= durable else None
+    since = after if after is not None and ledger.horizon <= after <= ledger.revision else None
     news = [
         found
         for found in ledger.touching(feed.cluster)
-        if found.revision <= durable
-        and (_is_open(found) if since is None else found.revision > since)
+        if (_is_open(found) if since is None else found.revision > since)
     ]
     news.sort(key=lambda found: found.revision)
     return Opening(feed, news, since is not None)

@@ -49,8 +49,11 @@ def _reserved_is_the_sum_of_live_reservations(ledger: Ledger) -> Iterator[str]:
 def _free_is_what_is_left(ledger: Ledger) -> Iterator[str]:
     offers = (cluster.advertisement.allocatable for cluster in ledger.clusters.values())
     extended = sorted({name for offer in offers for name in offer.extended})
-    for row, cluster in enumerate(ledger.fleet.ids):
-        available = ledger.available(cluster).clamped()
+    for cluster, record in ledger.clusters.items():
+        row = ledger.fleet.find(cluster)
+        if row is None:
+            continue
+        available = (record.ceiling - ledger.reserved(cluster)).clamped()
         for name in ("cpu", "memory", "gpu", "storage", *extended):
             column = ledger.fleet.free(name)
             if column is not None and int(column[row]) != available.amount(name):

@@ -30,6 +30,7 @@ The HTTP status of each is in `wire.problems`; the client raises the class which
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
@@ -101,9 +102,13 @@ class NotFound(KubelendError):
 
 
 class MethodNotAllowed(KubelendError):
-    """The route exists, but not with this method."""
+    """The route exists, but not with this method; `allowed` are those it has."""
 
     code = "MethodNotAllowed"
+
+    def __init__(self, message: str, *, hint: str = "", allowed: Iterable[str] = ()) -> None:
+        super().__init__(message, hint=hint)
+        self.allowed = tuple(allowed)
 
 
 class Conflict(KubelendError):

@@ -12,14 +12,21 @@ import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from http import HTTPStatus
 from typing import Any, NamedTuple
 
+import msgspec
+import structlog
 from aiohttp import web
 
-from kubelend.core.errors import InvalidSettings
+from kubelend.core.errors import InvalidInput, InvalidSettings
+from kubelend.wire import problems
 
 BACKLOG = 1024
 """Connections that the kernel keeps for us: a whole fleet may come back at once."""
+
+
+log = structlog.get_logger("kubelend.http")
 
 
 class Timeouts(NamedTuple):
@@ -124,6 +131,26 @@ class _Connection(web.RequestHandler):
             self._header_deadline = loop.call_later(self._header_timeout, self.force_close)
         elif not in_header and self._header_deadline is not None:
             self._forget_deadline()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """What is no HTTP is its sender's fault: a line and a problem, where aiohttp logs a traceback."""
+        if status != HTTPStatus.BAD_REQUEST:
+            return super().handle_error(request, status, exc, message)
+        problem = InvalidInput(f"this is no HTTP: {(message or '').partition(chr(10))[0]}")
+        log.warning("refused", remote=request.remote, code=problem.code, problem=problem.message)
+        response = web.Response(
+            body=msgspec.json.encode(problems.to_problem(problem)),
+            status=status,
+            headers={"Content-Type": problems.CONTENT_TYPE},
+        )
+        response.force_close()
+        return response
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._forget_deadline()

@@ -152,7 +152,7 @@ ROUTES: tuple[Route, ...] = (
         Access.OWNER,
         {200: bodies.Explanation},
         parameters=(Parameter("limit", "How many clusters to look at closely", schema=int),),
-        errors=(errors.NotFound,),
+        errors=(errors.InvalidInput, errors.NotFound),
     ),
     Route(
         "explain",
@@ -181,6 +181,7 @@ ROUTES: tuple[Route, ...] = (
         Access.CLUSTER,
         {200: bodies.Instruction},
         parameters=(Parameter(LAST_EVENT_ID, "Go on after this event", "header"),),
+        errors=(errors.InvalidInput,),
         media_type="text/event-stream",
     ),
     Route(
@@ -200,7 +201,7 @@ ROUTES: tuple[Route, ...] = (
         Access.CLUSTER,
         {200: bodies.Reservation},
         bodies.RefuseRequest,
-        errors=(errors.Forbidden, errors.NotFound, errors.WrongPhase),
+        errors=(errors.InvalidInput, errors.Forbidden, errors.NotFound, errors.WrongPhase),
     ),
     Route(
         "list_clusters",
@@ -210,7 +211,7 @@ ROUTES: tuple[Route, ...] = (
         Access.READER,
         {200: bodies.ClusterList},
         parameters=_PAGE,
-        errors=(errors.Forbidden,),
+        errors=(errors.InvalidInput, errors.Forbidden),
     ),
     Route(
         "get_cluster",
@@ -229,7 +230,7 @@ ROUTES: tuple[Route, ...] = (
         Access.ADMIN,
         {200: bodies.Cluster},
         bodies.CordonRequest,
-        errors=(errors.Forbidden, errors.NotFound),
+        errors=(errors.InvalidInput, errors.Forbidden, errors.NotFound),
     ),
     Route(
         "uncordon",
@@ -248,7 +249,7 @@ ROUTES: tuple[Route, ...] = (
         Access.ADMIN,
         {200: bodies.Drained},
         bodies.CordonRequest,
-        errors=(errors.Forbidden, errors.NotFound),
+        errors=(errors.InvalidInput, errors.Forbidden, errors.NotFound),
     ),
     Route(
         "remove_cluster",

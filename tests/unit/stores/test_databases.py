@@ -6,7 +6,7 @@ import sqlite3
 import stat
 import subprocess
 import threading
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -36,6 +36,10 @@ def mode(path: Path) -> int:
 
 def pragma(database, name):
     return database.connection.execute(f"PRAGMA {name}").fetchone()[0]
+
+
+def open_files():
+    return {found.name for found in Path("/proc/self/fd").iterdir()}
 
 
 def directory_contents(path):
@@ -164,6 +168,19 @@ def test_lock_is_free_after_a_failed_opening(made):
     with pytest.raises(InvalidSettings):
         databases.open_writer(made, migrations=())
     databases.open_writer(made).close()
+
+
+@pytest.mark.parametrize("why", ["in use", "newer", "no database"])
+def test_failed_opening_leaves_no_file_open(made, why):
+    with ExitStack() as held:
+        if why == "in use":
+            held.enter_context(closing(databases.open_writer(made)))
+        elif why == "no database":
+            made.write_bytes(b"x" * 5000)
+        before = open_files()
+        with pytest.raises(KubelendError):
+            databases.open_writer(made, () if why == "newer" else schema.MIGRATIONS)
+        assert open_files() == before
 
 
 def test_one_thread_can_open_and_another_use_it(made):

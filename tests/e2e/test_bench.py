@@ -1,0 +1,84 @@
+"""Each benchmark in small: one JSON object with the documented keys, sane values, nothing left behind."""
+
+import json
+import math
+import signal
+
+import pytest
+
+import processes
+
+pytestmark = pytest.mark.timeout(120)
+
+SMALL = {
+    "decide": ["--clusters", "50"],
+    "reserve": ["--clusters", "10", "--connections", "3", "--seconds", "1"],
+    "advertise": ["--clusters", "12", "--interval", "0.5", "--seconds", "1"],
+    "restart": ["--reservations", "300", "--starts", "1"],
+}
+
+
+def bench(tmp_path, name, *more):
+    started = processes.kubelend("bench", name, *SMALL[name], *more, temporary=tmp_path)
+    code, out, err = processes.finished(started)
+    assert code == 0, err
+    assert err == ""
+    assert list(tmp_path.iterdir()) == []
+    assert processes.naming(tmp_path) == []
+    return out
+
+
+def figures(tmp_path, name, *more):
+    out = bench(tmp_path, name, "--json", *more)
+    (line,) = out.splitlines()
+    return json.loads(line)
+
+
+def test_decide_gives_microseconds_per_decision(tmp_path):
+    found = figures(tmp_path, "decide")
+    assert found["clusters"] == 50
+    assert found["us_per_decision"] == max(found["small_us"], found["large_us"]) > 0
+
+
+def test_reserve_gives_rates_latencies_and_an_audit(tmp_path):
+    found = figures(tmp_path, "reserve")
+    assert found["violations"] == 0
+    assert found["reservations"] > 0
+    assert found["reservations_per_s"] > 0
+    assert found["constant_per_s"] > 0
+    expected = found["reservations_per_s"] / found["constant_per_s"]
+    assert math.isclose(found["ratio"], expected, abs_tol=0.01)
+    assert 0 < found["p50_ms"] <= found["p99_ms"]
+
+
+@pytest.mark.parametrize("strategy", ["kept", "resumed"])
+def test_advertise_gives_processor_time_and_memory(tmp_path, strategy):
+    found = figures(tmp_path, "advertise", "--strategy", strategy)
+    assert found["strategy"] == strategy
+    assert found["advertisements"] == 24
+    assert 0 <= found["cpu_percent"] < 400
+    assert 10 < found["rss_mb"] < 2000
+
+
+def test_restart_gives_seconds_until_ready(tmp_path):
+    found = figures(tmp_path, "restart")
+    assert found["reservations"] == 300
+    assert found["starts"] == [found["seconds"]]
+    assert found["seconds"] > 0
+
+
+def test_without_json_a_table_is_printed(tmp_path):
+    first, second = bench(tmp_path, "restart").splitlines()
+    assert first.split() == ["BENCH", "WHAT", "MEASURED", "TARGET"]
+    assert second.startswith("restart  s until ready, 300 reservations")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "terminated"])
+def test_an_interrupted_benchmark_leaves_nothing_behind(tmp_path, number):
+    started = processes.kubelend("bench", "reserve", "--seconds", "60", temporary=tmp_path)
+    processes.wait_for(lambda: len(processes.naming(tmp_path)) > 0)
+    started.send_signal(number)
+    code, out, _ = processes.finished(started)
+    assert (code, out) == (130, "")
+    assert list(tmp_path.iterdir()) == []
+    assert processes.naming(tmp_path) == []

@@ -1,0 +1,77 @@
+"""The demo as a person runs it: all steps, exit code 0, and nothing left behind."""
+
+import os
+import signal
+
+import pytest
+
+import processes
+from kubelend.demo import story
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def clean(tmp_path):
+    return not list(tmp_path.iterdir()) and not processes.naming(tmp_path)
+
+
+def test_the_demo_shows_every_step_and_ends_well(tmp_path):
+    code, out, err = processes.finished(processes.kubelend("demo", temporary=tmp_path))
+    assert (code, err) == (0, "")
+    for step in (*story.LIFE, *story.END):
+        assert step.title in out
+    for seen in ("is Reserved on turin", "is Active", "What would help:", "0 violations"):
+        assert seen in out
+    assert clean(tmp_path)
+
+
+def test_the_demo_fits_a_terminal_and_has_no_colour_in_a_pipe(tmp_path):
+    _, out, _ = processes.finished(processes.kubelend("demo", temporary=tmp_path))
+    assert max(map(len, out.splitlines())) <= 80
+    assert "\x1b" not in out
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "terminated"])
+def test_a_demo_that_is_interrupted_leaves_nothing_behind(tmp_path, number):
+    started = processes.kubelend("demo", temporary=tmp_path)
+    processes.wait_for(lambda: len(processes.naming(tmp_path)) > 0)
+    started.send_signal(number)
+    code, _, _ = processes.finished(started)
+    assert code == 130
+    assert clean(tmp_path)
+
+
+def staying(tmp_path):
+    """A demo that has been told to stay, and what it has shown until then."""
+    started = processes.kubelend("demo", "--stay", temporary=tmp_path)
+    shown = []
+    assert started.stdout is not None
+    for line in started.stdout:
+        shown.append(line)
+        if "audit --store" in line:
+            break
+    return started, shown
+
+
+def test_a_demo_that_stays_tells_what_to_try_and_ends_with_ctrl_c(tmp_path):
+    started, shown = staying(tmp_path)
+    assert any(line.startswith("export KUBELEND_BROKER=https://localhost:") for line in shown)
+    assert any(f"export KUBELEND_CERT_PATH={tmp_path}" in line for line in shown)
+    started.send_signal(signal.SIGINT)
+    code, rest, err = processes.finished(started)
+    assert (code, err) == (0, "")
+    assert story.END[-1].title in rest
+    assert clean(tmp_path)
+
+
+def test_a_step_that_shows_something_else_is_one_line_and_exit_code_1(tmp_path):
+    started, _ = staying(tmp_path)
+    (broker,) = processes.naming(tmp_path)
+    os.kill(broker.pid, signal.SIGKILL)
+    started.send_signal(signal.SIGINT)
+    code, _, err = processes.finished(started)
+    (line,) = err.splitlines()
+    assert code == 1
+    assert line.startswith("error: step 14, 'The broker stops'")
+    assert line.endswith("exit code -9")
+    assert clean(tmp_path)

@@ -1,0 +1,63 @@
+"""The throw-away broker under demo and benchmarks: started, found, stopped, and gone."""
+
+import asyncio
+import signal
+
+import pytest
+
+import processes
+from kubelend.apps import trials
+from kubelend.core.errors import BrokerUnreachable
+from kubelend.pki.identities import Role
+from kubelend.transports.http_client import BrokerClient
+
+
+@pytest.fixture
+def trial(tmp_path):
+    return trials.Trial(tmp_path)
+
+
+def test_a_trial_broker_answers_whoever_has_a_certificate_of_the_trial(trial):
+    async def version(url):
+        async with BrokerClient(url, trial.certificate("ada", Role.ADMIN)) as client:
+            return await client.version()
+
+    with trial.broker() as broker:
+        assert broker.wait_until_ready() > 0
+        assert asyncio.run(version(broker.url)).api == "v1"
+        assert broker.loaded() == 0
+
+
+def test_leaving_stops_the_broker_and_stopping_again_does_nothing(trial, tmp_path):
+    with trial.broker() as broker:
+        broker.wait_until_ready()
+    assert processes.naming(tmp_path) == []
+    assert broker.stop() == 0
+
+
+def test_a_broker_that_does_not_start_says_why(trial):
+    with trial.broker("--http-port=99999") as broker, pytest.raises(BrokerUnreachable) as problem:
+        broker.wait_until_ready()
+    assert "--http-port" in problem.value.hint
+
+
+def test_settings_of_the_person_do_not_reach_the_trial(trial, monkeypatch):
+    monkeypatch.setenv("KUBELEND_STORE", "/nowhere/else.db")
+    monkeypatch.setenv("KUBELEND_RATE_LIMIT", "nonsense")
+    with trial.broker() as broker:
+        assert broker.wait_until_ready() > 0
+    assert trial.store.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["terminated", "hung up"])
+def test_the_directory_is_removed_when_the_process_is_told_to_end(number):
+    with pytest.raises(KeyboardInterrupt), trials.trial() as trial:
+        signal.raise_signal(number)
+    assert not trial.directory.exists()
+
+
+def test_the_handlers_of_signals_are_put_back():
+    before = signal.getsignal(signal.SIGTERM)
+    with trials.trial():
+        assert signal.getsignal(signal.SIGTERM) is not before
+    assert signal.getsignal(signal.SIGTERM) is before

@@ -1,0 +1,107 @@
+"""Whoever is kept out is logged and counted, and the log gives away no secret."""
+
+import json
+
+import pytest
+from cryptography import x509
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from callers import offer, wish
+from certificates import Certificates
+from kubelend.pki.profiles import BROKER, Profile
+
+
+def refused(broker, route, code):
+    return broker.metric("kubelend_refused_calls_total", route=route, code=code)
+
+
+async def test_forbidden_call_is_logged_with_who_and_what_and_counted(broker, log):
+    b = broker.cluster("b")
+    assert (await b.post("advertisements", offer("a"))).status == 403
+    (line,) = log.lines("refused")
+    assert line["level"] == "warning"
+    assert line["route"] == "publish"
+    assert line["caller"] == "b"
+    assert line["code"] == "Forbidden"
+    assert line["remote"] == "127.0.0.1"
+    assert line["problem"] == "clusterID 'a' is not the certificate's 'b'"
+    assert refused(broker, "publish", "Forbidden") == 1
+
+
+async def test_wrong_role_is_logged_and_counted(broker, log):
+    await broker.viewer("victor").post("clusters", "a", "drain")
+    (line,) = log.lines("refused")
+    assert (line["route"], line["caller"], line["code"]) == ("drain", "victor", "Forbidden")
+    assert refused(broker, "drain", "Forbidden") == 1
+
+
+async def test_brokers_own_name_is_logged_and_counted(broker, certificates, log):
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, BROKER)])
+    profile = Profile(subject, ExtendedKeyUsageOID.CLIENT_AUTH)
+    own = broker.holder(certificates.write("own-name", profile))
+    assert (await own.get("version")).status == 403
+    (line,) = log.lines("refused")
+    assert (line["code"], line["route"]) == ("InvalidIdentity", "version")
+    assert refused(broker, "version", "InvalidIdentity") == 1
+
+
+async def test_too_many_calls_are_logged_and_counted(start, log):
+    broker = await start(rate_limit=1, rate_burst=1)
+    r = broker.cluster("r")
+    for _ in range(3):
+        await r.get("version")
+    assert [line["caller"] for line in log.lines("refused")] == ["r", "r"]
+    assert refused(broker, "version", "RateLimited") == 2
+
+
+async def test_body_over_the_limit_is_logged_and_counted(broker, log):
+    await broker.cluster("r").post("reservations", content=b" " * 300_000)
+    (line,) = log.lines("refused")
+    assert (line["route"], line["code"]) == ("reserve", "BodyTooLarge")
+
+
+@pytest.mark.parametrize("path", ["/nowhere", "/api/v1/%1b%5b31mred"])
+async def test_unknown_route_is_counted_under_one_name(broker, path):
+    """A caller cannot make up series."""
+    await broker.cluster("r").get(path)
+    assert refused(broker, "unknown", "NotFound") == 1
+
+
+async def test_what_merely_does_not_fit_is_counted_and_not_logged(broker, log):
+    r = broker.cluster("r")
+    await r.post("reservations", wish())
+    await r.post("reservations", wish("no"))
+    assert log.lines("refused") == []
+    assert refused(broker, "reserve", "NoCapacity") == 1
+    assert refused(broker, "reserve", "InvalidQuantity") == 1
+
+
+async def test_every_line_of_the_log_is_json_and_none_has_a_secret(start, log, tmp_path):
+    """After a life with keys, names that try to break lines, and refusals."""
+    certificates = Certificates(tmp_path)
+    broker = await start()
+    a, b = broker.cluster("a"), broker.cluster('line\\break"x')
+    await a.advertise()
+    made = await b.reserve(key="idempotency-secret-1")
+    await b.post("reservations", wish("3"), key="idempotency-secret-1")
+    await b.post("advertisements", offer('\n{"level":"fake"}\x1b[31m'))
+    await b.delete("reservations", made["id"])
+    await a.call("GET", "/nowhere", headers={"Authorization": "Bearer very-secret"})
+    for line in log.text.splitlines():
+        assert json.loads(line)["level"] in {"info", "warning"}
+    key = (certificates.cluster("a") / "tls.key").read_text().splitlines()[1]
+    for secret in ("very-secret", "idempotency-secret-1", "PRIVATE KEY", key, "\x1b"):
+        assert secret not in log.text
+
+
+async def test_failure_inside_the_broker_is_logged_and_told_without_details(start, log):
+    """A store that breaks its contract: the caller learns that it is not its fault, and no more."""
+    broker = await start()
+    a = broker.cluster("a")
+    broker.clock.now = "not a time"
+    answer = await a.post("advertisements", offer("a"))
+    assert answer.refusal == (500, "Internal")
+    assert answer.problem.error == "the broker failed; its log says why"
+    (line,) = log.lines("call failed")
+    assert line["route"] == "publish"
+    assert "Traceback" in line["exception"]

@@ -1,0 +1,220 @@
+"""Clients that stall, stop or babble are let go of in time, and nobody else notices them."""
+
+import asyncio
+import contextlib
+import socket
+import ssl
+import time
+
+import pytest
+
+import make
+from callers import PATIENCE
+
+QUICK = make.SECOND / 5
+TIMES = {"handshake_timeout": QUICK, "read_timeout": QUICK, "idle_timeout": QUICK}
+GET = b"GET /api/v1/version HTTP/1.1\r\nHost: localhost\r\n\r\n"
+POST = b"POST /api/v1/reservations HTTP/1.1\r\nHost: localhost\r\n"
+
+
+@pytest.fixture
+async def broker(start):
+    return await start(**TIMES)
+
+
+@contextlib.asynccontextmanager
+async def connected(caller):
+    """A bare connection of a known caller."""
+    reader, writer = await asyncio.open_connection(
+        "127.0.0.1", caller.port, ssl=caller.context, server_hostname="localhost"
+    )
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        with contextlib.suppress(ssl.SSLError, ConnectionError):
+            await writer.wait_closed()
+
+
+async def end_of(reader):
+    """All that comes before the other side closes."""
+    async with asyncio.timeout(PATIENCE):
+        try:
+            return await reader.read()
+        except (ssl.SSLError, ConnectionError):
+            return b""
+
+
+async def others_are_served(broker):
+    assert (await broker.cluster("other").get("version")).status == 200
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(b"", id="nothing"),
+        pytest.param(GET[:1], id="one byte"),
+        pytest.param(GET[:30], id="half a header"),
+        pytest.param(GET[:-2], id="all but the last line"),
+    ],
+)
+async def test_header_that_does_not_arrive_ends_the_connection(broker, sent):
+    async with connected(broker.cluster("slow")) as (reader, writer):
+        writer.write(sent)
+        began = time.monotonic()
+        await others_are_served(broker)
+        assert await end_of(reader) == b""
+        assert QUICK.total_seconds() / 2 < time.monotonic() - began < PATIENCE / 2
+
+
+async def test_header_that_drips_ends_the_connection(broker):
+    """Each byte is in time, the whole is not."""
+    async with connected(broker.cluster("slow")) as (reader, writer):
+        dripping = asyncio.create_task(drip(writer, GET[:-2] + b"X: " + b"x" * 1000))
+        began = time.monotonic()
+        assert await end_of(reader) == b""
+        assert time.monotonic() - began < PATIENCE / 2
+        dripping.cancel()
+        await asyncio.wait([dripping])
+
+
+async def test_body_that_does_not_arrive_is_answered_and_ends_the_connection(broker):
+    async with connected(broker.cluster("slow")) as (reader, writer):
+        writer.write(POST + b"Content-Length: 100\r\n\r\n" + b'{"requested')
+        await others_are_served(broker)
+        answer = await end_of(reader)
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b'"code":"TooSlow"' in answer
+
+
+async def test_body_that_drips_is_answered_and_ends_the_connection(broker):
+    async with connected(broker.cluster("slow")) as (reader, writer):
+        writer.write(POST + b"Content-Length: 1000\r\n\r\n")
+        dripping = asyncio.create_task(drip(writer, b" " * 1000))
+        answer = await end_of(reader)
+        dripping.cancel()
+        await asyncio.wait([dripping])
+    assert answer.startswith(b"HTTP/1.1 408 ")
+
+
+async def test_handshake_that_stalls_ends_the_connection(broker):
+    reader, writer = await asyncio.open_connection("127.0.0.1", broker.port)
+    writer.write(b"\x16\x03\x01")
+    began = time.monotonic()
+    await others_are_served(broker)
+    await end_of(reader)
+    assert time.monotonic() - began < PATIENCE / 2
+    writer.close()
+
+
+async def test_idle_connection_ends_after_its_time_and_not_before(broker):
+    async with connected(broker.cluster("slow")) as (reader, writer):
+        for _ in range(3):
+            writer.write(GET)
+            assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 200 ")
+            await asyncio.sleep(QUICK.total_seconds() / 3)
+        assert await end_of(reader) == b""
+
+
+async def test_call_that_takes_long_is_not_cut_off_by_what_limits_clients(start):
+    """A stream lasts, whatever the timeouts."""
+    broker = await start(**TIMES)
+    a, r = broker.cluster("a"), broker.cluster("r")
+    async with a.stream() as stream:
+        await stream.event()
+        await asyncio.sleep(2 * QUICK.total_seconds())
+        await a.advertise()
+        made = await r.reserve()
+        assert (await stream.event()).told == ("provider", "Hold", made["id"])
+
+
+async def test_hundred_stalled_clients_keep_nobody_waiting(broker):
+    async with contextlib.AsyncExitStack() as stack:
+        readers = []
+        for _ in range(100):
+            reader, writer = await stack.enter_async_context(connected(broker.cluster("slow")))
+            writer.write(POST)
+            readers.append(reader)
+        await others_are_served(broker)
+        for reader in readers:
+            assert await end_of(reader) == b""
+
+
+# -- those that go away, and those that babble
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(b"", id="before it spoke"),
+        pytest.param(POST[:20], id="within the header"),
+        pytest.param(POST + b"Content-Length: 100\r\n\r\n{", id="within the body"),
+        pytest.param(POST + b"Transfer-Encoding: chunked\r\n\r\n5\r\n{", id="within a chunk"),
+        pytest.param(GET * 50, id="before the answers"),
+    ],
+)
+async def test_client_that_goes_away_leaves_no_trace(broker, log, sent):
+    async with connected(broker.cluster("slow")) as (_, writer):
+        writer.write(sent)
+        await writer.drain()
+        writer.transport.abort()
+    await others_are_served(broker)
+    assert "exception" not in log.text
+    assert log.lines("call failed") == []
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(b"\x00\x01\x02\x03\r\n\r\n", id="no HTTP"),
+        pytest.param(b"GET / HTTP/9.9\r\n\r\n", id="no known version"),
+        pytest.param(b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\n\r\n", id="long path"),
+        pytest.param(GET[:-2] + b"No colon here\r\n\r\n", id="header without a colon"),
+        pytest.param(POST + b"Content-Length: -5\r\n\r\n", id="negative length"),
+        pytest.param(POST + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\n", id="two lengths"),
+        pytest.param(
+            POST + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n", id="both lengths"
+        ),
+    ],
+)
+async def test_what_is_no_http_is_answered_and_ends_the_connection(broker, log, sent):
+    async with connected(broker.cluster("slow")) as (reader, writer):
+        writer.write(sent)
+        answer = await end_of(reader)
+    assert answer.startswith(b"HTTP/1.0 400 ")
+    assert b'"code":"InvalidInput"' in answer
+    (line,) = log.lines("refused")
+    assert line["problem"].startswith("this is no HTTP: ")
+    assert "exception" not in log.text
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(b"Transfer-Encoding: chunked\r\n\r\nzz\r\n{}\r\n", id="no chunk"),
+        pytest.param(b"Content-Encoding: gzip\r\nContent-Length: 4\r\n\r\n{}{}", id="not packed"),
+    ],
+)
+async def test_body_that_is_not_as_its_headers_say_is_refused(broker, log, sent):
+    async with connected(broker.cluster("slow")) as (reader, writer):
+        writer.write(POST + sent)
+        answer = await end_of(reader)
+    assert answer.startswith((b"HTTP/1.1 400 ", b"HTTP/1.0 400 "))
+    assert answer.count(b"HTTP/1.") == 1
+    assert b'"code":"InvalidInput"' in answer
+    assert "exception" not in log.text
+
+
+async def test_plain_text_to_the_tls_port_is_not_answered(broker, log):
+    with contextlib.closing(socket.create_connection(("127.0.0.1", broker.port))) as plain:
+        plain.sendall(GET)
+        plain.settimeout(PATIENCE)
+        received = await asyncio.to_thread(plain.recv, 1000)
+    assert b"HTTP" not in received
+    assert "exception" not in log.text
+
+
+async def drip(writer, content):
+    for byte in content:
+        writer.write(bytes([byte]))
+        await asyncio.sleep(0.02)

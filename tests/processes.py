@@ -1,0 +1,66 @@
+"""Commands as processes of their own, and a look at what they leave behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+PATIENCE = 30.0
+
+
+def kubelend(*arguments: str, temporary: Path) -> subprocess.Popen[str]:
+    """Start a command whose temporary files go to this directory."""
+    environment = {
+        **{name: text for name, text in os.environ.items() if not name.startswith("KUBELEND_")},
+        "TMPDIR": str(temporary),
+    }
+    return subprocess.Popen(
+        [sys.executable, "-m", "kubelend", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        process_group=0,
+    )
+
+
+def finished(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """Wait for its end: exit code, output and errors."""
+    try:
+        out, err = process.communicate(timeout=PATIENCE)
+    finally:
+        process.kill()
+    return process.returncode, out, err
+
+
+class Running(NamedTuple):
+    """A process as /proc shows it."""
+
+    pid: int
+    command: str
+
+
+def naming(directory: Path) -> list[Running]:
+    """The running processes whose command line mentions a directory."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        # It may end while we look.
+        with suppress(OSError):
+            command = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            if str(directory) in command:
+                found.append(Running(int(path.parent.name), command))
+    return found
+
+
+def wait_for(what: Callable[[], bool]) -> None:
+    """Until it holds, or the test fails."""
+    end = time.monotonic() + PATIENCE
+    while not what():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.01)

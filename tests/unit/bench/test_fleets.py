@@ -1,0 +1,65 @@
+"""Made-up fleets: the same each time, varied within, and with room for what is asked of them."""
+
+import pytest
+
+import make
+from kubelend.bench import fleets
+from kubelend.core import decision
+from kubelend.core.decision import Placement
+from kubelend.core.filters import Question, passing
+from kubelend.core.fleet import Fleet
+
+
+def fleet_of(clusters):
+    fleet = Fleet()
+    for cluster in clusters:
+        fleet.put(cluster, cluster.ceiling.clamped())
+    return fleet
+
+
+def test_the_same_seed_makes_the_same_clusters():
+    assert fleets.clusters(50, make.T0) == fleets.clusters(50, make.T0)
+    assert fleets.clusters(50, make.T0) != fleets.clusters(50, make.T0, seed=9)
+
+
+def test_clusters_are_in_the_order_of_their_ids():
+    ids = [cluster.id for cluster in fleets.clusters(120, make.T0)]
+    assert ids == sorted(set(ids))
+
+
+def test_a_fleet_has_all_kinds_of_clusters():
+    known = fleets.clusters(1000, make.T0)
+    assert {cluster.cordon is None for cluster in known} == {True, False}
+    assert {cluster.is_stale(make.T0) for cluster in known} == {True, False}
+    assert {cluster.advertisement.prices is None for cluster in known} == {True, False}
+    assert {cluster.advertisement.allocatable.gpu > 0 for cluster in known} == {True, False}
+
+
+def test_an_open_fleet_has_no_closed_or_silent_cluster():
+    known = fleets.clusters(1000, make.T0, all_open=True)
+    assert not any(cluster.cordon or cluster.is_stale(make.T0) for cluster in known)
+
+
+def test_no_cluster_uses_more_than_it_has():
+    for cluster in fleets.clusters(500, make.T0):
+        offer = cluster.advertisement
+        assert offer.allocated.fits_in(offer.allocatable)
+        assert offer.allocatable.fits_in(offer.capacity)
+
+
+@pytest.mark.parametrize("size", [1, 100, 3000])
+def test_every_request_fits_somewhere(size):
+    known = fleets.clusters(size, make.T0, all_open=True)
+    fleet = fleet_of(known)
+    asked = [*fleets.small_requests(16), *fleets.large_requests(16, known, make.T0)]
+    for request in asked:
+        assert isinstance(decision.decide(Question(request, make.T0), fleet), Placement)
+
+
+def test_small_requests_fit_nearly_everywhere_and_large_ones_nearly_nowhere():
+    known = fleets.clusters(2000, make.T0)
+    fleet = fleet_of(known)
+    (small,) = fleets.small_requests(1)
+    (large,) = fleets.large_requests(1, known, make.T0)
+    assert passing(Question(small, make.T0), fleet).mean() > 0.9
+    assert passing(Question(large, make.T0), fleet).mean() < 0.01

@@ -1,0 +1,127 @@
+"""The table of `kubelend bench all`: what was measured beside what it should be."""
+
+import math
+
+import pytest
+
+from kubelend.bench import targets
+from kubelend.bench.targets import Target
+
+GOOD = {
+    "decide": {"clusters": 10_000, "us_per_decision": 99.9},
+    "reserve": {
+        "clusters": 1_000,
+        "connections": 32,
+        "reservations_per_s": 6123.4,
+        "constant_per_s": 11000.0,
+        "ratio": 0.557,
+        "p50_ms": 4.2,
+        "p99_ms": 9.9,
+        "violations": 0,
+    },
+    "advertise": {"clusters": 10_000, "interval": 30.0, "cpu_percent": 14.2, "rss_mb": 180.0},
+    "restart": {"reservations": 100_000, "seconds": 1.9},
+}
+
+
+def with_figure(bench, **figures):
+    return {**GOOD, bench: {**GOOD[bench], **figures}}
+
+
+def test_nothing_is_missed_when_all_limits_are_kept():
+    assert targets.missed(targets.compare(GOOD)) == []
+
+
+@pytest.mark.parametrize(
+    "bench, key, value",
+    [
+        ("decide", "us_per_decision", 100.1),
+        ("reserve", "ratio", 0.499),
+        ("reserve", "violations", 1),
+        ("advertise", "cpu_percent", 15.1),
+        ("advertise", "rss_mb", 200.1),
+        ("restart", "seconds", 3.01),
+    ],
+)
+def test_each_limit_can_be_missed(bench, key, value):
+    lines = targets.missed(targets.compare(with_figure(bench, **{key: value})))
+    assert [(line.target.bench, line.target.key) for line in lines] == [(bench, key)]
+
+
+@pytest.mark.parametrize(
+    "bench, key, value",
+    [
+        ("decide", "us_per_decision", 100),
+        ("reserve", "ratio", 0.5),
+        ("advertise", "cpu_percent", 15),
+        ("restart", "seconds", 3),
+    ],
+)
+def test_the_limit_itself_is_kept(bench, key, value):
+    assert not targets.missed(targets.compare(with_figure(bench, **{key: value})))
+
+
+def test_a_figure_that_is_no_number_misses_its_target():
+    assert targets.missed(targets.compare(with_figure("decide", us_per_decision=math.nan)))
+
+
+@pytest.mark.parametrize(
+    "bench, size",
+    [
+        ("decide", {"clusters": 100_000, "us_per_decision": 900.0}),
+        ("reserve", {"connections": 2, "ratio": 0.1}),
+        ("advertise", {"interval": 1.0, "cpu_percent": 80.0}),
+        ("restart", {"reservations": 1_000_000, "seconds": 20.0}),
+    ],
+)
+def test_a_run_of_another_size_gets_no_verdict(bench, size):
+    lines = targets.compare(with_figure(bench, **size))
+    assert {line.verdict for line in lines if line.target.bench == bench} == {""}
+
+
+def test_a_benchmark_that_did_not_run_has_no_lines():
+    lines = targets.compare({"restart": GOOD["restart"]})
+    assert [line.target.bench for line in lines] == ["restart"]
+
+
+def test_the_table_shows_figure_limit_and_verdict_of_each_line():
+    figures = with_figure("reserve", ratio=0.25)
+    first, *lines = targets.table(targets.compare(figures)).splitlines()
+    assert first.split() == ["BENCH", "WHAT", "MEASURED", "TARGET"]
+    assert lines[0].split() == [
+        *("decide", "us", "per", "decision,", "10,000", "clusters"),
+        *("99.9", "<=", "100", "ok"),
+    ]
+    (ratio,) = (line for line in lines if "share" in line)
+    assert ratio.split()[-4:] == ["0.25", ">=", "0.50", "missed"]
+    assert len(lines) == len(targets.TARGETS)
+
+
+def test_the_table_fits_a_terminal():
+    assert max(map(len, targets.table(targets.compare(GOOD)).splitlines())) <= 80
+
+
+def test_every_benchmark_with_a_limit_says_for_which_size():
+    limited = {target.bench for target in targets.TARGETS if target.limit}
+    assert limited == set(targets.FULL_SIZE)
+
+
+@pytest.mark.parametrize(
+    "value, text",
+    [
+        (12345.6, "12,346"),
+        (123.4, "123"),
+        (12.34, "12.3"),
+        (0.514, "0.51"),
+        (3.0, "3"),
+        (0, "0"),
+        (100_000, "100,000"),
+        (math.nan, "nan"),
+    ],
+)
+def test_numbers_show_the_digits_that_matter(value, text):
+    assert targets.number(value) == text
+
+
+def test_a_target_without_limit_is_always_met():
+    assert Target("reserve", "p50_ms", "ms").is_met(1e9)
