@@ -191,9 +191,9 @@ class Child(Callers):
         self._log = log
 
     def log(self) -> list[dict[str, Any]]:
-        """Its log so far, a value for each line."""
+        """Its log so far, a value for each line; what Python says of its end is left out."""
         whole, _, _ = self._log.read_text().rpartition("\n")
-        return [json.loads(line) for line in whole.splitlines()]
+        return [json.loads(line) for line in whole.splitlines() if line.startswith("{")]
 
     def logged(self, event: str) -> list[dict[str, Any]]:
         return [line for line in self.log() if line["event"] == event]

@@ -51,10 +51,10 @@ def test_reserve_gives_rates_latencies_and_an_audit(tmp_path):
     assert 0 < found["p50_ms"] <= found["p99_ms"]
 
 
-@pytest.mark.parametrize("strategy", ["kept", "resumed"])
-def test_advertise_gives_processor_time_and_memory(tmp_path, strategy):
-    found = figures(tmp_path, "advertise", "--strategy", strategy)
-    assert found["strategy"] == strategy
+@pytest.mark.parametrize("flags", [[], ["--direct"]], ids=["behind a proxy", "direct"])
+def test_advertise_gives_processor_time_and_memory(tmp_path, flags):
+    found = figures(tmp_path, "advertise", *flags)
+    assert found["direct"] == bool(flags)
     assert found["advertisements"] == 24
     assert 0 <= found["cpu_percent"] < 400
     assert 10 < found["rss_mb"] < 2000

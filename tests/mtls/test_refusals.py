@@ -7,7 +7,6 @@ from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from callers import offer, wish
-from certificates import Certificates
 from kubelend.pki.profiles import BROKER, Profile
 
 
@@ -76,10 +75,8 @@ async def test_what_merely_does_not_fit_is_counted_and_not_logged(broker, log):
     assert refused(broker, "reserve", "InvalidQuantity") == 1
 
 
-async def test_every_line_of_the_log_is_json_and_none_has_a_secret(start, log, tmp_path):
+async def test_every_line_of_the_log_is_json_and_none_has_a_secret(broker, log):
     """After a life with keys, names that try to break lines, and refusals."""
-    certificates = Certificates(tmp_path)
-    broker = await start()
     a, b = broker.cluster("a"), broker.cluster('line\\break"x')
     await a.advertise()
     made = await b.reserve(key="idempotency-secret-1")
@@ -89,14 +86,13 @@ async def test_every_line_of_the_log_is_json_and_none_has_a_secret(start, log, t
     await a.call("GET", "/nowhere", headers={"Authorization": "Bearer very-secret"})
     for line in log.text.splitlines():
         assert json.loads(line)["level"] in {"info", "warning"}
-    key = (certificates.cluster("a") / "tls.key").read_text().splitlines()[1]
+    key = (broker.certificates.cluster("a") / "tls.key").read_text().splitlines()[1]
     for secret in ("very-secret", "idempotency-secret-1", "PRIVATE KEY", key, "\x1b"):
         assert secret not in log.text
 
 
-async def test_failure_inside_the_broker_is_logged_and_told_without_details(start, log):
-    """A store that breaks its contract: the caller learns that it is not its fault, and no more."""
-    broker = await start()
+async def test_failure_inside_the_broker_is_logged_and_told_without_details(broker, log):
+    """A clock that gives no time stands for whatever we did not foresee."""
     a = broker.cluster("a")
     broker.clock.now = "not a time"
     answer = await a.post("advertisements", offer("a"))

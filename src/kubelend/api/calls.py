@@ -84,6 +84,19 @@ class Call:
         return max(1, self.number("limit", 100, LONGEST_PAGE))
 
     async def _read(self) -> bytes:
+        content = self.request.content
+        if content.is_eof() and content.exception() is None:
+            return self._checked_size(content.read_nowait())
+        return await self._wait_for_body()
+
+    def _checked_size(self, text: bytes) -> bytes:
+        if len(text) > self.request.client_max_size:
+            raise BodyTooLarge(
+                f"body: {len(text)} bytes are more than {self.request.client_max_size}"
+            )
+        return text
+
+    async def _wait_for_body(self) -> bytes:
         try:
             async with asyncio.timeout(self.context.read_timeout):
                 return await self.request.read()

@@ -1,8 +1,9 @@
 """`kubelend bench advertise`: what it costs the broker to listen to a large fleet.
 
 Each cluster has a certificate of its own and advertises once per interval, and all of them are spread
-evenly over it, as agents spread themselves. The broker's processor time and memory are the kernel's
-figures, over a window that begins when every cluster has advertised once.
+evenly over it, as agents spread themselves. Between them and the broker is what stands for a proxy that
+ends TLS and passes their certificates on (docs/adr/0009), or nothing. The broker's processor time and
+memory are the kernel's figures, over a window that begins when every cluster has advertised once.
 """
 
 from __future__ import annotations
@@ -13,13 +14,16 @@ import time
 import msgspec
 
 from kubelend.apps import trials
-from kubelend.apps.trials import BrokerProcess
-from kubelend.bench import fleets, processes, progress, requests, running, strategies
+from kubelend.apps.trials import BrokerProcess, Trial
+from kubelend.bench import fleets, processes, progress, requests, running
 from kubelend.bench.identities import Identities
 from kubelend.bench.processes import Usage
-from kubelend.bench.strategies import Kind, Strategy
+from kubelend.bench.strategies import Direct, Proxied, Strategy
 from kubelend.core.errors import InvalidInput, UnexpectedAnswer
+from kubelend.core.models import Cluster
 from kubelend.kits import clock
+from kubelend.pki.identities import Role
+from kubelend.transports import tls
 
 _OK = 200
 _RAMP = 32
@@ -33,7 +37,7 @@ class Result(msgspec.Struct, frozen=True):
 
     clusters: int
     interval: float
-    strategy: str
+    direct: bool
     advertisements: int
     advertisements_per_s: float
     cpu_percent: float
@@ -42,23 +46,34 @@ class Result(msgspec.Struct, frozen=True):
     """The most that was seen, in millions of bytes."""
 
 
-def measure(clusters: int, interval: float, seconds: float, kind: Kind) -> Result:
+def measure(clusters: int, interval: float, seconds: float, *, direct: bool) -> Result:
     """Advertise for `seconds`, after all clusters have joined."""
-    if processes.allow_many_files() < clusters + _SPARE_FILES:
+    if processes.allow_many_files() < clusters + _SPARE_FILES and direct:
         raise InvalidInput(f"{clusters} connections are more than `ulimit -Hn` allows")
     with trials.trial() as trial:
         known = fleets.clusters(clusters, clock.utc_now())
-        identities = Identities(trial, [cluster.id for cluster in known])
-        for number in identities.issue():
-            if number % 100 == 0:
-                progress.say(f"advertise: {number:,} of {clusters:,} certificates")
-        messages = [requests.advertisement(cluster) for cluster in known]
-        with trial.broker("--rate-limit=0") as broker:
+        identities = _identities(trial, known)
+        messages = [
+            requests.advertisement(cluster, b"" if direct else identities.passed_on(number))
+            for number, cluster in enumerate(known)
+        ]
+        proxy = tls.client_context(trial.certificate("proxy", Role.PROXY))
+        with trial.broker("--rate-limit=0", *([] if direct else ["--trust-proxies"])) as broker:
             broker.wait_until_ready()
-            strategy = strategies.STRATEGIES[kind](broker.port, identities.context)
+            strategy = (
+                Direct(broker.port, identities.context) if direct else Proxied(broker.port, proxy)
+            )
             window = running.run(_load(strategy, broker, messages, interval, seconds))
     progress.done()
-    return window.result(clusters, interval, kind)
+    return window.result(clusters, interval, direct)
+
+
+def _identities(trial: Trial, known: list[Cluster]) -> Identities:
+    identities = Identities(trial, [cluster.id for cluster in known])
+    for number in identities.issue():
+        if number % 100 == 0:
+            progress.say(f"advertise: {number:,} of {len(known):,} certificates")
+    return identities
 
 
 class Window:
@@ -75,11 +90,11 @@ class Window:
         self._rss_mb = max(self._rss_mb, self._last.rss_mb)
         return self._last
 
-    def result(self, clusters: int, interval: float, kind: Kind) -> Result:
+    def result(self, clusters: int, interval: float, direct: bool) -> Result:
         return Result(
             clusters=clusters,
             interval=interval,
-            strategy=kind.value,
+            direct=direct,
             advertisements=self.sent,
             advertisements_per_s=round(self.sent / (self._last.at - self._first.at), 1),
             cpu_percent=round(self._last.cpu_percent_since(self._first), 2),

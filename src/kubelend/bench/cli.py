@@ -13,7 +13,6 @@ from kubelend.bench import decide as deciding
 from kubelend.bench import reserve as reserving
 from kubelend.bench import restart as restarting
 from kubelend.bench import targets
-from kubelend.bench.strategies import Kind
 from kubelend.kits import columns
 
 app = typer.Typer(
@@ -40,7 +39,7 @@ def measure_all(json: Json = False) -> None:
     results = {
         "decide": _figures(deciding.measure_all(deciding.SIZES)),
         "reserve": _figures(reserving.measure(1_000, 32, 10.0)),
-        "advertise": _figures(advertising.measure(10_000, 30.0, 30.0, Kind.KEPT)),
+        "advertise": _figures(advertising.measure(10_000, 30.0, 30.0, direct=False)),
         "restart": _figures(restarting.measure(100_000, 3)),
     }
     lines = targets.compare(results)
@@ -80,14 +79,14 @@ def advertise(
         float | None,
         typer.Option(help="How long to measure; one interval if not given.", min=0.1),
     ] = None,
-    strategy: Annotated[
-        Kind, typer.Option(help="Whether clusters keep their connections.")
-    ] = Kind.KEPT,
+    direct: Annotated[
+        bool, typer.Option("--direct", help="Each cluster connects itself, without a proxy.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Processor time and memory of a broker with many clusters."""
     window = interval if seconds is None else seconds
-    _report("advertise", advertising.measure(clusters, interval, window, strategy), json)
+    _report("advertise", advertising.measure(clusters, interval, window, direct=direct), json)
 
 
 @app.command()

@@ -75,12 +75,6 @@ class Connection(asyncio.Protocol):
     def is_closed(self) -> bool:
         return self._transport is None or self._transport.is_closing()
 
-    @property
-    def session(self) -> ssl.SSLSession | None:
-        """What a later connection can be resumed from, if the broker has given any."""
-        channel = self._transport and self._transport.get_extra_info("ssl_object")
-        return channel.session if channel else None
-
     # -- what the event loop calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -5,52 +5,52 @@ The name is what makes an identity; a key for each would take minutes and change
 
 from __future__ import annotations
 
-import os
+import base64
 import ssl
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
-from pathlib import Path
 
+from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from kubelend.apps.trials import Trial
 from kubelend.core.models import ClusterId
-from kubelend.kits import clock, keyfiles
-from kubelend.pki import keys, profiles
+from kubelend.kits import clock
+from kubelend.pki import files, keys, profiles
+from kubelend.pki.files import Credentials
 from kubelend.transports import tls
 
 _LIFETIME = timedelta(days=1)
 
 
 class Identities:
-    """The certificates of these clusters, below a trial's directory."""
+    """The certificates of these clusters, as a client or a proxy shows them."""
 
     def __init__(self, trial: Trial, names: Sequence[ClusterId]) -> None:
         self._names = names
         self._authority = trial.authority
         self._directory = trial.directory / "fleet"
         self._key = keys.generate(keys.Algorithm.P256)
-        self._directory.mkdir()
-        self._shared(keyfiles.KEY).write_bytes(keys.to_pem(self._key))
-        root = trial.authority.certificate.public_bytes(Encoding.PEM)
-        self._shared(keyfiles.AUTHORITIES).write_bytes(root)
+        self._certificates: list[x509.Certificate] = []
 
     def issue(self) -> Iterator[int]:
         """Make them one after the other; gives the number of those made, for whoever waits."""
-        now = clock.utc_now()
+        now, public = clock.utc_now(), self._key.public_key()
         for number, name in enumerate(self._names, 1):
-            profile = profiles.client(name)
-            certificate = self._authority.sign(profile, self._key.public_key(), _LIFETIME, now=now)
-            directory = self._directory / name
-            directory.mkdir()
-            (directory / keyfiles.CERTIFICATE).write_bytes(certificate.public_bytes(Encoding.PEM))
-            for shared in (keyfiles.KEY, keyfiles.AUTHORITIES):
-                os.link(self._shared(shared), directory / shared)
+            signed = self._authority.sign(profiles.client(name), public, _LIFETIME, now=now)
+            self._certificates.append(signed)
             yield number
 
-    def context(self, number: int) -> ssl.SSLContext:
-        """With which the cluster of this number connects."""
-        return tls.client_context(self._directory / self._names[number])
+    def passed_on(self, number: int) -> bytes:
+        """The certificate of a cluster, as RFC 9440 has a proxy write it."""
+        return b":%s:" % base64.b64encode(self._certificates[number].public_bytes(Encoding.DER))
 
-    def _shared(self, name: str) -> Path:
-        return self._directory / name
+    def context(self, number: int) -> ssl.SSLContext:
+        """With which the cluster of this number connects itself."""
+        directory = self._directory / self._names[number]
+        if not directory.exists():
+            shown = Credentials(
+                self._certificates[number], self._key, (self._authority.certificate,)
+            )
+            files.save_credentials(directory, shown)
+        return tls.client_context(directory)

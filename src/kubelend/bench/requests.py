@@ -12,6 +12,7 @@ import msgspec
 
 from kubelend.core.models import Cluster, Request
 from kubelend.core.resources import NOTHING
+from kubelend.pki import forwarding
 from kubelend.wire import bodies, conversion, routes
 
 _HOST = b"Host: localhost\r\n"
@@ -22,9 +23,10 @@ def constant() -> bytes:
     return b"GET %s HTTP/1.1\r\n%s\r\n" % (routes.BY_NAME["healthz"].path.encode(), _HOST)
 
 
-def advertisement(cluster: Cluster) -> bytes:
-    """What an agent sends for this cluster."""
-    return _post("publish", conversion.from_cluster(cluster, NOTHING))
+def advertisement(cluster: Cluster, passed_on: bytes = b"") -> bytes:
+    """What an agent sends for this cluster, or a proxy with the certificate that it passes on."""
+    request = _post("publish", conversion.from_cluster(cluster, NOTHING))
+    return _with_header(request, forwarding.HEADER, passed_on) if passed_on else request
 
 
 def reservations(request: Request, keys: str) -> Callable[[int], bytes]:
@@ -33,11 +35,12 @@ def reservations(request: Request, keys: str) -> Callable[[int], bytes]:
         requested_resources=conversion.from_resources(request.resources),
         duration=f"{round(request.duration.total_seconds())}s",
     )
-    head, _, rest = _post("reserve", body).partition(b"\r\n")
-    start = b"%s\r\n%s: %s-" % (head, routes.IDEMPOTENCY_KEY.encode(), keys.encode())
+    before, after = _with_header(
+        _post("reserve", body), routes.IDEMPOTENCY_KEY, b"%s-#" % keys.encode()
+    ).split(b"#", 1)
 
     def numbered(number: int) -> bytes:
-        return b"%s%d\r\n%s" % (start, number, rest)
+        return b"%s%d%s" % (before, number, after)
 
     return numbered
 
@@ -53,3 +56,8 @@ def _post(route: str, body: bodies.Body) -> bytes:
             text,
         )
     )
+
+
+def _with_header(request: bytes, name: str, value: bytes) -> bytes:
+    line, _, rest = request.partition(b"\r\n")
+    return b"%s\r\n%s: %s\r\n%s" % (line, name.encode(), value, rest)

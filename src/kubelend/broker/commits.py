@@ -29,6 +29,24 @@ Failed = Callable[[Exception], None]
 Result = TypeVar("Result")
 
 
+class _Group:
+    """Changes that become durable together, and who waits for that."""
+
+    def __init__(self) -> None:
+        self.changes: list[Change] = []
+        self.revision = 0
+        self.waiters: list[asyncio.Future[None]] = []
+
+    def wake(self, failure: Exception | None = None) -> None:
+        for waiter in self.waiters:
+            if waiter.done():
+                continue  # its caller has gone away
+            if failure is None:
+                waiter.set_result(None)
+            else:
+                waiter.set_exception(failure)
+
+
 class GroupCommit:
     """The only one who touches the store; lives in one event loop."""
 
@@ -38,19 +56,20 @@ class GroupCommit:
         self._on_landed = on_landed
         self._on_failed = on_failed
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
-        self._gathered: list[Change] = []
-        self._revision = 0
-        self._gathering: asyncio.Future[None] | None = None
+        self._gathering: _Group | None = None
+        self._flying: _Group | None = None
         self._departure: asyncio.Handle | None = None
         """When the group that gathers will leave; None once it is only waiting for the one before."""
         self._lingers = False
-        self._flying: asyncio.Future[None] | None = None
+        self._durable = 0
+        """The revision up to which everything was kept, as far as this process knows."""
         self._failure: Exception | None = NotReady("the store is not loaded yet")
 
     async def load(self) -> Records:
         """Open the store anew and read the working set; from here on changes are taken."""
         records = await self._in_thread(self._reopen)
-        self._revision = records.revision
+        self._check_same(records.revision)
+        self._durable = records.revision
         self._failure = None
         return records
 
@@ -61,11 +80,11 @@ class GroupCommit:
         """Have these changes kept. Never waits, so that deciding and recording are one stretch."""
         if self._failure is not None:
             raise self._failure
-        self._gathered.extend(changes)
-        self._revision = revision
         if self._gathering is None:
-            self._gathering = asyncio.get_running_loop().create_future()
+            self._gathering = _Group()
             self._depart(LINGER)
+        self._gathering.changes.extend(changes)
+        self._gathering.revision = revision
 
     async def settled(self, *, patient: bool = False) -> None:
         """Wait until everything submitted so far is durable: the moment when it may be shown.
@@ -77,7 +96,9 @@ class GroupCommit:
             self._depart(0.0)
         newest = self._gathering or self._flying
         if newest is not None:
-            await asyncio.shield(newest)
+            waiter = asyncio.get_running_loop().create_future()
+            newest.waiters.append(waiter)
+            await waiter
 
     async def close(self) -> None:
         """Finish what has been handed over, then let go of the store."""
@@ -105,34 +126,33 @@ class GroupCommit:
     def _take_off(self) -> None:
         if self._flying is not None or self._gathering is None or self._departure is not None:
             return
-        group, self._gathered = self._gathered, []
-        self._flying, self._gathering = self._gathering, None
-        write = partial(self._opened().commit, group, self._revision)
+        group = self._flying = self._gathering
+        self._gathering = None
+        write = partial(self._opened().commit, group.changes, group.revision)
         written = asyncio.get_running_loop().run_in_executor(self._thread, write)
         written.add_done_callback(partial(self._land, group, time.perf_counter()))
 
-    def _land(self, group: list[Change], began: float, written: asyncio.Future[None]) -> None:
-        flown, self._flying = self._flying, None
+    def _land(self, group: _Group, began: float, written: asyncio.Future[None]) -> None:
+        self._flying = None
         problem = written.exception()
         if problem is not None:
-            self._fail(flown, problem)
+            self._fail(group, problem)
             return
-        self._on_landed(group, time.perf_counter() - began)
-        if flown is not None:
-            flown.set_result(None)
+        self._durable = group.revision
+        self._on_landed(group.changes, time.perf_counter() - began)
+        group.wake()
         self._take_off()
 
-    def _fail(self, flown: asyncio.Future[None] | None, problem: BaseException) -> None:
+    def _fail(self, group: _Group, problem: BaseException) -> None:
         failure = problem if isinstance(problem, StoreFailed) else StoreFailed(str(problem))
-        gathering, self._gathering, self._gathered = self._gathering, None, []
+        gathering, self._gathering = self._gathering, None
         if self._departure is not None:
             self._departure.cancel()
             self._departure = None
         self._failure = failure
-        for waiting in (flown, gathering):
-            if waiting is not None:
-                waiting.set_exception(failure)
-                waiting.exception()  # nobody may be waiting, and that is no fault
+        group.wake(failure)
+        if gathering is not None:
+            gathering.wake(failure)
         self._on_failed(failure)
 
     def _reopen(self) -> Records:
@@ -140,6 +160,14 @@ class GroupCommit:
         self._let_go()
         self._store = self._open_store()
         return self._store.load()
+
+    def _check_same(self, revision: int) -> None:
+        """A file that was taken away is made anew, empty; a backup may have taken its place."""
+        if revision < self._durable:
+            raise StoreFailed(
+                f"the store has lost what it kept: it is at revision {revision}, not {self._durable}",
+                hint="put the right one back, or restart the broker to go on with this one",
+            )
 
     def _let_go(self) -> None:
         store, self._store = self._store, None

@@ -271,7 +271,11 @@ class Broker:
     ) -> View:
         """Decide, assume and record in one stretch; answer what was true then, once it is durable."""
         ledger, now = self._present()
-        seen = view(ledger, self._run(ledger, command(ledger, now), now))
+        try:
+            seen = view(ledger, self._run(ledger, command(ledger, now), now))
+        except KubelendError:  # a refusal, too, tells of what it is built on
+            await self._commits.settled()
+            raise
         await self._commits.settled(patient=patient)
         return seen
 
@@ -282,9 +286,10 @@ class Broker:
 
     async def _read(self, question: Callable[[Ledger], View]) -> View:
         ledger, _ = self._present()
-        seen = question(ledger)
-        await self._commits.settled()
-        return seen
+        try:
+            return question(ledger)
+        finally:
+            await self._commits.settled()
 
     def _present(self) -> tuple[Ledger, datetime]:
         """The ledger as of now, with what is over ended."""

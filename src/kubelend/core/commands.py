@@ -11,7 +11,7 @@ from collections.abc import Generator
 from datetime import datetime, timedelta
 from typing import TypeVar
 
-from kubelend.core import decision, waiting
+from kubelend.core import decision, transitions, waiting
 from kubelend.core.decision import NoFit
 from kubelend.core.errors import Conflict, Forbidden, KeyReused, QueueFull, WrongPhase
 from kubelend.core.events import (
@@ -78,8 +78,8 @@ def reserve(
         if not request.wait:
             return answer
         return (yield from _enqueue(ledger, request, answer, new_id, max_waiting, now))
-    yield Requested(now, Reservation(new_id, request, now))
-    yield Placed(now, new_id, answer.cluster, now + request.duration, Reason.LOCKED)
+    placed = Placed(now, new_id, answer.cluster, now + request.duration, Reason.LOCKED)
+    yield Requested(now, transitions.evolve(Reservation(new_id, request, now), placed))
     return new_id
 
 
@@ -131,7 +131,12 @@ def acknowledge(
 def refuse(
     ledger: Ledger, reservation: ReservationId, provider: ClusterId, why: str, now: datetime
 ) -> Command[None]:
-    """The provider will not serve it: place it on the next best cluster, or fail it."""
+    """The provider will not serve it: place it on the next best cluster, or fail it.
+
+    Saying so twice, because the first answer was lost, changes nothing.
+    """
+    if provider in ledger.reservation(reservation).left:
+        return
     found = _held_by(ledger, reservation, provider)
     if found.phase is Phase.ACTIVE:
         raise WrongPhase(f"{found.id} is in use", hint="drain the cluster instead")

@@ -27,7 +27,7 @@ class NoFit(msgspec.Struct, frozen=True):
 def decide(question: Question, fleet: Fleet) -> Placement | NoFit:
     """The best cluster that fits, or the reasons why none does."""
     feasible = filters.passing(question, fleet)
-    if not feasible.any():
+    best = policies.best(question.request, fleet, feasible)
+    if best is None:
         return NoFit(explanations.explain(question, fleet, limit=0))
-    row, score = policies.best(question.request, fleet, feasible)
-    return Placement(fleet.ids[row], score)
+    return Placement(fleet.ids[best.row], best.score)

@@ -39,7 +39,7 @@ class Removed(Event, frozen=True):
 
 
 class Requested(Event, frozen=True):
-    """A new reservation, Pending until it is placed."""
+    """A new reservation: placed at once, or Pending."""
 
     reservation: Reservation
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from kubelend.core import prices
 from kubelend.core.fleet import UNPRICED, Fleet, Floats, Mask, currency_code, micros
-from kubelend.core.models import ClusterId, Request
+from kubelend.core.models import UNCONSTRAINED, ClusterId, Request
 from kubelend.core.refusals import INSUFFICIENT, Refusal
 
 NEWEST = int(np.iinfo(np.int64).max)
@@ -36,9 +36,17 @@ Filter = Callable[[Question, Fleet], Mask | None]
 
 
 def passing(question: Question, fleet: Fleet) -> Mask:
-    """The clusters that pass every filter."""
+    """The clusters that pass every filter: what `verdicts` says, folded together without detours."""
+    request = question.request
     everyone = fresh(question, fleet)
-    for looks in _ALL_BUT_FRESH:
+    everyone &= fleet.open
+    requester = fleet.find(request.requester)
+    if requester is not None:
+        everyone[requester] = False
+    for name, wanted in request.resources.items():
+        free = fleet.free(name)
+        everyone &= False if free is None else free >= wanted
+    for looks in _RARE if request.constraints is not UNCONSTRAINED else _SELDOM:
         mask = looks(question, fleet)
         if mask is not None:
             everyone &= mask
@@ -145,8 +153,9 @@ FILTERS: tuple[tuple[Refusal, Filter], ...] = (
     (Refusal.HELD_FOR_WAITER, not_held),
 )
 
-_ALL_BUT_FRESH = tuple(looks for _, looks in FILTERS if looks is not fresh)
-"""`fresh` always applies and makes a new array, so the others are folded into its answer."""
+_SELDOM = (not_left, not_held)
+_RARE = (*_SELDOM, pinned, not_excluded, labelled, same_currency, affordable)
+"""What applies to few requests, and among them to those without constraints."""
 
 
 def hourly(request: Request, fleet: Fleet) -> Floats:

@@ -5,7 +5,13 @@ from __future__ import annotations
 from enum import StrEnum
 
 
-class Phase(StrEnum):
+class _Word(StrEnum):
+    """A text in every way: enumerations would hash their names in Python, on every look into a set."""
+
+    __hash__ = str.__hash__
+
+
+class Phase(_Word):
     """Where a reservation stands."""
 
     PENDING = "Pending"  # asked for, and waiting for capacity
@@ -15,7 +21,7 @@ class Phase(StrEnum):
     FAILED = "Failed"  # never had, or lost without the requester's wish; final
 
 
-class Reason(StrEnum):
+class Reason(_Word):
     """Why a reservation is in its phase."""
 
     WAITING = "Waiting"  # Pending: nothing fits yet

@@ -23,8 +23,11 @@ REGION_LABEL = "topology.kubernetes.io/region"
 """A region is a label like any other, under the name that Kubernetes nodes carry it."""
 
 
-class Record(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The common shape of all records: immutable, and stored without what is default."""
+class Record(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """The common shape of all records: immutable, and stored without what is default.
+
+    They are trees, so the collector of cycles need not look at them: there are hundreds of thousands.
+    """
 
 
 class Advertisement(Record, frozen=True):
@@ -78,6 +81,10 @@ class Constraints(Record, frozen=True):
     currency: str = "USD"
 
 
+UNCONSTRAINED = Constraints()
+"""Most requests may go anywhere; they share this one."""
+
+
 class Request(Record, frozen=True):
     """What a cluster asks for; every way of asking ends in this record."""
 
@@ -88,7 +95,7 @@ class Request(Record, frozen=True):
     wait: timedelta = timedelta()
     policy: str = "headroom"
     weights: dict[str, float] = {}
-    constraints: Constraints = Constraints()
+    constraints: Constraints = UNCONSTRAINED
     key: RequestKey | None = None
 
 

@@ -7,6 +7,7 @@ record of weights; of clusters with equal totals, `then` decides, and after it t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -112,16 +113,29 @@ POLICIES: dict[str, Policy] = {
 }
 
 
-def best(request: Request, fleet: Fleet, feasible: Mask) -> tuple[int, float]:
-    """The row of the best fitting cluster and its score. At least one must fit."""
+class Best(NamedTuple):
+    """A row of the fleet and the score that won."""
+
+    row: int
+    score: float
+
+
+def best(request: Request, fleet: Fleet, feasible: Mask) -> Best | None:
+    """The best of the clusters that fit, or None if none does."""
+    if not len(fleet):
+        return None
     policy = of(request)
     totals = weigh(policy.weights, request, fleet, feasible)
-    np.putmask(totals, ~feasible, -np.inf)
     row = int(totals.argmax())
+    if policy.then or not feasible[row]:
+        np.putmask(totals, ~feasible, -np.inf)
+        row = int(totals.argmax())
+    if not feasible[row]:
+        return None
     score = float(totals[row])
     if policy.then:
         row = _first_of_equals(policy.then, request, fleet, totals == score)
-    return row, score
+    return Best(row, score)
 
 
 def weigh(weights: Mapping[str, float], request: Request, fleet: Fleet, feasible: Mask) -> Floats:

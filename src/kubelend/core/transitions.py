@@ -24,7 +24,7 @@ from kubelend.core.models import Reservation
 Fields = dict[str, Any]
 
 
-def evolve(reservation: Reservation, event: ReservationEvent, revision: int) -> Reservation:
+def evolve(reservation: Reservation, event: ReservationEvent, revision: int = 0) -> Reservation:
     """The reservation after the event. A transition that the lifecycle forbids is an error."""
     fields = _fields(event, reservation)
     check(reservation, fields.get("phase", reservation.phase))

@@ -11,7 +11,10 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import cache
+from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 from kubelend.core.events import Change
 from kubelend.core.models import Records, Reservation, ReservationId
@@ -60,9 +63,9 @@ class SqliteStore:
         reservations = [_reservation_row(found) for found in batch.reservations.values()]
         with self._database.transaction("IMMEDIATE") as connection:
             batches.check_order(_revision(connection), revision)
-            connection.executemany(_PUT_CLUSTER, clusters)
+            _put(connection, _PUT_CLUSTERS, clusters)
             connection.executemany(_DROP_CLUSTER, dropped)
-            connection.executemany(_PUT_RESERVATION, reservations)
+            _put(connection, _PUT_RESERVATIONS, reservations)
             self._archive(connection, batch.archived)
             connection.execute(_SET_REVISION, _revision_row(revision))
 
@@ -87,6 +90,14 @@ class SqliteStore:
         connection.execute(_PRUNE, (_text(kept_from),))
 
 
+class _Put(NamedTuple):
+    """Writes many rows with one statement."""
+
+    head: str
+    row: str
+    tail: str
+
+
 # A reader has the time to check the archive too; a start must not take longer for what is long over.
 _WORKING_SET = ("meta", "clusters", "reservations")
 
@@ -100,15 +111,18 @@ _ARCHIVED = """
 _REVISION = "SELECT value, checksum FROM meta WHERE key = 'revision'"
 
 # Updates in place: REPLACE would delete and insert, at twice the cost.
-_PUT_CLUSTER = """
-    INSERT INTO clusters (id, checksum, record) VALUES (?, ?, CAST(? AS TEXT))
-    ON CONFLICT (id) DO UPDATE SET checksum = excluded.checksum, record = excluded.record
-"""
-_PUT_RESERVATION = """
-    INSERT INTO reservations (phase, id, checksum, record) VALUES (?, ?, ?, CAST(? AS TEXT))
-    ON CONFLICT (id) DO UPDATE
-    SET phase = excluded.phase, checksum = excluded.checksum, record = excluded.record
-"""
+_PUT_CLUSTERS = _Put(
+    "INSERT INTO clusters (id, checksum, record) VALUES",
+    "(?, ?, CAST(? AS TEXT))",
+    "ON CONFLICT (id) DO UPDATE SET checksum = excluded.checksum, record = excluded.record",
+)
+_PUT_RESERVATIONS = _Put(
+    "INSERT INTO reservations (phase, id, checksum, record) VALUES",
+    "(?, ?, ?, CAST(? AS TEXT))",
+    "ON CONFLICT (id) DO UPDATE"
+    " SET phase = excluded.phase, checksum = excluded.checksum, record = excluded.record",
+)
+_SIZES = (256, 64, 16, 4, 1)
 _DROP_CLUSTER = "DELETE FROM clusters WHERE id = CAST(? AS TEXT)"
 _ARCHIVE = """
     INSERT OR REPLACE INTO archive (id, finished_at, checksum, record)
@@ -117,6 +131,25 @@ _ARCHIVE = """
 _FORGET = "DELETE FROM reservations WHERE id = CAST(? AS TEXT)"
 _PRUNE = "DELETE FROM archive WHERE finished_at < ?"
 _SET_REVISION = "UPDATE meta SET value = ?, checksum = ? WHERE key = 'revision'"
+
+
+def _put(connection: sqlite3.Connection, put: _Put, rows: Sequence[tuple[object, ...]]) -> None:
+    """In a few statements of a few sizes: for each, the interpreter is left once and entered once.
+
+    A statement for each row would have this thread and the event loop's fight over the interpreter's
+    lock for every one of them.
+    """
+    start = 0
+    for size in _SIZES:
+        while len(rows) - start >= size:
+            values = tuple(chain.from_iterable(rows[start : start + size]))
+            connection.execute(_statement(put, size), values)
+            start += size
+
+
+@cache
+def _statement(put: _Put, size: int) -> str:
+    return f"{put.head} {', '.join([put.row] * size)} {put.tail}"
 
 
 @contextmanager

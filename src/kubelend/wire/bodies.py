@@ -136,6 +136,9 @@ class ConstraintsBody(Body, frozen=True):
     currency: Annotated[str, Meta(max_length=8)] = "USD"
 
 
+UNCONSTRAINED = ConstraintsBody()
+
+
 class ReservationRequest(Body, frozen=True):
     """What a cluster asks for."""
 
@@ -146,7 +149,7 @@ class ReservationRequest(Body, frozen=True):
     policy: Name = ""
     weights: Annotated[dict[str, float], Meta(max_length=16)] = {}
     target_cluster_id: str = ""
-    constraints: ConstraintsBody = ConstraintsBody()
+    constraints: ConstraintsBody = UNCONSTRAINED
 
 
 class ReservationStatus(Body, frozen=True):

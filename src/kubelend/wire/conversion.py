@@ -135,6 +135,8 @@ def _wait(text: str, terms: Terms) -> timedelta:
 
 def _to_constraints(body: bodies.ReservationRequest) -> models.Constraints:
     wish = body.constraints
+    if wish is bodies.UNCONSTRAINED and not body.target_cluster_id:
+        return models.UNCONSTRAINED
     maximum = wish.max_price_per_hour
     return models.Constraints(
         labels=_labels(wish.labels, wish.region),

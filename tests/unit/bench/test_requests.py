@@ -30,6 +30,14 @@ def test_an_advertisement_is_the_body_of_its_route():
     assert msgspec.json.decode(body, type=bodies.Advertisement).cluster_id == cluster.id
 
 
+def test_a_proxy_passes_a_certificate_on():
+    (cluster,) = fleets.clusters(1, make.T0)
+    _, plain, body = split(requests.advertisement(cluster))
+    _, headers, same = split(requests.advertisement(cluster, b":AAAA:"))
+    assert headers == {**plain, "Client-Cert": ":AAAA:"}
+    assert body == same
+
+
 def test_each_reservation_has_its_own_key_and_the_same_body():
     numbered = requests.reservations(make.request("cpu=500m,memory=1Gi"), "bench-3")
     line, headers, body = split(numbered(1))

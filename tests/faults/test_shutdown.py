@@ -1,0 +1,168 @@
+"""Told to stop, the broker finishes what it has begun, begins nothing new, and ends well."""
+
+import asyncio
+import contextlib
+import signal
+import sqlite3
+import time
+
+import aiohttp
+import pytest
+
+import brokers
+from callers import PATIENCE, Caller, wish
+from troubled import TroubledStore
+
+
+@contextlib.contextmanager
+def writer_blocked(path):
+    """While this lasts, nobody else can write to the database."""
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        yield
+        other.execute("ROLLBACK")
+
+
+async def refuses_connections(port):
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except ConnectionRefusedError:
+        return True
+    writer.close()
+    await writer.wait_closed()
+    return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+async def test_calls_that_wait_for_the_disk_are_answered_before_the_end(
+    certificates, tmp_path, number
+):
+    path = tmp_path / "kubelend.db"
+    async with brokers.child(certificates, tmp_path) as broker:
+        r = broker.cluster("r")
+        await broker.cluster("a").advertise("100", "100Gi")
+        await asyncio.gather(*(r.get("version") for _ in range(10)))
+        with writer_blocked(path):
+            calls = [
+                asyncio.create_task(r.post("reservations", wish("1m", "1Mi"))) for _ in range(10)
+            ]
+            await asyncio.wait(calls, timeout=0.2)
+            broker.process.send_signal(number)
+            await brokers.until(lambda: refuses_connections(broker.port))
+            assert broker.process.poll() is None
+            assert not any(call.done() for call in calls)
+        answers = await asyncio.gather(*calls)
+        assert {answer.status for answer in answers} == {201}
+        assert await asyncio.to_thread(broker.process.wait, PATIENCE) == 0
+        assert broker.logged("stopping")
+        assert not any("exception" in line for line in broker.log())
+    ledger = brokers.audited(path)
+    assert {answer.json["id"] for answer in answers} == set(ledger.reservations)
+
+
+async def test_idle_and_streaming_clients_do_not_hold_up_the_end(certificates, tmp_path):
+    async with brokers.child(certificates, tmp_path) as broker:
+        callers = [Caller(broker.port, certificates.cluster(f"c{n}"), f"c{n}") for n in range(5)]
+        async with contextlib.AsyncExitStack() as stack:
+            for caller in callers:
+                stack.push_async_callback(caller.hang_up)
+                await caller.get("version")
+                stream = await stack.enter_async_context(caller.stream())
+                await stream.event()
+            began = time.monotonic()
+            assert await broker.stop() == 0
+            assert time.monotonic() - began < 5
+
+
+async def test_request_that_never_ends_holds_up_the_end_no_longer_than_allowed(
+    certificates, tmp_path
+):
+    async with brokers.child(certificates, tmp_path, shutdown_timeout="500ms") as broker:
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1",
+            broker.port,
+            ssl=broker.cluster("slow").context,
+            server_hostname="localhost",
+        )
+        writer.write(b"POST /api/v1/reservations HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n")
+        await writer.drain()
+        await brokers.until(lambda: served_one(broker))
+        began = time.monotonic()
+        assert await broker.stop() == 0
+        assert time.monotonic() - began < 5
+        writer.close()
+        with contextlib.suppress(OSError):
+            await reader.read()
+
+
+async def served_one(broker):
+    return (await broker.cluster("other").get("version")).status == 200
+
+
+async def test_second_signal_does_not_cut_off_what_the_first_let_finish(certificates, tmp_path):
+    async with brokers.child(certificates, tmp_path) as broker:
+        await broker.cluster("a").advertise()
+        r = broker.cluster("r")
+        await r.get("version")
+        with writer_blocked(tmp_path / "kubelend.db"):
+            call = asyncio.create_task(r.post("reservations", wish()))
+            await asyncio.wait([call], timeout=0.2)
+            for _ in range(3):
+                broker.process.send_signal(signal.SIGTERM)
+                await asyncio.sleep(0.05)
+        assert (await call).status == 201
+        assert await asyncio.to_thread(broker.process.wait, PATIENCE) == 0
+
+
+async def test_store_is_free_again_after_the_end(certificates, tmp_path):
+    for number in range(2):
+        async with brokers.child(certificates, tmp_path) as broker:
+            await broker.cluster("a").advertise()
+            listed = await broker.viewer().read("reservations")
+            assert len(listed["reservations"]) == number
+            await broker.cluster("r").reserve("1m", "1Mi")
+            assert await broker.stop() == 0
+
+
+async def test_answer_that_is_begun_in_this_process_is_finished_too(certificates):
+    """The same without a process, with a store that is held by hand."""
+    store = TroubledStore()
+    async with contextlib.AsyncExitStack() as stack:
+        running = brokers.running(certificates, open_store=brokers.reopening(store))
+        broker = await running.__aenter__()
+        caller = Caller(broker.port, certificates.cluster("a"), "a")
+        stack.push_async_callback(caller.hang_up)
+        await caller.get("version")
+        store.hold()
+        call = asyncio.create_task(caller.advertise())
+        await brokers.until(lambda: store.commits == 1)
+        ending = asyncio.create_task(running.__aexit__(None, None, None))
+        await brokers.until(lambda: refuses_connections(broker.port))
+        assert not call.done()
+        assert not ending.done()
+        store.let_go()
+        assert (await call)["advertisement"]["clusterID"] == "a"
+        await ending
+    assert [found.id for found in store.kept.load().clusters] == ["a"]
+
+
+async def test_port_that_is_taken_ends_the_process_with_a_word(certificates, tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    for directory in (first, second):
+        directory.mkdir()
+    async with brokers.child(certificates, first) as broker:
+        with pytest.raises(AssertionError, match=r"cannot listen on 127\.0\.0\.1"):
+            async with brokers.child(certificates, second, http_port=str(broker.port)):
+                pass
+        assert (await broker.cluster("a").get("version")).status == 200
+
+
+async def test_nobody_is_let_in_after_the_end(certificates):
+    async with brokers.running(certificates) as broker:
+        port = broker.port
+        assert not await refuses_connections(port)
+    assert await refuses_connections(port)
+    caller = Caller(port, certificates.cluster("a"), "a")
+    with pytest.raises(aiohttp.ClientError):
+        await caller.get("version")
+    await caller.hang_up()

@@ -1,0 +1,53 @@
+"""A store that a test can stop, slow down and break, and that keeps its contract in between."""
+
+import threading
+from collections.abc import Sequence
+
+from callers import PATIENCE
+from kubelend.core.events import Change
+from kubelend.core.models import Records, Reservation, ReservationId
+from kubelend.stores.memory import MemoryStore
+
+
+class TroubledStore:
+    """Keeps records in memory; `hold` makes commits wait, `broken` makes all fail."""
+
+    def __init__(self) -> None:
+        self.kept = MemoryStore()
+        self.broken: Exception | None = None
+        self.loses_answers = False
+        """Whether a commit that is broken is kept all the same, as when a connection is cut at its end."""
+        self.commits = 0
+        """How many commits have begun."""
+        self._passable = threading.Event()
+        self._passable.set()
+
+    def hold(self) -> None:
+        self._passable.clear()
+
+    def let_go(self) -> None:
+        self._passable.set()
+
+    # -- the port
+
+    def load(self) -> Records:
+        self._fail_if_broken()
+        return self.kept.load()
+
+    def commit(self, changes: Sequence[Change], revision: int) -> None:
+        self.commits += 1
+        assert self._passable.wait(PATIENCE), "the test holds this commit for too long"
+        if self.broken is None or self.loses_answers:
+            self.kept.commit(changes, revision)
+        self._fail_if_broken()
+
+    def archived(self, reservation: ReservationId) -> Reservation | None:
+        self._fail_if_broken()
+        return self.kept.archived(reservation)
+
+    def close(self) -> None:
+        """There is nothing to let go of."""
+
+    def _fail_if_broken(self) -> None:
+        if self.broken is not None:
+            raise self.broken

@@ -1,0 +1,108 @@
+"""Open streams hold the newest of each reservation, for whom it concerns, until it is read."""
+
+import asyncio
+
+import make
+from kubelend.broker.feeds import Feeds
+from kubelend.core.events import Archived, Dropped
+from kubelend.core.lifecycle import Phase
+from kubelend.core.models import ClusterId, ReservationId
+
+A, B, R = ClusterId("a"), ClusterId("b"), ClusterId("r")
+
+
+def change(number, revision, *, target="a", left=(), requester="r"):
+    return make.reservation(
+        f"rsv-{number}",
+        make.request(requester=requester),
+        phase=Phase.RESERVED,
+        target=target,
+        left=left,
+        revision=revision,
+    )
+
+
+def revisions(news):
+    return [found.revision for found in news]
+
+
+async def test_change_is_read_by_whom_it_concerns_and_nobody_else():
+    feeds = Feeds()
+    a, b, r = (feeds.open(cluster, 0) for cluster in (A, B, R))
+    feeds.publish([change(1, 1)])
+    assert revisions(await a.read(0.01)) == [1]
+    assert revisions(await r.read(0.01)) == [1]
+    assert await b.read(0.01) == []
+
+
+async def test_former_provider_hears_of_it_too():
+    feeds = Feeds()
+    b = feeds.open(B, 0)
+    feeds.publish([change(1, 1, left=(B,))])
+    assert revisions(await b.read(0.01)) == [1]
+
+
+async def test_slow_reader_gets_the_newest_of_each_in_order():
+    feeds = Feeds()
+    a = feeds.open(A, 0)
+    feeds.publish([change(1, 1), change(2, 2), change(1, 3)])
+    feeds.publish([change(3, 4), change(2, 5)])
+    assert [(f.id, f.revision) for f in await a.read(1)] == [
+        ("rsv-1", 3),
+        ("rsv-3", 4),
+        ("rsv-2", 5),
+    ]
+    assert await a.read(0.01) == []
+
+
+async def test_what_the_opening_told_is_not_told_again():
+    feeds = Feeds()
+    a = feeds.open(A, 7)
+    feeds.publish([change(1, 6), change(2, 7), change(3, 8)])
+    assert revisions(await a.read(1)) == [8]
+
+
+async def test_reader_is_woken_by_news():
+    feeds = Feeds()
+    a = feeds.open(A, 0)
+    reading = asyncio.create_task(a.read(60))
+    await asyncio.sleep(0)
+    feeds.publish([change(1, 1)])
+    assert revisions(await reading) == [1]
+
+
+async def test_every_stream_of_a_cluster_hears_it():
+    feeds = Feeds()
+    first, second = feeds.open(A, 0), feeds.open(A, 0)
+    feeds.publish([change(1, 1)])
+    assert revisions(await first.read(1)) == revisions(await second.read(1)) == [1]
+
+
+async def test_changes_of_clusters_and_the_archive_are_no_news():
+    feeds = Feeds()
+    a = feeds.open(A, 0)
+    feeds.publish([make.cluster("a"), Dropped(A), Archived(ReservationId("rsv-1"))])
+    assert await a.read(0.01) == []
+
+
+async def test_closing_wakes_the_reader_and_leaves_what_is_unread_to_it():
+    feeds = Feeds()
+    a = feeds.open(A, 0)
+    feeds.publish([change(1, 1)])
+    feeds.close(a)
+    assert a.closed
+    assert revisions(await a.read(60)) == [1]
+
+
+async def test_count_follows_what_is_open():
+    feeds = Feeds()
+    streams = [feeds.open(A, 0), feeds.open(A, 0), feeds.open(R, 0)]
+    assert (len(feeds), feeds.count(A), feeds.count(R), feeds.count(B)) == (3, 2, 1, 0)
+    feeds.close(streams[0])
+    feeds.close(streams[0])
+    assert (len(feeds), feeds.count(A)) == (2, 1)
+    feeds.close_all()
+    assert len(feeds) == 0
+    assert all(stream.closed for stream in streams)
+    feeds.publish([change(1, 1)])
+    assert await streams[1].read(0.01) == []
