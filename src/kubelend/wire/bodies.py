@@ -223,6 +223,7 @@ class Remedy(Body, frozen=True):
     text: str
     less: dict[str, str] = {}
     max_price_per_hour: str = ""
+    currency: str = ""
     drop_labels: dict[str, str] = {}
 
 

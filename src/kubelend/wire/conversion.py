@@ -277,6 +277,7 @@ def _from_remedy(remedy: explanations.Remedy | None) -> bodies.Remedy | None:
         text=remedy.text,
         less={name: resources.text(name, amount) for name, amount in remedy.less.items()},
         max_price_per_hour="" if remedy.max_price is None else prices.text(remedy.max_price),
+        currency=remedy.currency,
         drop_labels=remedy.drop_labels,
     )
 
