@@ -8,8 +8,8 @@ import pytest
 
 import brokers
 from callers import wish
-from troubled import TroubledStore
 from kubelend.core.errors import StoreFailed
+from troubled import TroubledStore
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import pytest
 import brokers
 from callers import wish
 from disks import mounted
-from troubled import TroubledStore
 from kubelend.core.errors import StoreFailed
 from kubelend.stores import opening
+from troubled import TroubledStore
 
 
 @pytest.fixture

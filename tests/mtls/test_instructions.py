@@ -115,10 +115,11 @@ async def test_only_the_present_provider_answers(broker, a, b, r):
     for step in ("acknowledge", "refuse"):
         assert (await r.post("instructions", made["id"], step)).refusal == (403, "Forbidden")
         assert (await b.post("instructions", made["id"], step)).refusal == (404, "NotFound")
-    await a.post("instructions", made["id"], "refuse")
-    for step in ("acknowledge", "refuse"):
-        assert (await a.post("instructions", made["id"], step)).refusal == (403, "Forbidden")
-    assert (await r.read("reservations", made["id"]))["targetClusterID"] == "b"
+    moved = await a.post("instructions", made["id"], "refuse")
+    assert (await a.post("instructions", made["id"], "acknowledge")).refusal == (403, "Forbidden")
+    # Said again, because the answer was lost: nothing more happens.
+    assert (await a.post("instructions", made["id"], "refuse")).json == moved.json
+    assert await r.read("reservations", made["id"]) == moved.json
 
 
 async def test_answer_to_what_is_over_is_refused_also_long_after(start):

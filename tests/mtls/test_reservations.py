@@ -161,16 +161,20 @@ async def test_explain_looks_closely_at_as_many_as_asked(r, limit, count):
 
 
 @pytest.mark.usefixtures("fleet")
-async def test_explanation_of_a_reservation_asks_where_else_it_could_go(broker, r):
-    made = await r.reserve("1")
+async def test_explanation_of_a_reservation_asks_where_one_like_it_would_fit_now(broker, r):
+    """Beside what it holds already, and not where it was refused."""
+    made = await r.reserve("9")
+    assert made["targetClusterID"] == "large"
     for caller in (r, broker.cluster("large"), broker.viewer()):
         found = await caller.read("reservations", made["id"], "explain")
-        assert found["refusals"] == {"RefusedBefore": 1}
-        assert {c["clusterID"]: c["fits"] for c in found["candidates"]} == {
-            "cheap": True,
-            "plain": True,
-            "large": False,
-        }
+        assert (found["fitting"], found["refusals"]) == (0, {"InsufficientCPU": 3})
+    small = await r.reserve("1")
+    assert small["targetClusterID"] == "plain"
+    await broker.cluster("plain").post("instructions", small["id"], "refuse")
+    found = await r.read("reservations", small["id"], "explain")
+    assert found["refusals"] == {"RefusedBefore": 1}
+    refused = next(c for c in found["candidates"] if not c["fits"])
+    assert refused["clusterID"] == "plain"
 
 
 async def everything(broker):

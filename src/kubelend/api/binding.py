@@ -1,13 +1,12 @@
-"""From a route and its handler to what the HTTP server calls: identity, access, limits, errors.
+"""What the HTTP server calls for every request: identity, limits, route, access, handler, errors.
 
-Every call passes here, in this order: who is it, may it, not too often, the handler; and every error
-becomes a problem body, a metric and, where somebody was refused, a line in the log.
+Every error becomes a problem body, a metric and, where somebody was refused, a line in the log.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 import structlog
@@ -21,15 +20,15 @@ from kubelend.core.errors import (
     KubelendError,
     LimitExceeded,
     MethodNotAllowed,
-    NotFound,
     TooSlow,
 )
 from kubelend.pki.identities import Caller, Role
-from kubelend.wire import problems
+from kubelend.wire import matching, problems
+from kubelend.wire.matching import Match
 from kubelend.wire.routes import Access, Route
 
 Handler = Callable[[Call], Awaitable[web.StreamResponse]]
-HttpHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+HttpHandler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 UNKNOWN_ROUTE = "unknown"
 
@@ -46,51 +45,22 @@ _ALLOWED: dict[Access, frozenset[Role]] = {
 log = structlog.get_logger("kubelend.api")
 
 
-def bind(route: Route, handler: Handler, context: Context) -> HttpHandler:
-    """The handler as the server calls it."""
-    allowed = _ALLOWED[route.access]
-
-    async def admitted(request: web.Request, caller: Caller) -> web.StreamResponse:
-        if caller.role not in allowed:
-            raise Forbidden(f"{route.name} is not for the role {caller.role}", hint=_needs(route))
-        return await handler(Call(request, caller, context))
-
-    return _guarded(route.name, admitted, context)
-
-
-def fallback(app: web.Application, context: Context) -> HttpHandler:
-    """Answers every path and method that no route has."""
-
-    async def unknown(request: web.Request, _: Caller) -> web.StreamResponse:
-        allowed: set[str] = set()
-        for resource in app.router.resources():
-            if resource.canonical != "/{path}":
-                allowed |= (await resource.resolve(request))[1]
-        if allowed:
-            raise MethodNotAllowed(
-                f"{request.method} is not for {request.path}",
-                hint=f"use {', '.join(sorted(allowed))}",
-                allowed=sorted(allowed),
-            )
-        raise NotFound(f"no route {request.path}", hint="see /openapi.json")
-
-    return _guarded(UNKNOWN_ROUTE, unknown, context)
-
-
-def _guarded(
-    name: str,
-    answer: Callable[[web.Request, Caller], Awaitable[web.StreamResponse]],
-    context: Context,
-) -> HttpHandler:
+def bind(handlers: Mapping[str, Handler], context: Context) -> HttpHandler:
+    """All handlers, by the names of their routes, as the one that the server calls."""
     metrics, admit, caller_of = context.metrics, context.limiter.admit, context.callers.of
 
-    async def guarded(request: web.Request) -> web.StreamResponse:
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
         began = time.perf_counter()
+        found = matching.find(request.method, request.rel_url.raw_path)
+        name = found.route.name if isinstance(found, Match) else UNKNOWN_ROUTE
         caller = None
         try:
             caller = caller_of(request)
             admit(caller.name)
-            response = await answer(request, caller)
+            if not isinstance(found, Match):
+                raise found
+            _check_role(caller, found.route)
+            response = await handlers[name](Call(request, caller, context, found.names))
         except KubelendError as error:
             metrics.refused(name, error.code)
             _log_refusal(name, request, caller, error)
@@ -102,11 +72,20 @@ def _guarded(
         metrics.answered(name, request.method, response.status, time.perf_counter() - began)
         return response
 
-    return guarded
+    return answer
+
+
+def _check_role(caller: Caller, route: Route) -> None:
+    allowed = _ALLOWED[route.access]
+    if caller.role not in allowed:
+        raise Forbidden(
+            f"{route.name} is not for the role {caller.role}",
+            hint=f"it needs a certificate with the role {' or '.join(sorted(allowed))}",
+        )
 
 
 def _log_refusal(
-    name: str, request: web.Request, caller: Caller | None, error: KubelendError
+    name: str, request: web.BaseRequest, caller: Caller | None, error: KubelendError
 ) -> None:
     """Who was kept out, and of what. A request that merely does not fit or is mistaken is no such line."""
     if isinstance(error, Forbidden | InvalidIdentity | LimitExceeded):
@@ -120,7 +99,7 @@ def _log_refusal(
         )
 
 
-def _problem(error: KubelendError, request: web.Request) -> web.Response:
+def _problem(error: KubelendError, request: web.BaseRequest) -> web.Response:
     body = problems.to_problem(error)
     headers = {"Content-Type": problems.CONTENT_TYPE}
     if isinstance(error, LimitExceeded) and error.retryable:
@@ -132,8 +111,3 @@ def _problem(error: KubelendError, request: web.Request) -> web.Response:
     if broken or isinstance(error, TooSlow | BodyTooLarge):
         response.force_close()  # the rest of the body is not waited for
     return response
-
-
-def _needs(route: Route) -> str:
-    wanted = " or ".join(sorted(_ALLOWED[route.access]))
-    return f"it needs a certificate with the role {wanted}"

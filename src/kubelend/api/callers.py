@@ -31,7 +31,7 @@ class Callers:
             ForwardedCertificates(self._directory, self._own_names) if self._trust_proxies else None
         )
 
-    def of(self, request: web.Request) -> Caller:
+    def of(self, request: web.BaseRequest) -> Caller:
         """The caller of a request; `InvalidIdentity` if there is none."""
         transport = request.transport
         peercert = None if transport is None else transport.get_extra_info("peercert")
@@ -42,7 +42,7 @@ class Callers:
         )
         return self._behind(caller, request) if caller.role is Role.PROXY else caller
 
-    def _behind(self, proxy: Caller, request: web.Request) -> Caller:
+    def _behind(self, proxy: Caller, request: web.BaseRequest) -> Caller:
         if self._forwarded is None:
             raise InvalidIdentity(
                 f"{proxy.name} is a proxy, and this broker trusts none", hint="see --trust-proxies"

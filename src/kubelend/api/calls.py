@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -41,12 +42,15 @@ class Context(NamedTuple):
 class Call:
     """A request from a known caller."""
 
-    __slots__ = ("caller", "context", "request")
+    __slots__ = ("_names", "caller", "context", "request")
 
-    def __init__(self, request: web.Request, caller: Caller, context: Context) -> None:
+    def __init__(
+        self, request: web.BaseRequest, caller: Caller, context: Context, names: Mapping[str, str]
+    ) -> None:
         self.request = request
         self.caller = caller
         self.context = context
+        self._names = names
 
     @property
     def broker(self) -> Broker:
@@ -55,12 +59,12 @@ class Call:
     @property
     def cluster(self) -> ClusterId:
         """The cluster that the path names."""
-        return ClusterId(self.request.match_info["cluster"])
+        return ClusterId(self._names["cluster"])
 
     @property
     def reservation(self) -> ReservationId:
         """The reservation that the path names."""
-        return ReservationId(self.request.match_info["reservation"])
+        return ReservationId(self._names["reservation"])
 
     async def body(self, kind: type[Body]) -> Body:
         """The body, read within the limits of size and time, and checked against its type."""

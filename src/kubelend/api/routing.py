@@ -1,15 +1,9 @@
-"""The REST application: every route of the wire bound to its handler."""
+"""Which handler answers which route; a test says that each has one."""
 
 from __future__ import annotations
 
-import re
-
-from aiohttp import web
-
 from kubelend.api import about, advertisements, clusters, instructions, reservations
-from kubelend.api.binding import Handler, bind, fallback
-from kubelend.api.calls import Context
-from kubelend.wire.routes import ROUTES
+from kubelend.api.binding import Handler
 
 HANDLERS: dict[str, Handler] = {
     "publish": advertisements.publish,
@@ -37,18 +31,3 @@ HANDLERS: dict[str, Handler] = {
     "healthz": about.healthz,
     "readyz": about.readyz,
 }
-
-
-def application(context: Context, max_body: int) -> web.Application:
-    """What the mutual-TLS listener serves."""
-    app = web.Application(client_max_size=max_body)
-    for route in ROUTES:
-        handler = bind(route, HANDLERS[route.name], context)
-        app.router.add_route(route.method, _pattern(route.path), handler)
-    app.router.add_route("*", "/{path:.*}", fallback(app, context))
-    return app
-
-
-def _pattern(path: str) -> str:
-    """With names of any characters: left to itself, the router takes none with braces."""
-    return re.sub(r"\{(\w+)\}", r"{\1:[^/]+}", path)

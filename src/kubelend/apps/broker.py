@@ -14,10 +14,9 @@ from typing import NamedTuple
 
 import structlog
 import uvloop
-from aiohttp import web
 
 import kubelend
-from kubelend.api import probes, routing
+from kubelend.api import binding, probes, routing
 from kubelend.api.callers import Callers
 from kubelend.api.calls import Context
 from kubelend.api.limits import RateLimiter
@@ -77,7 +76,7 @@ async def started(
     async with AsyncExitStack() as stack:
         stack.push_async_callback(broker.close)
         listeners = _listeners(settings, _context(settings, broker, metrics, callers), certificates)
-        ports = await _listen(stack, listeners, _timeouts(settings))
+        ports = await _listen(stack, listeners, _limits(settings))
         stack.callback(broker.feeds.close_all)
         follow = partial(_follow_certificates, settings, certificates, callers, metrics)
         yield Process(broker, metrics, ports, follow)
@@ -101,7 +100,7 @@ def _certificates(settings: BrokerSettings) -> tls.ReloadingServerContext:
 class _Listener(NamedTuple):
     what: str
     address: Address
-    app: web.Application
+    handler: http_server.Handler
     context: ssl.SSLContext | None = None
 
 
@@ -113,20 +112,19 @@ def _listeners(
     if settings.health_probe_bind_address is not None:
         yield _Listener("probes", settings.health_probe_bind_address, probes.health(broker))
     if settings.metrics_bind_address is not None:
-        app = probes.metrics(metrics, broker.clock)
-        yield _Listener("metrics", settings.metrics_bind_address, app)
+        scrape = probes.metrics(metrics, broker.clock)
+        yield _Listener("metrics", settings.metrics_bind_address, scrape)
     api = Address(settings.http_host, settings.http_port)
-    app = routing.application(context, settings.max_body_bytes)
-    yield _Listener("api", api, app, certificates.context)
+    yield _Listener("api", api, binding.bind(routing.HANDLERS, context), certificates.context)
 
 
 async def _listen(
-    stack: AsyncExitStack, listeners: Iterable[_Listener], timeouts: http_server.Timeouts
+    stack: AsyncExitStack, listeners: Iterable[_Listener], limits: http_server.Limits
 ) -> dict[str, int]:
     ports = {}
-    for what, (host, port), app, context in listeners:
+    for what, (host, port), handler, context in listeners:
         ports[what] = await stack.enter_async_context(
-            http_server.listening(app, host, port, timeouts, context)
+            http_server.listening(handler, host, port, limits, context)
         )
         log.info("listening", what=what, host=host, port=ports[what])
     return ports
@@ -146,12 +144,13 @@ def _context(
     )
 
 
-def _timeouts(settings: BrokerSettings) -> http_server.Timeouts:
-    return http_server.Timeouts(
+def _limits(settings: BrokerSettings) -> http_server.Limits:
+    return http_server.Limits(
         handshake=settings.handshake_timeout,
         read=settings.read_timeout,
         idle=settings.idle_timeout,
         shutdown=settings.shutdown_timeout,
+        body=settings.max_body_bytes,
     )
 
 

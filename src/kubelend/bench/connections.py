@@ -14,6 +14,9 @@ from typing import NamedTuple, cast
 
 from kubelend.core.errors import BrokerUnreachable, UnexpectedAnswer
 
+PATIENCE = 30.0
+"""Seconds after which an answer that has not come will not."""
+
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)\r\n", re.IGNORECASE)
 _HEAD_END = b"\r\n\r\n"
 
@@ -65,7 +68,8 @@ class Connection(asyncio.Protocol):
 
         self.on_answer, self.on_lost = answered.set_result, lost
         self.send(request)
-        return await answered
+        async with asyncio.timeout(PATIENCE):
+            return await answered
 
     def close(self) -> None:
         if self._transport is not None:

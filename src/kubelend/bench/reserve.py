@@ -89,6 +89,7 @@ class _Slice:
     def __init__(self, slices: Slices, seconds: float, busy: int) -> None:
         self._slices = slices
         self._end = time.perf_counter() + seconds
+        self._patience = seconds + connections.PATIENCE
         self._busy = busy
         self._over = asyncio.get_running_loop().create_future()
         slices.seconds += seconds
@@ -117,7 +118,8 @@ class _Slice:
 
     async def over(self) -> None:
         """When all connections rest. What was answered after the end counts for nobody's rate."""
-        await self._over
+        async with asyncio.timeout(self._patience):
+            await self._over
 
     def _rest(self) -> None:
         self._busy -= 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from http import HTTPStatus
@@ -29,8 +29,11 @@ BACKLOG = 1024
 log = structlog.get_logger("kubelend.http")
 
 
-class Timeouts(NamedTuple):
-    """How long a listener waits for its clients."""
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+
+class Limits(NamedTuple):
+    """How long a listener waits for its clients, and how much it reads."""
 
     handshake: timedelta = timedelta(seconds=10)
     """From the connection to the end of the TLS handshake."""
@@ -40,36 +43,34 @@ class Timeouts(NamedTuple):
     """Between two requests of one connection."""
     shutdown: timedelta = timedelta(seconds=20)
     """For calls that have begun when the listener closes."""
+    body: int = 2**18
+    """Bytes of a request's body."""
 
 
 @asynccontextmanager
 async def listening(
-    app: web.Application,
+    handler: Handler,
     host: str,
     port: int,
-    timeouts: Timeouts,
+    limits: Limits,
     context: ssl.SSLContext | None = None,
 ) -> AsyncIterator[int]:
     """Serve on an address; gives the port. At the end, calls that have begun are finished."""
-    runner = web.AppRunner(app, handle_signals=False)
-    await runner.setup()
-    connections = _Connections(runner, timeouts)
+    connections = _Connections(handler, limits)
+    server = await _bind(connections, host, port, limits, context)
     try:
-        server = await _bind(connections, host, port, timeouts, context)
-        try:
-            yield server.sockets[0].getsockname()[1]
-        finally:
-            server.close()
-            await connections.finish(timeouts.shutdown.total_seconds())
+        yield server.sockets[0].getsockname()[1]
     finally:
-        await runner.cleanup()
+        server.close()
+        connections.pre_shutdown()
+        await connections.shutdown(limits.shutdown.total_seconds())
 
 
 async def _bind(
     connections: _Connections,
     host: str,
     port: int,
-    timeouts: Timeouts,
+    limits: Limits,
     context: ssl.SSLContext | None,
 ) -> asyncio.Server:
     try:
@@ -78,7 +79,7 @@ async def _bind(
             host or None,
             port,
             ssl=context,
-            ssl_handshake_timeout=timeouts.handshake.total_seconds() if context else None,
+            ssl_handshake_timeout=limits.handshake.total_seconds() if context else None,
             backlog=BACKLOG,
         )
     except OSError as problem:
@@ -89,27 +90,29 @@ async def _bind(
 
 
 class _Connections(web.Server):
-    """Makes a `_Connection` for each client, and lets all of them finish at the end."""
+    """Makes a `_Connection` for each client."""
 
-    def __init__(self, runner: web.AppRunner, timeouts: Timeouts) -> None:
-        assert runner.server is not None  # noqa: S101 - there is one after setup()
+    def __init__(self, handler: Handler, limits: Limits) -> None:
         super().__init__(
-            runner.server.request_handler,
-            request_factory=runner.server.request_factory,
+            handler,
+            request_factory=self._request,
             handler_cancellation=True,
             access_log=None,
-            keepalive_timeout=timeouts.idle.total_seconds(),
-            lingering_time=timeouts.read.total_seconds(),
+            keepalive_timeout=limits.idle.total_seconds(),
+            lingering_time=limits.read.total_seconds(),
         )
-        self.header_timeout = timeouts.read.total_seconds()
+        self.header_timeout = limits.read.total_seconds()
+        self._body = limits.body
 
     def __call__(self) -> web.RequestHandler:
         return _Connection(self, loop=self._loop, **self._kwargs)
 
-    async def finish(self, patience: float) -> None:
-        """Close what is idle, and wait for the calls that have begun."""
-        self.pre_shutdown()
-        await self.shutdown(patience)
+    def _request(
+        self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any
+    ) -> web.BaseRequest:
+        return web.BaseRequest(
+            message, payload, protocol, writer, task, self._loop, client_max_size=self._body
+        )
 
 
 class _Connection(web.RequestHandler):

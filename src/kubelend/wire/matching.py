@@ -1,0 +1,57 @@
+"""Which route a method and a path mean, and the names in the path."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import NamedTuple
+from urllib.parse import unquote
+
+from kubelend.core.errors import MethodNotAllowed, NotFound
+from kubelend.wire.routes import ROUTES, Route
+
+
+class Match(NamedTuple):
+    """A route, and what stands in its path for each name in braces."""
+
+    route: Route
+    names: dict[str, str]
+
+
+def find(method: str, path: str) -> Match | NotFound | MethodNotAllowed:
+    """The route of a call, or why there is none, to be raised once it is known who calls.
+
+    `path` is as it was sent: a name may hold a slash, percent-encoded.
+    """
+    plain = _PLAIN.get((method, path))
+    if plain is not None:
+        return plain
+    matches = [match for route in _candidates(path) if (match := _match(route, path)) is not None]
+    for match in matches:
+        if match.route.method == method:
+            return match
+    if matches:
+        allowed = sorted(match.route.method for match in matches)
+        return MethodNotAllowed(
+            f"{method} is not for {path}", hint=f"use {', '.join(allowed)}", allowed=allowed
+        )
+    return NotFound(f"no route {path}", hint="see /openapi.json")
+
+
+def _candidates(path: str) -> list[Route]:
+    return _BY_LENGTH.get(path.count("/"), [])
+
+
+def _match(route: Route, path: str) -> Match | None:
+    names: dict[str, str] = {}
+    for expected, part in zip(route.path.split("/"), path.split("/"), strict=True):
+        if expected.startswith("{") and part:
+            names[expected.strip("{}")] = unquote(part)
+        elif expected != part:
+            return None
+    return Match(route, names)
+
+
+_PLAIN = {(route.method, route.path): Match(route, {}) for route in ROUTES if "{" not in route.path}
+_BY_LENGTH: dict[int, list[Route]] = defaultdict(list)
+for _route in ROUTES:
+    _BY_LENGTH[_route.path.count("/")].append(_route)

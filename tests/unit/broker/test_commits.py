@@ -1,0 +1,219 @@
+"""Group commit: in order, together, all or nothing, and nobody is woken before it is durable."""
+
+import asyncio
+import contextlib
+
+import pytest
+
+import make
+from brokers import until
+from kubelend.broker import commits
+from kubelend.broker.commits import GroupCommit
+from kubelend.core.errors import NotReady, StoreFailed
+from kubelend.core.models import Cluster, ReservationId
+from troubled import TroubledStore
+
+
+class Scene:
+    """A group commit on a store that can be held and broken, and what it reported."""
+
+    def __init__(self):
+        self.store = TroubledStore()
+        self.landed: list[list[str]] = []
+        self.failures: list[str] = []
+        self.commits = GroupCommit(
+            lambda: self.store,
+            lambda changes, _: self.landed.append([name_of(change) for change in changes]),
+            lambda failure: self.failures.append(str(failure)),
+        )
+        self._revision = 0
+
+    def submit(self, *names):
+        self._revision += len(names)
+        self.commits.submit([make.cluster(name) for name in names], self._revision)
+
+    def kept(self):
+        return sorted(found.id for found in self.store.kept.load().clusters)
+
+    async def is_at_the_store(self):
+        begun = self.store.commits
+        await until(lambda: self.store.commits > begun)
+
+
+def name_of(change):
+    assert isinstance(change, Cluster)
+    return change.id
+
+
+@pytest.fixture
+async def scene():
+    made = Scene()
+    await made.commits.load()
+    yield made
+    made.store.let_go()
+    made.store.broken = None
+    await made.commits.close()
+
+
+async def test_nothing_is_taken_before_it_is_loaded():
+    fresh = Scene()
+    with pytest.raises(NotReady):
+        fresh.submit("a")
+    await fresh.commits.close()
+
+
+async def test_load_gives_what_the_store_has():
+    made = Scene()
+    made.store.kept.commit([make.cluster("a")], 5)
+    records = await made.commits.load()
+    assert (records.clusters, records.revision) == ([make.cluster("a")], 5)
+    await made.commits.close()
+
+
+async def test_settled_is_over_at_once_when_nothing_is_under_way(scene):
+    await asyncio.wait_for(scene.commits.settled(), 1)
+    assert scene.store.commits == 0
+
+
+async def test_what_is_submitted_in_one_turn_is_one_commit(scene):
+    for name in "abc":
+        scene.submit(name)
+    await scene.commits.settled()
+    assert scene.landed == [["a", "b", "c"]]
+    assert scene.store.kept.load().revision == 3
+
+
+async def test_nobody_is_woken_before_it_is_durable(scene):
+    scene.store.hold()
+    scene.submit("a")
+    waiting = asyncio.create_task(scene.commits.settled())
+    await scene.is_at_the_store()
+    await asyncio.wait([waiting], timeout=0.05)
+    assert not waiting.done()
+    assert scene.landed == []
+    scene.store.let_go()
+    await waiting
+    assert scene.landed == [["a"]]
+
+
+async def test_next_group_gathers_while_one_is_written(scene):
+    scene.store.hold()
+    scene.submit("a")
+    first = asyncio.create_task(scene.commits.settled())
+    await scene.is_at_the_store()
+    for name in "bcd":
+        scene.submit(name)
+        await asyncio.sleep(0)
+    second = asyncio.create_task(scene.commits.settled())
+    await asyncio.sleep(0)
+    scene.store.let_go()
+    await asyncio.gather(first, second)
+    assert scene.landed == [["a"], ["b", "c", "d"]]
+
+
+async def test_patient_caller_waits_for_company_and_an_impatient_one_for_nobody(scene):
+    scene.submit("a")
+    patient = asyncio.create_task(scene.commits.settled(patient=True))
+    await asyncio.sleep(commits.LINGER / 4)
+    assert scene.store.commits == 0
+    scene.submit("b")
+    await scene.commits.settled()
+    await patient
+    assert scene.landed == [["a", "b"]]
+
+
+async def test_patient_caller_is_served_though_nobody_else_comes(scene):
+    scene.submit("a")
+    await asyncio.wait_for(scene.commits.settled(patient=True), 5)
+    assert scene.kept() == ["a"]
+
+
+async def test_changes_are_kept_though_nobody_waits_for_them(scene):
+    scene.submit("a")
+    await until(lambda: scene.kept() == ["a"])
+
+
+async def test_caller_that_goes_away_takes_nothing_with_it(scene):
+    scene.store.hold()
+    scene.submit("a")
+    gone, other = (asyncio.create_task(scene.commits.settled()) for _ in range(2))
+    await scene.is_at_the_store()
+    gone.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await gone
+    scene.store.let_go()
+    await other
+    assert scene.kept() == ["a"]
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [StoreFailed("full"), OSError("full"), ValueError("full")],
+    ids=lambda p: type(p).__name__,
+)
+async def test_failure_fails_all_that_was_handed_over_since(scene, problem):
+    scene.store.hold()
+    scene.submit("a")
+    first = asyncio.create_task(scene.commits.settled())
+    await scene.is_at_the_store()
+    scene.submit("b")
+    second = asyncio.create_task(scene.commits.settled())
+    patient = asyncio.create_task(scene.commits.settled(patient=True))
+    await asyncio.sleep(0)
+    scene.store.broken = problem
+    scene.store.let_go()
+    outcomes = await asyncio.gather(first, second, patient, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [StoreFailed] * 3
+    assert [str(outcome) for outcome in outcomes] == ["full"] * 3
+    assert scene.failures == ["full"]
+    with pytest.raises(StoreFailed, match="full"):
+        scene.submit("c")
+    assert (scene.landed, scene.kept()) == ([], [])
+
+
+async def test_after_a_failure_it_goes_on_once_it_is_loaded_anew(scene):
+    scene.store.broken = StoreFailed("full")
+    scene.submit("a")
+    with pytest.raises(StoreFailed):
+        await scene.commits.settled()
+    with pytest.raises(StoreFailed, match="full"):
+        await scene.commits.load()
+    scene.store.broken = None
+    assert (await scene.commits.load()).revision == 0
+    scene.submit("b")
+    await scene.commits.settled()
+    assert scene.kept() == ["b"]
+
+
+async def test_store_that_has_lost_something_is_not_taken_again(scene):
+    scene.submit("a", "b")
+    await scene.commits.settled()
+    scene.store.kept = TroubledStore().kept
+    with pytest.raises(StoreFailed, match="lost what it kept: it is at revision 0, not 2"):
+        await scene.commits.load()
+
+
+async def test_archive_is_read_in_turn(scene):
+    assert await scene.commits.archived(ReservationId("rsv-1")) is None
+
+
+async def test_close_finishes_what_was_handed_over_and_takes_no_more():
+    made = Scene()
+    await made.commits.load()
+    made.store.hold()
+    made.submit("a")
+    asyncio.get_running_loop().call_later(0.05, made.store.let_go)
+    made.submit("b")
+    await made.commits.close()
+    assert made.kept() == ["a", "b"]
+    with pytest.raises(NotReady):
+        made.submit("c")
+
+
+async def test_close_ends_also_when_the_last_commit_fails():
+    made = Scene()
+    await made.commits.load()
+    made.store.broken = StoreFailed("full")
+    made.submit("a")
+    await made.commits.close()
+    assert made.failures == ["full"]

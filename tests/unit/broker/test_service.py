@@ -1,0 +1,205 @@
+"""The broker's use cases without a network: its rules of time, its readiness, and what it does by itself."""
+
+import asyncio
+import contextlib
+
+import pytest
+
+import make
+from brokers import Clock, until
+from kubelend.broker import views
+from kubelend.broker.metrics import Metrics
+from kubelend.broker.service import Broker, Rules
+from kubelend.core.errors import KeyReused, NoCapacity, NotFound, NotReady, StoreFailed
+from kubelend.core.lifecycle import Phase, Reason
+from kubelend.core.models import ClusterId, ReservationId
+from troubled import TroubledStore
+
+A, R = ClusterId("a"), ClusterId("r")
+RULES = Rules(stale_after=make.STALE_AFTER, retention=make.HOUR, max_waiting=2)
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def store():
+    return TroubledStore()
+
+
+@pytest.fixture
+async def broker(store, clock):
+    made = Broker(lambda: store, clock, RULES, Metrics())
+    await made.load()
+    await made.advertise(make.advertisement("a", "cpu=4,memory=8Gi"))
+    yield made
+    await made.close()
+
+
+@contextlib.asynccontextmanager
+async def running(broker):
+    task = asyncio.create_task(broker.run(patience=0.01))
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def test_nothing_is_answered_before_it_is_loaded(store, clock):
+    fresh = Broker(lambda: store, clock, RULES, Metrics())
+    with pytest.raises(NotReady, match="starting: the store is being read"):
+        await fresh.holds(A)
+    await fresh.close()
+
+
+async def test_run_loads_as_soon_as_the_store_can_be_opened(store, clock):
+    store.broken = StoreFailed("not yet")
+    fresh = Broker(lambda: store, clock, RULES, Metrics())
+    async with running(fresh):
+        await until(lambda: fresh.unready == "without its store: not yet")
+        store.broken = None
+        await until(lambda: fresh.unready is None)
+    await fresh.close()
+
+
+async def test_run_ends_what_is_over_and_archives_what_ended_long_ago(broker, store, clock):
+    held = await broker.reserve(make.request("cpu=1,memory=1Gi", duration=make.HOUR))
+    waiting = await broker.reserve(make.request("cpu=9,memory=1Gi", wait=2 * make.HOUR))
+    async with running(broker):
+        clock.pass_time(make.HOUR)
+        await until(lambda: phases(store) == {held.id: "Released", waiting.id: "Pending"})
+        clock.pass_time(make.HOUR)
+        await until(lambda: phases(store) == {waiting.id: "Failed"})
+        clock.pass_time(make.HOUR)
+        await until(lambda: phases(store) == {})
+    found = await broker.reservation(held.id)
+    assert (found.phase, found.reason) == (Phase.RELEASED, Reason.EXPIRED)
+
+
+def phases(store):
+    return {found.id: found.phase.value for found in store.kept.load().reservations}
+
+
+async def test_run_reloads_after_a_failure_while_expiring(broker, store, clock):
+    held = await broker.reserve(make.request(duration=make.HOUR))
+    async with running(broker):
+        store.broken = StoreFailed("for a moment")
+        clock.pass_time(make.HOUR)
+        await until(lambda: broker.unready is not None)
+        store.broken = None
+        await until(lambda: broker.unready is None)
+        await until(lambda: phases(store) == {held.id: "Released"})
+
+
+async def test_stopping_broker_refuses_what_is_new(store, clock):
+    made = Broker(lambda: store, clock, RULES, Metrics())
+    await made.load()
+    await made.close()
+    with pytest.raises(NotReady, match="stopping"):
+        await made.holds(A)
+
+
+async def test_stopping_broker_finishes_what_it_has_begun(store, clock):
+    made = Broker(lambda: store, clock, RULES, Metrics())
+    await made.load()
+    store.hold()
+    call = asyncio.create_task(made.advertise(make.advertisement("a")))
+    await until(lambda: store.commits == 1)
+    closing = asyncio.create_task(made.close())
+    await asyncio.sleep(0)
+    store.let_go()
+    view, _ = await call
+    await closing
+    assert view.cluster.id == "a"
+    assert [found.id for found in store.kept.load().clusters] == ["a"]
+
+
+async def test_decision_is_made_on_what_is_assumed_before_it_is_durable(broker, store):
+    """Two at once cannot both have the last piece, however slow the disk is."""
+    store.hold()
+    calls = [
+        asyncio.create_task(broker.reserve(make.request("cpu=3,memory=1Gi"))) for _ in range(2)
+    ]
+    await asyncio.wait(calls, timeout=0.05)
+    store.let_go()
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    assert sorted(type(outcome).__name__ for outcome in outcomes) == ["NoCapacity", "Reservation"]
+
+
+async def test_refusal_carries_the_explanation(broker):
+    with pytest.raises(NoCapacity) as refused:
+        await broker.reserve(make.request("cpu=5,memory=1Gi"))
+    explanation = refused.value.explanation
+    assert explanation is not None
+    assert explanation.remedy is not None
+    assert refused.value.hint == explanation.remedy.text
+
+
+async def test_key_gives_the_same_reservation_and_none_other(broker):
+    asked = make.request("cpu=1,memory=1Gi", key="k")
+    first, *again = await asyncio.gather(*(broker.reserve(asked) for _ in range(5)))
+    assert {found.id for found in again} == {first.id}
+    with pytest.raises(KeyReused):
+        await broker.reserve(make.request("cpu=2,memory=1Gi", key="k"))
+
+
+async def test_stale_advertisement_is_judged_by_our_clock(broker, clock):
+    clock.pass_time(make.STALE_AFTER)
+    with pytest.raises(NoCapacity, match="1 Stale"):
+        await broker.reserve(make.request())
+    await broker.advertise(make.advertisement("a", sent_at=make.T0 - 99 * make.HOUR))
+    assert (await broker.reserve(make.request())).target == "a"
+
+
+async def test_another_broker_on_the_same_store_answers_the_same(broker, store, clock):
+    held = await broker.reserve(make.request("cpu=1,memory=1Gi", key="k"))
+    used = await broker.reserve(make.request("cpu=1,memory=1Gi"))
+    used = await broker.activate(used.id)
+    waiting = await broker.reserve(make.request("cpu=4,memory=1Gi", wait=make.HOUR))
+    heir = Broker(lambda: store, clock, RULES, Metrics())
+    await heir.load()
+    everything = views.Page(0, 100)
+    assert await heir.reservations(lambda _: True, None, everything) == [held, used, waiting]
+    assert await heir.cluster(A) == await broker.cluster(A)
+    assert await heir.holds(A) == [held]
+    await heir.release(used.id, Reason.BY_ADMIN)
+    await heir.release(held.id, Reason.BY_ADMIN)
+    assert (await heir.reservation(waiting.id)).target == "a"
+    await heir.close()
+
+
+async def test_reservation_is_found_at_hand_in_the_archive_or_not_at_all(broker, clock):
+    held = await broker.reserve(make.request())
+    released = await broker.release(held.id, Reason.BY_REQUESTER)
+    assert await broker.reservation(held.id) == released
+    clock.pass_time(2 * make.HOUR)
+    await broker.expire()
+    assert await broker.reservations(lambda _: True, None, views.Page(0, 10)) == []
+    assert await broker.reservation(held.id) == released
+    with pytest.raises(NotFound):
+        await broker.reservation(ReservationId("rsv-unknown"))
+
+
+async def test_stream_is_counted_while_it_is_open_and_closed_whatever_happens(broker):
+    async def use(fail):
+        async with broker.stream(A, None) as opening:
+            assert broker.feeds.count(A) == 1
+            assert opening.resumed is False
+            if fail:
+                raise ConnectionResetError
+
+    await use(fail=False)
+    with pytest.raises(ConnectionResetError):
+        await use(fail=True)
+    assert len(broker.feeds) == 0
+
+
+async def test_explanation_changes_nothing(broker, store):
+    before = store.commits
+    explanation = await broker.explain(make.request("cpu=9,memory=1Gi", wait=make.HOUR), 10)
+    assert explanation.fitting == 0
+    assert store.commits == before
+    assert await broker.reservations(lambda _: True, None, views.Page(0, 10)) == []

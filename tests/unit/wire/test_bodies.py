@@ -1,0 +1,101 @@
+"""The names on the wire are API: pinned here, field by field."""
+
+import msgspec
+import pytest
+
+from kubelend.wire import bodies
+
+FIELDS = {
+    bodies.Quantities: "cpu memory gpu storage extended",
+    bodies.Metrics: "capacity allocatable allocated reserved available",
+    bodies.Cost: "cpuCost memoryCost gpuCost storageCost currency",
+    bodies.Advertisement: (
+        "clusterID resources clusterName timestamp cost labels region validFor endpointURL"
+    ),
+    bodies.ReservationRequest: (
+        "requestedResources priority duration wait policy weights targetClusterID constraints"
+    ),
+    bodies.ConstraintsBody: "labels region exclude maxPricePerHour currency",
+    bodies.ReservationStatus: (
+        "phase message reason reservedAt expiresAt waitUntil acknowledgedAt activatedAt finishedAt"
+    ),
+    bodies.Reservation: (
+        "id requesterID targetClusterID requestedResources status createdAt priority duration"
+        " previousClusterIDs"
+    ),
+    bodies.ReservationList: "reservations next",
+    bodies.Published: "advertisement providerInstructions",
+    bodies.RenewRequest: "duration",
+    bodies.RefuseRequest: "reason",
+    bodies.CordonRequest: "reason",
+    bodies.ClusterStatus: (
+        "phase active score rating lastUpdateTime validUntil cordoned cordonReason reservations"
+        " message"
+    ),
+    bodies.Cluster: "advertisement status",
+    bodies.ClusterList: "clusters next",
+    bodies.Drained: "cluster reservations",
+    bodies.Instruction: "revision role action message reservation",
+    bodies.Remedy: "clusterID text less maxPricePerHour currency dropLabels",
+    bodies.Candidate: "clusterID fits refusals score pricePerHour currency remedy",
+    bodies.Explanation: "summary total fitting refusals candidates remedy",
+    bodies.Problem: "type title status detail code error hint retryable explanation",
+    bodies.Version: "version api",
+}
+
+
+def kinds():
+    found = [kind for kind in vars(bodies).values() if isinstance(kind, type)]
+    return {kind for kind in found if issubclass(kind, bodies.Body)} - {bodies.Body}
+
+
+def test_every_body_has_its_row():
+    assert kinds() == set(FIELDS)
+
+
+@pytest.mark.parametrize("kind", FIELDS, ids=lambda kind: kind.__name__)
+def test_fields_have_their_names(kind):
+    assert [field.encode_name for field in msgspec.structs.fields(kind)] == FIELDS[kind].split()
+
+
+@pytest.mark.parametrize(
+    "name, wire",
+    [
+        ("id", "id"),
+        ("cluster_id", "clusterID"),
+        ("previous_cluster_ids", "previousClusterIDs"),
+        ("endpoint_url", "endpointURL"),
+        ("max_price_per_hour", "maxPricePerHour"),
+        ("cpu", "cpu"),
+    ],
+)
+def test_names_are_in_camel_case_with_acronyms(name, wire):
+    assert bodies.camel(name) == wire
+
+
+@pytest.mark.parametrize("kind", FIELDS, ids=lambda kind: kind.__name__)
+def test_what_is_unknown_is_ignored_and_what_is_default_left_out(kind):
+    """An older or newer peer may send more, and reads what is not there as its default."""
+    if any(field.required for field in msgspec.structs.fields(kind)):
+        with pytest.raises(msgspec.ValidationError, match="missing required field"):
+            msgspec.json.decode(b'{"unknown":[1,{"x":2}]}', type=kind)
+    else:
+        assert msgspec.json.decode(b'{"unknown":[1,{"x":2}]}', type=kind) == kind()
+        assert msgspec.json.encode(kind()) == b"{}"
+
+
+def test_bodies_of_the_published_system_are_read():
+    """Without any field of ours."""
+    text = b"""{"clusterID":"agent-cluster-2","clusterName":"x","timestamp":"2025-10-01T10:00:00Z",
+        "resources":{"capacity":{"cpu":"10","memory":"8025424Ki"},
+                     "allocatable":{"cpu":"10","memory":"8025424Ki"},
+                     "allocated":{"cpu":"1050m","memory":"418Mi"},
+                     "available":{"cpu":"8950m","memory":"7597392Ki"}}}"""
+    body = msgspec.json.decode(text, type=bodies.Advertisement)
+    assert body.cluster_id == "agent-cluster-2"
+    assert body.resources.allocated == bodies.Quantities("1050m", "418Mi")
+    asked = msgspec.json.decode(
+        b'{"requestedResources":{"cpu":"500m","memory":"256Mi"},"priority":10,"duration":"1h"}',
+        type=bodies.ReservationRequest,
+    )
+    assert (asked.priority, asked.duration) == (10, "1h")

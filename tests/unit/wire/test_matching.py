@@ -1,0 +1,52 @@
+"""A method and a path mean one route, or say why they mean none."""
+
+import pytest
+
+from kubelend.core.errors import MethodNotAllowed, NotFound
+from kubelend.wire import matching
+from kubelend.wire.matching import Match
+from kubelend.wire.routes import ROUTES
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
+def test_every_route_is_found_by_its_own_path(route):
+    path = route.path.replace("{cluster}", "a").replace("{reservation}", "b")
+    found = matching.find(route.method, path)
+    assert isinstance(found, Match)
+    assert found.route is route
+    assert set(found.names.values()) <= {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    "sent, name",
+    [
+        ("a", "a"),
+        ("Team%20A%2FCluster_1", "Team A/Cluster_1"),
+        ("%7Bcluster%7D", "{cluster}"),
+        ("..", ".."),
+    ],
+)
+def test_names_may_hold_anything_once_decoded(sent, name):
+    found = matching.find("GET", f"/api/v1/clusters/{sent}")
+    assert found.names == {"cluster": name}
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "", "/nix", "/api/v1/clusters/", "/api/v1/clusters/a/b/c", "/healthz/"]
+)
+def test_other_paths_mean_nothing(path):
+    assert isinstance(matching.find("GET", path), NotFound)
+
+
+@pytest.mark.parametrize(
+    "method, path, allowed",
+    [
+        ("PUT", "/api/v1/reservations", ["GET", "POST"]),
+        ("POST", "/api/v1/clusters/a", ["DELETE", "GET"]),
+        ("GET", "/api/v1/clusters/a/drain", ["POST"]),
+    ],
+)
+def test_wrong_method_says_which_are_right(method, path, allowed):
+    found = matching.find(method, path)
+    assert isinstance(found, MethodNotAllowed)
+    assert found.allowed == allowed

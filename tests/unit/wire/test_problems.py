@@ -1,0 +1,104 @@
+"""Every error has a status and a code, and crosses the wire as the class that it is."""
+
+import inspect
+
+import msgspec
+import pytest
+
+import make
+from kubelend.core import errors, explanations
+from kubelend.core.errors import KubelendError
+from kubelend.wire import bodies, problems
+
+CLASSES = [
+    found
+    for _, found in inspect.getmembers(errors, inspect.isclass)
+    if issubclass(found, KubelendError)
+]
+
+STATUSES = {
+    "Internal": 500,
+    "InvalidInput": 400,
+    "InvalidQuantity": 400,
+    "InvalidDuration": 400,
+    "InvalidIdentity": 403,
+    "TooSlow": 408,
+    "KeyReused": 422,
+    "Forbidden": 403,
+    "NotFound": 404,
+    "MethodNotAllowed": 405,
+    "Conflict": 409,
+    "NoCapacity": 409,
+    "WrongPhase": 409,
+    "LimitExceeded": 429,
+    "RateLimited": 429,
+    "QueueFull": 429,
+    "BodyTooLarge": 413,
+    "Unavailable": 503,
+    "StoreFailed": 503,
+    "NotReady": 503,
+    "BrokerUnreachable": 503,
+    "UnexpectedAnswer": 502,
+    "InvalidSettings": 500,
+}
+"""API: programs decide by these."""
+
+
+def test_every_class_has_its_row():
+    assert {found.code for found in CLASSES} == set(STATUSES)
+    assert len({found.code for found in CLASSES}) == len(CLASSES)
+
+
+@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.code)
+def test_error_becomes_a_problem_and_the_same_error_again(kind):
+    error = kind("it went wrong", hint="do this")
+    problem = problems.to_problem(error)
+    assert problem.status == int(problems.status_of(error)) == STATUSES[kind.code]
+    assert problem.code == kind.code
+    assert problem.type == f"urn:kubelend:problem:{kind.code}"
+    assert (problem.detail, problem.hint) == ("it went wrong", "do this")
+    assert problem.error == "it went wrong; do this"
+    assert problem.retryable is kind.retryable
+    again = problems.from_answer(problem.status, msgspec.json.encode(problem))
+    assert type(again) is kind
+    assert (again.message, again.hint) == ("it went wrong", "do this")
+    assert str(again) == str(error)
+
+
+def test_error_without_a_hint_has_none():
+    body = msgspec.json.decode(msgspec.json.encode(problems.to_problem(errors.NotFound("gone"))))
+    assert body["error"] == body["detail"] == "gone"
+    assert "hint" not in body
+
+
+def test_explanation_goes_with_the_refusal():
+    explanation = explanations.explain(
+        make.question("cpu=9,memory=1Gi"), make.ledger(a="cpu=4,memory=8Gi").fleet, 10
+    )
+    problem = problems.to_problem(errors.NoCapacity("no", explanation=explanation))
+    assert problem.explanation is not None
+    assert problem.explanation.summary == "0/1 cluster fits: 1 InsufficientCPU"
+
+
+@pytest.mark.parametrize(
+    "body, said",
+    [
+        (b"<html>502 Bad Gateway</html>", "<html>502 Bad Gateway</html>"),
+        (b"", "nothing"),
+        (b"\xff\xfe", "\ufffd\ufffd"),
+        (b"{}", "{}"),
+        (b'{"error":"of another system"}', "of another system"),
+    ],
+)
+def test_answer_that_is_none_of_ours_is_unexpected(body, said):
+    error = problems.from_answer(502, body)
+    assert type(error) is errors.UnexpectedAnswer
+    assert error.message.startswith("the broker answered 502: ")
+    assert said in error.message
+
+
+def test_code_of_a_newer_broker_is_an_error_all_the_same():
+    problem = bodies.Problem("urn:x", "Teapot", 418, "short and stout", "Teapot", "short and stout")
+    error = problems.from_answer(418, msgspec.json.encode(problem))
+    assert type(error) is KubelendError
+    assert error.message == "short and stout"

@@ -1,0 +1,63 @@
+"""The routes, once: what the server binds, the client calls and the documents show cannot differ."""
+
+import msgspec
+import pytest
+
+from kubelend.api.routing import HANDLERS
+from kubelend.wire import openapi, problems, routes
+from kubelend.wire.routes import Access
+
+
+def test_names_and_places_are_unique():
+    names = [route.name for route in routes.ROUTES]
+    places = [(route.method, route.path) for route in routes.ROUTES]
+    assert len(set(names)) == len(names)
+    assert len(set(places)) == len(places)
+
+
+def test_every_route_has_a_handler_and_every_handler_a_route():
+    assert set(HANDLERS) == set(routes.BY_NAME)
+
+
+@pytest.mark.parametrize("route", routes.ROUTES, ids=lambda route: route.name)
+def test_route_says_what_it_needs_and_gives(route):
+    assert route.method in {"GET", "POST", "DELETE"}
+    assert route.path.startswith("/")
+    assert route.summary
+    assert route.answers
+    assert isinstance(route.access, Access)
+    # A body or a value in the query can be wrong: then 400 has to be documented.
+    if route.body is not None or any(found.place == "query" for found in route.parameters):
+        statuses = {int(problems.status_of(kind(""))) for kind in route.errors}
+        assert 400 in statuses
+
+
+PUBLISHED = {
+    ("POST", "/api/v1/advertisements"): 200,
+    ("GET", "/api/v1/advertisements/{cluster}"): 200,
+    ("POST", "/api/v1/reservations"): 201,
+    ("GET", "/api/v1/reservations"): 200,
+    ("GET", "/api/v1/instructions"): 200,
+    ("GET", "/healthz"): 200,
+}
+
+
+def test_routes_of_the_published_system_are_all_here():
+    found = {(route.method, route.path): route.answers for route in routes.ROUTES}
+    for place, status in PUBLISHED.items():
+        assert status in found[place]
+
+
+def test_document_is_the_same_every_time():
+    assert openapi.text("1.2.3") == openapi.text("1.2.3")
+    document = msgspec.json.decode(openapi.text("1.2.3"))
+    assert document == openapi.document("1.2.3")
+    assert document["info"]["version"] == "1.2.3"
+
+
+def test_fields_are_in_it_with_their_limits():
+    schemas = openapi.document("x")["components"]["schemas"]
+    priority = schemas["ReservationRequest"]["properties"]["priority"]
+    assert (priority["minimum"], priority["maximum"]) == (-(2**31), 2**31 - 1)
+    assert schemas["Quantities"]["required"] == ["cpu", "memory"]
+    assert "targetClusterID" in schemas["Reservation"]["required"]
