@@ -15,18 +15,29 @@ def clean(tmp_path):
     return not list(tmp_path.iterdir()) and not processes.naming(tmp_path)
 
 
-def test_the_demo_shows_every_step_and_ends_well(tmp_path):
-    code, out, err = processes.finished(processes.kubelend("demo", temporary=tmp_path))
+@pytest.fixture(scope="module")
+def played(tmp_path_factory):
+    """A demo from its beginning to its end: exit code, output, errors, and what it left."""
+    directory = tmp_path_factory.mktemp("demo")
+    return *processes.finished(processes.kubelend("demo", temporary=directory)), clean(directory)
+
+
+def test_the_demo_ends_well_and_leaves_nothing_behind(played):
+    code, _, err, left_clean = played
     assert (code, err) == (0, "")
+    assert left_clean
+
+
+def test_the_demo_shows_every_step(played):
+    out = played[1]
     for step in (*story.LIFE, *story.END):
         assert step.title in out
     for seen in ("is Reserved on turin", "is Active", "What would help:", "0 violations"):
         assert seen in out
-    assert clean(tmp_path)
 
 
-def test_the_demo_fits_a_terminal_and_has_no_colour_in_a_pipe(tmp_path):
-    _, out, _ = processes.finished(processes.kubelend("demo", temporary=tmp_path))
+def test_the_demo_fits_a_terminal_and_has_no_colour_in_a_pipe(played):
+    out = played[1]
     assert max(map(len, out.splitlines())) <= 80
     assert "\x1b" not in out
 

@@ -68,6 +68,14 @@ async def test_packed_body_is_read(broker, r):
     assert (await r.call("POST", "reservations", content=content, headers=headers)).status == 201
 
 
+async def test_client_that_asks_before_it_sends_its_body_is_told_to(broker, r):
+    """As curl does with larger ones (Expect: 100-continue)."""
+    await broker.cluster("a").advertise()
+    url = f"https://localhost:{r.port}/api/v1/reservations"
+    async with asyncio.timeout(5), r.session.post(url, json=wish(), expect100=True) as response:
+        assert response.status == 201
+
+
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
 async def test_body_that_is_not_packed_as_it_says_is_refused(r, encoding):
     headers = {"Content-Encoding": encoding}

@@ -8,11 +8,12 @@ import time
 
 import pytest
 
+import brokers
 import make
 from callers import PATIENCE
 
 QUICK = make.SECOND / 5
-TIMES = {"handshake_timeout": QUICK, "read_timeout": QUICK, "idle_timeout": QUICK}
+TIMES = {"handshake_timeout": QUICK, "read_timeout": QUICK}
 GET = b"GET /api/v1/version HTTP/1.1\r\nHost: localhost\r\n\r\n"
 POST = b"POST /api/v1/reservations HTTP/1.1\r\nHost: localhost\r\n"
 
@@ -52,7 +53,6 @@ async def others_are_served(broker):
 @pytest.mark.parametrize(
     "sent",
     [
-        pytest.param(b"", id="nothing"),
         pytest.param(GET[:1], id="one byte"),
         pytest.param(GET[:30], id="half a header"),
         pytest.param(GET[:-2], id="all but the last line"),
@@ -65,6 +65,14 @@ async def test_header_that_does_not_arrive_ends_the_connection(broker, sent):
         await others_are_served(broker)
         assert await end_of(reader) == b""
         assert QUICK.total_seconds() / 2 < time.monotonic() - began < PATIENCE / 2
+
+
+async def test_second_header_that_does_not_arrive_ends_the_connection_too(broker):
+    async with connected(broker.cluster("slow")) as (reader, writer):
+        writer.write(GET)
+        assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 200 ")
+        writer.write(GET[:30])
+        assert await end_of(reader) == b""
 
 
 async def test_header_that_drips_ends_the_connection(broker):
@@ -107,7 +115,15 @@ async def test_handshake_that_stalls_ends_the_connection(broker):
     writer.close()
 
 
-async def test_idle_connection_ends_after_its_time_and_not_before(broker):
+async def test_connection_that_never_speaks_ends_after_the_time_of_an_idle_one(start):
+    broker = await start(idle_timeout=QUICK)
+    async with connected(broker.cluster("slow")) as (reader, _):
+        await others_are_served(broker)
+        assert await end_of(reader) == b""
+
+
+async def test_idle_connection_ends_after_its_time_and_not_before(start):
+    broker = await start(idle_timeout=QUICK)
     async with connected(broker.cluster("slow")) as (reader, writer):
         for _ in range(3):
             writer.write(GET)
@@ -118,7 +134,7 @@ async def test_idle_connection_ends_after_its_time_and_not_before(broker):
 
 async def test_call_that_takes_long_is_not_cut_off_by_what_limits_clients(start):
     """A stream lasts, whatever the timeouts."""
-    broker = await start(**TIMES)
+    broker = await start(**TIMES, idle_timeout=QUICK)
     a, r = broker.cluster("a"), broker.cluster("r")
     async with a.stream() as stream:
         await stream.event()
@@ -126,6 +142,31 @@ async def test_call_that_takes_long_is_not_cut_off_by_what_limits_clients(start)
         await a.advertise()
         made = await r.reserve()
         assert (await stream.event()).told == ("provider", "Hold", made["id"])
+
+
+async def test_client_that_does_not_read_its_answers_is_let_go_of(start):
+    """More than all buffers hold: what cannot be sent must not be kept for ever."""
+    broker = await start(idle_timeout=QUICK)
+    a, r = broker.cluster("a"), broker.cluster("r")
+    await a.advertise("64", "64Gi")
+    await asyncio.gather(*(r.reserve("1m", "1Mi") for _ in range(200)))
+    await a.hang_up()
+    whole = len((await r.get("reservations", limit="200")).content)
+    await r.hang_up()
+    async with connected(a) as (reader, writer):
+        writer.transport.pause_reading()
+        writer.write(GET.replace(b"version", b"reservations?limit=200") * 200)
+        await brokers.until(lambda: len(connections()) == 1)
+        await others_are_served(broker)
+        await broker.cluster("other").hang_up()
+        await brokers.until(lambda: not connections())
+        writer.transport.resume_reading()
+        assert len(await end_of(reader)) < 100 * whole
+
+
+def connections():
+    """What the server has running for each connection."""
+    return [task for task in asyncio.all_tasks() if "RequestHandler.start" in repr(task)]
 
 
 async def test_hundred_stalled_clients_keep_nobody_waiting(broker):
@@ -203,6 +244,35 @@ async def test_body_that_is_not_as_its_headers_say_is_refused(broker, log, sent)
     assert answer.count(b"HTTP/1.") == 1
     assert b'"code":"InvalidInput"' in answer
     assert "exception" not in log.text
+
+
+@pytest.mark.parametrize(
+    "target, status",
+    [
+        pytest.param(b"/api/v1/clusters/%ff", b"403", id="no UTF-8"),
+        pytest.param(b"/api/v1/clusters/%zz", b"403", id="no hexadecimal"),
+        pytest.param(b"/api/v1/clusters/%", b"403", id="percent alone"),
+        pytest.param(b"/api/v1/clusters/%00", b"403", id="zero"),
+        pytest.param(b"/api/v1/reservations/%2e%2e%2fversion", b"404", id="dots"),
+        pytest.param(b"/api/v1/reservations/../version", b"404", id="up"),
+        pytest.param(b"//api/v1/version", b"404", id="two slashes"),
+        pytest.param(b"/api/v1/version/", b"404", id="slash at the end"),
+        pytest.param(b"/api/v1/VERSION", b"404", id="capitals"),
+        pytest.param(b"/api/v1/version?limit=%ff&x=%zz", b"200", id="odd query"),
+        pytest.param(b"/api/v1/reservations?limit=%ff", b"400", id="odd value"),
+        pytest.param(b"https://localhost/api/v1/version", b"200", id="absolute"),
+        pytest.param(b"*", b"400", id="asterisk"),
+    ],
+)
+async def test_odd_targets_are_answered_like_any_other(broker, log, target, status):
+    async with connected(broker.cluster("odd")) as (reader, writer):
+        writer.write(GET.replace(b"/api/v1/version", target).replace(b"\r\n\r\n", CLOSE))
+        answer = await end_of(reader)
+    assert answer.split(b" ")[1] == status
+    assert "exception" not in log.text
+
+
+CLOSE = b"\r\nConnection: close\r\n\r\n"
 
 
 async def test_plain_text_to_the_tls_port_is_not_answered(broker, log):

@@ -20,7 +20,7 @@ from kubelend.core.models import (
 from kubelend.core.prices import BILLIONTHS, Prices
 from kubelend.core.resources import Resources
 
-GIB = 2**30
+GIB, MIB = 2**30, 2**20
 REQUESTER = ClusterId("requester")
 DURATION = timedelta(hours=1)
 
@@ -48,6 +48,15 @@ def small_requests(count: int, *, seed: int = 2) -> list[Request]:
         _request(
             Resources(cpu=random.randint(1, 20) * 100, memory=random.randint(1, 32) * GIB // 8)
         )
+        for _ in range(count)
+    ]
+
+
+def tiny_requests(count: int, *, seed: int = 5) -> list[Request]:
+    """So little that no run fills a fleet with them."""
+    random = Random(seed)  # noqa: S311 - as above
+    return [
+        _request(Resources(cpu=random.randint(1, 9), memory=random.randint(1, 9) * MIB))
         for _ in range(count)
     ]
 

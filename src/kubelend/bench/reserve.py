@@ -136,7 +136,7 @@ async def _load(port: int, certificates: list[Path], seconds: float) -> Load:
     numbers = [0] * len(opened)
     wishes = [
         requests.reservations(request, f"bench-{n}")
-        for n, request in enumerate(fleets.small_requests(len(opened)))
+        for n, request in enumerate(fleets.tiny_requests(len(opened)))
     ]
 
     def reservation(place: int) -> bytes:

@@ -87,7 +87,9 @@ class Resources(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
             max(self.memory, 0),
             max(self.gpu, 0),
             max(self.storage, 0),
-            {name: amount for name, amount in self.extended.items() if amount > 0},
+            {name: amount for name, amount in self.extended.items() if amount > 0}
+            if self.extended
+            else self.extended,
         )
 
     def fits_in(self, free: Resources) -> bool:

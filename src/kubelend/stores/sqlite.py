@@ -30,6 +30,8 @@ class SqliteStore:
         self._database = database
         self._checked = _WORKING_SET if database.is_writable else (*_WORKING_SET, "archive")
         self._archive_for = archive_for
+        self._revision: int | None = None
+        """What the file holds, once this store, the only one to write it, has looked or written."""
 
     @classmethod
     def open(cls, path: Path, *, archive_for: timedelta = batches.ARCHIVE_FOR) -> SqliteStore:
@@ -62,12 +64,14 @@ class SqliteStore:
         dropped = [(records.key(name),) for name, found in batch.clusters.items() if not found]
         reservations = [_reservation_row(found) for found in batch.reservations.values()]
         with self._database.transaction("IMMEDIATE") as connection:
-            batches.check_order(_revision(connection), revision)
+            stored = _revision(connection) if self._revision is None else self._revision
+            batches.check_order(stored, revision)
             _put(connection, _PUT_CLUSTERS, clusters)
             connection.executemany(_DROP_CLUSTER, dropped)
             _put(connection, _PUT_RESERVATIONS, reservations)
             self._archive(connection, batch.archived)
             connection.execute(_SET_REVISION, _revision_row(revision))
+        self._revision = revision
 
     def archived(self, reservation: ReservationId) -> Reservation | None:
         with self._database.transaction("DEFERRED") as connection:

@@ -1,8 +1,8 @@
 """HTTP listeners: where the applications of `api` meet sockets, with a time limit on every wait.
 
-Of the four waits for a client, TLS and aiohttp limit the handshake and the pause between two requests,
-and the reader of a body limits that (`api.calls`). What is left is a header that began and does not end:
-`_Connection` limits it.
+Of the five waits for a client, TLS and aiohttp limit the handshake and the pause between two requests,
+and the reader of a body limits that (`api.calls`). What is left are a header that began and does not end,
+and an answer that is not taken: `_Connection` limits them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Limits(NamedTuple):
     read: timedelta = timedelta(seconds=10)
     """From the first byte of a request to the end of its headers."""
     idle: timedelta = timedelta(seconds=75)
-    """Between two requests of one connection."""
+    """Between two requests of one connection, and for an answer that the client does not take."""
     shutdown: timedelta = timedelta(seconds=20)
     """For calls that have begun when the listener closes."""
     body: int = 2**18
@@ -63,7 +63,8 @@ async def listening(
     finally:
         server.close()
         connections.pre_shutdown()
-        await connections.shutdown(limits.shutdown.total_seconds())
+        # A moment at the least: aiohttp takes 0 for no limit at all.
+        await connections.shutdown(max(limits.shutdown.total_seconds(), 0.001))
 
 
 async def _bind(
@@ -102,6 +103,7 @@ class _Connections(web.Server):
             lingering_time=limits.read.total_seconds(),
         )
         self.header_timeout = limits.read.total_seconds()
+        self.answer_timeout = limits.idle.total_seconds()
         self._body = limits.body
 
     def __call__(self) -> web.RequestHandler:
@@ -116,14 +118,16 @@ class _Connections(web.Server):
 
 
 class _Connection(web.RequestHandler):
-    """One client; closed if a header takes too long."""
+    """One client; closed if a header takes too long to come, or an answer to go."""
 
-    __slots__ = ("_header_deadline", "_header_timeout")
+    __slots__ = ("_answer_deadline", "_answer_timeout", "_header_deadline", "_header_timeout")
 
     def __init__(self, connections: _Connections, **options: Any) -> None:
         super().__init__(connections, **options)
         self._header_timeout = connections.header_timeout
         self._header_deadline: asyncio.TimerHandle | None = None
+        self._answer_timeout = connections.answer_timeout
+        self._answer_deadline: asyncio.TimerHandle | None = None
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -155,9 +159,30 @@ class _Connection(web.RequestHandler):
         response.force_close()
         return response
 
+    def pause_writing(self) -> None:
+        """All buffers are full: the client does not read."""
+        super().pause_writing()
+        loop = asyncio.get_running_loop()
+        self._answer_deadline = loop.call_later(self._answer_timeout, self._give_up)
+
+    def resume_writing(self) -> None:
+        self._forget_answer_deadline()
+        super().resume_writing()
+
     def connection_lost(self, exc: BaseException | None) -> None:
         self._forget_deadline()
+        self._forget_answer_deadline()
         super().connection_lost(exc)
+
+    def _give_up(self) -> None:
+        # Not close(), which would wait for the client to take what is buffered.
+        if self.transport is not None:
+            self.transport.abort()
+
+    def _forget_answer_deadline(self) -> None:
+        if self._answer_deadline is not None:
+            self._answer_deadline.cancel()
+            self._answer_deadline = None
 
     def _forget_deadline(self) -> None:
         if self._header_deadline is not None:

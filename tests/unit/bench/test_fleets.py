@@ -56,6 +56,11 @@ def test_every_request_fits_somewhere(size):
         assert isinstance(decision.decide(Question(request, make.T0), fleet), Placement)
 
 
+def test_a_single_cluster_has_room_for_very_many_tiny_requests():
+    smallest = min(cluster.ceiling.cpu for cluster in fleets.clusters(1000, make.T0))
+    assert max(request.resources.cpu for request in fleets.tiny_requests(100)) * 100 < smallest
+
+
 def test_small_requests_fit_nearly_everywhere_and_large_ones_nearly_nowhere():
     known = fleets.clusters(2000, make.T0)
     fleet = fleet_of(known)

@@ -49,4 +49,4 @@ def test_other_paths_mean_nothing(path):
 def test_wrong_method_says_which_are_right(method, path, allowed):
     found = matching.find(method, path)
     assert isinstance(found, MethodNotAllowed)
-    assert found.allowed == allowed
+    assert list(found.allowed) == allowed
