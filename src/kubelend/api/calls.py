@@ -100,9 +100,16 @@ class Call:
             )
         return text
 
+    async def _ask_for_body(self) -> None:
+        """Some clients send a larger body only when they are told that it will be read."""
+        if self.request.headers.get("Expect", "").lower() == "100-continue":
+            await self.request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self.request.writer.output_size = 0  # the answer itself has not begun
+
     async def _wait_for_body(self) -> bytes:
         try:
             async with asyncio.timeout(self.context.read_timeout):
+                await self._ask_for_body()
                 return await self.request.read()
         except TimeoutError:
             raise TooSlow("body: it did not arrive in time") from None

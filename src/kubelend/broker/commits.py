@@ -19,7 +19,7 @@ from kubelend.core.errors import NotReady, StoreFailed
 from kubelend.core.events import Change
 from kubelend.core.models import Records, Reservation, ReservationId
 
-LINGER = 0.02
+LINGER = 0.05
 """Seconds that a group waits for company while nobody who is in a hurry waits for it."""
 
 Landed = Callable[[Sequence[Change], float], None]
@@ -36,6 +36,8 @@ class _Group:
         self.changes: list[Change] = []
         self.revision = 0
         self.waiters: list[asyncio.Future[None]] = []
+        self.is_ready = False
+        """It waits only for the group before it."""
 
     def wake(self, failure: Exception | None = None) -> None:
         for waiter in self.waiters:
@@ -59,7 +61,6 @@ class GroupCommit:
         self._gathering: _Group | None = None
         self._flying: _Group | None = None
         self._departure: asyncio.Handle | None = None
-        """When the group that gathers will leave; None once it is only waiting for the one before."""
         self._lingers = False
         self._durable = 0
         """The revision up to which everything was kept, as far as this process knows."""
@@ -82,7 +83,7 @@ class GroupCommit:
             raise self._failure
         if self._gathering is None:
             self._gathering = _Group()
-            self._depart(LINGER)
+            self._depart(self._gathering, LINGER)
         self._gathering.changes.extend(changes)
         self._gathering.revision = revision
 
@@ -93,7 +94,7 @@ class GroupCommit:
         decides in it. Who is patient lets it wait a little for company: fewer, larger groups.
         """
         if self._gathering is not None and not patient:
-            self._depart(0.0)
+            self._depart(self._gathering, 0.0)
         newest = self._gathering or self._flying
         if newest is not None:
             waiter = asyncio.get_running_loop().create_future()
@@ -108,23 +109,28 @@ class GroupCommit:
         await self._in_thread(self._let_go)
         self._thread.shutdown()
 
-    def _depart(self, linger: float) -> None:
-        """Set when the group leaves, or bring it forward."""
+    def _depart(self, group: _Group, linger: float) -> None:
+        """Set when the group that gathers is ready to leave, or bring it forward."""
+        if group.is_ready or (self._departure is not None and (linger or not self._lingers)):
+            return
+        if self._departure is not None:
+            self._departure.cancel()
         loop = asyncio.get_running_loop()
-        if self._departure is None or (self._lingers and not linger):
-            if self._departure is not None:
-                self._departure.cancel()
-            self._lingers = bool(linger)
-            self._departure = (
-                loop.call_later(linger, self._leave) if linger else loop.call_soon(self._leave)
-            )
+        self._lingers = bool(linger)
+        self._departure = (
+            loop.call_later(linger, self._leave, group)
+            if linger
+            else loop.call_soon(self._leave, group)
+        )
 
-    def _leave(self) -> None:
+    def _leave(self, group: _Group) -> None:
         self._departure = None
+        group.is_ready = True
         self._take_off()
 
     def _take_off(self) -> None:
-        if self._flying is not None or self._gathering is None or self._departure is not None:
+        """Write the next group, unless it still gathers or one is being written."""
+        if self._flying is not None or self._gathering is None or not self._gathering.is_ready:
             return
         group = self._flying = self._gathering
         self._gathering = None

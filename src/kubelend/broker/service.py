@@ -170,9 +170,12 @@ class Broker:
         return await self._change_one(found, command)
 
     async def release(self, found: ReservationId, reason: Reason) -> Reservation:
-        return await self._change_one(
-            found, lambda ledger, now: commands.release(ledger, found, reason, now)
-        )
+        try:
+            return await self._change_one(
+                found, lambda ledger, now: commands.release(ledger, found, reason, now)
+            )
+        except NotFound:  # or it ended so long ago that it is in the archive
+            return await self.reservation(found)
 
     async def explain(self, request: Request, limit: int) -> explanations.Explanation:
         """Where a request would go now; nothing changes."""

@@ -15,7 +15,15 @@ import msgspec
 import numpy as np
 
 from kubelend.core import prices
-from kubelend.core.fleet import UNPRICED, Fleet, Floats, Mask, currency_code, micros
+from kubelend.core.fleet import (
+    UNPRICED,
+    Fleet,
+    Floats,
+    Mask,
+    Selection,
+    currency_code,
+    micros,
+)
 from kubelend.core.models import UNCONSTRAINED, ClusterId, Request
 from kubelend.core.refusals import INSUFFICIENT, Refusal
 
@@ -38,8 +46,7 @@ Filter = Callable[[Question, Fleet], Mask | None]
 def passing(question: Question, fleet: Fleet) -> Mask:
     """The clusters that pass every filter: what `verdicts` says, folded together without detours."""
     request = question.request
-    everyone = fresh(question, fleet)
-    everyone &= fleet.open
+    everyone = fleet.usable(micros(question.now))
     requester = fleet.find(request.requester)
     if requester is not None:
         everyone[requester] = False
@@ -158,7 +165,7 @@ _RARE = (*_SELDOM, pinned, not_excluded, labelled, same_currency, affordable)
 """What applies to few requests, and among them to those without constraints."""
 
 
-def hourly(request: Request, fleet: Fleet) -> Floats:
+def hourly(request: Request, fleet: Fleet | Selection) -> Floats:
     """What each cluster asks per hour for this request, in its own currency; zero without a price."""
     amounts = request.resources
     cpu, memory, gpu, storage = fleet.rates
@@ -168,7 +175,7 @@ def hourly(request: Request, fleet: Fleet) -> Floats:
     return costs
 
 
-def in_currency(request: Request, fleet: Fleet) -> Mask:
+def in_currency(request: Request, fleet: Fleet | Selection) -> Mask:
     """The clusters whose prices can be compared with those of the request."""
     same: Mask = fleet.currency == currency_code(request.constraints.currency)
     return same

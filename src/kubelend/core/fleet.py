@@ -30,6 +30,8 @@ UNPRICED = -1
 NO_EARMARK = np.iinfo(np.int64).min
 """The priority of a cluster that nobody waits for: every request ranks above it."""
 
+NEVER, FOREVER = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)
+
 LABEL_MASKS = 256
 """Labels come from requests, so the number of those remembered is bounded."""
 
@@ -75,6 +77,9 @@ class Fleet:
         self._columns = {name: Column(room) for name in _NAMED}
         self._valid_until = np.zeros(room, np.int64)
         self._open = np.zeros(room, np.bool_)
+        self._usable = np.zeros(room, np.bool_)
+        """Open and fresh, as it is from `_usable_from` to `_usable_until`: few clusters turn stale."""
+        self._usable_from = self._usable_until = NEVER
         self._currency = np.full(room, UNPRICED, np.int64)
         self._rates = np.zeros((len(_NAMED), room), np.float64)
         self._earmark_priority = np.full(room, NO_EARMARK, np.int64)
@@ -93,6 +98,7 @@ class Fleet:
         advertisement = cluster.advertisement
         self._valid_until[row] = micros(cluster.valid_until)
         self._open[row] = cluster.cordon is None
+        self._set_usable(row)
         self._set_labels(row, advertisement.labels)
         self._set_prices(row, cluster)
         self._set_extended(row, frozenset(advertisement.allocatable.extended))
@@ -156,6 +162,12 @@ class Fleet:
     @property
     def valid_until(self) -> Ints:
         return self._valid_until[: len(self)]
+
+    def usable(self, now: int) -> Mask:
+        """The clusters that are open and not stale now, as a new array."""
+        if not self._usable_from <= now < self._usable_until:
+            self._look_again(now)
+        return self._usable[: len(self)].copy()
 
     @property
     def open(self) -> Mask:
@@ -221,6 +233,7 @@ class Fleet:
             column.allocatable = _widened(column.allocatable, room)
         self._valid_until = _widened(self._valid_until, room)
         self._open = _widened(self._open, room)
+        self._usable = _widened(self._usable, room)
         self._currency = _widened(self._currency, room)
         self._rates = _widened(self._rates, room)
         self._earmark_priority = _widened(self._earmark_priority, room)
@@ -231,7 +244,7 @@ class Fleet:
         """Every array with a place per row: what an insertion and a removal have to shift."""
         for column in self._columns.values():
             yield from column.arrays()
-        yield from (self._valid_until, self._open, self._currency, self._rates)
+        yield from (self._valid_until, self._open, self._usable, self._currency, self._rates)
         yield from (self._earmark_priority, self._earmark_ticket)
 
     def _set_extended(self, row: int, names: frozenset[str]) -> None:
@@ -242,6 +255,21 @@ class Fleet:
         for name in gone:
             if not any(name in others for others in self._extended):
                 del self._columns[name]
+
+    def _set_usable(self, row: int) -> None:
+        """A fresh and open row joins at once; any other change has all of them looked at again."""
+        if self._open[row] and self._usable_until <= self._valid_until[row]:
+            self._usable[row] = True
+        else:
+            self._usable_until = NEVER
+
+    def _look_again(self, now: int) -> None:
+        usable = self._usable[: len(self)]
+        np.greater(self.valid_until, now, out=usable)
+        usable &= self.open
+        ends = self.valid_until[usable]
+        self._usable_from = now
+        self._usable_until = int(ends.min()) if len(ends) else FOREVER
 
     def _set_free(self, row: int, free: Resources) -> None:
         for name, column in self._columns.items():
@@ -260,6 +288,32 @@ class Fleet:
             return
         self._currency[row] = currency_code(prices.currency)
         self._rates[:, row] = prices.rates()
+
+
+class Selection:
+    """Some rows of a fleet, with as much of it as scores need."""
+
+    def __init__(self, fleet: Fleet, rows: Ints) -> None:
+        self._fleet = fleet
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def currency(self) -> Ints:
+        return self._fleet.currency[self._rows]
+
+    @property
+    def rates(self) -> Floats:
+        return self._fleet.rates[:, self._rows]
+
+    def shares(self, name: str) -> tuple[Floats, Floats] | None:
+        shares = self._fleet.shares(name)
+        return None if shares is None else (shares[0][self._rows], shares[1][self._rows])
+
+    def scratch(self, _: int) -> Floats:
+        return np.empty(len(self._rows), np.float64)
 
 
 def _widened(array: npt.NDArray[Scalar], room: int) -> npt.NDArray[Scalar]:

@@ -14,10 +14,14 @@ import numpy as np
 
 from kubelend.core.errors import InvalidInput
 from kubelend.core.filters import hourly, in_currency
-from kubelend.core.fleet import Fleet, Floats, Mask
+from kubelend.core.fleet import Fleet, Floats, Mask, Selection
 from kubelend.core.models import Request
 
-Score = Callable[[Request, Fleet, Mask], Floats]
+Clusters = Fleet | Selection
+Score = Callable[[Request, Clusters, Mask], Floats]
+
+FEW = 8
+"""Where fewer than one in so many clusters fit, only those are scored."""
 
 
 class Policy(msgspec.Struct, frozen=True):
@@ -51,7 +55,7 @@ def check(policy: str, weights: Mapping[str, float]) -> None:
         raise InvalidInput("weights: all are zero", hint="give at least one a positive weight")
 
 
-def headroom(request: Request, fleet: Fleet, _: Mask) -> Floats:
+def headroom(request: Request, fleet: Clusters, _: Mask) -> Floats:
     """The mean share left free, over the resources asked for, once the request is served."""
     total, term = fleet.scratch(0), fleet.scratch(1)
     (first, wanted), *others = request.resources.items()
@@ -62,14 +66,14 @@ def headroom(request: Request, fleet: Fleet, _: Mask) -> Floats:
     return total
 
 
-def packing(request: Request, fleet: Fleet, feasible: Mask) -> Floats:
+def packing(request: Request, fleet: Clusters, feasible: Mask) -> Floats:
     """The opposite: fill one cluster before opening the next, so that large requests still fit."""
     total = headroom(request, fleet, feasible)
     np.subtract(1.0, total, out=total)
     return total
 
 
-def balance(request: Request, fleet: Fleet, _: Mask) -> Floats:
+def balance(request: Request, fleet: Clusters, _: Mask) -> Floats:
     """How even the shares left free are, so that no cluster is left with memory but no CPU."""
     most, least, term = fleet.scratch(0), fleet.scratch(2), fleet.scratch(1)
     most.fill(-np.inf)
@@ -83,7 +87,7 @@ def balance(request: Request, fleet: Fleet, _: Mask) -> Floats:
     return most
 
 
-def price(request: Request, fleet: Fleet, feasible: Mask) -> Floats:
+def price(request: Request, fleet: Clusters, feasible: Mask) -> Floats:
     """1 for the cheapest that fits, 0 for the dearest; without a comparable price, in the middle."""
     costs = hourly(request, fleet)
     comparable = in_currency(request, fleet)
@@ -122,23 +126,32 @@ class Best(NamedTuple):
 
 def best(request: Request, fleet: Fleet, feasible: Mask) -> Best | None:
     """The best of the clusters that fit, or None if none does."""
-    if not len(fleet):
+    fitting = int(np.count_nonzero(feasible))
+    if not fitting:
         return None
+    if fitting * FEW > len(fleet):
+        return _best_of(request, fleet, feasible)
+    rows = np.flatnonzero(feasible)
+    found = _best_of(request, Selection(fleet, rows), np.ones(fitting, np.bool_))
+    return Best(int(rows[found.row]), found.score)
+
+
+def _best_of(request: Request, fleet: Clusters, feasible: Mask) -> Best:
     policy = of(request)
     totals = weigh(policy.weights, request, fleet, feasible)
     row = int(totals.argmax())
     if policy.then or not feasible[row]:
         np.putmask(totals, ~feasible, -np.inf)
         row = int(totals.argmax())
-    if not feasible[row]:
-        return None
     score = float(totals[row])
     if policy.then:
         row = _first_of_equals(policy.then, request, fleet, totals == score)
     return Best(row, score)
 
 
-def weigh(weights: Mapping[str, float], request: Request, fleet: Fleet, feasible: Mask) -> Floats:
+def weigh(
+    weights: Mapping[str, float], request: Request, fleet: Clusters, feasible: Mask
+) -> Floats:
     """The weighted mean of scores, added in a fixed order so that equal inputs give equal sums."""
     parts = [(name, weights[name]) for name in SCORES if weights.get(name)]
     if len(parts) == 1:
@@ -152,14 +165,14 @@ def weigh(weights: Mapping[str, float], request: Request, fleet: Fleet, feasible
 
 
 def _first_of_equals(
-    weights: Mapping[str, float], request: Request, fleet: Fleet, equals: Mask
+    weights: Mapping[str, float], request: Request, fleet: Clusters, equals: Mask
 ) -> int:
     totals = weigh(weights, request, fleet, equals)
     np.putmask(totals, ~equals, -np.inf)
     return int(totals.argmax())
 
 
-def _share_left(name: str, wanted: int, fleet: Fleet, out: Floats) -> Floats:
+def _share_left(name: str, wanted: int, fleet: Clusters, out: Floats) -> Floats:
     shares = fleet.shares(name)
     if shares is None:
         out.fill(0.0)

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from kubelend.core import errors
-from kubelend.core.quantities import LARGEST, Format, Quantity
+from kubelend.core.quantities import LARGEST, REMEMBERED, Format, Quantity
 
 
 # Without gc: no cycle can pass through integers, and there are hundreds of thousands of these.
@@ -158,7 +158,7 @@ def offered(texts: Mapping[str, str], where: str = "") -> Resources:
     return _read(texts, _offered_amount, where)
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=REMEMBERED)
 def text(name: str, amount: int) -> str:
     """One amount as a canonical quantity: `text("cpu", 1500)` is "1500m"."""
     return str(Quantity.of(amount, *_unit(name)))
@@ -206,13 +206,13 @@ def _read(texts: Mapping[str, str], amount_of: Callable[[str, str], int], where:
     return _vector(amounts)
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=REMEMBERED)
 def _asked_amount(name: str, quantity: str) -> int:
     places = _unit(name).places
     return _in_range(_not_negative(quantity).rounded_up(places), quantity)
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=REMEMBERED)
 def _offered_amount(name: str, quantity: str) -> int:
     places = _unit(name).places
     return _in_range(_not_negative(quantity).rounded_down(places), quantity)

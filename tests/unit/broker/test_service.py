@@ -183,6 +183,17 @@ async def test_reservation_is_found_at_hand_in_the_archive_or_not_at_all(broker,
         await broker.reservation(ReservationId("rsv-unknown"))
 
 
+async def test_release_is_idempotent_whenever_it_comes(broker, clock):
+    held = await broker.reserve(make.request())
+    released = await broker.release(held.id, Reason.BY_REQUESTER)
+    assert await broker.release(held.id, Reason.BY_ADMIN) == released
+    clock.pass_time(2 * make.HOUR)
+    await broker.expire()
+    assert await broker.release(held.id, Reason.BY_ADMIN) == released
+    with pytest.raises(NotFound):
+        await broker.release(ReservationId("rsv-unknown"), Reason.BY_ADMIN)
+
+
 async def test_stream_is_counted_while_it_is_open_and_closed_whatever_happens(broker):
     async def use(fail):
         async with broker.stream(A, None) as opening:
