@@ -64,7 +64,7 @@ def decide(
 def reserve(
     clusters: Clusters = 1_000,
     connections: Connections = 32,
-    seconds: Seconds = 10.0,
+    seconds: Seconds = 15.0,
     json: Json = False,
 ) -> None:
     """Durable reservations per second over mutual TLS."""

@@ -18,7 +18,7 @@ from kubelend.wire import bodies, conversion, routes
 _HOST = b"Host: localhost\r\n"
 
 
-def constant() -> bytes:
+def healthz() -> bytes:
     """What the broker answers without thinking."""
     return b"GET %s HTTP/1.1\r\n%s\r\n" % (routes.BY_NAME["healthz"].path.encode(), _HOST)
 

@@ -81,6 +81,7 @@ TARGETS = (
     ),
     Target("reserve", "constant_per_s", "constant answers per second, the same clients"),
     Target("reserve", "ratio", "the one as a share of the other", at_least=0.5),
+    Target("reserve", "healthz_per_s", "answers of /healthz per second, for comparison"),
     Target("reserve", "p50_ms", "ms, half of the reservations"),
     Target("reserve", "p99_ms", "ms, 99 % of the reservations"),
     Target("reserve", "violations", "violations found by the audit", at_most=0),

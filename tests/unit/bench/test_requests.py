@@ -15,7 +15,7 @@ def split(request):
 
 
 def test_the_constant_is_a_request_without_a_body():
-    line, headers, body = split(requests.constant())
+    line, headers, body = split(requests.healthz())
     assert line == "GET /healthz HTTP/1.1"
     assert headers == {"Host": "localhost"}
     assert body == b""
