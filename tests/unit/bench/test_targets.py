@@ -15,6 +15,7 @@ GOOD = {
         "reservations_per_s": 6123.4,
         "constant_per_s": 11000.0,
         "ratio": 0.557,
+        "healthz_per_s": 17000.0,
         "p50_ms": 4.2,
         "p99_ms": 9.9,
         "violations": 0,
