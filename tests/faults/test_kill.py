@@ -11,7 +11,7 @@ import pytest
 import brokers
 from callers import Json, wish
 
-ROUNDS = 5
+ROUNDS = 4
 CLIENTS = 16
 
 
@@ -137,7 +137,7 @@ async def test_stream_resumed_at_a_new_process_tells_all_that_is_open(certificat
 
 async def test_kill_during_the_start_leaves_a_store_that_starts(certificates, tmp_path):
     """Again and again, at whatever the start was doing."""
-    for delay in (0.0, 0.01, 0.05, 0.1):
+    for delay in (0.0, 0.02, 0.1):
         async with brokers.child(certificates, tmp_path, ready=False) as broker:
             await asyncio.sleep(delay)
             await broker.stop(signal.SIGKILL)

@@ -50,7 +50,8 @@ def run(ledger: Ledger, command: Command[Answer], now: datetime) -> tuple[Answer
     """Drive a command to its answer; returns it with all that a store has to keep."""
     changes: list[Change] = []
     answer = _drive(ledger, command, changes)
-    changes.extend(ledger.apply(event) for event in waiting.serve(ledger, now))
+    if ledger.freed:
+        changes.extend(ledger.apply(event) for event in waiting.serve(ledger, now))
     return answer, changes
 
 
@@ -78,8 +79,7 @@ def reserve(
         if not request.wait:
             return answer
         return (yield from _enqueue(ledger, request, answer, new_id, max_waiting, now))
-    placed = Placed(now, new_id, answer.cluster, now + request.duration, Reason.LOCKED)
-    yield Requested(now, transitions.evolve(Reservation(new_id, request, now), placed))
+    yield Requested(now, transitions.placed_at_once(new_id, request, answer.cluster, now))
     return new_id
 
 

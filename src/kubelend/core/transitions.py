@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from functools import singledispatch
 from typing import Any
 
@@ -19,12 +20,29 @@ from kubelend.core.events import (
     ReservationEvent,
 )
 from kubelend.core.lifecycle import Phase, Reason, may_follow
-from kubelend.core.models import Reservation
+from kubelend.core.models import ClusterId, Request, Reservation, ReservationId
 
 Fields = dict[str, Any]
 
 
-def evolve(reservation: Reservation, event: ReservationEvent, revision: int = 0) -> Reservation:
+def placed_at_once(
+    new_id: ReservationId, request: Request, target: ClusterId, now: datetime
+) -> Reservation:
+    """A new reservation that need not wait: what `Placed` would make of a Pending one."""
+    return Reservation(
+        new_id,
+        request,
+        now,
+        phase=Phase.RESERVED,
+        reason=Reason.LOCKED,
+        message=_locked(target),
+        target=target,
+        reserved_at=now,
+        expires_at=now + request.duration,
+    )
+
+
+def evolve(reservation: Reservation, event: ReservationEvent, revision: int) -> Reservation:
     """The reservation after the event. A transition that the lifecycle forbids is an error."""
     fields = _fields(event, reservation)
     check(reservation, fields.get("phase", reservation.phase))
@@ -55,7 +73,7 @@ def _(event: Placed, reservation: Reservation) -> Fields:
     return {
         "phase": Phase.RESERVED,
         "reason": event.reason,
-        "message": f"Resources locked in cluster {event.target}",
+        "message": _locked(event.target),
         "target": event.target,
         "left": left,
         "earmark": None,
@@ -94,6 +112,10 @@ def _(event: Released, _: Reservation) -> Fields:
 @_fields.register
 def _(event: Failed, _: Reservation) -> Fields:
     return _finished(Phase.FAILED, event)
+
+
+def _locked(target: ClusterId) -> str:
+    return f"Resources locked in cluster {target}"
 
 
 def _finished(phase: Phase, event: Released | Failed) -> Fields:

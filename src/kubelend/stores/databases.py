@@ -26,6 +26,9 @@ ROOM = 2**20
 _BUSY_SECONDS = 5.0
 """How long to wait for a person's `sqlite3` shell that holds the file."""
 
+_STATEMENTS = 256
+"""Prepared statements to keep: more than the store has, of every size."""
+
 _PRAGMAS = (
     # FULL: a commit returns after the log has been synced, so it survives a power cut.
     "PRAGMA synchronous = FULL",
@@ -180,6 +183,7 @@ def _connect(path: Path, mode: str) -> sqlite3.Connection:
         timeout=_BUSY_SECONDS,
         isolation_level=None,
         check_same_thread=False,
+        cached_statements=_STATEMENTS,
     )
 
 

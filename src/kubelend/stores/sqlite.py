@@ -126,7 +126,8 @@ _PUT_RESERVATIONS = _Put(
     "ON CONFLICT (id) DO UPDATE"
     " SET phase = excluded.phase, checksum = excluded.checksum, record = excluded.record",
 )
-_SIZES = (256, 64, 16, 4, 1)
+_MOST_ROWS = 64
+"""In one statement. Each size is a statement of its own, which SQLite has to understand only once."""
 _DROP_CLUSTER = "DELETE FROM clusters WHERE id = CAST(? AS TEXT)"
 _ARCHIVE = """
     INSERT OR REPLACE INTO archive (id, finished_at, checksum, record)
@@ -138,17 +139,13 @@ _SET_REVISION = "UPDATE meta SET value = ?, checksum = ? WHERE key = 'revision'"
 
 
 def _put(connection: sqlite3.Connection, put: _Put, rows: Sequence[tuple[object, ...]]) -> None:
-    """In a few statements of a few sizes: for each, the interpreter is left once and entered once.
+    """In as few statements as can be: for each, this thread lets go of the interpreter and wants it back.
 
-    A statement for each row would have this thread and the event loop's fight over the interpreter's
-    lock for every one of them.
+    With one for each row it would fight the event loop's thread over it again and again.
     """
-    start = 0
-    for size in _SIZES:
-        while len(rows) - start >= size:
-            values = tuple(chain.from_iterable(rows[start : start + size]))
-            connection.execute(_statement(put, size), values)
-            start += size
+    for start in range(0, len(rows), _MOST_ROWS):
+        some = rows[start : start + _MOST_ROWS]
+        connection.execute(_statement(put, len(some)), tuple(chain.from_iterable(some)))
 
 
 @cache

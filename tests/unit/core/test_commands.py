@@ -3,9 +3,10 @@
 import pytest
 
 import make
-from kubelend.core import errors
+from kubelend.core import errors, transitions
+from kubelend.core.events import Placed
 from kubelend.core.lifecycle import Reason
-from kubelend.core.models import ReservationId
+from kubelend.core.models import Reservation, ReservationId
 
 
 @pytest.fixture
@@ -219,3 +220,10 @@ def test_restored_ledger_knows_the_keys(desk):
     first = desk.reserve("cpu=1,memory=1Gi", key="k")
     restored = make.Desk(make.Recorder.restore(desk.kept()), desk.now)
     assert restored.reserve("cpu=1,memory=1Gi", key="k") == first
+
+
+def test_placed_at_once_is_what_waiting_and_then_being_placed_would_give(desk):
+    request = make.request("cpu=1,memory=1Gi")
+    at_once = transitions.placed_at_once("rsv-x", request, "a", make.T0)
+    placed = Placed(make.T0, "rsv-x", "a", make.T0 + request.duration, Reason.LOCKED)
+    assert at_once == transitions.evolve(Reservation("rsv-x", request, make.T0), placed, 0)
