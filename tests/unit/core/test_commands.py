@@ -6,7 +6,7 @@ import make
 from kubelend.core import errors, transitions
 from kubelend.core.events import Placed
 from kubelend.core.lifecycle import Reason
-from kubelend.core.models import Reservation, ReservationId
+from kubelend.core.models import ClusterId, Reservation, ReservationId
 
 
 @pytest.fixture
@@ -222,8 +222,8 @@ def test_restored_ledger_knows_the_keys(desk):
     assert restored.reserve("cpu=1,memory=1Gi", key="k") == first
 
 
-def test_placed_at_once_is_what_waiting_and_then_being_placed_would_give(desk):
-    request = make.request("cpu=1,memory=1Gi")
-    at_once = transitions.placed_at_once("rsv-x", request, "a", make.T0)
-    placed = Placed(make.T0, "rsv-x", "a", make.T0 + request.duration, Reason.LOCKED)
-    assert at_once == transitions.evolve(Reservation("rsv-x", request, make.T0), placed, 0)
+def test_placed_at_once_is_what_waiting_and_then_being_placed_would_give():
+    request, name, target = make.request("cpu=1,memory=1Gi"), ReservationId("rsv-x"), ClusterId("a")
+    at_once = transitions.placed_at_once(name, request, target, make.T0)
+    placed = Placed(make.T0, name, target, make.T0 + request.duration, Reason.LOCKED)
+    assert at_once == transitions.evolve(Reservation(name, request, make.T0), placed, 0)
