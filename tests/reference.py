@@ -44,7 +44,9 @@ def decide(question: Question, ledger: Ledger) -> tuple[ClusterId, float] | None
     best = max(totals.values())
     equals = [cluster for cluster in fitting if totals[cluster.id] == best]
     if by_headroom:
-        equals.sort(key=lambda cluster: -headroom(request, cluster, free[cluster.id]))
+        equals.sort(
+            key=lambda cluster: -billionths(headroom(request, cluster, free[cluster.id]) * 1e9)
+        )
     return equals[0].id, best
 
 
@@ -110,11 +112,16 @@ def weigh(
     }
     used = [(score, weights[name]) for name, score in scores.items() if weights.get(name)]
     if len(used) == 1:
-        return used[0][0]
+        return billionths(used[0][0] * 1e9)
     total = 0.0
     for score, weight in used:
         total += score * weight
-    return total / sum(weight for _, weight in used)
+    return billionths(total * (1e9 / sum(weight for _, weight in used)))
+
+
+def billionths(score: float) -> float:
+    """Scores are compared to nine decimals."""
+    return float(round(score)) / 1e9
 
 
 def _by_identity(question: Question, cluster: Cluster) -> list[Refusal]:

@@ -110,6 +110,15 @@ def test_reservations_are_filtered(kubelend, filter, count):
     assert err == ("" if count else "No reservations found.")
 
 
+@pytest.mark.parametrize("flags", ["", " --watch"])
+def test_a_phase_that_does_not_exist_is_refused_with_those_that_do(kubelend, flags):
+    code, out, err = kubelend(f"get reservations --phase Reserved,Bogus{flags}")
+    assert (code, out) == (2, "")
+    assert err == (
+        "error: phase: 'Bogus' is unknown; there are Pending, Reserved, Active, Released, Failed"
+    )
+
+
 def test_the_same_key_gives_the_same_reservation(kubelend):
     flags = "--cpu 1 --memory 1Gi --key order-7"
     assert borrow(kubelend, flags) == borrow(kubelend, flags)
@@ -191,7 +200,7 @@ def test_several_are_released_though_one_is_unknown(kubelend):
     code, out, err = kubelend(f"release {first} unknown {second}")
     assert code == 3
     assert len(out.splitlines()) == 2
-    assert err == "error: no reservation 'unknown'"
+    assert err == "error: no reservation 'unknown'; see `kubelend get reservations`"
 
 
 def test_the_version_of_the_broker_is_told(kubelend):

@@ -31,6 +31,7 @@ async def test_body_at_the_limit_is_read_and_one_byte_more_is_not(broker):
     over = await a.post("advertisements", content=padded(offer("a", "99"), LIMIT + 1))
     assert over.refusal == (413, "BodyTooLarge")
     assert over.problem.retryable is False
+    assert over.problem.hint == "send less in one body"
     assert "Retry-After" not in over.headers
     assert (await a.read("advertisements", "a"))["resources"]["capacity"]["cpu"] == "4"
 
@@ -99,7 +100,14 @@ async def test_caller_that_calls_too_often_is_told_when_to_come_back(start):
     assert last.refusal == (429, "RateLimited")
     assert last.headers["Retry-After"] == "1"
     assert last.problem.retryable is True
-    assert last.problem.detail == "r calls more than 1 times a second"
+    assert last.problem.detail == "cluster r calls more than 1 times a second"
+
+
+async def test_person_and_cluster_of_one_name_are_counted_apart(start):
+    broker = await start(rate_limit=0.001, rate_burst=1)
+    for caller in (broker.cluster("paris"), broker.admin("paris"), broker.viewer("paris")):
+        answers = [await caller.get("version") for _ in range(2)]
+        assert [answer.status for answer in answers] == [200, 429]
 
 
 async def test_one_callers_calls_are_not_counted_against_another(start):

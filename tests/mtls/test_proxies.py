@@ -7,6 +7,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.oid import ExtendedKeyUsageOID
+from msgspec.structs import replace
 
 import brokers
 from callers import offer
@@ -16,8 +18,8 @@ from kubelend.pki.identities import Role
 HEADER = "Client-Cert"
 
 
-def passed_on(directory):
-    certificate = x509.load_pem_x509_certificate((directory / "tls.crt").read_bytes())
+def passed_on(directory, file="tls.crt"):
+    certificate = x509.load_pem_x509_certificate((directory / file).read_bytes())
     der = certificate.public_bytes(Encoding.DER)
     return {HEADER: f":{base64.b64encode(der).decode()}:"}
 
@@ -97,6 +99,18 @@ async def test_a_proxy_cannot_pass_on_another_proxy_nor_the_broker(behind, certi
     for directory in (other, certificates.server()):
         answer = await version(proxy, passed_on(directory))
         assert answer.refusal == (403, "InvalidIdentity")
+
+
+async def test_what_is_made_for_servers_or_for_signing_is_passed_on_for_nobody(
+    behind, certificates
+):
+    """Also where its name would be a cluster's: TLS here would not have let it in either."""
+    for_servers = replace(profiles.client("a"), usage=ExtendedKeyUsageOID.SERVER_AUTH)
+    directory = certificates.write("for-servers", for_servers)
+    for file in ("tls.crt", "ca.crt"):
+        answer = await version(proxy_of(behind, certificates), passed_on(directory, file))
+        assert answer.refusal == (403, "InvalidIdentity")
+        assert answer.problem.detail == "Client-Cert: the certificate is not made for clients"
 
 
 async def test_a_known_certificate_is_refused_once_it_has_ended(behind, certificates, now):

@@ -76,6 +76,7 @@ async def test_what_is_over_cannot_be_used_or_kept_also_long_after(start, step):
     answer = await r.post("reservations", made["id"], step)
     assert answer.refusal == (409, "WrongPhase")
     assert answer.problem.detail == f"{made['id']} is Released"
+    assert answer.problem.hint == "it is over: ask for a new one"
 
 
 async def test_archived_reservation_can_still_be_explained(start):

@@ -152,12 +152,19 @@ async def test_explain_looks_at_every_cluster_and_changes_nothing(broker, r):
 
 
 @pytest.mark.usefixtures("fleet")
-@pytest.mark.parametrize("limit, count", [("0", 0), ("2", 2), ("1000", 3)])
+@pytest.mark.parametrize("limit, count", [("0", 0), ("2", 2), ("100", 3)])
 async def test_explain_looks_closely_at_as_many_as_asked(r, limit, count):
     answer = await r.post("explain", wish(), limit=limit)
     assert answer.status == 200
     assert len(answer.json.get("candidates", [])) == count
     assert answer.json["fitting"] == 3
+
+
+@pytest.mark.usefixtures("fleet")
+async def test_explain_looks_closely_at_no_more_than_a_hundred(r):
+    answer = await r.post("explain", wish(), limit="101")
+    assert answer.refusal == (400, "InvalidInput")
+    assert answer.problem.detail == "limit: '101' is no whole number from 0 to 100"
 
 
 @pytest.mark.usefixtures("fleet")

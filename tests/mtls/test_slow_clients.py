@@ -93,6 +93,7 @@ async def test_body_that_does_not_arrive_is_answered_and_ends_the_connection(bro
         answer = await end_of(reader)
     assert answer.startswith(b"HTTP/1.1 408 ")
     assert b'"code":"TooSlow"' in answer
+    assert b'"hint":"send all of it at once"' in answer
 
 
 async def test_body_that_drips_is_answered_and_ends_the_connection(broker):

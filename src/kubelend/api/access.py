@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from kubelend.api.calls import Call
 from kubelend.broker import instructions
-from kubelend.core.errors import Forbidden, NotFound, WrongPhase
+from kubelend.core import transitions
+from kubelend.core.errors import Forbidden, WrongPhase, no_reservation
 from kubelend.core.models import ClusterId, Reservation, ReservationId
 from kubelend.pki.identities import Role
 
@@ -21,7 +22,7 @@ async def visible(call: Call) -> Reservation:
     is_person = call.caller.role is not Role.CLUSTER
     if is_person or call.caller.cluster in instructions.concerned(found):
         return found
-    raise NotFound(f"no reservation {call.reservation!r}")
+    raise no_reservation(call.reservation)
 
 
 async def owned(call: Call) -> Reservation:
@@ -37,5 +38,5 @@ async def owned(call: Call) -> Reservation:
 def ongoing(found: Reservation) -> ReservationId:
     """The ID of one that has not ended. What has may be in the archive, where nothing changes."""
     if found.finished_at is not None:
-        raise WrongPhase(f"{found.id} is {found.phase}")
+        raise WrongPhase(f"{found.id} is {found.phase}", hint=transitions.next_step(found.phase))
     return found.id

@@ -12,6 +12,7 @@ from kubelend.wire import bodies, conversion
 
 async def publish(call: Call) -> web.Response:
     """A cluster speaks only for itself: the certificate names it, the body has to agree."""
+    await call.context.rhythm.join()
     body = await call.body(bodies.Advertisement)
     cluster = call.caller.cluster
     if body.cluster_id != cluster:

@@ -56,7 +56,7 @@ def bind(handlers: Mapping[str, Handler], context: Context) -> HttpHandler:
         caller = None
         try:
             caller = caller_of(request)
-            admit(caller.name)
+            admit(f"{caller.role} {caller.name}")  # a cluster may have the name of a person
             if not isinstance(found, Match):
                 raise found
             _check_role(caller, found.route)

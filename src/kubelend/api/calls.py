@@ -15,6 +15,7 @@ from kubelend.broker.metrics import Metrics
 from kubelend.broker.service import Broker
 from kubelend.core.errors import BodyTooLarge, InvalidInput, TooSlow
 from kubelend.core.models import ClusterId, ReservationId
+from kubelend.kits.rhythm import Rhythm
 from kubelend.pki.identities import Caller
 from kubelend.wire.conversion import Terms
 
@@ -22,6 +23,8 @@ Body = TypeVar("Body")
 
 JSON = {"Content-Type": "application/json"}
 LONGEST_PAGE = 1000
+
+_SEND_LESS = "send less in one body"
 
 _encode = msgspec.json.Encoder().encode
 
@@ -35,6 +38,8 @@ class Context(NamedTuple):
     callers: Callers
     limiter: RateLimiter
     version: str
+    rhythm: Rhythm
+    """In which advertisements are taken in, once there are many."""
     read_timeout: float
     """Seconds within which a body has to arrive."""
 
@@ -96,7 +101,8 @@ class Call:
     def _checked_size(self, text: bytes) -> bytes:
         if len(text) > self.request.client_max_size:
             raise BodyTooLarge(
-                f"body: {len(text)} bytes are more than {self.request.client_max_size}"
+                f"body: {len(text)} bytes are more than {self.request.client_max_size}",
+                hint=_SEND_LESS,
             )
         return text
 
@@ -112,9 +118,11 @@ class Call:
                 await self._ask_for_body()
                 return await self.request.read()
         except TimeoutError:
-            raise TooSlow("body: it did not arrive in time") from None
+            raise TooSlow(
+                "body: it did not arrive in time", hint="send all of it at once"
+            ) from None
         except web.HTTPRequestEntityTooLarge as problem:
-            raise BodyTooLarge(f"body: {problem.text}") from None
+            raise BodyTooLarge(f"body: {problem.text}", hint=_SEND_LESS) from None
         except web.RequestPayloadError:
             # Or the server would look for the rest of it, and log what we answer.
             self.request.content.feed_eof()

@@ -12,6 +12,7 @@ from kubelend.api import access
 from kubelend.api.calls import Call, json
 from kubelend.broker import instructions
 from kubelend.broker.views import Opening
+from kubelend.core import commands
 from kubelend.core.errors import InvalidInput, LimitExceeded
 from kubelend.core.models import ClusterId, Reservation
 from kubelend.wire import bodies, conversion
@@ -38,9 +39,11 @@ async def acknowledge(call: Call) -> web.Response:
 
 
 async def refuse(call: Call) -> web.Response:
+    """Said again, because the first answer was lost: the answer is what became of it."""
     body = await call.optional_body(bodies.RefuseRequest)
-    found = await access.visible(call)
-    found = await call.broker.refuse(access.ongoing(found), call.caller.cluster, body.reason)
+    found, cluster = await access.visible(call), call.caller.cluster
+    if not commands.has_refused(found, cluster):
+        found = await call.broker.refuse(access.ongoing(found), cluster, body.reason)
     return json(conversion.from_reservation(found))
 
 

@@ -18,7 +18,7 @@ from kubelend.wire import bodies, conversion
 from kubelend.wire.routes import IDEMPOTENCY_KEY, MAX_KEY_LENGTH
 
 CREATED, ACCEPTED = 201, 202
-CANDIDATES, MOST_CANDIDATES = 20, 1000
+CANDIDATES, MOST_CANDIDATES = 20, 100
 
 
 async def reserve(call: Call) -> web.Response:
@@ -49,11 +49,9 @@ async def get_reservation(call: Call) -> web.Response:
 async def release(call: Call) -> web.Response:
     """Also for one that ended long ago: the answer is what became of it."""
     found = await access.owned(call)
-    if found.finished_at is None:
-        by_admin = call.caller.role is Role.ADMIN
-        reason = Reason.BY_ADMIN if by_admin else Reason.BY_REQUESTER
-        found = await call.broker.release(found.id, reason)
-    return json(conversion.from_reservation(found))
+    by_admin = call.caller.role is Role.ADMIN
+    reason = Reason.BY_ADMIN if by_admin else Reason.BY_REQUESTER
+    return json(conversion.from_reservation(await call.broker.release(found.id, reason)))
 
 
 async def activate(call: Call) -> web.Response:

@@ -28,9 +28,13 @@ from kubelend.broker.ports import Clock, OpenStore
 from kubelend.broker.service import Broker, Rules
 from kubelend.core.errors import InvalidSettings
 from kubelend.kits import clock, logs, tasks
+from kubelend.kits.rhythm import Rhythm
 from kubelend.stores import opening
 from kubelend.transports import http_server, tls
 from kubelend.wire.conversion import Terms
+
+BEAT = 0.2
+"""Seconds within which advertisements are taken in together: no cluster waits for the answer."""
 
 log = structlog.get_logger("kubelend.broker")
 
@@ -78,9 +82,7 @@ async def started(
 ) -> AsyncIterator[Process]:
     """Everything put together and listening. At the end, calls that have begun are finished."""
     metrics = Metrics()
-    broker = Broker(
-        open_store or partial(opening.open_store, settings.store), now, _rules(settings), metrics
-    )
+    broker = Broker(open_store or _opener(settings), now, _rules(settings), metrics)
     certificates = _certificates(settings)
     callers = Callers(settings.http_cert_path, now, trust_proxies=settings.trust_proxies)
     async with AsyncExitStack() as stack:
@@ -90,6 +92,12 @@ async def started(
         stack.callback(broker.feeds.close_all)
         follow = partial(_follow_certificates, settings, certificates, callers, metrics)
         yield Process(broker, metrics, ports, follow)
+
+
+def _opener(settings: BrokerSettings) -> OpenStore:
+    """A store that cannot be opened now is tried again; one that no text like this names is not."""
+    opening.check(settings.store)
+    return partial(opening.open_store, settings.store)
 
 
 def _rules(settings: BrokerSettings) -> Rules:
@@ -150,6 +158,7 @@ def _context(
         callers=callers,
         limiter=RateLimiter(settings.rate_limit, settings.rate_burst, time.monotonic),
         version=kubelend.__version__,
+        rhythm=Rhythm(BEAT),
         read_timeout=settings.read_timeout.total_seconds(),
     )
 

@@ -38,6 +38,8 @@ class Result(msgspec.Struct, frozen=True):
     clusters: int
     interval: float
     direct: bool
+    path: str
+    """How they reach the broker."""
     advertisements: int
     advertisements_per_s: float
     cpu_percent: float
@@ -95,6 +97,7 @@ class Window:
             clusters=clusters,
             interval=interval,
             direct=direct,
+            path="direct" if direct else "by proxy",
             advertisements=self.sent,
             advertisements_per_s=round(self.sent / (self._last.at - self._first.at), 1),
             cpu_percent=round(self._last.cpu_percent_since(self._first), 2),

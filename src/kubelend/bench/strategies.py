@@ -24,7 +24,7 @@ class Strategy(Protocol):
 class Proxied:
     """As a proxy that ends TLS for all: whichever connection is free, and a new one if none is."""
 
-    def __init__(self, port: int, context: ssl.SSLContext, most: int = 64) -> None:
+    def __init__(self, port: int, context: ssl.SSLContext, most: int = 128) -> None:
         self._port = port
         self._context = context
         self._room = asyncio.Semaphore(most)

@@ -79,7 +79,7 @@ TARGETS = (
     Target(
         "reserve", "reservations_per_s", "durable reservations per second, {connections} clients"
     ),
-    Target("reserve", "constant_per_s", "constant answers per second, the same clients"),
+    Target("reserve", "constant_per_s", "answers to one repeated request per second"),
     Target("reserve", "ratio", "the one as a share of the other", at_least=0.5),
     Target("reserve", "healthz_per_s", "answers of /healthz per second, for comparison"),
     Target("reserve", "p50_ms", "ms, half of the reservations"),
@@ -88,7 +88,7 @@ TARGETS = (
     Target(
         "advertise",
         "cpu_percent",
-        "% of a core, {clusters:,} clusters each {interval:g} s",
+        "% of a core, {clusters:,} clusters, {interval:g} s, {path}",
         at_most=15,
     ),
     Target("advertise", "rss_mb", "MB of memory, the same", at_most=200),

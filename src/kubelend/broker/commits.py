@@ -19,9 +19,6 @@ from kubelend.core.errors import NotReady, StoreFailed
 from kubelend.core.events import Change
 from kubelend.core.models import Records, Reservation, ReservationId
 
-LINGER = 0.05
-"""Seconds that a group waits for company while nobody who is in a hurry waits for it."""
-
 Landed = Callable[[Sequence[Change], float], None]
 """Told of each group that became durable, with the seconds it took."""
 
@@ -36,8 +33,6 @@ class _Group:
         self.changes: list[Change] = []
         self.revision = 0
         self.waiters: list[asyncio.Future[None]] = []
-        self.is_ready = False
-        """It waits only for the group before it."""
 
     def wake(self, failure: Exception | None = None) -> None:
         for waiter in self.waiters:
@@ -60,8 +55,6 @@ class GroupCommit:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
         self._gathering: _Group | None = None
         self._flying: _Group | None = None
-        self._departure: asyncio.Handle | None = None
-        self._lingers = False
         self._durable = 0
         """The revision up to which everything was kept, as far as this process knows."""
         self._failure: Exception | None = NotReady("the store is not loaded yet")
@@ -83,18 +76,13 @@ class GroupCommit:
             raise self._failure
         if self._gathering is None:
             self._gathering = _Group()
-            self._depart(self._gathering, LINGER)
+            # Not at once: whoever else decides in this turn of the event loop joins the same group.
+            asyncio.get_running_loop().call_soon(self._take_off)
         self._gathering.changes.extend(changes)
         self._gathering.revision = revision
 
-    async def settled(self, *, patient: bool = False) -> None:
-        """Wait until everything submitted so far is durable: the moment when it may be shown.
-
-        The group that gathers leaves at the end of this turn of the event loop, with whoever else
-        decides in it. Who is patient lets it wait a little for company: fewer, larger groups.
-        """
-        if self._gathering is not None and not patient:
-            self._depart(self._gathering, 0.0)
+    async def settled(self) -> None:
+        """Wait until everything submitted so far is durable: the moment when it may be shown."""
         newest = self._gathering or self._flying
         if newest is not None:
             waiter = asyncio.get_running_loop().create_future()
@@ -109,28 +97,9 @@ class GroupCommit:
         await self._in_thread(self._let_go)
         self._thread.shutdown()
 
-    def _depart(self, group: _Group, linger: float) -> None:
-        """Set when the group that gathers is ready to leave, or bring it forward."""
-        if group.is_ready or (self._departure is not None and (linger or not self._lingers)):
-            return
-        if self._departure is not None:
-            self._departure.cancel()
-        loop = asyncio.get_running_loop()
-        self._lingers = bool(linger)
-        self._departure = (
-            loop.call_later(linger, self._leave, group)
-            if linger
-            else loop.call_soon(self._leave, group)
-        )
-
-    def _leave(self, group: _Group) -> None:
-        self._departure = None
-        group.is_ready = True
-        self._take_off()
-
     def _take_off(self) -> None:
-        """Write the next group, unless it still gathers or one is being written."""
-        if self._flying is not None or self._gathering is None or not self._gathering.is_ready:
+        """Write the group that has gathered, unless the one before is still being written."""
+        if self._flying is not None or self._gathering is None:
             return
         group = self._flying = self._gathering
         self._gathering = None
@@ -145,16 +114,15 @@ class GroupCommit:
             self._fail(group, problem)
             return
         self._durable = group.revision
-        self._on_landed(group.changes, time.perf_counter() - began)
-        group.wake()
-        self._take_off()
+        try:
+            self._on_landed(group.changes, time.perf_counter() - began)
+        finally:  # whatever listeners do, the group is durable, and its callers are to hear so
+            group.wake()
+            self._take_off()
 
     def _fail(self, group: _Group, problem: BaseException) -> None:
         failure = problem if isinstance(problem, StoreFailed) else StoreFailed(str(problem))
         gathering, self._gathering = self._gathering, None
-        if self._departure is not None:
-            self._departure.cancel()
-            self._departure = None
         self._failure = failure
         group.wake(failure)
         if gathering is not None:

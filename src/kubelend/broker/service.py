@@ -25,7 +25,7 @@ from kubelend.broker.ports import Clock, OpenStore
 from kubelend.core import commands, explanations
 from kubelend.core.commands import Command
 from kubelend.core.decision import NoFit
-from kubelend.core.errors import KubelendError, NoCapacity, NotFound, NotReady
+from kubelend.core.errors import KubelendError, NoCapacity, NotFound, NotReady, no_reservation
 from kubelend.core.events import Change
 from kubelend.core.filters import Question
 from kubelend.core.ledger import Ledger
@@ -119,7 +119,6 @@ class Broker:
                 views.of_cluster(ledger, cluster),
                 views.holds(ledger, cluster.id),
             ),
-            patient=True,
         )
 
     async def holds(self, provider: ClusterId) -> list[Reservation]:
@@ -239,7 +238,7 @@ class Broker:
         here = await self._read(lambda ledger: ledger.reservations.get(found))
         archived = here or await self._commits.archived(found)
         if archived is None:
-            raise NotFound(f"no reservation {found!r}")
+            raise no_reservation(found)
         return archived
 
     async def reservations(
@@ -269,8 +268,6 @@ class Broker:
         self,
         command: Callable[[Ledger, datetime], Command[Answer]],
         view: Callable[[Ledger, Answer], View],
-        *,
-        patient: bool = False,
     ) -> View:
         """Decide, assume and record in one stretch; answer what was true then, once it is durable."""
         ledger, now = self._present()
@@ -279,7 +276,7 @@ class Broker:
         except KubelendError:  # a refusal, too, tells of what it is built on
             await self._commits.settled()
             raise
-        await self._commits.settled(patient=patient)
+        await self._commits.settled()
         return seen
 
     async def _change_one(

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from kubelend.cli import output
+from kubelend.cli import output, tables
 from kubelend.cli.exits import Code
 
 
@@ -60,9 +60,10 @@ def _report(store: str) -> Report:
 
 
 def _text(report: Report) -> str:
-    verdict = f"{report.violations} invariants are violated" if report.violations else "All is well"
+    clusters = tables.counted(report.clusters, "cluster")
+    reservations = tables.counted(report.reservations, "reservation")
     lines = [
-        f"{verdict}: {report.clusters} clusters, {report.reservations} reservations"
+        f"{_verdict(report.violations)}: {clusters}, {reservations}"
         f" ({report.live} live), revision {report.revision}",
         *report.details,
     ]
@@ -70,3 +71,10 @@ def _text(report: Report) -> str:
         names = ", ".join(report.overcommitted)
         lines.append(f"Overcommitted by their own pods, no violation: {names}")
     return "\n".join(lines)
+
+
+def _verdict(violations: int) -> str:
+    if not violations:
+        return "All is well"
+    verb = "is" if violations == 1 else "are"
+    return f"{tables.counted(violations, 'invariant')} {verb} violated"

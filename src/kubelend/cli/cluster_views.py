@@ -27,7 +27,7 @@ def details(found: bodies.Cluster, now: datetime) -> str:
             ("Cordoned for", status.cordon_reason),
             ("Message", status.message),
             ("Score", f"{status.score} ({status.rating})"),
-            ("Lends", f"{status.reservations} reservations"),
+            ("Lends", tables.counted(status.reservations, "reservation")),
             ("Region", known.region),
             ("Labels", ", ".join(f"{key}={value}" for key, value in known.labels.items())),
             ("Prices", _prices(known.cost)),

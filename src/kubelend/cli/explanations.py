@@ -14,6 +14,9 @@ from kubelend.cli.output import Format
 from kubelend.core.errors import InvalidInput
 from kubelend.wire import bodies
 
+MOST = 100
+"""How many clusters a broker looks at closely."""
+
 HEADERS = ("CLUSTER", "FITS", "SCORE", "PRICE", "WHY NOT, AND WHAT WOULD HELP")
 
 
@@ -61,7 +64,8 @@ def text(found: bodies.Explanation, width: int | None) -> str:
         rows = [_cells(one) for one in found.candidates]
         parts.append(tables.columns(HEADERS, rows, width=width))
     if found.total > len(found.candidates) > 0:
-        parts.append(f"Shown {len(found.candidates)} of {found.total}; --limit shows more.")
+        more = "; --limit shows more" if len(found.candidates) < MOST else ""
+        parts.append(f"Shown {len(found.candidates)} of {found.total}{more}.")
     if found.remedy is not None:
         nearest = f"Nearest: {found.remedy.text}."
         parts.append(nearest if width is None else textwrap.fill(nearest, width))

@@ -11,6 +11,7 @@ from kubelend.cli import calling, explanations, options, output, waiting, wishes
 from kubelend.cli.output import Format
 from kubelend.cli.reservation_views import details, sentence, table
 from kubelend.core.errors import InvalidInput, KubelendError, NoCapacity
+from kubelend.core.lifecycle import Phase
 from kubelend.wire import bodies
 
 if TYPE_CHECKING:
@@ -77,8 +78,9 @@ def get(
     settings: ClientSettings,
 ) -> None:
     """Reservations: all that concern the caller, or one."""
+    _check_phases(phase)
     if watch:
-        wanted = waiting.Filter(name, phase, role)
+        wanted = waiting.Filter(name, phase, role, cluster)
         calling.call(settings, lambda client: waiting.watch(client, wanted, format))
         return
     if name:
@@ -150,6 +152,14 @@ def activate(
 ) -> None:
     """Say that a reservation is in use."""
     _show(calling.call(settings, lambda client: client.activate(name)), format)
+
+
+def _check_phases(names: str) -> None:
+    """Here, because a watch would otherwise wait for ever for what cannot come."""
+    for name in filter(None, names.split(",")):
+        if name not in list(Phase):
+            known = ", ".join(Phase)
+            raise InvalidInput(f"phase: {name!r} is unknown", hint=f"there are {known}")
 
 
 async def _release_all(

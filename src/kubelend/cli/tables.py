@@ -38,6 +38,11 @@ def pairs(items: Iterable[tuple[str, str]]) -> str:
     return "\n".join(f"{name:<{longest}}{_GAP}{value}" for name, value in known)
 
 
+def counted(number: int, noun: str) -> str:
+    """ "1 cluster", "2 clusters"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def age(since: datetime | None, now: datetime) -> str:
     """How long ago, roughly."""
     return "" if since is None else span(now - since)

@@ -23,6 +23,7 @@ class Filter(NamedTuple):
     name: str = ""
     phases: str = ""
     role: str = ""
+    cluster: str = ""
 
     def lets_through(self, instruction: bodies.Instruction) -> bool:
         found = instruction.reservation
@@ -30,6 +31,7 @@ class Filter(NamedTuple):
             self.name in {"", found.id}
             and (not self.phases or found.status.phase in self.phases.split(","))
             and self.role in {"", instruction.role}
+            and self.cluster in {"", found.requester_id, found.target_cluster_id}
         )
 
 

@@ -135,7 +135,7 @@ def refuse(
 
     Saying so twice, because the first answer was lost, changes nothing.
     """
-    if provider in ledger.reservation(reservation).left:
+    if has_refused(ledger.reservation(reservation), provider):
         return
     found = _held_by(ledger, reservation, provider)
     if found.phase is Phase.ACTIVE:
@@ -146,6 +146,12 @@ def refuse(
         yield Failed(now, reservation, Reason.REFUSED, message)
     else:
         yield _moved(found, answer.cluster, now)
+
+
+def has_refused(found: Reservation, provider: ClusterId) -> bool:
+    """Whether its refusal has had its effect: it was moved away from there, or failed there."""
+    failed = found.reason is Reason.REFUSED and found.target == provider
+    return failed or provider in found.left
 
 
 def cordon(ledger: Ledger, cluster: ClusterId, why: str, now: datetime) -> Command[Cluster]:
@@ -182,7 +188,8 @@ def remove(ledger: Ledger, cluster: ClusterId, now: datetime) -> Command[None]:
     ledger.cluster(cluster)
     lent = ledger.lent_by(cluster)
     if lent:
-        raise Conflict(f"{cluster} still lends {len(lent)} reservations", hint="drain it first")
+        noun = "reservation" if len(lent) == 1 else "reservations"
+        raise Conflict(f"{cluster} still lends {len(lent)} {noun}", hint="drain it first")
     yield Removed(now, cluster)
 
 
@@ -237,7 +244,9 @@ def _held_by(ledger: Ledger, reservation: ReservationId, provider: ClusterId) ->
     if found.target != provider:
         raise Forbidden(f"{reservation} is not placed on {provider}")
     if not found.is_live:
-        raise WrongPhase(f"{found.id} is {found.phase}")
+        raise WrongPhase(
+            f"{found.id} is {found.phase}", hint="it is over: nothing need be held for it"
+        )
     return found
 
 

@@ -200,3 +200,8 @@ class InvalidSettings(KubelendError):
     """Flags, environment or files do not make a runnable process."""
 
     code = "InvalidSettings"
+
+
+def no_reservation(name: str) -> NotFound:
+    """To whom it does not concern, one that exists must look like one that does not."""
+    return NotFound(f"no reservation {name!r}", hint="see `kubelend get reservations`")

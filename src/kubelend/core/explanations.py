@@ -13,7 +13,7 @@ import numpy as np
 
 from kubelend.core import filters, policies, prices, resources
 from kubelend.core.filters import Question
-from kubelend.core.fleet import UNPRICED, Columns, Fleet, Floats, Mask
+from kubelend.core.fleet import UNPRICED, Columns, Fleet, Floats, Mask, Selection
 from kubelend.core.models import ClusterId, Request
 from kubelend.core.refusals import INSUFFICIENT, Refusal
 from kubelend.core.resources import NOTHING, Resources
@@ -129,7 +129,8 @@ def _candidates(
     if not limit or not len(fleet):
         return ()
     request = question.request
-    scores = policies.weigh(policies.of(request).weights, request, fleet, feasible).copy()
+    weights = policies.of(request).weights
+    scores = policies.weigh(weights, request, fleet, feasible) / policies.BILLION
     hourly = filters.hourly(request, fleet)
     nearness = np.where(feasible, -scores, distance)
     order = np.lexsort((_between_equals(request, fleet, feasible), nearness, ~feasible))[:limit]
@@ -228,7 +229,8 @@ def _amount_steps(less: Resources, waits: bool) -> Iterator[str]:
 
 def _price_needed(question: Question, fleet: Fleet, row: int) -> int:
     """The smallest maximum that lets this cluster pass."""
-    hourly = float(filters.hourly(question.request, fleet)[row])
+    only = Selection(fleet, np.array([row]))
+    hourly = float(filters.hourly(question.request, only)[0])
     rounded_down = int(hourly * prices.BILLIONTHS)
     return rounded_down if hourly <= prices.limit(rounded_down) else rounded_down + 1
 

@@ -8,6 +8,7 @@ valid until the next decision.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar
@@ -74,6 +75,8 @@ class Fleet:
         self.labels: list[dict[str, str]] = []
         self.earmarks = 0
         self._extended: list[frozenset[str]] = []
+        self._offers: Counter[str] = Counter()
+        """How many clusters offer each extended resource: whether one does must not take a search."""
         self._columns = {name: Column(room) for name in _NAMED}
         self._valid_until = np.zeros(room, np.int64)
         self._open = np.zeros(room, np.bool_)
@@ -249,12 +252,16 @@ class Fleet:
 
     def _set_extended(self, row: int, names: frozenset[str]) -> None:
         """Add the columns of new names, and drop those which no cluster offers any more."""
-        gone, self._extended[row] = self._extended[row] - names, names
+        before, self._extended[row] = self._extended[row], names
+        if before == names:
+            return
+        self._offers.update(names - before)
+        self._offers.subtract(before - names)
         for name in names - self._columns.keys():
             self._columns[name] = Column(len(self._open))
-        for name in gone:
-            if not any(name in others for others in self._extended):
-                del self._columns[name]
+        for name in before - names:
+            if not self._offers[name]:
+                del self._columns[name], self._offers[name]
 
     def _set_usable(self, row: int) -> None:
         """A fresh and open row joins at once; any other change has all of them looked at again."""

@@ -16,7 +16,7 @@ from typing import Self
 from msgspec.structs import replace
 
 from kubelend.core import transitions
-from kubelend.core.errors import NotFound
+from kubelend.core.errors import NotFound, no_reservation
 from kubelend.core.events import (
     Advertised,
     Archived,
@@ -125,7 +125,7 @@ class Ledger:
         try:
             return self._reservations[reservation]
         except KeyError:
-            raise NotFound(f"no reservation {reservation!r}") from None
+            raise no_reservation(reservation) from None
 
     def reserved(self, cluster: ClusterId) -> Resources:
         """The sum of the live reservations on a cluster."""

@@ -20,6 +20,8 @@ from kubelend.core.models import Request
 Clusters = Fleet | Selection
 Score = Callable[[Request, Clusters, Mask], Floats]
 
+BILLION = 1e9
+
 FEW = 8
 """Where fewer than one in so many clusters fit, only those are scored."""
 
@@ -146,22 +148,27 @@ def _best_of(request: Request, fleet: Clusters, feasible: Mask) -> Best:
     score = float(totals[row])
     if policy.then:
         row = _first_of_equals(policy.then, request, fleet, totals == score)
-    return Best(row, score)
+    return Best(row, score / BILLION)
 
 
 def weigh(
     weights: Mapping[str, float], request: Request, fleet: Clusters, feasible: Mask
 ) -> Floats:
-    """The weighted mean of scores, added in a fixed order so that equal inputs give equal sums."""
+    """The weighted mean of scores, in whole billionths.
+
+    Rounded, because 0.1 + 0.5 and 0.2 + 0.4 are equal to everyone but a processor.
+    """
     parts = [(name, weights[name]) for name in SCORES if weights.get(name)]
     if len(parts) == 1:
-        return SCORES[parts[0][0]](request, fleet, feasible)
-    total = fleet.scratch(3)
-    total.fill(0.0)
-    for name, weight in parts:
-        total += SCORES[name](request, fleet, feasible) * weight
-    total /= sum(weight for _, weight in parts)
-    return total
+        total = SCORES[parts[0][0]](request, fleet, feasible)
+        total *= BILLION
+    else:
+        total = fleet.scratch(3)
+        total.fill(0.0)
+        for name, weight in parts:
+            total += SCORES[name](request, fleet, feasible) * weight
+        total *= BILLION / sum(weight for _, weight in parts)
+    return np.rint(total, out=total)
 
 
 def _first_of_equals(

@@ -19,7 +19,7 @@ from kubelend.core.events import (
     Renewed,
     ReservationEvent,
 )
-from kubelend.core.lifecycle import Phase, Reason, may_follow
+from kubelend.core.lifecycle import FINAL, FOLLOWS, Phase, Reason, may_follow
 from kubelend.core.models import ClusterId, Request, Reservation, ReservationId
 
 Fields = dict[str, Any]
@@ -52,7 +52,17 @@ def evolve(reservation: Reservation, event: ReservationEvent, revision: int) -> 
 def check(reservation: Reservation, phase: Phase) -> None:
     """Refuse what the lifecycle does not allow, with a sentence for the caller."""
     if not may_follow(reservation.phase, phase):
-        raise WrongPhase(f"{reservation.id} is {reservation.phase} and cannot become {phase}")
+        raise WrongPhase(
+            f"{reservation.id} is {reservation.phase} and cannot become {phase}",
+            hint=next_step(reservation.phase),
+        )
+
+
+def next_step(phase: Phase) -> str:
+    """What is left to do with a reservation, as a hint."""
+    if phase in FINAL:
+        return "it is over: ask for a new one"
+    return f"it can become {' or '.join(sorted(FOLLOWS[phase] - {phase}))}"
 
 
 @singledispatch

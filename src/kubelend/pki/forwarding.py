@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
-from cryptography.x509.oid import NameOID
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from kubelend.core.errors import InvalidIdentity
 from kubelend.kits import keyfiles
@@ -70,6 +70,8 @@ class ForwardedCertificates:
         certificate = _certificate(header)
         if not any(_signed(certificate, authority) for authority in self._authorities):
             raise InvalidIdentity(f"{HEADER}: no authority of this broker signed the certificate")
+        if not _is_clients(certificate):
+            raise InvalidIdentity(f"{HEADER}: the certificate is not made for clients")
         caller = identities.caller_from(
             [
                 (_ATTRIBUTES[attribute.oid], str(attribute.value))
@@ -99,3 +101,14 @@ def _signed(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
     except (InvalidSignature, ValueError, TypeError):
         return False
     return True
+
+
+def _is_clients(certificate: x509.Certificate) -> bool:
+    """As TLS would have asked here: no authority's, and for clients if it says what it is for."""
+    try:
+        values = [extension.value for extension in certificate.extensions]
+    except (ValueError, x509.DuplicateExtension):
+        return False
+    is_authority = any(isinstance(value, x509.BasicConstraints) and value.ca for value in values)
+    usages = [value for value in values if isinstance(value, x509.ExtendedKeyUsage)]
+    return not is_authority and all(ExtendedKeyUsageOID.CLIENT_AUTH in usage for usage in usages)

@@ -16,6 +16,12 @@ from kubelend.stores.sqlite import SqliteStore
 OpenStore = MemoryStore | SqliteStore
 
 
+def check(url: str) -> None:
+    """Refuse what names no store at all, without opening any: no patience would mend it."""
+    kind, rest = _split(url)
+    kind.check(rest)
+
+
 def open_store(url: str, *, archive_for: timedelta = batches.ARCHIVE_FOR) -> OpenStore:
     """Open a broker's store: `memory:`, a path, or `sqlite:///absolute/path`."""
     kind, rest = _split(url)
@@ -30,18 +36,27 @@ def open_readonly(url: str) -> OpenStore:
 
 class _Kind(NamedTuple):
     form: str
+    check: Callable[[str], None]
     open: Callable[[str, timedelta], OpenStore]
     open_readonly: Callable[[str], OpenStore]
 
 
-def _open_memory(rest: str, archive_for: timedelta) -> MemoryStore:
+def _check_memory(rest: str) -> None:
     if rest:
         raise InvalidSettings(f"memory:{rest} names something", hint="write memory: alone")
+
+
+def _open_memory(rest: str, archive_for: timedelta) -> MemoryStore:
+    _check_memory(rest)
     return MemoryStore(archive_for=archive_for)
 
 
 def _read_memory(_: str) -> MemoryStore:
     raise InvalidSettings("a store in memory cannot be read from outside", hint="name a file")
+
+
+def _check_sqlite(rest: str) -> None:
+    _path(rest)
 
 
 def _open_sqlite(rest: str, archive_for: timedelta) -> SqliteStore:
@@ -53,8 +68,8 @@ def _read_sqlite(rest: str) -> SqliteStore:
 
 
 _KINDS = {
-    "memory": _Kind("memory:", _open_memory, _read_memory),
-    "sqlite": _Kind("a path or sqlite:///path", _open_sqlite, _read_sqlite),
+    "memory": _Kind("memory:", _check_memory, _open_memory, _read_memory),
+    "sqlite": _Kind("a path or sqlite:///path", _check_sqlite, _open_sqlite, _read_sqlite),
 }
 
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]+):(.*)", re.ASCII | re.DOTALL)

@@ -20,7 +20,17 @@ Body = TypeVar("Body")
 # Said twice, these change what once would have changed. Other POSTs could come back with another
 # answer; `reserve` is among them by its idempotency key.
 _REPEATABLE = frozenset(
-    {"publish", "reserve", "explain", "activate", "renew", "acknowledge", "cordon", "uncordon"}
+    {
+        "publish",
+        "reserve",
+        "explain",
+        "activate",
+        "renew",
+        "acknowledge",
+        "refuse",
+        "cordon",
+        "uncordon",
+    }
 )
 
 

@@ -73,7 +73,7 @@ class Cost(Body, frozen=True):
 class Advertisement(Body, frozen=True):
     """What a cluster offers."""
 
-    cluster_id: str
+    cluster_id: Name
     resources: Metrics
     cluster_name: Name = ""
     timestamp: Timestamp | None = None
@@ -131,7 +131,7 @@ class ConstraintsBody(Body, frozen=True):
 
     labels: Labels = {}
     region: Name = ""
-    exclude: Annotated[list[str], Meta(max_length=256)] = []
+    exclude: Annotated[list[Name], Meta(max_length=256)] = []
     max_price_per_hour: Price = ""
     currency: Annotated[str, Meta(max_length=8)] = "USD"
 
@@ -148,7 +148,7 @@ class ReservationRequest(Body, frozen=True):
     wait: Duration = ""
     policy: Name = ""
     weights: Annotated[dict[str, float], Meta(max_length=16)] = {}
-    target_cluster_id: str = ""
+    target_cluster_id: Name = ""
     constraints: ConstraintsBody = UNCONSTRAINED
 
 

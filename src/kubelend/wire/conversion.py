@@ -100,10 +100,7 @@ def bounded_duration(text: str, terms: Terms) -> timedelta:
 
 def duration(text: str, where: str) -> timedelta:
     """A duration above zero; errors name the field."""
-    try:
-        parsed = durations.parse(text)
-    except InvalidDuration as problem:
-        raise InvalidDuration(f"{where}: {problem.message}", hint=problem.hint) from None
+    parsed = _duration(text, where)
     if parsed <= timedelta():
         raise InvalidDuration(
             f"{where}: {text!r} is not above zero", hint="write for example 1h30m"
@@ -121,10 +118,17 @@ def to_prices(body: bodies.Cost) -> prices.Prices:
     )
 
 
+def _duration(text: str, where: str) -> timedelta:
+    try:
+        return durations.parse(text)
+    except InvalidDuration as problem:
+        raise InvalidDuration(f"{where}: {problem.message}", hint=problem.hint) from None
+
+
 def _wait(text: str, terms: Terms) -> timedelta:
-    if not text or text == "0":
-        return timedelta()
-    asked = duration(text, "wait")
+    asked = _duration(text, "wait") if text else timedelta()
+    if asked < timedelta():
+        raise InvalidDuration(f"wait: {text!r} is below zero", hint="write for example 5m, or 0s")
     if asked > terms.max_wait:
         limit = durations.short(terms.max_wait)
         raise InvalidInput(

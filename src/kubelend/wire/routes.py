@@ -151,7 +151,9 @@ ROUTES: tuple[Route, ...] = (
         "Where a request like this would fit now, and why not elsewhere",
         Access.OWNER,
         {200: bodies.Explanation},
-        parameters=(Parameter("limit", "How many clusters to look at closely", schema=int),),
+        parameters=(
+            Parameter("limit", "How many clusters to look at closely, at most 100", schema=int),
+        ),
         errors=(errors.InvalidInput, errors.NotFound),
     ),
     Route(
@@ -162,7 +164,7 @@ ROUTES: tuple[Route, ...] = (
         Access.CLUSTER,
         {200: bodies.Explanation},
         bodies.ReservationRequest,
-        (Parameter("limit", "How many clusters to look at closely", schema=int),),
+        (Parameter("limit", "How many clusters to look at closely, at most 100", schema=int),),
         (errors.InvalidInput,),
     ),
     Route(

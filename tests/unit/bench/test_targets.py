@@ -20,7 +20,13 @@ GOOD = {
         "p99_ms": 9.9,
         "violations": 0,
     },
-    "advertise": {"clusters": 10_000, "interval": 30.0, "cpu_percent": 14.2, "rss_mb": 180.0},
+    "advertise": {
+        "clusters": 10_000,
+        "interval": 30.0,
+        "path": "by proxy",
+        "cpu_percent": 14.2,
+        "rss_mb": 180.0,
+    },
     "restart": {"reservations": 100_000, "seconds": 1.9},
 }
 

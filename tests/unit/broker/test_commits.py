@@ -7,7 +7,6 @@ import pytest
 
 import make
 from brokers import until
-from kubelend.broker import commits
 from kubelend.broker.commits import GroupCommit
 from kubelend.core.errors import NotReady, StoreFailed
 from kubelend.core.models import Cluster, ReservationId
@@ -111,23 +110,6 @@ async def test_next_group_gathers_while_one_is_written(scene):
     assert scene.landed == [["a"], ["b", "c", "d"]]
 
 
-async def test_patient_caller_waits_for_company_and_an_impatient_one_for_nobody(scene):
-    scene.submit("a")
-    patient = asyncio.create_task(scene.commits.settled(patient=True))
-    await asyncio.sleep(commits.LINGER / 4)
-    assert scene.store.commits == 0
-    scene.submit("b")
-    await scene.commits.settled()
-    await patient
-    assert scene.landed == [["a", "b"]]
-
-
-async def test_patient_caller_is_served_though_nobody_else_comes(scene):
-    scene.submit("a")
-    await asyncio.wait_for(scene.commits.settled(patient=True), 5)
-    assert scene.kept() == ["a"]
-
-
 async def test_changes_are_kept_though_nobody_waits_for_them(scene):
     scene.submit("a")
     await until(lambda: scene.kept() == ["a"])
@@ -158,11 +140,11 @@ async def test_failure_fails_all_that_was_handed_over_since(scene, problem):
     await scene.is_at_the_store()
     scene.submit("b")
     second = asyncio.create_task(scene.commits.settled())
-    patient = asyncio.create_task(scene.commits.settled(patient=True))
+    third = asyncio.create_task(scene.commits.settled())
     await asyncio.sleep(0)
     scene.store.broken = problem
     scene.store.let_go()
-    outcomes = await asyncio.gather(first, second, patient, return_exceptions=True)
+    outcomes = await asyncio.gather(first, second, third, return_exceptions=True)
     assert [type(outcome) for outcome in outcomes] == [StoreFailed] * 3
     assert [str(outcome) for outcome in outcomes] == ["full"] * 3
     assert scene.failures == ["full"]

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,8 @@ from kubelend.apps.settings import BrokerSettings, ClientSettings
 from kubelend.cli import generate, tree
 from kubelend.cli.exits import Code
 from kubelend.wire import routes
+
+DOCS = Path(__file__).parents[3] / "docs"
 
 
 def run(*arguments):
@@ -62,3 +65,10 @@ def test_check_names_what_differs_and_write_mends_it(tmp_path):
 
 def test_equal_code_writes_equal_documents(tmp_path):
     assert generate.documents(tmp_path) == generate.documents(tmp_path)
+
+
+def test_documents_in_the_repository_are_what_the_code_makes():
+    made = generate.documents(DOCS)
+    assert {path.name for path in made} == {"openapi.json", "cli.md", "routes.md"}
+    stale = [path.name for path, text in made.items() if path.read_text("utf-8") != text]
+    assert stale == [], "run `make generate`"

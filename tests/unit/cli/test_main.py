@@ -228,6 +228,13 @@ def test_a_broker_without_certificates_does_not_start():
     assert done.stderr.splitlines()[-1].startswith("error: no/where/tls.crt is missing; make one")
 
 
+@pytest.mark.parametrize("url", ["postgres://db/kubelend", "memory:foo", "sqlite://host/x"])
+def test_a_broker_whose_store_cannot_be_does_not_start(url):
+    done = kubelend_process("broker", "--http-cert-path", "no/where", "--store", url)
+    assert done.returncode == Code.USAGE
+    assert done.stderr.splitlines()[-1].startswith(("error: there is no store", f"error: {url}"))
+
+
 def test_the_shell_gets_completions():
     done = kubelend_process(
         COMP_WORDS="kubelend get cl", COMP_CWORD="2", _KUBELEND_COMPLETE="complete_bash"

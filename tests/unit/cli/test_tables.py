@@ -14,6 +14,11 @@ def test_columns_line_up_and_no_line_ends_in_spaces():
     assert text == "NAME         AGE\na-long-name  5m\nb            -"
 
 
+@pytest.mark.parametrize("number, text", [(0, "0 clusters"), (1, "1 cluster"), (2, "2 clusters")])
+def test_one_is_not_many(number, text):
+    assert tables.counted(number, "cluster") == text
+
+
 def test_only_the_last_column_is_wrapped():
     text = tables.columns(("NAME", "WHY"), [("x" * 10, "one two three four five six")], width=32)
     assert text == "NAME        WHY\nxxxxxxxxxx  one two three four\n            five six"

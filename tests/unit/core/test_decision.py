@@ -2,15 +2,18 @@
 
 import random
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 import make
 import reference
 from kubelend.core import decision, filters, policies
 from kubelend.core.decision import NoFit, Placement
 from kubelend.core.ledger import Ledger
+from kubelend.core.models import UNCONSTRAINED
 from kubelend.core.prices import Prices
 from kubelend.core.resources import Resources
 
@@ -149,3 +152,27 @@ def test_engine_equals_the_reference(seed):
         assert hourly[row] == reference.price(question.request, cluster)
         prices = cluster.advertisement.prices
         assert prices is None or prices.hourly(question.request.resources) == hourly[row]
+
+
+@settings(max_examples=500)
+@given(st.integers(0, 2**32), st.booleans())
+def test_passing_is_all_verdicts_folded_together(seed, constrained):
+    """Requests without constraints take a shorter way through the filters, to the same clusters."""
+    dice = Dice(seed)
+    fleet, question = dice.ledger().fleet, dice.question()
+    if not constrained:
+        plain = replace(question.request, constraints=UNCONSTRAINED)
+        question = replace(question, request=plain)
+    everyone = np.ones(len(fleet), np.bool_)
+    masks = [mask for _, mask in filters.verdicts(question, fleet)]
+    together = np.logical_and.reduce([everyone, *masks])
+    assert filters.passing(question, fleet).tolist() == together.tolist()
+
+
+def test_equal_sums_of_other_parts_are_equal_and_the_smaller_id_wins():
+    """0.1 + 0.5 is not 0.2 + 0.4 in floating point, but it is in the contract."""
+    desk = make.Desk()
+    desk.advertise("a", "cpu=10,memory=10Gi", allocated="cpu=9,memory=5Gi")
+    desk.advertise("b", "cpu=10,memory=10Gi", allocated="cpu=8,memory=6Gi")
+    held = desk.reserve("cpu=100m,memory=100Mi")
+    assert desk[held].target == "a"

@@ -168,3 +168,18 @@ def test_fleet_with_a_past_equals_one_that_is_written_afresh(steps):
         put(fresh, cluster)
         fresh.set_earmark(cluster.id, (1, "abcdef".index(cluster.id)))
     assert contents(fleet) == contents(fresh)
+
+
+def test_extended_resources_are_counted_by_the_clusters_that_offer_them():
+    """Written again, or with other names, a cluster counts once; the last to go takes the column."""
+    fleet = Fleet()
+    for amounts in ("example.com/a=1", "example.com/a=2", "example.com/a=1,example.com/b=1"):
+        put(fleet, make.cluster("x", f"cpu=1,{amounts}"))
+        put(fleet, make.cluster("y", f"cpu=1,{amounts}"))
+    fleet.remove(ClusterId("x"))
+    assert _list(fleet.free("example.com/a")) == _list(fleet.free("example.com/b")) == [1]
+    put(fleet, make.cluster("y", "cpu=1,example.com/b=5"))
+    assert (fleet.free("example.com/a"), _list(fleet.free("example.com/b"))) == (None, [5])
+    fleet.remove(ClusterId("y"))
+    put(fleet, make.cluster("z", "cpu=1,example.com/a=7"))
+    assert (_list(fleet.free("example.com/a")), fleet.free("example.com/b")) == ([7], None)

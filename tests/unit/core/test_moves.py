@@ -46,8 +46,21 @@ def test_only_its_provider_may_answer(desk, command):
 def test_what_is_over_is_not_answered(desk, command):
     held = desk.reserve("cpu=1,memory=1Gi")
     desk.release(held)
-    with pytest.raises(errors.WrongPhase, match=f"{held} is Released"):
+    with pytest.raises(
+        errors.WrongPhase, match=f"{held} is Released; it is over: nothing need be held"
+    ):
         getattr(desk, command)(held, "a")
+
+
+def test_refusal_that_failed_it_can_be_said_again(desk):
+    held = desk.reserve("cpu=1,memory=1Gi", pinned="a")
+    desk.refuse(held, "a")
+    failed = desk[held]
+    assert (failed.phase, failed.reason) == ("Failed", "ProviderRefused")
+    desk.refuse(held, "a")
+    assert desk[held] == failed
+    with pytest.raises(errors.Forbidden):
+        desk.refuse(held, "b")
 
 
 def test_nobody_answers_for_a_request_that_waits(desk):
@@ -161,7 +174,7 @@ def test_drained_cluster_can_be_drained_again(desk):
 def test_cluster_that_still_lends_is_not_removed(desk):
     held = desk.reserve("cpu=1,memory=1Gi")
     before = make.state(desk.ledger)
-    with pytest.raises(errors.Conflict, match="a still lends 1 reservations; drain it first"):
+    with pytest.raises(errors.Conflict, match="a still lends 1 reservation; drain it first"):
         desk.remove("a")
     assert make.state(desk.ledger) == before
     desk.drain("a")

@@ -93,7 +93,7 @@ def test_missing_price_is_neither_best_nor_worst():
         scores[absent] = choose(fewer, policy="cost")
     made = make.ledger(**offers(a=None, b="0.1", c="0.2", d="0.3"))
     question = make.question(policy="cost")
-    weighed = policies.weigh({"price": 1.0}, question.request, made.fleet, made.fleet.open).tolist()
+    weighed = policies.weigh({"price": 1.0}, question.request, made.fleet, made.fleet.open) / 1e9
     assert weighed == pytest.approx([0.5, 1.0, 0.5, 0.0])
     # With a single price there is nothing to compare, so it must not decide at all.
     assert scores == {"b": ("a", 1.0), "c": ("a", 1.0)}

@@ -11,7 +11,7 @@ from kubelend.core.errors import InvalidSettings
 from kubelend.core.events import Archived
 from kubelend.core.lifecycle import Phase
 from kubelend.stores.memory import MemoryStore
-from kubelend.stores.opening import open_readonly, open_store
+from kubelend.stores.opening import check, open_readonly, open_store
 from kubelend.stores.sqlite import SqliteStore
 
 
@@ -49,7 +49,7 @@ def test_colon_in_a_path_makes_no_kind_of_store(tmp_path, monkeypatch, path):
 
 
 @pytest.mark.parametrize("url", ["postgres://db/kubelend", "kubernetes:", "redis:x"])
-@pytest.mark.parametrize("opener", [open_store, open_readonly])
+@pytest.mark.parametrize("opener", [check, open_store, open_readonly])
 def test_unknown_kind_is_refused_with_those_that_are_known(url, opener):
     with pytest.raises(InvalidSettings) as refused:
         opener(url)
@@ -63,8 +63,16 @@ def test_unknown_kind_is_refused_with_those_that_are_known(url, opener):
     "url", ["", "sqlite:", "sqlite://", "sqlite:///", "sqlite://host/x", "memory:x"]
 )
 def test_incomplete_name_is_refused(url):
-    with pytest.raises(InvalidSettings):
-        open_store(url)
+    for opener in (check, open_store):
+        with pytest.raises(InvalidSettings):
+            opener(url)
+
+
+@pytest.mark.parametrize("url", ["memory:", "no/such/place.db", "sqlite:///no/such/place.db"])
+def test_checking_a_name_opens_nothing(tmp_path, monkeypatch, url):
+    monkeypatch.chdir(tmp_path)
+    check(url)
+    assert not list(tmp_path.iterdir())
 
 
 def test_memory_of_another_process_cannot_be_read():

@@ -228,12 +228,17 @@ async def test_retries_have_an_end(broker, client):
     assert len(broker.seen) == 1 + QUICK.retries
 
 
-@pytest.mark.parametrize("call", ["drain", "refuse"])
-async def test_what_could_come_out_differently_is_not_repeated(broker, client, call):
+async def test_what_could_come_out_differently_is_not_repeated(broker, client):
     broker.answers.append(problem(errors.NotReady("starting")))
     with pytest.raises(errors.NotReady):
-        await getattr(client, call)("x")
+        await client.drain("x")
     assert len(broker.seen) == 1
+
+
+async def test_a_refusal_whose_answer_was_lost_is_said_again(broker, client):
+    broker.answers += [hang_up, body(RESERVATION)]
+    assert await client.refuse("x") == RESERVATION
+    assert len(broker.seen) == 2
 
 
 async def test_what_will_not_help_is_not_repeated(broker, client):

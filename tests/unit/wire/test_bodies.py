@@ -99,3 +99,27 @@ def test_bodies_of_the_published_system_are_read():
         type=bodies.ReservationRequest,
     )
     assert (asked.priority, asked.duration) == (10, "1h")
+
+
+AMOUNTS = {"cpu": "1", "memory": "1Gi"}
+
+
+@pytest.mark.parametrize(
+    "kind, body",
+    [
+        (
+            bodies.Advertisement,
+            lambda name: {"clusterID": name, "resources": {"capacity": AMOUNTS}},
+        ),
+        (
+            bodies.ReservationRequest,
+            lambda name: {"requestedResources": AMOUNTS, "targetClusterID": name},
+        ),
+        (bodies.ConstraintsBody, lambda name: {"exclude": ["a", name]}),
+    ],
+    ids=["clusterID", "targetClusterID", "exclude"],
+)
+def test_names_of_clusters_have_their_longest(kind, body):
+    msgspec.convert(body("x" * 253), type=kind)
+    with pytest.raises(msgspec.ValidationError, match="length <= 253"):
+        msgspec.convert(body("x" * 254), type=kind)

@@ -89,6 +89,8 @@ def test_request_has_what_was_asked_and_what_the_broker_adds():
     [
         ({"duration": "25h"}, r"^duration: 25h is more than this broker allows; ask for 24h"),
         ({"wait": "61s"}, r"^wait: 61s is more than this broker allows; wait 1m at most"),
+        ({"wait": "-1s"}, r"^wait: '-1s' is below zero"),
+        ({"wait": "soon"}, r"^wait: 'soon' "),
         ({"duration": "0"}, r"^duration: '0' is not above zero"),
         ({"policy": "luck"}, r"^policy: 'luck' is unknown"),
         ({"wanted": bodies.Quantities("0", "1Gi")}, r"^requestedResources\.cpu: must be more"),
@@ -105,7 +107,7 @@ def test_what_cannot_be_is_refused_by_its_field(fields, problem):
         request(**fields)
 
 
-@pytest.mark.parametrize("text", ["", "0"])
+@pytest.mark.parametrize("text", ["", "0", "0s", "0h0m0s"])
 def test_no_wait_is_none(text):
     assert not request(wait=text).wait
 

@@ -28,6 +28,7 @@ def test_every_route_is_found_by_its_own_path(route):
 )
 def test_names_may_hold_anything_once_decoded(sent, name):
     found = matching.find("GET", f"/api/v1/clusters/{sent}")
+    assert isinstance(found, matching.Match)
     assert found.names == {"cluster": name}
 
 

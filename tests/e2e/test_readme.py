@@ -1,0 +1,117 @@
+"""The tour of the README as a newcomer takes it: every block, in order, pasted into one shell."""
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+
+import processes
+
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(shutil.which("curl") is None, reason="the tour needs curl"),
+]
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+def tour():
+    """What the section tells the reader to paste."""
+    _, _, rest = README.read_text("utf-8").partition("\n## Five minutes\n")
+    section, _, _ = rest.partition("\n## ")
+    blocks = re.findall(r"^```bash\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+    assert len(blocks) > 5
+    return blocks
+
+
+def free_ports(count):
+    """All are taken before one is given back: no two are the same."""
+    with ExitStack() as stack:
+        taken = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [server.getsockname()[1] for server in taken]
+
+
+def script(blocks, api, probes):
+    """The blocks as they are, but for the ports; ends at the first failure, and with how the broker did."""
+    text = "\n".join(blocks)
+    assert "localhost:8443" in text
+    assert "localhost:8081" in text
+    text = text.replace("localhost:8443", f"localhost:{api}")
+    text = text.replace("localhost:8081", f"localhost:{probes}")
+    return f"set -euo pipefail\n{text}\nwait %1\necho 'the tour is over'\n"
+
+
+def environment(api, probes, metrics):
+    kept = {name: text for name, text in os.environ.items() if not name.startswith("KUBELEND_")}
+    return {
+        **kept,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "no_proxy": "localhost",
+        "KUBELEND_HTTP_HOST": "127.0.0.1",
+        "KUBELEND_HTTP_PORT": str(api),
+        "KUBELEND_HEALTH_PROBE_BIND_ADDRESS": f"127.0.0.1:{probes}",
+        "KUBELEND_METRICS_BIND_ADDRESS": f"127.0.0.1:{metrics}",
+        "KUBELEND_BROKER": f"https://localhost:{api}",
+    }
+
+
+def members(session):
+    """The processes of a session that have not ended."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        # It may end while we look. The name in brackets may contain anything.
+        with suppress(OSError):
+            state, _, _, its_session = path.read_text().rpartition(")")[2].split()[:4]
+            if int(its_session) == session and state != "Z":
+                found.append(int(path.parent.name))
+    return found
+
+
+@pytest.fixture(scope="module")
+def taken(tmp_path_factory):
+    """The tour from its beginning to its end: exit code, all that it printed, and what still runs."""
+    directory = tmp_path_factory.mktemp("tour")
+    ports = free_ports(3)
+    shell = subprocess.Popen(
+        ["bash", "-c", script(tour(), *ports[:2])],
+        cwd=directory,
+        env=environment(*ports),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        out, _ = shell.communicate(timeout=2 * processes.PATIENCE)
+        left = members(shell.pid)
+    finally:
+        for pid in members(shell.pid):
+            os.kill(pid, signal.SIGKILL)
+        shell.wait()
+    log = directory / "broker.log"
+    return shell.returncode, out, log.read_text() if log.exists() else "", left
+
+
+def test_every_command_of_the_tour_succeeds(taken):
+    code, out, log, _ = taken
+    assert code == 0, f"{out}\n{log}"
+    assert out.endswith("the tour is over\n")
+
+
+def test_the_tour_shows_what_it_promises(taken):
+    out = taken[1]
+    shown = ["Reserved on berlin", "exit code 5", "berlin is cordoned", "All is well"]
+    assert [text for text in shown if text not in out] == []
+    assert sorted(shown, key=out.index) == shown
+
+
+def test_the_tour_leaves_no_process_behind(taken):
+    assert taken[3] == []
