@@ -38,7 +38,7 @@ from kubelend.core.models import (
 from kubelend.core.prices import Prices
 from kubelend.core.resources import Resources
 
-T0 = datetime(2030, 1, 1, 12, tzinfo=UTC)
+T0 = datetime(2026, 1, 1, 12, tzinfo=UTC)
 NO_TIME = timedelta()
 MOMENT = timedelta.resolution
 SECOND = timedelta(seconds=1)

@@ -34,8 +34,8 @@ async def test_clusters_are_shown_with_what_the_broker_makes_of_them(broker, adm
         "active": True,
         "score": "75.00",
         "rating": "Good",
-        "lastUpdateTime": "2030-01-01T12:00:00Z",
-        "validUntil": "2030-01-01T12:10:00Z",
+        "lastUpdateTime": "2026-01-01T12:00:00Z",
+        "validUntil": "2026-01-01T12:10:00Z",
         "reservations": 1,
     }
     assert listed[0]["advertisement"]["resources"]["reserved"] == {"cpu": "2", "memory": "4Gi"}

@@ -11,7 +11,7 @@ from callers import Json, wish
 OFFER: Json = {
     "clusterID": "agent-cluster-2",
     "clusterName": "cluster-advertisement",
-    "timestamp": "2030-01-01T11:59:58Z",
+    "timestamp": "2026-01-01T11:59:58Z",
     "resources": {
         "capacity": {"cpu": "10", "memory": "8025424Ki"},
         "allocatable": {"cpu": "10", "memory": "8025424Ki"},
@@ -70,10 +70,10 @@ async def test_reservation_is_answered_with_201_and_every_field_of_the_golden_pa
             "phase": "Reserved",
             "message": "Resources locked in cluster agent-cluster-2",
             "reason": "Locked",
-            "reservedAt": "2030-01-01T12:00:00Z",
-            "expiresAt": "2030-01-01T13:00:00Z",
+            "reservedAt": "2026-01-01T12:00:00Z",
+            "expiresAt": "2026-01-01T13:00:00Z",
         },
-        "createdAt": "2030-01-01T12:00:00Z",
+        "createdAt": "2026-01-01T12:00:00Z",
         "priority": 10,
         "duration": "1h0m0s",
     }
@@ -109,7 +109,7 @@ async def test_advertisement_can_be_read_back_with_what_is_reserved(requester, p
     found = await provider.read("advertisements", "agent-cluster-2")
     assert found["clusterID"] == "agent-cluster-2"
     assert found["clusterName"] == "cluster-advertisement"
-    assert found["timestamp"] == "2030-01-01T11:59:58Z"
+    assert found["timestamp"] == "2026-01-01T11:59:58Z"
     assert found["resources"]["reserved"] == {"cpu": "3", "memory": "1Gi"}
     assert found["resources"]["available"] == {"cpu": "5950m", "memory": "6548816Ki"}
 

@@ -29,7 +29,7 @@ async def test_acknowledgement_is_seen_by_the_requester(broker, a, r):
     broker.clock.pass_time(5 * make.SECOND)
     first = await a.post("instructions", made["id"], "acknowledge")
     assert first.status == 200
-    assert first.json["status"]["acknowledgedAt"] == "2030-01-01T12:00:05Z"
+    assert first.json["status"]["acknowledgedAt"] == "2026-01-01T12:00:05Z"
     assert first.json["status"]["phase"] == "Reserved"
     broker.clock.pass_time(5 * make.SECOND)
     assert (await a.post("instructions", made["id"], "acknowledge")).json == first.json
@@ -51,8 +51,8 @@ async def test_refused_reservation_moves_to_the_next_best(broker, a, b, r):
         "phase": "Reserved",
         "message": "Resources locked in cluster b",
         "reason": "Moved",
-        "reservedAt": "2030-01-01T12:01:00Z",
-        "expiresAt": "2030-01-01T13:00:00Z",
+        "reservedAt": "2026-01-01T12:01:00Z",
+        "expiresAt": "2026-01-01T13:00:00Z",
     }
     assert await r.read("reservations", made["id"]) == moved
     assert await a.read("instructions") == []

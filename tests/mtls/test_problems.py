@@ -191,7 +191,7 @@ async def test_extended_resource_named_like_a_plain_one_is_refused(r):
         ({"resources": {"capacity": {"cpu": "1"}}}, "body: Object missing required field `memory`"),
         ({"resources": {"capacity": {"cpu": "-1", "memory": "1"}}}, "resources.capacity.cpu: "),
         ({"timestamp": "yesterday"}, "body: Invalid RFC3339 encoded datetime - at `$.timestamp`"),
-        ({"timestamp": "2030-01-01T00:00:00"}, "body: Expected `datetime` with a timezone"),
+        ({"timestamp": "2026-01-01T00:00:00"}, "body: Expected `datetime` with a timezone"),
         ({"validFor": "0s"}, "validFor: '0s' is not above zero"),
         ({"validFor": "long"}, "validFor: "),
         ({"cost": {"cpuCost": "-1"}}, "cost.cpuCost: "),

@@ -1,7 +1,9 @@
 """Whoever is kept out is logged and counted, and the log gives away no secret."""
 
 import json
+from datetime import timedelta
 
+import aiohttp
 import pytest
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -101,3 +103,20 @@ async def test_failure_inside_the_broker_is_logged_and_told_without_details(brok
     (line,) = log.lines("call failed")
     assert line["route"] == "publish"
     assert "Traceback" in line["exception"]
+
+
+@pytest.mark.parametrize("kind", ["stranger", "expired"])
+async def test_a_handshake_that_is_refused_is_logged_and_counted(broker, certificates, log, kind):
+    with pytest.raises(aiohttp.ClientError):
+        await broker.holder(getattr(certificates, kind)("a")).get("version")
+    lines = log.lines("refused")  # one for each time that the client tried
+    assert {(line["code"], line["route"]) for line in lines} == {("HandshakeRefused", "handshake")}
+    assert all("CERTIFICATE" in line["problem"] for line in lines)
+    assert refused(broker, "handshake", "HandshakeRefused") == len(lines)
+
+
+async def test_a_certificate_that_ends_on_an_open_connection_is_refused(broker):
+    caller = broker.cluster("a")
+    assert (await caller.get("version")).status == 200
+    broker.clock.pass_time(timedelta(days=3 * 365))
+    assert (await caller.get("version")).refusal == (403, "InvalidIdentity")

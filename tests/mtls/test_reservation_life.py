@@ -31,9 +31,9 @@ async def test_release_gives_back_exactly_once_however_often(a, r):
         "phase": "Released",
         "message": "Released by requester r",
         "reason": "ReleasedByRequester",
-        "reservedAt": "2030-01-01T12:00:00Z",
-        "expiresAt": "2030-01-01T13:00:00Z",
-        "finishedAt": "2030-01-01T12:00:00Z",
+        "reservedAt": "2026-01-01T12:00:00Z",
+        "expiresAt": "2026-01-01T13:00:00Z",
+        "finishedAt": "2026-01-01T12:00:00Z",
     }
     assert answers[1].json == answers[2].json == answers[0].json
     assert await available(a) == "8"
@@ -98,7 +98,7 @@ async def test_activation_is_shown_and_saying_it_twice_changes_nothing(broker, a
     assert first.status == 200
     assert first.json["status"]["phase"] == "Active"
     assert first.json["status"]["message"] == "Resources in use in cluster a"
-    assert first.json["status"]["activatedAt"] == "2030-01-01T12:01:00Z"
+    assert first.json["status"]["activatedAt"] == "2026-01-01T12:01:00Z"
     broker.clock.pass_time(make.MINUTE)
     assert (await r.post("reservations", made["id"], "activate")).json == first.json
     assert await available(a) == "7"
@@ -109,16 +109,16 @@ async def test_renewal_counts_from_now_and_never_shortens(broker, a, r):
     made = await r.reserve(duration="1h")
     broker.clock.pass_time(30 * make.MINUTE)
     renew = ("reservations", made["id"], "renew")
-    assert expiry(await r.post(*renew, {"duration": "10m"})) == "2030-01-01T13:00:00Z"
-    assert expiry(await r.post(*renew)) == "2030-01-01T13:30:00Z"
-    assert expiry(await r.post(*renew, {})) == "2030-01-01T13:30:00Z"
-    assert expiry(await r.post(*renew, {"duration": "2h"})) == "2030-01-01T14:30:00Z"
-    assert expiry(await r.post(*renew, {"duration": "720h"})) == "2030-01-31T12:30:00Z"
+    assert expiry(await r.post(*renew, {"duration": "10m"})) == "2026-01-01T13:00:00Z"
+    assert expiry(await r.post(*renew)) == "2026-01-01T13:30:00Z"
+    assert expiry(await r.post(*renew, {})) == "2026-01-01T13:30:00Z"
+    assert expiry(await r.post(*renew, {"duration": "2h"})) == "2026-01-01T14:30:00Z"
+    assert expiry(await r.post(*renew, {"duration": "720h"})) == "2026-01-31T12:30:00Z"
     too_long = await r.post(*renew, {"duration": "721h"})
     assert too_long.refusal == (400, "InvalidInput")
     assert too_long.problem.detail.startswith("duration: ")
     assert (await r.read("reservations", made["id"]))["status"]["expiresAt"] == (
-        "2030-01-31T12:30:00Z"
+        "2026-01-31T12:30:00Z"
     )
 
 

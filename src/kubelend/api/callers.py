@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import cast
 
@@ -13,6 +15,8 @@ from kubelend.core.errors import InvalidIdentity
 from kubelend.pki import forwarding, identities
 from kubelend.pki.forwarding import ForwardedCertificates
 from kubelend.pki.identities import Caller, Role
+
+_ends = lru_cache(maxsize=4096)(ssl.cert_time_to_seconds)
 
 
 class Callers:
@@ -40,6 +44,9 @@ class Callers:
         caller = identities.caller_of(
             cast("Mapping[str, object]", peercert), broker_names=self._own_names
         )
+        # TLS looked at the time when the connection began, which may be long ago.
+        if _ends(peercert["notAfter"]) < self._clock().timestamp():
+            raise InvalidIdentity(f"the certificate of {caller.name} has ended", hint="renew it")
         return self._behind(caller, request) if caller.role is Role.PROXY else caller
 
     def _behind(self, proxy: Caller, request: web.BaseRequest) -> Caller:

@@ -23,7 +23,7 @@ from kubelend.api.calls import Context
 from kubelend.api.limits import RateLimiter
 from kubelend.apps.flags import Address
 from kubelend.apps.settings import BrokerSettings
-from kubelend.broker.metrics import Metrics
+from kubelend.broker.metrics import HANDSHAKE, Metrics
 from kubelend.broker.ports import Clock, OpenStore
 from kubelend.broker.service import Broker, Rules
 from kubelend.core.errors import InvalidSettings
@@ -83,7 +83,7 @@ async def started(
     """Everything put together and listening. At the end, calls that have begun are finished."""
     metrics = Metrics()
     broker = Broker(open_store or _opener(settings), now, _rules(settings), metrics)
-    certificates = _certificates(settings)
+    certificates = _certificates(settings, metrics)
     callers = Callers(settings.http_cert_path, now, trust_proxies=settings.trust_proxies)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(broker.close)
@@ -108,11 +108,16 @@ def _rules(settings: BrokerSettings) -> Rules:
     )
 
 
-def _certificates(settings: BrokerSettings) -> tls.ReloadingServerContext:
+def _certificates(settings: BrokerSettings, metrics: Metrics) -> tls.ReloadingServerContext:
     warning = tls.exposed_key(settings.http_cert_path)
     if warning:
         log.warning(warning)
-    return tls.ReloadingServerContext(settings.http_cert_path, report=_keeps_old)
+
+    def refused(reason: str) -> None:
+        metrics.refused(HANDSHAKE, "HandshakeRefused")
+        log.warning("refused", route=HANDSHAKE, code="HandshakeRefused", problem=reason)
+
+    return tls.ReloadingServerContext(settings.http_cert_path, report=_keeps_old, refused=refused)
 
 
 class _Listener(NamedTuple):

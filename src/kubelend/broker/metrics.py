@@ -41,6 +41,9 @@ NO_CLUSTERS: Final = "NoClusters"
 UNKNOWN: Final = "unknown"
 """Stands for any route or method that is not ours: callers must not be able to make up series."""
 
+HANDSHAKE: Final = "handshake"
+"""Stands where a route would, for whoever was refused before a call could be made."""
+
 _OUTCOMES: Final[tuple[Outcome, ...]] = ("placed", "queued", "refused")
 _ENDS: Final = (
     (Phase.RELEASED, Reason.BY_REQUESTER),
@@ -155,4 +158,4 @@ class Metrics:
 
 
 def _known_route(route: str) -> str:
-    return route if route in routes.BY_NAME else UNKNOWN
+    return route if route in routes.BY_NAME or route == HANDSHAKE else UNKNOWN

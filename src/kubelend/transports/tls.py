@@ -67,17 +67,24 @@ class ReloadingServerContext:
 
     Pass `context` to the server once, and call `refresh` now and then. New handshakes see the new
     certificate and the new authorities; open connections go on. `report` is told, once, why changed
-    files could not be taken up.
+    files could not be taken up, and `refused` why a client was not let in.
     """
 
-    def __init__(self, directory: Path, *, report: Callable[[InvalidSettings], None]) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        report: Callable[[InvalidSettings], None],
+        refused: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self._directory = directory
         self._report = report
+        self._refused = refused
         self._reported = ""
         # Before the files are read: a change in between is then seen by the first refresh.
         self._signature = _signature(directory)
         self._switch = _SwitchingContext(ssl.PROTOCOL_TLS_SERVER)
-        self._switch.current = server_context(directory)
+        self._switch.current = self._server_context()
 
     @property
     def context(self) -> ssl.SSLContext:
@@ -91,13 +98,32 @@ class ReloadingServerContext:
         if signature == self._signature:
             return False
         try:
-            self._switch.current = server_context(self._directory)
+            self._switch.current = self._server_context()
         except InvalidSettings as error:
             self._report_once(error)
             return False
         self._signature = signature
         self._reported = ""
         return True
+
+    def _server_context(self) -> ssl.SSLContext:
+        context = server_context(self._directory)
+        refused = self._refused
+
+        class Noted(ssl.SSLObject):
+            """Event loops drop a refused handshake without a word; this one says why."""
+
+            def do_handshake(self) -> None:
+                try:
+                    super().do_handshake()
+                except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                    raise
+                except ssl.SSLError as problem:
+                    refused(problem.reason or str(problem))
+                    raise
+
+        context.sslobject_class = Noted
+        return context
 
     def _report_once(self, error: InvalidSettings) -> None:
         if self._reported != str(error):

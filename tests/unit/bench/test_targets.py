@@ -1,13 +1,14 @@
 """The table of `kubelend bench all`: what was measured beside what it should be."""
 
 import math
+from typing import Any
 
 import pytest
 
 from kubelend.bench import targets
 from kubelend.bench.targets import Target
 
-GOOD = {
+GOOD: dict[str, dict[str, Any]] = {
     "decide": {"clusters": 10_000, "us_per_decision": 99.9},
     "reserve": {
         "clusters": 1_000,

@@ -13,13 +13,14 @@ async def arrive(rhythm, name, gone_on):
 
 
 async def test_who_comes_alone_goes_on_at_once():
-    gone_on = []
+    gone_on: list[str] = []
     await asyncio.wait_for(arrive(Rhythm(HOUR), "a", gone_on), 1)
     assert gone_on == ["a"]
 
 
 async def test_who_comes_soon_after_waits_for_the_beat_with_the_others():
-    rhythm, gone_on = Rhythm(0.05), []
+    gone_on: list[str] = []
+    rhythm = Rhythm(0.05)
     await arrive(rhythm, "a", gone_on)
     others = [asyncio.create_task(arrive(rhythm, name, gone_on)) for name in "bcd"]
     await asyncio.sleep(0)
@@ -29,7 +30,8 @@ async def test_who_comes_soon_after_waits_for_the_beat_with_the_others():
 
 
 async def test_who_gives_up_takes_nobody_along():
-    rhythm, gone_on = Rhythm(0.05), []
+    gone_on: list[str] = []
+    rhythm = Rhythm(0.05)
     await arrive(rhythm, "a", gone_on)
     gone, other = (asyncio.create_task(arrive(rhythm, name, gone_on)) for name in "bc")
     await asyncio.sleep(0)
@@ -39,7 +41,8 @@ async def test_who_gives_up_takes_nobody_along():
 
 
 async def test_without_seconds_nobody_waits():
-    rhythm, gone_on = Rhythm(0.0), []
+    gone_on: list[str] = []
+    rhythm = Rhythm(0.0)
     for name in "abc":
         await asyncio.wait_for(arrive(rhythm, name, gone_on), 1)
     assert gone_on == ["a", "b", "c"]

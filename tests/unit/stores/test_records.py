@@ -22,7 +22,7 @@ def row(name: str, text: bytes):
 def test_record_with_only_what_has_no_default_loads():
     text = b"""{
         "id": "rsv-1",
-        "created_at": "2030-01-01T12:00:00Z",
+        "created_at": "2026-01-01T12:00:00Z",
         "request": {"requester": "r", "resources": {"cpu": 1000, "memory": 1073741824}, "duration": "PT3600S"}
     }"""
     found = records.decode(records.RESERVATIONS, row("rsv-1", text))

@@ -65,9 +65,9 @@ def test_archive_is_sorted_by_time_also_below_the_second(path, store):
         )
     found = query(path, "SELECT id, finished_at FROM archive ORDER BY finished_at")
     assert found == [
-        ("rsv-1", "2030-01-01T13:00:00.000000+00:00"),
-        ("rsv-2", "2030-01-01T13:00:00.500000+00:00"),
-        ("rsv-3", "2030-01-01T13:00:01.000000+00:00"),
+        ("rsv-1", "2026-01-01T13:00:00.000000+00:00"),
+        ("rsv-2", "2026-01-01T13:00:00.500000+00:00"),
+        ("rsv-3", "2026-01-01T13:00:01.000000+00:00"),
     ]
 
 
