@@ -72,8 +72,14 @@ async def test_capacity_stands_in_for_allocatable_and_now_for_the_timestamp(a):
     ],
 )
 async def test_offers_are_read_in_every_form_and_rounded_down(a, amount, shown):
-    seen = await publish(a, resources={"capacity": amount})
-    assert seen["resources"]["capacity"] == shown
+    await publish(a, resources={"capacity": amount})
+    assert (await a.read("advertisements", "a"))["resources"]["capacity"] == shown
+
+
+async def test_the_answer_repeats_what_was_sent_in_its_own_words(a):
+    seen = await publish(a, resources={"capacity": {"cpu": "15e-1", "memory": "1G"}})
+    assert seen["resources"]["capacity"] == {"cpu": "15e-1", "memory": "1G"}
+    assert seen["resources"]["available"] == {"cpu": "1500m", "memory": "1000000000"}
 
 
 async def test_sent_timestamp_is_shown_and_not_judged_by(broker, a, b):

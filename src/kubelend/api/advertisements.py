@@ -12,7 +12,6 @@ from kubelend.wire import bodies, conversion
 
 async def publish(call: Call) -> web.Response:
     """A cluster speaks only for itself: the certificate names it, the body has to agree."""
-    await call.context.rhythm.join()
     body = await call.body(bodies.Advertisement)
     cluster = call.caller.cluster
     if body.cluster_id != cluster:
@@ -24,7 +23,7 @@ async def publish(call: Call) -> web.Response:
     view, holds = await call.broker.advertise(advertisement)
     return json(
         bodies.Published(
-            conversion.from_cluster(view.cluster, view.reserved),
+            conversion.accepted(body, view.cluster, view.reserved),
             [conversion.from_reservation(found) for found in holds],
         )
     )

@@ -31,6 +31,8 @@ Handler = Callable[[Call], Awaitable[web.StreamResponse]]
 HttpHandler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 UNKNOWN_ROUTE = "unknown"
+GATHERED = frozenset({"publish"})
+"""Calls that come all day from everyone, and whose answer nobody waits for: done several at a time."""
 
 _PARTIES = frozenset({Role.CLUSTER, Role.VIEWER, Role.ADMIN})
 _ALLOWED: dict[Access, frozenset[Role]] = {
@@ -54,6 +56,8 @@ def bind(handlers: Mapping[str, Handler], context: Context) -> HttpHandler:
         found = matching.find(request.method, request.rel_url.raw_path)
         name = found.route.name if isinstance(found, Match) else UNKNOWN_ROUTE
         caller = None
+        if name in GATHERED:
+            await context.rhythm.join()
         try:
             caller = caller_of(request)
             admit(f"{caller.role} {caller.name}")  # a cluster may have the name of a person

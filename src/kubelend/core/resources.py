@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from kubelend.core import errors
-from kubelend.core.quantities import LARGEST, REMEMBERED, Format, Quantity
+from kubelend.core.quantities import LARGEST, REMEMBERED, Format, Quantity, plain_amount
 
 
 # Without gc: no cycle can pass through integers, and there are hundreds of thousands of these.
@@ -206,15 +206,19 @@ def _read(texts: Mapping[str, str], amount_of: Callable[[str, str], int], where:
     return _vector(amounts)
 
 
-@functools.lru_cache(maxsize=REMEMBERED)
 def _asked_amount(name: str, quantity: str) -> int:
     places = _unit(name).places
+    plain = plain_amount(quantity, places)
+    if plain is not None:
+        return plain
     return _in_range(_not_negative(quantity).rounded_up(places), quantity)
 
 
-@functools.lru_cache(maxsize=REMEMBERED)
 def _offered_amount(name: str, quantity: str) -> int:
     places = _unit(name).places
+    plain = plain_amount(quantity, places)
+    if plain is not None:
+        return plain
     return _in_range(_not_negative(quantity).rounded_down(places), quantity)
 
 

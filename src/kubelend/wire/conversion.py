@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 
 import msgspec
+from msgspec.structs import replace
 
 from kubelend.core import durations, explanations, models, policies, prices, ratings, resources
 from kubelend.core.errors import InvalidDuration, InvalidInput, InvalidQuantity
@@ -201,6 +202,27 @@ def from_cluster(cluster: models.Cluster, reserved: resources.Resources) -> bodi
         region=region,
         valid_for=durations.text(known.valid_for) if known.valid_for else "",
         endpoint_url=known.endpoint,
+    )
+
+
+def accepted(
+    body: bodies.Advertisement, cluster: models.Cluster, reserved: resources.Resources
+) -> bodies.Advertisement:
+    """What was sent, in its own words, with what the broker knows better.
+
+    The answer to every advertisement of every cluster: what is the same is not written anew.
+    """
+    sent = body.resources
+    return replace(
+        body,
+        resources=bodies.Metrics(
+            capacity=sent.capacity,
+            allocatable=sent.allocatable or sent.capacity,
+            allocated=sent.allocated or from_resources(cluster.advertisement.allocated),
+            reserved=from_resources(reserved),
+            available=from_resources((cluster.ceiling - reserved).clamped()),
+        ),
+        timestamp=cluster.advertisement.sent_at,
     )
 
 

@@ -369,3 +369,22 @@ def test_any_text_is_worth_what_it_says_or_is_refused(text):
 def test_the_examples_in_the_documentation_hold():
     result = doctest.testmod(quantities)
     assert result.failed == 0 < result.attempted
+
+
+@given(
+    st.integers(0, 10**18).map(str),
+    st.sampled_from(["", "m", "u", "k", "Ki", "Mi", "Gi", "Ti", "e3", ".5"]),
+)
+@pytest.mark.parametrize("places", [0, 3])
+def test_the_short_cut_says_the_same_or_nothing(places, number, suffix):
+    amount = quantities.plain_amount(number + suffix, places)
+    if amount is not None:
+        exact = Quantity.parse(number + suffix)
+        assert amount == exact.rounded_up(places) == exact.rounded_down(places)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "x", "-1", "+1", "1.5", "1e3", "9" * 16, "999999999999999Gi", " 1", "1 "]
+)
+def test_the_short_cut_leaves_the_rest_to_the_whole_road(text):
+    assert quantities.plain_amount(text, 0) is None
