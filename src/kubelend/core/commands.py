@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from datetime import datetime, timedelta
+from itertools import islice
 from typing import TypeVar
 
 from kubelend.core import decision, transitions, waiting
@@ -41,6 +42,9 @@ from kubelend.core.models import (
     Reservation,
     ReservationId,
 )
+
+MOST_FORGOTTEN = 5000
+"""At a time: the rest can wait for the next second, and callers need not wait for all of them."""
 
 Answer = TypeVar("Answer")
 Command = Generator[Event, None, Answer]
@@ -200,7 +204,7 @@ def expire(ledger: Ledger, retention: timedelta, now: datetime) -> Command[None]
             yield from _time_out(ledger, found, now)
         else:
             yield Released(now, found.id, Reason.EXPIRED, "Its duration is over")
-    for found in ledger.finished_before(now - retention):
+    for found in islice(ledger.finished_before(now - retention), MOST_FORGOTTEN):
         yield Forgotten(now, found.id)
 
 

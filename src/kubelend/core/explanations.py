@@ -1,7 +1,7 @@
 """Why a request fits where it fits and nowhere else, and the smallest change that would help.
 
 One explanation serves REST, the command line, conditions and the dashboard, so that all of them say
-the same words. It is computed on the same masks as the decision: it cannot disagree with it.
+the same words. It is computed with the filters of the decision; a property says that they never disagree.
 """
 
 from __future__ import annotations
