@@ -111,7 +111,7 @@ def weigh(
         "price": cheapness(request, cluster, fitting),
     }
     used = [(score, weights[name]) for name, score in scores.items() if weights.get(name)]
-    if len(used) == 1:
+    if len(weights) == 1:
         return billionths(used[0][0] * 1e9)
     total = 0.0
     for score, weight in used:

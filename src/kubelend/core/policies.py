@@ -158,11 +158,12 @@ def weigh(
 
     Rounded, because 0.1 + 0.5 and 0.2 + 0.4 are equal to everyone but a processor.
     """
-    parts = [(name, weights[name]) for name in SCORES if weights.get(name)]
-    if len(parts) == 1:
-        total = SCORES[parts[0][0]](request, fleet, feasible)
+    if len(weights) == 1:
+        (name,) = weights
+        total = SCORES[name](request, fleet, feasible)
         total *= BILLION
     else:
+        parts = [(name, weights[name]) for name in SCORES if weights.get(name)]
         total = fleet.scratch(3)
         total.fill(0.0)
         for name, weight in parts:
