@@ -109,4 +109,6 @@ def test_kill_leaves_no_lock_behind(tmp_path):
     with committer(path) as process:
         acknowledge(process, 1)
         kill(process)
-    SqliteStore.open(path).close()
+    store = SqliteStore.open(path)
+    assert store.load().revision >= 1
+    store.close()

@@ -10,7 +10,8 @@ from kubelend.api import access
 from kubelend.api.calls import Call, json
 from kubelend.broker.instructions import Role as Side
 from kubelend.broker.views import Page
-from kubelend.core.errors import InvalidInput, NoCapacity
+from kubelend.core import explanations
+from kubelend.core.errors import InvalidInput
 from kubelend.core.lifecycle import Phase, Reason
 from kubelend.core.models import ClusterId, Request, Reservation
 from kubelend.pki.identities import Role
@@ -95,8 +96,7 @@ def _key(call: Call) -> str:
 async def _dry_run(call: Call, request: Request) -> web.Response:
     explanation = await call.broker.explain(request, _candidates(call))
     if not explanation.fitting:
-        hint = explanation.remedy.text if explanation.remedy else ""
-        raise NoCapacity(f"no suitable cluster: {explanation}", hint=hint, explanation=explanation)
+        raise explanations.no_capacity(explanation)
     return json(conversion.from_explanation(explanation))
 
 

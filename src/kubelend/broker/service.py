@@ -25,7 +25,7 @@ from kubelend.broker.ports import Clock, OpenStore
 from kubelend.core import commands, explanations
 from kubelend.core.commands import Command
 from kubelend.core.decision import NoFit
-from kubelend.core.errors import KubelendError, NoCapacity, NotFound, NotReady, no_reservation
+from kubelend.core.errors import KubelendError, NotFound, NotReady, no_reservation
 from kubelend.core.events import Change
 from kubelend.core.filters import Question
 from kubelend.core.ledger import Ledger
@@ -56,7 +56,7 @@ class Rules(msgspec.Struct, frozen=True):
 
 
 class Broker:
-    """Use `run` as a root task; everything else may be called once `ready` holds."""
+    """Use `run` as a root task; everything else may be called once `unready` is None."""
 
     def __init__(self, open_store: OpenStore, clock: Clock, rules: Rules, metrics: Metrics) -> None:
         self.feeds = Feeds()
@@ -153,7 +153,7 @@ class Broker:
         )
         if isinstance(answer, NoFit):
             self._metrics.refused_for_capacity(answer.explanation)
-            raise _no_capacity(answer.explanation)
+            raise explanations.no_capacity(answer.explanation)
         return answer
 
     async def activate(self, found: ReservationId) -> Reservation:
@@ -359,8 +359,3 @@ def _outcome(answer: Reservation | NoFit) -> Outcome:
     if isinstance(answer, NoFit):
         return "refused"
     return "queued" if answer.phase is Phase.PENDING else "placed"
-
-
-def _no_capacity(explanation: explanations.Explanation) -> NoCapacity:
-    hint = "" if explanation.remedy is None else explanation.remedy.text
-    return NoCapacity(f"no suitable cluster: {explanation}", hint=hint, explanation=explanation)

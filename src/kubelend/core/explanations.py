@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from kubelend.core import filters, policies, prices, resources
+from kubelend.core.errors import NoCapacity
 from kubelend.core.filters import Question
 from kubelend.core.fleet import UNPRICED, Columns, Fleet, Floats, Mask, Selection
 from kubelend.core.models import ClusterId, Request
@@ -66,6 +67,12 @@ class Explanation(msgspec.Struct, frozen=True):
         why = ", ".join(f"{count} {refusal}" for refusal, count in counts)
         noun = "cluster fits" if self.total == 1 else "clusters fit"
         return f"{self.fitting}/{self.total} {noun}" + (f": {why}" if why else "")
+
+
+def no_capacity(explanation: Explanation) -> NoCapacity:
+    """The same as an error: what a caller hears that wanted a cluster and not an explanation."""
+    hint = "" if explanation.remedy is None else explanation.remedy.text
+    return NoCapacity(f"no suitable cluster: {explanation}", hint=hint, explanation=explanation)
 
 
 def explain(question: Question, fleet: Fleet, limit: int) -> Explanation:

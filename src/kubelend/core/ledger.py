@@ -40,9 +40,7 @@ from kubelend.core.models import (
     Reservation,
     ReservationId,
 )
-from kubelend.core.resources import Resources
-
-NOTHING = Resources()
+from kubelend.core.resources import NOTHING, Resources
 
 
 class Ledger:

@@ -312,8 +312,11 @@ def test_reader_cannot_write(made):
 
 
 def test_reader_takes_no_lock(made):
-    with closing(databases.open_reader(made)), closing(databases.open_writer(made)):
-        pass
+    with (
+        closing(databases.open_reader(made)) as reader,
+        closing(databases.open_writer(made)) as writer,
+    ):
+        assert (reader.is_writable, writer.is_writable) == (False, True)
 
 
 def test_copy_on_a_read_only_disk_can_be_read(tmp_path, made):
