@@ -111,7 +111,7 @@ class Caller:
                 None,
             )
         )
-        headers = {routes.IDEMPOTENCY_KEY: key} if key else {}
+        headers = {IDEMPOTENCY_KEY: key} if key else {}
         if body is not None:
             content = json.dumps(body).encode()
         return await self.call("POST", *path, query=query, content=content, headers=headers)
@@ -168,7 +168,7 @@ class Caller:
 
     @asynccontextmanager
     async def stream(self, after: str = "") -> AsyncIterator[Stream]:
-        headers = {routes.LAST_EVENT_ID: after} if after else {}
+        headers = {LAST_EVENT_ID: after} if after else {}
         url = address("instructions", "stream")
         async with self.session.get(url, headers=headers, timeout=_ENDLESS) as response:
             yield Stream(response)
@@ -225,7 +225,7 @@ class Stream:
 def address(*path: str, **query: str) -> yarl.URL:
     """Parts of a path below /api/v1, each quoted whole; or one absolute path as it is."""
     absolute = path[0].startswith("/")
-    text = path[0] if absolute else "/".join((routes.API, *(quote(p, safe="") for p in path)))
+    text = path[0] if absolute else "/".join((API, *(quote(p, safe="") for p in path)))
     return yarl.URL(text + (f"?{urlencode(query)}" if query else ""), encoded=True)
 
 
@@ -251,14 +251,14 @@ ALWAYS_POSSIBLE = {403, 408, 413, 429, 500, 503}
 """Statuses that every route may answer: they are the document's `default`."""
 
 
-def route_of(method: str, path: str) -> routes.Route | None:
+def route_of(method: str, path: str) -> Route | None:
     for route, pattern in _PATTERNS:
         if route.method == method and pattern.fullmatch(path):
             return route
     return None
 
 
-def _check_body(route: routes.Route, media_type: str, answer: Answer) -> None:
+def _check_body(route: Route, media_type: str, answer: Answer) -> None:
     if media_type == problems.CONTENT_TYPE:
         kind: Any = bodies.Problem
     elif media_type == "application/json":

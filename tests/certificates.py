@@ -10,9 +10,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from urllib.parse import quote
 
+from kubelend.core.roles import Role
 from kubelend.pki import files, profiles
 from kubelend.pki.authority import LEAF_LIFETIME, Authority
-from kubelend.pki.identities import Role
 from kubelend.pki.keys import Algorithm
 from kubelend.pki.profiles import Profile
 

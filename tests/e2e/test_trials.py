@@ -8,7 +8,7 @@ import pytest
 import processes
 from kubelend.apps import trials
 from kubelend.core.errors import BrokerUnreachable
-from kubelend.pki.identities import Role
+from kubelend.core.roles import Role
 from kubelend.transports.http_client import BrokerClient
 
 

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 import brokers
 from callers import offer
+from kubelend.core.roles import Role
 from kubelend.pki import profiles
-from kubelend.pki.identities import Role
 
 HEADER = "Client-Cert"
 

@@ -7,7 +7,7 @@ from kubelend.broker import instructions
 from kubelend.core import transitions
 from kubelend.core.errors import Forbidden, WrongPhase, no_reservation
 from kubelend.core.models import ClusterId, Reservation, ReservationId
-from kubelend.pki.identities import Role
+from kubelend.core.roles import Role
 
 
 def only_itself(call: Call, cluster: ClusterId) -> None:

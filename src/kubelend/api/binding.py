@@ -22,10 +22,11 @@ from kubelend.core.errors import (
     MethodNotAllowed,
     TooSlow,
 )
-from kubelend.pki.identities import Caller, Role
+from kubelend.core.roles import Role
+from kubelend.pki.identities import Caller
 from kubelend.wire import matching, problems
 from kubelend.wire.matching import Match
-from kubelend.wire.routes import Access, Route
+from kubelend.wire.route import Access, Route
 
 Handler = Callable[[Call], Awaitable[web.StreamResponse]]
 HttpHandler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]

@@ -12,9 +12,10 @@ from aiohttp import web
 
 from kubelend.broker.ports import Clock
 from kubelend.core.errors import InvalidIdentity
+from kubelend.core.roles import Role
 from kubelend.pki import forwarding, identities
 from kubelend.pki.forwarding import ForwardedCertificates
-from kubelend.pki.identities import Caller, Role
+from kubelend.pki.identities import Caller
 
 _ends = lru_cache(maxsize=4096)(ssl.cert_time_to_seconds)
 

@@ -16,7 +16,7 @@ from kubelend.core import commands
 from kubelend.core.errors import InvalidInput, LimitExceeded
 from kubelend.core.models import ClusterId, Reservation
 from kubelend.wire import bodies, conversion
-from kubelend.wire.routes import LAST_EVENT_ID
+from kubelend.wire.route import LAST_EVENT_ID
 
 HEARTBEAT = 15.0
 """Seconds of silence after which a stream says that it is alive, so that both ends notice a cut."""

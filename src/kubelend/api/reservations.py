@@ -14,9 +14,9 @@ from kubelend.core import explanations
 from kubelend.core.errors import InvalidInput
 from kubelend.core.lifecycle import Phase, Reason
 from kubelend.core.models import ClusterId, Request, Reservation
-from kubelend.pki.identities import Role
+from kubelend.core.roles import Role
 from kubelend.wire import bodies, conversion
-from kubelend.wire.routes import IDEMPOTENCY_KEY, MAX_KEY_LENGTH
+from kubelend.wire.route import IDEMPOTENCY_KEY, MAX_KEY_LENGTH
 
 CREATED, ACCEPTED = 201, 202
 CANDIDATES, MOST_CANDIDATES = 20, 100

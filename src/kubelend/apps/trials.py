@@ -23,10 +23,10 @@ import msgspec
 
 from kubelend.apps import flags
 from kubelend.core.errors import BrokerUnreachable
+from kubelend.core.roles import Role
 from kubelend.kits import clock
 from kubelend.pki import files, profiles
 from kubelend.pki.authority import Authority
-from kubelend.pki.identities import Role
 
 _LIFETIME = timedelta(days=1)
 _READY_WITHIN = 60.0

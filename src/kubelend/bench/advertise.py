@@ -21,8 +21,8 @@ from kubelend.bench.processes import Usage
 from kubelend.bench.strategies import Direct, Proxied, Strategy
 from kubelend.core.errors import InvalidInput, UnexpectedAnswer
 from kubelend.core.models import Cluster
+from kubelend.core.roles import Role
 from kubelend.kits import clock
-from kubelend.pki.identities import Role
 from kubelend.transports import tls
 
 _OK = 200

@@ -13,7 +13,7 @@ import msgspec
 from kubelend.core.models import Cluster, Request
 from kubelend.core.resources import NOTHING
 from kubelend.pki import forwarding
-from kubelend.wire import bodies, conversion, routes
+from kubelend.wire import bodies, conversion, route, routes
 
 _HOST = b"Host: localhost\r\n"
 
@@ -36,7 +36,7 @@ def reservations(request: Request, keys: str) -> Callable[[int], bytes]:
         duration=f"{round(request.duration.total_seconds())}s",
     )
     before, after = _with_header(
-        _post("reserve", body), routes.IDEMPOTENCY_KEY, b"%s-#" % keys.encode()
+        _post("reserve", body), route.IDEMPOTENCY_KEY, b"%s-#" % keys.encode()
     ).split(b"#", 1)
 
     def numbered(number: int) -> bytes:

@@ -116,13 +116,14 @@ def issue(
 
 
 def _profile(name: str, role: Role, names: list[str], namespace: str) -> Profile:
-    from kubelend.pki import identities, profiles
+    from kubelend.core import roles
+    from kubelend.pki import profiles
 
     if role is Role.BROKER:
         return profiles.server(namespace=namespace, names=names)
     if names:
         raise InvalidInput("--dns and --ip are for a broker", hint="add --role broker")
-    return profiles.client(name, identities.Role(role))
+    return profiles.client(name, roles.Role(role))
 
 
 def _next_step(role: Role, directory: Path) -> str:

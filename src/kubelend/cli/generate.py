@@ -20,7 +20,7 @@ from kubelend.cli import output, tree
 from kubelend.cli.deferred import Deferred
 from kubelend.cli.exits import Code
 from kubelend.wire import openapi, problems, routes
-from kubelend.wire.routes import Access, Route
+from kubelend.wire.route import Access, Route
 
 _NOTICE = "<!-- Made by `make generate` from the code. Do not edit. -->"
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from kubelend.apps.trials import BrokerProcess, Trial
 from kubelend.core.errors import KubelendError
+from kubelend.core.roles import Role
 from kubelend.demo import clusters
 from kubelend.demo.clusters import SimulatedCluster
-from kubelend.pki.identities import Role
 from kubelend.transports.http_client import BrokerClient
 from kubelend.wire import bodies
 

@@ -21,9 +21,10 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from kubelend.core.errors import InvalidIdentity
+from kubelend.core.roles import Role
 from kubelend.kits import keyfiles
 from kubelend.pki import files, identities
-from kubelend.pki.identities import Caller, Role
+from kubelend.pki.identities import Caller
 
 HEADER = "Client-Cert"
 LONGEST = 16 * 1024

@@ -6,7 +6,6 @@ The API asks here on every request, so it is quick. What is read here is what
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from typing import cast
@@ -15,19 +14,11 @@ import msgspec
 
 from kubelend.core.errors import Forbidden, InvalidIdentity
 from kubelend.core.models import ClusterId
+from kubelend.core.roles import Role
 from kubelend.pki import files
 
 LONGEST_NAME = 64
 """Characters of a common name: X.520's upper bound, which issuers and libraries enforce."""
-
-
-class Role(enum.StrEnum):
-    """What a caller is. The values are API: settings, tokens and tables show them."""
-
-    CLUSTER = "cluster"  # lends and borrows in its own name
-    VIEWER = "viewer"  # a person who reads everything
-    ADMIN = "admin"  # a person who changes everything
-    PROXY = "proxy"  # ends TLS for others and passes their certificates on; may do nothing itself
 
 
 # Only these make something else of a caller. Older certificates carry LiqoResourceBroker,

@@ -15,8 +15,8 @@ from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from kubelend.core.errors import InvalidIdentity, InvalidSettings
+from kubelend.core.roles import Role
 from kubelend.pki import identities
-from kubelend.pki.identities import Role
 
 BROKER = "liqo-resource-broker"
 

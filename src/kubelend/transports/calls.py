@@ -12,8 +12,8 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from kubelend.core.errors import InvalidInput, UnexpectedAnswer
-from kubelend.wire import bodies, routes
-from kubelend.wire.routes import Route
+from kubelend.wire import bodies, route, routes
+from kubelend.wire.route import Route
 
 Body = TypeVar("Body")
 
@@ -89,10 +89,10 @@ def page(limit: int, after: str = "") -> dict[str, str]:
 
 def checked_key(key: str) -> str:
     """An idempotency key travels in a header, which does not take every character."""
-    if len(key) > routes.MAX_KEY_LENGTH or not (key.isascii() and key.isprintable()):
+    if len(key) > route.MAX_KEY_LENGTH or not (key.isascii() and key.isprintable()):
         raise InvalidInput(
             f"{key[:40]!r} is no idempotency key",
-            hint=f"use up to {routes.MAX_KEY_LENGTH} printable ASCII characters",
+            hint=f"use up to {route.MAX_KEY_LENGTH} printable ASCII characters",
         )
     return key
 

@@ -26,7 +26,7 @@ from kubelend.core.errors import BrokerUnreachable, KubelendError, LimitExceeded
 from kubelend.kits.backoff import Backoff
 from kubelend.transports import calls, event_streams, failures, tls
 from kubelend.transports.calls import Answer, Call
-from kubelend.wire import bodies, problems, routes
+from kubelend.wire import bodies, problems, route
 
 TIMEOUT = timedelta(seconds=30)
 SILENCE = timedelta(seconds=60)
@@ -84,7 +84,7 @@ class BrokerClient:
         self, request: bodies.ReservationRequest, *, key: str = ""
     ) -> bodies.Reservation:
         """Without a key of the caller's, one for this call: so that its retries reserve once."""
-        headers = {routes.IDEMPOTENCY_KEY: calls.checked_key(key or uuid.uuid4().hex)}
+        headers = {route.IDEMPOTENCY_KEY: calls.checked_key(key or uuid.uuid4().hex)}
         call = calls.make("reserve", body=request, headers=headers)
         return (await self._send(call)).read(bodies.Reservation)
 
@@ -274,7 +274,7 @@ class BrokerClient:
         self, after: str, silence: timedelta
     ) -> AsyncGenerator[event_streams.Event, None]:
         """One connection's worth of events."""
-        call = calls.make("stream", headers={routes.LAST_EVENT_ID: after} if after else None)
+        call = calls.make("stream", headers={route.LAST_EVENT_ID: after} if after else None)
         timeout = aiohttp.ClientTimeout(
             connect=self._timeout.total_seconds(), sock_read=silence.total_seconds()
         )

@@ -7,7 +7,8 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from kubelend.core.errors import MethodNotAllowed, NotFound
-from kubelend.wire.routes import ROUTES, Route
+from kubelend.wire.route import Route
+from kubelend.wire.routes import ROUTES
 
 
 class Match(NamedTuple):

@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 
 from kubelend.wire import bodies, problems
-from kubelend.wire.routes import ROUTES, Parameter, Route
+from kubelend.wire.route import Parameter, Route
+from kubelend.wire.routes import ROUTES
 
 Json = dict[str, Any]
 

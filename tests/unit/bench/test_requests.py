@@ -5,7 +5,7 @@ import pytest
 
 import make
 from kubelend.bench import fleets, requests
-from kubelend.wire import bodies, routes
+from kubelend.wire import bodies, route, routes
 
 
 def split(request):
@@ -43,7 +43,7 @@ def test_each_reservation_has_its_own_key_and_the_same_body():
     line, headers, body = split(numbered(1))
     _, others, same = split(numbered(2))
     assert line == f"POST {routes.BY_NAME['reserve'].path} HTTP/1.1"
-    assert (headers[routes.IDEMPOTENCY_KEY], others[routes.IDEMPOTENCY_KEY]) == (
+    assert (headers[route.IDEMPOTENCY_KEY], others[route.IDEMPOTENCY_KEY]) == (
         "bench-3-1",
         "bench-3-2",
     )

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from kubelend.cli import main
+from kubelend.core.roles import Role
 from kubelend.pki import files, identities
 from kubelend.transports import tls
 
@@ -63,7 +64,7 @@ def role_in(directory):
         "x509", "-in", directory / "tls.crt", "-noout", "-subject", "-nameopt", "multiline"
     )
     (organisation,) = (line for line in subject.splitlines() if "organizationName" in line)
-    return identities.ROLES.get(organisation.partition("= ")[2], identities.Role.CLUSTER)
+    return identities.ROLES.get(organisation.partition("= ")[2], Role.CLUSTER)
 
 
 def test_a_broker_gets_the_names_it_is_reached_by(authority, here, capsys):

@@ -10,9 +10,9 @@ from cryptography import x509
 
 from certificates import Certificates
 from kubelend.core.errors import InvalidIdentity, InvalidSettings
+from kubelend.core.roles import Role
 from kubelend.pki import files, profiles
 from kubelend.pki.authority import AUTHORITY_LIFETIME, LEAF_LIFETIME, Authority
-from kubelend.pki.identities import Role
 from kubelend.pki.keys import Algorithm
 
 NOW = datetime.now(UTC).replace(microsecond=0)

@@ -4,8 +4,9 @@ import pytest
 
 from certificates import Certificates
 from kubelend.core.errors import Forbidden, InvalidIdentity
+from kubelend.core.roles import Role
 from kubelend.pki import identities
-from kubelend.pki.identities import Caller, Role
+from kubelend.pki.identities import Caller
 
 
 def peercert(*attributes):

@@ -11,7 +11,7 @@ from certificates import Certificates
 from kubelend.core import errors
 from kubelend.kits.backoff import Backoff
 from kubelend.transports.http_client import BrokerClient
-from kubelend.wire import bodies, routes
+from kubelend.wire import bodies, route, routes
 from scripted_broker import ScriptedBroker, body, hang_up, problem, raw
 
 QUICK = Backoff(retries=2, first=timedelta(milliseconds=1))
@@ -93,7 +93,7 @@ async def test_a_call_goes_to_its_route_and_gives_its_body(broker, client, name)
         body(content, status=min(s for s in routes.BY_NAME[name].answers if s < 300))
     )
     assert await call(client) == content
-    assert broker.seen[0].path == routes.API + path
+    assert broker.seen[0].path == route.API + path
     assert broker.seen[0].method == routes.BY_NAME[name].method
 
 
@@ -154,7 +154,7 @@ async def test_null_instructions_are_none(broker, client):
 async def test_a_name_stays_one_segment_whatever_is_in_it(broker, client, name):
     broker.answers.append(body(CLUSTER))
     await client.cordon(name)
-    assert broker.seen[0].path.count("/") == f"{routes.API}/clusters/x/cordon".count("/")
+    assert broker.seen[0].path.count("/") == f"{route.API}/clusters/x/cordon".count("/")
     assert broker.seen[0].query == {}
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from kubelend.api.routing import HANDLERS
 from kubelend.wire import openapi, problems, routes
-from kubelend.wire.routes import Access
+from kubelend.wire.route import Access
 
 
 def test_names_and_places_are_unique():

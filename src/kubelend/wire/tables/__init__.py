@@ -1,0 +1,1 @@
+"""The routes by noun, a table each; `wire.routes` puts them together."""

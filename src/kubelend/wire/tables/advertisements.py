@@ -1,0 +1,29 @@
+"""What clusters say of themselves."""
+
+from __future__ import annotations
+
+from kubelend.core import errors
+from kubelend.wire import bodies
+from kubelend.wire.route import API, Access, Route
+
+ROUTES: tuple[Route, ...] = (
+    Route(
+        "publish",
+        "POST",
+        f"{API}/advertisements",
+        "Say what this cluster has to offer",
+        Access.CLUSTER,
+        {200: bodies.Published},
+        bodies.Advertisement,
+        errors=(errors.InvalidInput, errors.Forbidden),
+    ),
+    Route(
+        "get_advertisement",
+        "GET",
+        f"{API}/advertisements/{{cluster}}",
+        "One cluster's advertisement, with what the broker has reserved there",
+        Access.OWNER,
+        {200: bodies.Advertisement},
+        errors=(errors.Forbidden, errors.NotFound),
+    ),
+)

@@ -1,0 +1,48 @@
+"""What clusters have to do for each other."""
+
+from __future__ import annotations
+
+from kubelend.core import errors
+from kubelend.wire import bodies
+from kubelend.wire.route import API, LAST_EVENT_ID, Access, Parameter, Route
+
+ROUTES: tuple[Route, ...] = (
+    Route(
+        "instructions",
+        "GET",
+        f"{API}/instructions",
+        "What this cluster has to hold for others: its reservations in phase Reserved",
+        Access.CLUSTER,
+        {200: list[bodies.Reservation]},
+    ),
+    Route(
+        "stream",
+        "GET",
+        f"{API}/instructions/stream",
+        "The same as it happens, for requester and provider, as server-sent events",
+        Access.CLUSTER,
+        {200: bodies.Instruction},
+        parameters=(Parameter(LAST_EVENT_ID, "Go on after this event", "header"),),
+        errors=(errors.InvalidInput,),
+        media_type="text/event-stream",
+    ),
+    Route(
+        "acknowledge",
+        "POST",
+        f"{API}/instructions/{{reservation}}/acknowledge",
+        "The provider has set the capacity aside",
+        Access.CLUSTER,
+        {200: bodies.Reservation},
+        errors=(errors.Forbidden, errors.NotFound, errors.WrongPhase),
+    ),
+    Route(
+        "refuse",
+        "POST",
+        f"{API}/instructions/{{reservation}}/refuse",
+        "The provider will not serve it: the next best cluster is tried",
+        Access.CLUSTER,
+        {200: bodies.Reservation},
+        bodies.RefuseRequest,
+        errors=(errors.InvalidInput, errors.Forbidden, errors.NotFound, errors.WrongPhase),
+    ),
+)
