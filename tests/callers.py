@@ -28,6 +28,7 @@ import yarl
 
 from kubelend.transports import tls
 from kubelend.wire import bodies, openapi, problems, routes
+from kubelend.wire.route import API, IDEMPOTENCY_KEY, LAST_EVENT_ID, Route
 
 PATIENCE = 10.0
 """Seconds within which anything that a test waits for has to happen."""
