@@ -19,23 +19,25 @@ from kubelend.core import commands, prices
 from kubelend.core import resources as amounts
 from kubelend.core.commands import Answer, Command
 from kubelend.core.decision import NoFit
-from kubelend.core.events import Archived, Change, Dropped, Event
+from kubelend.core.events import Archived, Change, Dropped, Erased, Event
 from kubelend.core.filters import Question
 from kubelend.core.ledger import Ledger
 from kubelend.core.lifecycle import Reason
+from kubelend.core.limits import Limits
+from kubelend.core.members import Member, Token
 from kubelend.core.models import (
     REGION_LABEL,
     Advertisement,
     Cluster,
     ClusterId,
     Constraints,
-    Records,
     Request,
     RequestKey,
     Reservation,
     ReservationId,
 )
 from kubelend.core.prices import Prices
+from kubelend.core.records import Records
 from kubelend.core.resources import Resources
 
 T0 = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -274,6 +276,7 @@ class Desk:
 def kept(changes: Iterable[Change], revision: int) -> Records:
     clusters: dict[str, Cluster] = {}
     reservations: dict[str, Reservation] = {}
+    documents: dict[tuple[str, str], Member | Token | Limits] = {}
     for change in changes:
         match change:
             case Cluster():
@@ -284,7 +287,19 @@ def kept(changes: Iterable[Change], revision: int) -> Records:
                 del clusters[change.cluster]
             case Archived():
                 del reservations[change.reservation]
-    return Records(list(clusters.values()), list(reservations.values()), revision)
+            case Member() | Token() | Limits():
+                documents[type(change).__name__.lower(), change.id] = change
+            case Erased():
+                documents.pop((change.kind, change.id), None)
+    few = list(documents.values())
+    return Records(
+        list(clusters.values()),
+        list(reservations.values()),
+        revision,
+        [found for found in few if isinstance(found, Member)],
+        [found for found in few if isinstance(found, Token)],
+        [found for found in few if isinstance(found, Limits)],
+    )
 
 
 def state(ledger: Ledger) -> dict[str, object]:
@@ -301,6 +316,9 @@ def state(ledger: Ledger) -> dict[str, object]:
         "lent": {name: [found.id for found in ledger.lent_by(name)] for name in known},
         "touching": {name: sorted(found.id for found in ledger.touching(name)) for name in known},
         "waiting": [waiter.id for waiter in ledger.waiting()],
+        "members": dict(ledger.registry.members),
+        "tokens": dict(ledger.registry.tokens),
+        "limits": {name: ledger.limits(name) for name in known},
         "ids": list(fleet.ids),
         "labels": list(fleet.labels),
         "columns": {name: _plain(column) for name, column in columns.items()},

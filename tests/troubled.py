@@ -5,7 +5,9 @@ from collections.abc import Sequence
 
 from callers import PATIENCE
 from kubelend.core.events import Change
-from kubelend.core.models import Records, Reservation, ReservationId
+from kubelend.core.journal import Head, Line
+from kubelend.core.models import Reservation, ReservationId
+from kubelend.core.records import Records
 from kubelend.stores.memory import MemoryStore
 
 
@@ -44,6 +46,14 @@ class TroubledStore:
     def archived(self, reservation: ReservationId) -> Reservation | None:
         self._fail_if_broken()
         return self.kept.archived(reservation)
+
+    def lines(self, after: int, limit: int) -> list[Line]:
+        self._fail_if_broken()
+        return self.kept.lines(after, limit)
+
+    def journal_ends(self) -> tuple[Head, Head]:
+        self._fail_if_broken()
+        return self.kept.journal_ends()
 
     def close(self) -> None:
         """There is nothing to let go of."""

@@ -13,7 +13,8 @@ from pathlib import Path
 import make
 from kubelend.core import commands
 from kubelend.core.errors import KubelendError
-from kubelend.core.models import Records, ReservationId
+from kubelend.core.models import ReservationId
+from kubelend.core.records import Records
 from kubelend.stores.sqlite import SqliteStore
 
 

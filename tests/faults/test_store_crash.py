@@ -16,7 +16,7 @@ from faults import committing
 from kubelend.core import audit
 from kubelend.core.errors import StoreFailed
 from kubelend.core.ledger import Ledger
-from kubelend.core.models import Records
+from kubelend.core.records import Records
 from kubelend.stores.sqlite import SqliteStore
 
 

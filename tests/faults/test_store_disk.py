@@ -70,10 +70,10 @@ def test_store_goes_on_where_it_was_when_there_is_space_again(disk):
         with pytest.raises(StoreFailed, match="the disk is full"):
             store.commit([make.reservation(f"rsv-{number}") for number in range(5000)], 2)
         ballast.unlink()
-        assert store.load() == ([make.cluster("a")], [], 1)
+        assert store.load()[:3] == ([make.cluster("a")], [], 1)
         store.commit([make.reservation("rsv-1")], 2)
     with closing(SqliteStore.open(disk / "store.db")) as store:
-        assert store.load() == ([make.cluster("a")], [make.reservation("rsv-1")], 2)
+        assert store.load()[:3] == ([make.cluster("a")], [make.reservation("rsv-1")], 2)
 
 
 def test_new_store_on_a_full_disk_is_refused_and_can_be_made_later(disk):
@@ -82,7 +82,7 @@ def test_new_store_on_a_full_disk_is_refused_and_can_be_made_later(disk):
         SqliteStore.open(disk / "store.db").load()
     ballast.unlink()
     with closing(SqliteStore.open(disk / "store.db")) as store:
-        assert store.load() == ([], [], 0)
+        assert store.load()[:3] == ([], [], 0)
 
 
 def test_file_at_its_limit_loses_nothing_and_goes_on_beyond_it(tmp_path):

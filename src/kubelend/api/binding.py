@@ -13,6 +13,7 @@ import structlog
 from aiohttp import web
 
 from kubelend.api.calls import Call, Context
+from kubelend.broker.writer import ACTOR
 from kubelend.core.errors import (
     BodyTooLarge,
     Forbidden,
@@ -22,6 +23,7 @@ from kubelend.core.errors import (
     MethodNotAllowed,
     TooSlow,
 )
+from kubelend.core.journal import Actor
 from kubelend.core.roles import Role
 from kubelend.pki.identities import Caller
 from kubelend.wire import matching, problems
@@ -40,10 +42,12 @@ _ALLOWED: dict[Access, frozenset[Role]] = {
     Access.ANYONE: _PARTIES,
     Access.CLUSTER: frozenset({Role.CLUSTER}),
     Access.OWNER: _PARTIES,
+    Access.REQUESTER: frozenset({Role.CLUSTER, Role.ADMIN}),
+    Access.PROVIDER: frozenset({Role.CLUSTER}),
     Access.READER: frozenset({Role.VIEWER, Role.ADMIN}),
     Access.ADMIN: frozenset({Role.ADMIN}),
 }
-"""OWNER lets everyone through: only the handler knows whose the object is."""
+"""Clusters get past OWNER, REQUESTER and PROVIDER: only the handler knows whose the object is."""
 
 log = structlog.get_logger("kubelend.api")
 
@@ -61,6 +65,7 @@ def bind(handlers: Mapping[str, Handler], context: Context) -> HttpHandler:
             await context.rhythm.join()
         try:
             caller = caller_of(request)
+            ACTOR.set(Actor(caller.name, caller.role, request.remote or ""))
             admit(f"{caller.role} {caller.name}")  # a cluster may have the name of a person
             if not isinstance(found, Match):
                 raise found

@@ -17,7 +17,8 @@ from typing import TypeVar
 from kubelend.broker.ports import OpenStore, Store
 from kubelend.core.errors import NotReady, StoreFailed
 from kubelend.core.events import Change
-from kubelend.core.models import Records, Reservation, ReservationId
+from kubelend.core.models import Reservation, ReservationId
+from kubelend.core.records import Records
 
 Landed = Callable[[Sequence[Change], float], None]
 """Told of each group that became durable, with the seconds it took."""

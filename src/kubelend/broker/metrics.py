@@ -26,6 +26,7 @@ from kubelend.broker.gauges import FleetSnapshot
 from kubelend.broker.tallies import Histogram, Labels, Tally
 from kubelend.core.events import Change
 from kubelend.core.explanations import Explanation
+from kubelend.core.journal import Entry
 from kubelend.core.ledger import Ledger
 from kubelend.core.lifecycle import FINAL, Phase, Reason
 from kubelend.core.models import Reservation
@@ -96,10 +97,13 @@ class Metrics:
     def committed(self, changes: Sequence[Change], seconds: float) -> None:
         """These are durable. A reservation becomes final in one change of its life, so it counts once."""
         self._commit_time.observe(seconds)
-        self._commit_size.observe(len(changes))
+        told = 0
         for change in changes:
-            if isinstance(change, Reservation) and change.phase in FINAL:
+            if isinstance(change, Entry):
+                told += 1
+            elif isinstance(change, Reservation) and change.phase in FINAL:
                 self._finished.add(change.phase, change.reason)
+        self._commit_size.observe(len(changes) - told)
 
     def store_up(self, *, up: bool) -> None:
         self._store_up.set(up)

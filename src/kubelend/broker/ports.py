@@ -7,7 +7,9 @@ from datetime import datetime
 from typing import Protocol
 
 from kubelend.core.events import Change
-from kubelend.core.models import Records, Reservation, ReservationId
+from kubelend.core.journal import Head, Line
+from kubelend.core.models import Reservation, ReservationId
+from kubelend.core.records import Records
 
 Clock = Callable[[], datetime]
 """Gives the time, aware and in UTC. Only composition roots choose one."""
@@ -31,6 +33,12 @@ class Store(Protocol):
 
     def archived(self, reservation: ReservationId) -> Reservation | None:
         """A finished reservation that has left the working set."""
+
+    def lines(self, after: int, limit: int) -> list[Line]:
+        """The journal's lines behind this number, oldest first."""
+
+    def journal_ends(self) -> tuple[Head, Head]:
+        """Where the journal begins, behind what was cut off, and where it ends."""
 
     def close(self) -> None:
         """Release files and locks; nothing is written."""

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from itertools import islice
 from typing import TypeVar
 
-from kubelend.core import decision, transitions, waiting
+from kubelend.core import decision, entries, transitions, waiting
 from kubelend.core.decision import NoFit
 from kubelend.core.errors import Conflict, Forbidden, KeyReused, QueueFull, WrongPhase
 from kubelend.core.events import (
@@ -32,6 +32,7 @@ from kubelend.core.events import (
     Uncordoned,
 )
 from kubelend.core.filters import Question
+from kubelend.core.journal import THE_BROKER, Actor
 from kubelend.core.ledger import Ledger
 from kubelend.core.lifecycle import FINAL, Phase, Reason
 from kubelend.core.models import (
@@ -50,12 +51,15 @@ Answer = TypeVar("Answer")
 Command = Generator[Event, None, Answer]
 
 
-def run(ledger: Ledger, command: Command[Answer], now: datetime) -> tuple[Answer, list[Change]]:
-    """Drive a command to its answer; returns it with all that a store has to keep."""
+def run(
+    ledger: Ledger, command: Command[Answer], now: datetime, actor: Actor = THE_BROKER
+) -> tuple[Answer, list[Change]]:
+    """Drive a command to its answer; returns it with all that a store has to keep, the journal too."""
     changes: list[Change] = []
-    answer = _drive(ledger, command, changes)
+    answer = _drive(ledger, command, changes, actor)
     if ledger.freed:
-        changes.extend(ledger.apply(event) for event in waiting.serve(ledger, now))
+        for event in waiting.serve(ledger, now):
+            _apply(ledger, event, changes, THE_BROKER)
     return answer, changes
 
 
@@ -208,13 +212,22 @@ def expire(ledger: Ledger, retention: timedelta, now: datetime) -> Command[None]
         yield Forgotten(now, found.id)
 
 
-def _drive(ledger: Ledger, command: Command[Answer], changes: list[Change]) -> Answer:
+def _drive(ledger: Ledger, command: Command[Answer], changes: list[Change], actor: Actor) -> Answer:
     while True:
         try:
-            changes.append(ledger.apply(next(command)))
+            _apply(ledger, next(command), changes, actor)
         except StopIteration as end:
             answer: Answer = end.value
             return answer
+
+
+def _apply(ledger: Ledger, event: Event, changes: list[Change], actor: Actor) -> None:
+    before = ledger.before(event)
+    change = ledger.apply(event)
+    changes.append(change)
+    entry = entries.entry_of(actor, event, before, change)
+    if entry is not None:
+        changes.append(entry)
 
 
 def _same_request(known: Reservation, request: Request) -> Reservation:

@@ -8,6 +8,8 @@
     │   ├── TooSlow              a request did not arrive in time; retryable
     │   └── KeyReused            an idempotency key came back with another request
     ├── Forbidden                the caller is known, and may not do this
+    │   ├── Revoked              its certificate is not believed any more
+    │   └── QuotaExceeded        it would hold or wait for more than it may
     ├── NotFound                 no such cluster, reservation or route
     ├── MethodNotAllowed         the route exists, but not with this method
     ├── Conflict                 the state of the object does not allow it
@@ -93,6 +95,18 @@ class Forbidden(KubelendError):
     """The caller is known, and may not do this."""
 
     code = "Forbidden"
+
+
+class Revoked(Forbidden):
+    """The caller's certificate is not believed any more."""
+
+    code = "Revoked"
+
+
+class QuotaExceeded(Forbidden):
+    """The caller would hold or wait for more than an administrator allows it."""
+
+    code = "QuotaExceeded"
 
 
 class NotFound(KubelendError):

@@ -7,10 +7,14 @@ records (`Change`), not the events, so that its size follows what exists and not
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Literal
 
 import msgspec
 
+from kubelend.core.journal import Entry
 from kubelend.core.lifecycle import Reason
+from kubelend.core.limits import LendingPolicy, Limits, Quota
+from kubelend.core.members import Member, MemberId, Token, TokenId
 from kubelend.core.models import Advertisement, Cluster, ClusterId, Reservation, ReservationId
 
 
@@ -86,6 +90,68 @@ class Forgotten(ReservationEvent, frozen=True):
     """Finished long ago: the ledger drops it, the store archives it."""
 
 
+class LimitsEvent(Event, frozen=True):
+    """An administrator set limits for a cluster."""
+
+    cluster: ClusterId
+
+
+class PolicySet(LimitsEvent, frozen=True):
+    policy: LendingPolicy | None
+
+
+class QuotaSet(LimitsEvent, frozen=True):
+    quota: Quota | None
+
+
+class MembershipEvent(Event, frozen=True):
+    """Something that happened to a member or a token."""
+
+
+class MemberChanged(MembershipEvent, frozen=True):
+    """What a member is from now on. The subclasses say why."""
+
+    member: Member
+
+
+class JoinRequested(MemberChanged, frozen=True):
+    """It waits for an administrator."""
+
+
+class MemberAccepted(MemberChanged, frozen=True):
+    """It may have certificates."""
+
+
+class CertificateIssued(MemberChanged, frozen=True):
+    """It has been given one: at first, or in place of an older one."""
+
+
+class MemberRevoked(MemberChanged, frozen=True):
+    """None of its certificates is believed any more."""
+
+
+class MemberRemoved(MembershipEvent, frozen=True):
+    member: MemberId
+
+
+class TokenChanged(MembershipEvent, frozen=True):
+    """What a token is from now on. The subclasses say why."""
+
+    token: Token
+
+
+class TokenCreated(TokenChanged, frozen=True):
+    pass
+
+
+class TokenUsed(TokenChanged, frozen=True):
+    """Somebody came in with it, and it has one use less."""
+
+
+class TokenRemoved(MembershipEvent, frozen=True):
+    token: TokenId
+
+
 class Dropped(msgspec.Struct, frozen=True):
     """A store's instruction: this cluster exists no more."""
 
@@ -98,5 +164,13 @@ class Archived(msgspec.Struct, frozen=True):
     reservation: ReservationId
 
 
-Change = Cluster | Reservation | Dropped | Archived
-"""What an event did, as a store has to keep it: the new record, or that one is gone."""
+class Erased(msgspec.Struct, frozen=True):
+    """A store's instruction: this member, token or set of limits exists no more."""
+
+    kind: Kind
+    id: str
+
+
+Kind = Literal["member", "token", "limits"]
+Change = Cluster | Reservation | Member | Token | Limits | Dropped | Archived | Erased | Entry
+"""What an event did, as a store has to keep it: the new record, that one is gone, or a journal's entry."""

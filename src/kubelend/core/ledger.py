@@ -23,23 +23,31 @@ from kubelend.core.events import (
     Change,
     Cordoned,
     Dropped,
+    Erased,
     Event,
     Forgotten,
+    LimitsEvent,
+    MembershipEvent,
+    PolicySet,
+    QuotaSet,
     Removed,
     Requested,
     ReservationEvent,
     Uncordoned,
 )
 from kubelend.core.fleet import Fleet
+from kubelend.core.journal import Subject
 from kubelend.core.lifecycle import FINAL, Phase, Reason
+from kubelend.core.limits import Limits
 from kubelend.core.models import (
     Cluster,
     ClusterId,
-    Records,
     RequestKey,
     Reservation,
     ReservationId,
 )
+from kubelend.core.records import Records
+from kubelend.core.registry import Registry
 from kubelend.core.resources import NOTHING, Resources
 
 
@@ -50,6 +58,7 @@ class Ledger:
         self.revision = 0
         """Counts events; never goes back, so it orders everything that was ever visible."""
         self.fleet = Fleet()
+        self.registry = Registry()
         self.freed: set[ClusterId] = set()
         """Clusters on which a waiter may now fit; whoever serves the waiters empties it."""
         self.horizon = 0
@@ -57,6 +66,7 @@ class Ledger:
         self.tally: Counter[tuple[Phase, Reason]] = Counter()
         """How many reservations are in each phase, and why."""
         self._clusters: dict[ClusterId, Cluster] = {}
+        self._limits: dict[ClusterId, Limits] = {}
         self._reservations: dict[ReservationId, Reservation] = {}
         self._reserved: dict[ClusterId, Resources] = {}
         self._lent: dict[ClusterId, dict[ReservationId, None]] = {}
@@ -71,6 +81,9 @@ class Ledger:
     def restore(cls, records: Records) -> Self:
         """The ledger that these records were written from."""
         ledger = cls()
+        ledger.registry = Registry(records.members, records.tokens)
+        for limits in records.limits:
+            ledger._put_limits(limits)
         for cluster in sorted(records.clusters, key=lambda cluster: cluster.id):
             ledger._put_cluster(cluster)
         for reservation in sorted(records.reservations, key=lambda reservation: reservation.ticket):
@@ -99,9 +112,30 @@ class Ledger:
                 change = self._forgotten(event)
             case ReservationEvent():
                 change = self._evolved(event)
+            case MembershipEvent():
+                change = self.registry.apply(event, self.revision)
+            case LimitsEvent():
+                change = self._limited(event)
             case _:
                 raise TypeError(f"the ledger knows no {type(event).__name__}")
         return change
+
+    def before(self, event: Event) -> Subject | None:
+        """The record that an event is about to change; None if there is none yet."""
+        match event:
+            case Requested():
+                return None
+            case ReservationEvent():
+                return self._reservations.get(event.reservation)
+            case Advertised():
+                return self._clusters.get(event.advertisement.cluster)
+            case Cordoned() | Uncordoned() | Removed():
+                return self._clusters.get(event.cluster)
+            case MembershipEvent():
+                return self.registry.before(event)
+            case LimitsEvent():
+                return self._limits.get(event.cluster)
+        raise TypeError(f"the ledger knows no {type(event).__name__}")
 
     # -- questions
 
@@ -112,6 +146,10 @@ class Ledger:
     @property
     def reservations(self) -> Mapping[ReservationId, Reservation]:
         return self._reservations
+
+    def limits(self, cluster: ClusterId) -> Limits:
+        """What an administrator has set for a cluster; no limits if nothing."""
+        return self._limits.get(cluster) or Limits(cluster)
 
     def cluster(self, cluster: ClusterId) -> Cluster:
         try:
@@ -218,6 +256,17 @@ class Ledger:
         before = self.reservation(event.reservation)
         return self._put_reservation(before, transitions.evolve(before, event, self.revision))
 
+    def _limited(self, event: LimitsEvent) -> Change:
+        before = self.limits(event.cluster)
+        match event:
+            case PolicySet():
+                after = replace(before, policy=event.policy, revision=self.revision)
+            case QuotaSet():
+                after = replace(before, quota=event.quota, revision=self.revision)
+            case _:
+                raise TypeError(f"the ledger knows no {type(event).__name__}")
+        return self._put_limits(after)
+
     def _forgotten(self, event: Forgotten) -> Change:
         gone = self._reservations.pop(event.reservation)
         self.tally[gone.phase, gone.reason] -= 1
@@ -231,6 +280,13 @@ class Ledger:
         return Archived(gone.id)
 
     # -- indexes
+
+    def _put_limits(self, limits: Limits) -> Change:
+        if limits.policy is None and limits.quota is None:
+            self._limits.pop(limits.cluster, None)
+            return Erased("limits", limits.cluster)
+        self._limits[limits.cluster] = limits
+        return limits
 
     def _put_cluster(self, cluster: Cluster) -> Cluster:
         before = self._clusters.get(cluster.id)

@@ -7,7 +7,7 @@ by an older version must still load.
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import NamedTuple, NewType
+from typing import NewType
 
 import msgspec
 
@@ -142,11 +142,3 @@ class Reservation(Record, frozen=True):
             if self.is_live
             else None
         )
-
-
-class Records(NamedTuple):
-    """The whole working set, as stores load it and as a ledger is restored from it."""
-
-    clusters: list[Cluster]
-    reservations: list[Reservation]
-    revision: int

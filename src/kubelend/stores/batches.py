@@ -11,11 +11,19 @@ from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from kubelend.core.errors import StoreFailed
-from kubelend.core.events import Archived, Change, Dropped
+from kubelend.core.events import Archived, Change, Dropped, Erased, Kind
+from kubelend.core.journal import Entry
+from kubelend.core.limits import Limits
+from kubelend.core.members import Member, Token
 from kubelend.core.models import Cluster, ClusterId, Reservation, ReservationId
 
 ARCHIVE_FOR = timedelta(days=30)
 """How long a finished reservation can still be looked up; counted from one finish to another."""
+
+Document = Member | Token | Limits
+"""Records of which there are few: stores keep them side by side."""
+
+KINDS: dict[type[Document], Kind] = {Member: "member", Token: "token", Limits: "limits"}
 
 BEGINNING = datetime.min.replace(tzinfo=UTC)
 
@@ -28,6 +36,10 @@ class Batch(NamedTuple):
     reservations: dict[ReservationId, Reservation]
     archived: list[ReservationId]
     """Which to move to the archive, after `reservations` are written: they may be among them."""
+    documents: dict[tuple[Kind, str], Document | None]
+    """None for one that exists no more."""
+    entries: list[Entry]
+    """What the journal is to tell, in this order."""
 
 
 def fold(changes: Sequence[Change]) -> Batch:
@@ -35,8 +47,12 @@ def fold(changes: Sequence[Change]) -> Batch:
     clusters: dict[ClusterId, Cluster | None] = {}
     reservations: dict[ReservationId, Reservation] = {}
     archived: dict[ReservationId, None] = {}
+    documents: dict[tuple[Kind, str], Document | None] = {}
+    entries: list[Entry] = []
     for change in changes:
         match change:
+            case Entry():
+                entries.append(change)
             case Reservation():
                 reservations[change.id] = change
                 archived.pop(change.id, None)
@@ -46,7 +62,27 @@ def fold(changes: Sequence[Change]) -> Batch:
                 clusters[change.cluster] = None
             case Archived():
                 archived[change.reservation] = None
-    return Batch(clusters, reservations, list(archived))
+            case Erased():
+                documents[change.kind, change.id] = None
+            case _:
+                documents[KINDS[type(change)], change.id] = change
+    return Batch(clusters, reservations, list(archived), documents, entries)
+
+
+def sorted_out(records: Iterable[Document]) -> tuple[list[Member], list[Token], list[Limits]]:
+    """Documents by their kinds, in the order of `Records`."""
+    members: list[Member] = []
+    tokens: list[Token] = []
+    limits: list[Limits] = []
+    for record in records:
+        match record:
+            case Member():
+                members.append(record)
+            case Token():
+                tokens.append(record)
+            case Limits():
+                limits.append(record)
+    return members, tokens, limits
 
 
 def finish(reservation: ReservationId, found: Reservation | None) -> datetime:

@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from heapq import heappop, heappush
 
-from kubelend.core.events import Change
-from kubelend.core.models import Cluster, ClusterId, Records, Reservation, ReservationId
+from kubelend.core import journal
+from kubelend.core.events import Change, Kind
+from kubelend.core.journal import Head, Line
+from kubelend.core.models import Cluster, ClusterId, Reservation, ReservationId
+from kubelend.core.records import Records
 from kubelend.stores import batches
-from kubelend.stores.batches import Batch
+from kubelend.stores.batches import Batch, Document
 
 
 class MemoryStore:
@@ -21,11 +24,16 @@ class MemoryStore:
         self._reservations: dict[ReservationId, Reservation] = {}
         self._archive: dict[ReservationId, Reservation] = {}
         self._finishes: list[tuple[datetime, ReservationId]] = []
+        self._documents: dict[tuple[Kind, str], Document] = {}
+        self._lines: list[Line] = []
         self._revision = 0
 
     def load(self) -> Records:
         return Records(
-            list(self._clusters.values()), list(self._reservations.values()), self._revision
+            list(self._clusters.values()),
+            list(self._reservations.values()),
+            self._revision,
+            *batches.sorted_out(self._documents.values()),
         )
 
     def commit(self, changes: Sequence[Change], revision: int) -> None:
@@ -34,6 +42,8 @@ class MemoryStore:
         self._revision = revision
         self._put_clusters(batch)
         self._reservations.update(batch.reservations)
+        self._put_documents(batch)
+        self._lines += journal.seal(batch.entries, self.journal_ends()[1])
         for finished in finishes:
             self._archive[finished[1]] = self._reservations.pop(finished[1])
             heappush(self._finishes, finished)
@@ -41,6 +51,13 @@ class MemoryStore:
 
     def archived(self, reservation: ReservationId) -> Reservation | None:
         return self._archive.get(reservation)
+
+    def lines(self, after: int, limit: int) -> list[Line]:
+        return self._lines[after : after + limit]
+
+    def journal_ends(self) -> tuple[Head, Head]:
+        last = self._lines[-1] if self._lines else None
+        return journal.START, journal.START if last is None else Head(last.number, last.digest)
 
     def close(self) -> None:
         """There is nothing to let go of."""
@@ -59,6 +76,13 @@ class MemoryStore:
                 self._clusters.pop(name, None)
             else:
                 self._clusters[name] = cluster
+
+    def _put_documents(self, batch: Batch) -> None:
+        for key, document in batch.documents.items():
+            if document is None:
+                self._documents.pop(key, None)
+            else:
+                self._documents[key] = document
 
     def _prune(self, joining: list[datetime]) -> None:
         if not joining:

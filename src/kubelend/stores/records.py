@@ -14,12 +14,18 @@ from zlib import crc32
 import msgspec
 
 from kubelend.core.errors import StoreFailed
+from kubelend.core.limits import Limits
+from kubelend.core.members import Member, Token
 from kubelend.core.models import Cluster, Reservation
 
-Kind = TypeVar("Kind", Cluster, Reservation)
+Kept = Cluster | Reservation | Member | Token | Limits
+Some = TypeVar("Some", Cluster, Reservation, Member, Token, Limits)
 
 CLUSTERS = msgspec.json.Decoder(Cluster)
 RESERVATIONS = msgspec.json.Decoder(Reservation)
+MEMBERS = msgspec.json.Decoder(Member)
+TOKENS = msgspec.json.Decoder(Token)
+LIMITS = msgspec.json.Decoder(Limits)
 
 _encoder = msgspec.json.Encoder()
 
@@ -28,7 +34,7 @@ class Damaged(Exception):
     """A row is not what was written. Carries a sentence part: what and where."""
 
 
-def encode(record: Cluster | Reservation) -> tuple[str, int, bytes]:
+def encode(record: Kept) -> tuple[str, int, bytes]:
     """A record's ID, checksum and JSON text."""
     try:
         text = _encoder.encode(_readable(record))
@@ -37,7 +43,7 @@ def encode(record: Cluster | Reservation) -> tuple[str, int, bytes]:
         raise StoreFailed(f"the record of {record.id!r} cannot be kept: {error}") from error
 
 
-def decode(decoder: msgspec.json.Decoder[Kind], row: tuple[bytes, int, bytes]) -> Kind:
+def decode(decoder: msgspec.json.Decoder[Some], row: tuple[bytes, int, bytes]) -> Some:
     """The inverse of `encode`, from a row with its ID as bytes."""
     name, expected, text = row
     try:
@@ -58,7 +64,7 @@ def checksum(id: bytes, text: bytes) -> int:
     return crc32(text, crc32(id))
 
 
-def _readable(record: Cluster | Reservation) -> Cluster | Reservation:
+def _readable(record: Kept) -> Kept:
     """JSON writes NaN and infinity as null, which no decoder takes for a number again."""
     if isinstance(record, Reservation):
         weights = record.request.weights

@@ -45,6 +45,25 @@ MIGRATIONS: tuple[Migration, ...] = (
         )""",
         "INSERT INTO meta VALUES ('revision', 0, 1717842607)",
     ),
+    (
+        # Members, tokens and limits: there are few of each.
+        """CREATE TABLE documents (
+            kind TEXT NOT NULL,
+            id TEXT NOT NULL,
+            checksum INTEGER NOT NULL,
+            record TEXT NOT NULL,
+            PRIMARY KEY (kind, id)
+        )""",
+        """CREATE TABLE journal (
+            number INTEGER PRIMARY KEY NOT NULL,
+            digest BLOB NOT NULL,
+            line TEXT NOT NULL
+        )""",
+        # Where the journal ends stands beside the revision, where every commit writes anyway.
+        "ALTER TABLE meta ADD COLUMN line INTEGER NOT NULL DEFAULT 0",
+        f"ALTER TABLE meta ADD COLUMN digest BLOB NOT NULL DEFAULT x'{'00' * 32}'",
+        "INSERT INTO meta (key, value, checksum) VALUES ('journal start', 0, 0)",
+    ),
 )
 
 

@@ -11,16 +11,20 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from functools import cache
-from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
 
-from kubelend.core.events import Change
-from kubelend.core.models import Records, Reservation, ReservationId
-from kubelend.stores import batches, databases, records
+import msgspec
+
+from kubelend.core import journal
+from kubelend.core.events import Change, Kind
+from kubelend.core.journal import Head, Line
+from kubelend.core.models import Reservation, ReservationId
+from kubelend.core.records import Records
+from kubelend.stores import batches, databases, journals, records, statements
+from kubelend.stores.batches import Batch
 from kubelend.stores.databases import Database
-from kubelend.stores.records import Damaged
+from kubelend.stores.records import Damaged, Some
+from kubelend.stores.statements import Rows
 
 
 class SqliteStore:
@@ -28,9 +32,12 @@ class SqliteStore:
 
     def __init__(self, database: Database, *, archive_for: timedelta = batches.ARCHIVE_FOR) -> None:
         self._database = database
-        self._checked = _WORKING_SET if database.is_writable else (*_WORKING_SET, "archive")
+        self._checked = (
+            _WORKING_SET if database.is_writable else (*_WORKING_SET, "archive", "journal")
+        )
         self._archive_for = archive_for
         self._revision: int | None = None
+        self._end = journal.START
         """What the file holds, once this store, the only one to write it, has looked or written."""
 
     @classmethod
@@ -56,7 +63,14 @@ class SqliteStore:
                 records.decode(records.RESERVATIONS, row)
                 for row in connection.execute(_RESERVATIONS)
             ]
-            return Records(clusters, reservations, _revision(connection))
+            return Records(
+                clusters,
+                reservations,
+                _revision(connection),
+                _documents(connection, "member", records.MEMBERS),
+                _documents(connection, "token", records.TOKENS),
+                _documents(connection, "limits", records.LIMITS),
+            )
 
     def commit(self, changes: Sequence[Change], revision: int) -> None:
         batch = batches.fold(changes)
@@ -64,21 +78,37 @@ class SqliteStore:
         dropped = [(records.key(name),) for name, found in batch.clusters.items() if not found]
         reservations = [_reservation_row(found) for found in batch.reservations.values()]
         with self._database.transaction("IMMEDIATE") as connection:
-            stored = _revision(connection) if self._revision is None else self._revision
+            stored, end = self._standing(connection)
             batches.check_order(stored, revision)
-            _put(connection, _PUT_CLUSTERS, clusters)
-            connection.executemany(_DROP_CLUSTER, dropped)
-            _put(connection, _PUT_RESERVATIONS, reservations)
+            statements.put(connection, _PUT_CLUSTERS, clusters)
+            if dropped:
+                connection.executemany(_DROP_CLUSTER, dropped)
+            statements.put(connection, _PUT_RESERVATIONS, reservations)
+            _put_documents(connection, batch)
             self._archive(connection, batch.archived)
-            connection.execute(_SET_REVISION, _revision_row(revision))
-        self._revision = revision
+            end = journals.append(connection, batch.entries, end)
+            connection.execute(_SET_REVISION, (*_revision_row(revision), *end))
+        self._revision, self._end = revision, end
 
     def archived(self, reservation: ReservationId) -> Reservation | None:
         with self._database.transaction("DEFERRED") as connection:
             return _find(connection, _ARCHIVED, reservation)
 
+    def lines(self, after: int, limit: int) -> list[Line]:
+        with self._database.transaction("DEFERRED") as connection:
+            return journals.read(connection, after, limit)
+
+    def journal_ends(self) -> tuple[Head, Head]:
+        with self._database.transaction("DEFERRED") as connection:
+            return journals.ends(connection)
+
     def close(self) -> None:
         self._database.close()
+
+    def _standing(self, connection: sqlite3.Connection) -> tuple[int, Head]:
+        if self._revision is None:
+            return _revision(connection), journals.ends(connection)[1]
+        return self._revision, self._end
 
     def _archive(self, connection: sqlite3.Connection, ids: Iterable[ReservationId]) -> None:
         finishes = {
@@ -94,20 +124,15 @@ class SqliteStore:
         connection.execute(_PRUNE, (_text(kept_from),))
 
 
-class _Put(NamedTuple):
-    """Writes many rows with one statement."""
-
-    head: str
-    row: str
-    tail: str
-
-
 # A reader has the time to check the archive too; a start must not take longer for what is long over.
-_WORKING_SET = ("meta", "clusters", "reservations")
+_WORKING_SET = ("meta", "clusters", "reservations", "documents")
 
 # Texts come as bytes: the decoder takes them so, and a damaged one must reach the checksum.
 _CLUSTERS = "SELECT CAST(id AS BLOB), checksum, CAST(record AS BLOB) FROM clusters"
 _RESERVATIONS = "SELECT CAST(id AS BLOB), checksum, CAST(record AS BLOB) FROM reservations"
+_DOCUMENTS = """
+    SELECT CAST(id AS BLOB), checksum, CAST(record AS BLOB) FROM documents WHERE kind = ?
+"""
 _RESERVATION = f"{_RESERVATIONS} WHERE id = CAST(? AS TEXT)"
 _ARCHIVED = """
     SELECT CAST(id AS BLOB), checksum, CAST(record AS BLOB) FROM archive WHERE id = CAST(? AS TEXT)
@@ -115,19 +140,22 @@ _ARCHIVED = """
 _REVISION = "SELECT value, checksum FROM meta WHERE key = 'revision'"
 
 # Updates in place: REPLACE would delete and insert, at twice the cost.
-_PUT_CLUSTERS = _Put(
+_PUT_CLUSTERS = Rows(
     "INSERT INTO clusters (id, checksum, record) VALUES",
     "(?, ?, CAST(? AS TEXT))",
     "ON CONFLICT (id) DO UPDATE SET checksum = excluded.checksum, record = excluded.record",
 )
-_PUT_RESERVATIONS = _Put(
+_PUT_RESERVATIONS = Rows(
     "INSERT INTO reservations (phase, id, checksum, record) VALUES",
     "(?, ?, ?, CAST(? AS TEXT))",
     "ON CONFLICT (id) DO UPDATE"
     " SET phase = excluded.phase, checksum = excluded.checksum, record = excluded.record",
 )
-_MOST_ROWS = 64
-"""In one statement. Each size is a statement of its own, which SQLite has to understand only once."""
+_PUT_DOCUMENTS = Rows(
+    "INSERT OR REPLACE INTO documents (kind, id, checksum, record) VALUES",
+    "(?, ?, ?, CAST(? AS TEXT))",
+)
+_DROP_DOCUMENT = "DELETE FROM documents WHERE kind = ? AND id = CAST(? AS TEXT)"
 _DROP_CLUSTER = "DELETE FROM clusters WHERE id = CAST(? AS TEXT)"
 _ARCHIVE = """
     INSERT OR REPLACE INTO archive (id, finished_at, checksum, record)
@@ -135,22 +163,9 @@ _ARCHIVE = """
 """
 _FORGET = "DELETE FROM reservations WHERE id = CAST(? AS TEXT)"
 _PRUNE = "DELETE FROM archive WHERE finished_at < ?"
-_SET_REVISION = "UPDATE meta SET value = ?, checksum = ? WHERE key = 'revision'"
-
-
-def _put(connection: sqlite3.Connection, put: _Put, rows: Sequence[tuple[object, ...]]) -> None:
-    """In as few statements as can be: for each, this thread lets go of the interpreter and wants it back.
-
-    With one for each row it would fight the event loop's thread over it again and again.
-    """
-    for start in range(0, len(rows), _MOST_ROWS):
-        some = rows[start : start + _MOST_ROWS]
-        connection.execute(_statement(put, len(some)), tuple(chain.from_iterable(some)))
-
-
-@cache
-def _statement(put: _Put, size: int) -> str:
-    return f"{put.head} {', '.join([put.row] * size)} {put.tail}"
+_SET_REVISION = """
+    UPDATE meta SET value = ?, checksum = ?, line = ?, digest = ? WHERE key = 'revision'
+"""
 
 
 @contextmanager
@@ -183,6 +198,22 @@ def _revision(connection: sqlite3.Connection) -> int:
 
 def _revision_row(revision: int) -> tuple[int, int]:
     return revision, records.checksum(b"revision", str(revision).encode())
+
+
+def _documents(
+    connection: sqlite3.Connection, kind: Kind, decoder: msgspec.json.Decoder[Some]
+) -> list[Some]:
+    return [records.decode(decoder, row) for row in connection.execute(_DOCUMENTS, (kind,))]
+
+
+def _put_documents(connection: sqlite3.Connection, batch: Batch) -> None:
+    rows = [(kind, *records.encode(found)) for (kind, _), found in batch.documents.items() if found]
+    statements.put(connection, _PUT_DOCUMENTS, rows)
+    gone = [
+        (kind, records.key(name)) for (kind, name), found in batch.documents.items() if not found
+    ]
+    if gone:
+        connection.executemany(_DROP_DOCUMENT, gone)
 
 
 def _reservation_row(reservation: Reservation) -> tuple[str, str, int, bytes]:

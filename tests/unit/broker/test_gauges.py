@@ -6,7 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import make
 from kubelend.broker import gauges
 from kubelend.core.ledger import Ledger
-from kubelend.core.models import Records
+from kubelend.core.records import Records
 
 GI = 1024**3
 AMOUNTS = ("capacity", "allocatable", "reserved", "available")

@@ -7,7 +7,8 @@ import make
 from kubelend.core import audit
 from kubelend.core.ledger import Ledger
 from kubelend.core.lifecycle import Phase
-from kubelend.core.models import ClusterId, Records
+from kubelend.core.models import ClusterId
+from kubelend.core.records import Records
 
 
 @pytest.fixture
@@ -21,7 +22,7 @@ def desk():
 
 def restored(desk, **fields):
     """The ledger of a store in which somebody changed the first reservation."""
-    clusters, reservations, revision = desk.kept()
+    clusters, reservations, revision, *_ = desk.kept()
     return Ledger.restore(
         Records(clusters, [replace(reservations[0], **fields), *reservations[1:]], revision)
     )
@@ -51,7 +52,7 @@ def test_record_that_cannot_be_is_found(desk, fields, sentence):
 
 
 def test_shared_key_is_found(desk):
-    clusters, reservations, revision = desk.kept()
+    clusters, reservations, revision, *_ = desk.kept()
     twin = replace(reservations[0], id="rsv-twin", phase=Phase.FAILED, finished_at=make.T0)
     ledger = Ledger.restore(Records(clusters, [*reservations, twin], revision))
     assert audit.violations(ledger) == ["r: 2 reservations share the key 'k'"]

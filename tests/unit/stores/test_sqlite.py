@@ -48,7 +48,7 @@ def test_person_with_a_shell_can_read_the_rows(path, store):
     ]
     ((name, record),) = query(path, "SELECT id, record FROM clusters")
     assert (name, json.loads(record)["advertisement"]["cluster"]) == ("a", "a")
-    assert query(path, "SELECT key, value FROM meta") == [("revision", 7)]
+    assert query(path, "SELECT key, value FROM meta WHERE value") == [("revision", 7)]
 
 
 def test_phase_column_follows_the_record(path, store):
@@ -79,14 +79,14 @@ def test_pruning_looks_at_what_it_removes_and_not_at_the_whole_archive(path, sto
 def test_record_that_cannot_be_read_back_fails_its_whole_commit(store):
     with pytest.raises(StoreFailed, match="cannot be kept"):
         store.commit([make.cluster("a"), make.reservation("\ud800")], 1)
-    assert store.load() == ([], [], 0)
+    assert store.load()[:3] == ([], [], 0)
 
 
 def test_reader_loads_what_the_writer_has_committed_and_cannot_commit(path, store):
     store.commit([make.cluster("a"), ended("rsv-1")], 1)
     store.commit([Archived(ReservationId("rsv-1"))], 2)
     with closing(SqliteStore.open_readonly(path)) as reader:
-        assert reader.load() == ([make.cluster("a")], [], 2)
+        assert reader.load()[:3] == ([make.cluster("a")], [], 2)
         assert reader.archived(ReservationId("rsv-1")) == ended("rsv-1")
         store.commit([make.cluster("b")], 3)
         assert reader.load().revision == 3

@@ -1,0 +1,182 @@
+"""The single writer of the ledger: the road that every change takes, and every question too.
+
+A change is decided, assumed and handed to the store in one stretch without `await`; it is answered
+when it is durable. Every answer, also to a question, waits until what it shows is durable. When the store
+fails, the broker is unready, drops its memory and reads it anew: it never guesses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from datetime import datetime, timedelta
+from typing import TypeVar
+
+import structlog
+
+from kubelend.broker.commits import GroupCommit
+from kubelend.broker.feeds import Feeds
+from kubelend.broker.metrics import Metrics
+from kubelend.broker.ports import Clock, OpenStore
+from kubelend.core import commands
+from kubelend.core.commands import Command
+from kubelend.core.errors import KubelendError, NotReady
+from kubelend.core.events import Change
+from kubelend.core.journal import THE_BROKER, Actor
+from kubelend.core.ledger import Ledger
+
+Answer = TypeVar("Answer")
+View = TypeVar("View")
+
+ACTOR: ContextVar[Actor] = ContextVar("actor", default=THE_BROKER)
+"""On whose behalf this task changes things. Whoever takes a call in sets it; the journal shows it."""
+
+log = structlog.get_logger("kubelend.broker")
+
+
+class Writer:
+    """Use `run` as a root task; everything else may be called once `unready` is None."""
+
+    def __init__(
+        self, open_store: OpenStore, clock: Clock, metrics: Metrics, retention: timedelta
+    ) -> None:
+        self.feeds = Feeds()
+        self.clock = clock
+        self.unready: str | None = "starting: the store is being read"
+        """Why no call can be answered now, or None."""
+        self._metrics = metrics
+        self._retention = retention
+        self._commits = GroupCommit(open_store, self._landed, self._store_failed)
+        self._ledger = Ledger()
+        self._wake = asyncio.Event()
+
+    # -- life
+
+    async def run(self, patience: float = 1.0) -> None:
+        """Load, then end what is due; after a failure of the store load again. Never returns."""
+        while True:
+            await self._load(patience)
+            while self.unready is None:
+                await self._sleep_until_due(patience)
+                if self.unready is None:
+                    await self._expire_quietly()
+
+    async def load(self) -> None:
+        """Take the state from the store, and be ready."""
+        records = await self._commits.load()
+        self._ledger = Ledger.restore(records)
+        self._metrics.watch(self._ledger)
+        self.unready = None
+        log.info(
+            "ready",
+            clusters=len(records.clusters),
+            reservations=len(records.reservations),
+            revision=records.revision,
+        )
+
+    async def expire(self) -> None:
+        """End what is over, and archive what ended long ago."""
+        ledger, now = self.present()
+        self._run(ledger, commands.expire(ledger, self._retention, now), now)
+        await self._commits.settled()
+
+    async def close(self) -> None:
+        """Refuse what is new, finish what has begun, and let go of the store."""
+        self.unready = "stopping"
+        self.feeds.close_all()
+        self._wake.set()
+        await self._commits.close()
+
+    # -- the road, for every use case
+
+    async def change(
+        self,
+        command: Callable[[Ledger, datetime], Command[Answer]],
+        view: Callable[[Ledger, Answer], View],
+    ) -> View:
+        """Decide, assume and record in one stretch; answer what was true then, once it is durable."""
+        ledger, now = self.present()
+        try:
+            seen = view(ledger, self._run(ledger, command(ledger, now), now, ACTOR.get()))
+        except KubelendError:  # a refusal, too, tells of what it is built on
+            await self._commits.settled()
+            raise
+        await self._commits.settled()
+        return seen
+
+    async def read(self, question: Callable[[Ledger], View]) -> View:
+        ledger, _ = self.present()
+        try:
+            return question(ledger)
+        finally:
+            await self._commits.settled()
+
+    def present(self) -> tuple[Ledger, datetime]:
+        """The ledger as of now, with what is over ended."""
+        if self.unready is not None:
+            raise NotReady(f"the broker is {self.unready}", hint="try again in a moment")
+        ledger, now = self._ledger, self.clock()
+        due = ledger.next_deadline()
+        if due is not None and due <= now:
+            self._run(ledger, commands.expire(ledger, self._retention, now), now)
+        return ledger, now
+
+    async def settled(self) -> None:
+        """Wait until all that was decided so far is durable, and may be shown."""
+        await self._commits.settled()
+
+    def _run(
+        self, ledger: Ledger, command: Command[Answer], now: datetime, actor: Actor = THE_BROKER
+    ) -> Answer:
+        answer, changes = commands.run(ledger, command, now, actor)
+        if changes:
+            self._commits.submit(changes, ledger.revision)
+        return answer
+
+    # -- what the store reports
+
+    def _landed(self, changes: Sequence[Change], seconds: float) -> None:
+        self._metrics.committed(changes, seconds)
+        self.feeds.publish(changes)
+
+    def _store_failed(self, problem: Exception) -> None:
+        self.unready = f"without its store: {problem}"
+        self._ledger = Ledger()
+        self._metrics.watch(self._ledger)
+        self._metrics.store_up(up=False)
+        self.feeds.close_all()
+        self._wake.set()
+        log.error("store failed", problem=str(problem))
+
+    # -- the root task
+
+    async def _load(self, patience: float) -> None:
+        while True:
+            try:
+                await self.load()
+            except KubelendError as problem:
+                if self.unready != (reason := f"without its store: {problem}"):
+                    log.error("cannot load", problem=str(problem))
+                self.unready = reason
+                await asyncio.sleep(patience)
+            else:
+                self._metrics.store_up(up=True)
+                return
+
+    async def _sleep_until_due(self, patience: float) -> None:
+        due = self._ledger.next_deadline()
+        wait = patience if due is None else (due - self.clock()).total_seconds()
+        try:
+            async with asyncio.timeout(min(max(wait, 0.001), patience)):
+                await self._wake.wait()
+        except TimeoutError:
+            return
+        self._wake.clear()
+
+    async def _expire_quietly(self) -> None:
+        """A store that fails here has been reported; the loop around goes on to reload it."""
+        try:
+            await self.expire()
+        except KubelendError as problem:
+            log.warning("expiry put off", problem=str(problem))

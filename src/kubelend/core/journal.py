@@ -1,0 +1,192 @@
+"""The journal: who did what, from where, what was before and after; and who was refused, and why.
+
+Each line is sealed with a digest over itself and the digest before it, so a line that is changed, taken
+out or put in breaks the chain from there on. Stores keep the lines in the same transaction as the
+change they tell of; `kubelend audit verify` walks them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from hashlib import sha256
+from typing import Any, NamedTuple
+
+import msgspec
+
+from kubelend.core.limits import Limits
+from kubelend.core.members import Member, Token
+from kubelend.core.models import Cluster, Record, Reservation
+
+Subject = Cluster | Reservation | Member | Token | Limits
+Facts = dict[str, Any]
+
+
+class Actor(Record, frozen=True):
+    """Who did it, as the certificate says, and from which address."""
+
+    name: str
+    role: str
+    remote: str = ""
+
+
+THE_BROKER = Actor("broker", "broker")
+"""What nobody asked for: an expiry, a waiter that is served."""
+
+
+class Entry(msgspec.Struct, frozen=True, gc=False):
+    """What a line is made from. Cheap to make: it is written out only when it is kept."""
+
+    at: datetime
+    actor: Actor
+    action: str
+    """The name of the event, or of the route that was refused."""
+    subject: str
+    """`kind/name`."""
+    before: Subject | None = None
+    after: Subject | None = None
+    code: str = ""
+    """Why it was refused; empty if it was done."""
+    message: str = ""
+
+
+class Told(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A line's text, as JSON."""
+
+    number: int
+    at: datetime
+    actor: Actor
+    action: str
+    subject: str
+    before: Facts = {}
+    after: Facts = {}
+    code: str = ""
+    message: str = ""
+
+
+class Line(NamedTuple):
+    """A sealed entry."""
+
+    number: int
+    text: bytes
+    digest: bytes
+
+
+class Head(NamedTuple):
+    """Where a chain stands: the next line is sealed with this."""
+
+    number: int
+    digest: bytes
+
+
+START = Head(0, bytes(32))
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Told).decode
+
+
+def seal(entries: Iterable[Entry], head: Head) -> list[Line]:
+    """The lines that follow `head`."""
+    number, digest = head
+    lines = []
+    for entry in entries:
+        number += 1
+        text = _encode(_told(entry, number))
+        digest = sha256(digest + text).digest()
+        lines.append(Line(number, text, digest))
+    return lines
+
+
+def told(line: Line) -> Told:
+    """What a line says; `msgspec.MsgspecError` if it is none of ours."""
+    return _decode(line.text)
+
+
+def breaks(lines: Iterable[Line], start: Head, end: Head) -> Iterator[str]:
+    """Where the chain from `start` to `end` is broken, a sentence each; none if it is whole."""
+    at = start
+    for line in lines:
+        if line.number != at.number + 1:
+            yield _gap(at.number + 1, line.number - 1)
+        elif sha256(at.digest + line.text).digest() != line.digest:
+            yield f"line {line.number} is not what was written"
+        at = Head(line.number, line.digest)
+    if at.number < end.number:
+        yield _gap(at.number + 1, end.number)
+    elif at != end:
+        yield f"the journal ends with line {at.number}, and not as line {end.number} did"
+
+
+def _gap(first: int, last: int) -> str:
+    return f"line {first} is missing" if first == last else f"lines {first} to {last} are missing"
+
+
+def _told(entry: Entry, number: int) -> Told:
+    before = {} if entry.before is None else facts(entry.before)
+    after = {} if entry.after is None else facts(entry.after)
+    if before and after:
+        before, after = _difference(before, after)
+    return Told(
+        number,
+        entry.at,
+        entry.actor,
+        entry.action,
+        entry.subject,
+        before,
+        after,
+        entry.code,
+        entry.message,
+    )
+
+
+def _difference(before: Facts, after: Facts) -> tuple[Facts, Facts]:
+    changed = [name for name in before | after if before.get(name) != after.get(name)]
+    return (
+        {name: before[name] for name in changed if name in before},
+        {name: after[name] for name in changed if name in after},
+    )
+
+
+def facts(record: Subject) -> Facts:
+    """What of a record is worth a line: what somebody decided, not what is measured all the time."""
+    return {
+        name: value for name, value in _all_facts(record).items() if value not in (None, "", {})
+    }
+
+
+def _all_facts(record: Subject) -> Facts:
+    match record:
+        case Reservation():
+            return {
+                "phase": record.phase,
+                "reason": record.reason,
+                "requester": record.requester,
+                "resources": record.request.resources,
+                "target": record.target,
+                "expiresAt": record.expires_at,
+                "acknowledgedAt": record.acknowledged_at,
+            }
+        case Cluster():
+            advertisement = record.advertisement
+            return {
+                "cordon": record.cordon,
+                "labels": advertisement.labels,
+                "prices": advertisement.prices,
+                "endpoint": advertisement.endpoint,
+            }
+        case Member():
+            return {
+                "standing": record.standing,
+                "certificate": record.certificate,
+                "revokedAt": record.revoked_at,
+                "token": record.token,
+            }
+        case Token():
+            return {
+                "role": record.role,
+                "name": record.name,
+                "usesLeft": record.uses_left,
+                "expiresAt": record.expires_at,
+            }
+        case Limits():
+            return {"policy": record.policy, "quota": record.quota}

@@ -1,0 +1,78 @@
+"""Who belongs: the records of those that joined, and of the tokens that let them.
+
+A member need not exist for a certificate to be believed: an authority that the broker trusts may have
+issued it elsewhere. But what is written here decides: who waits is not in yet, who is revoked is out.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from typing import NewType
+
+from kubelend.core.models import Record
+from kubelend.core.roles import Role
+
+MemberId = NewType("MemberId", str)
+TokenId = NewType("TokenId", str)
+
+
+class Standing(StrEnum):
+    """Where a member stands. The values are API."""
+
+    PENDING = "Pending"  # it asked to join, and an administrator has to say yes
+    ACCEPTED = "Accepted"  # it may have certificates
+    REVOKED = "Revoked"  # none of the certificates it has is believed
+
+
+class Certificate(Record, frozen=True):
+    """The newest certificate that the broker issued to a member: what tells it from others."""
+
+    serial: str
+    issued_at: datetime
+    ends_at: datetime
+    authority: str
+    """The pin of the authority that signed it: who has moved to a new one, and who has not."""
+
+
+class Member(Record, frozen=True):
+    """A cluster or a person by role and name, for a cluster may have the name of a person."""
+
+    role: Role
+    name: str
+    standing: Standing
+    asked_at: datetime
+    request: str = ""
+    """The certificate request that waits, as PEM text; empty once it was served."""
+    token: TokenId | None = None
+    """With which it last came in."""
+    decided_at: datetime | None = None
+    decided_by: str = ""
+    certificate: Certificate | None = None
+    revoked_at: datetime | None = None
+    """Certificates from before this moment stay refused, also after a later return."""
+    revision: int = 0
+
+    @property
+    def id(self) -> MemberId:
+        return member_id(self.role, self.name)
+
+
+class Token(Record, frozen=True):
+    """A permission to join. The secret itself is nowhere but with those it was given to."""
+
+    id: TokenId
+    digest: str
+    """SHA-256 of the secret, in hexadecimal digits."""
+    role: Role
+    created_at: datetime
+    created_by: str
+    expires_at: datetime
+    uses_left: int = 1
+    name: str = ""
+    """The only name that may join with it; empty for any."""
+    revision: int = 0
+
+
+def member_id(role: Role, name: str) -> MemberId:
+    return MemberId(f"{role}/{name}")

@@ -1,0 +1,91 @@
+"""Who belongs, as the ledger keeps it: members and tokens, changed by events alone.
+
+The API asks it on every call whether a certificate is still believed, so that is one look into a
+dictionary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+
+from msgspec.structs import replace
+
+from kubelend.core.errors import NotFound, Revoked
+from kubelend.core.events import (
+    Change,
+    Erased,
+    MemberChanged,
+    MemberRemoved,
+    MembershipEvent,
+    TokenChanged,
+    TokenRemoved,
+)
+from kubelend.core.members import Member, MemberId, Standing, Token, TokenId, member_id
+from kubelend.core.roles import Role
+
+
+class Registry:
+    """Members and tokens. Only the ledger applies events to it."""
+
+    def __init__(self, members: Iterable[Member] = (), tokens: Iterable[Token] = ()) -> None:
+        self._members = {member.id: member for member in members}
+        self._tokens = {token.id: token for token in tokens}
+
+    @property
+    def members(self) -> Mapping[MemberId, Member]:
+        return self._members
+
+    @property
+    def tokens(self) -> Mapping[TokenId, Token]:
+        return self._tokens
+
+    def member(self, role: Role, name: str) -> Member:
+        found = self._members.get(member_id(role, name))
+        if found is None:
+            raise NotFound(
+                f"no {role} {name!r} has joined", hint="`kubelend get members` shows who"
+            )
+        return found
+
+    def check(self, role: Role, name: str, not_before: datetime) -> None:
+        """Refuse a certificate of a revoked member, and one from before it was revoked."""
+        found = self._members.get(member_id(role, name))
+        if found is None or found.revoked_at is None:
+            return
+        if found.standing is Standing.REVOKED or not_before < found.revoked_at:
+            raise Revoked(
+                f"the certificate of {role} {name} was revoked at {found.revoked_at:%Y-%m-%dT%H:%M:%SZ}",
+                hint="join anew with a token from an administrator",
+            )
+
+    def apply(self, event: MembershipEvent, revision: int) -> Change:
+        match event:
+            case MemberChanged():
+                member = replace(event.member, revision=revision)
+                self._members[member.id] = member
+                return member
+            case MemberRemoved():
+                del self._members[event.member]
+                return Erased("member", event.member)
+            case TokenChanged():
+                token = replace(event.token, revision=revision)
+                self._tokens[token.id] = token
+                return token
+            case TokenRemoved():
+                del self._tokens[event.token]
+                return Erased("token", event.token)
+        raise TypeError(f"the registry knows no {type(event).__name__}")
+
+    def before(self, event: MembershipEvent) -> Member | Token | None:
+        """What the event is about to change; None if it is new."""
+        match event:
+            case MemberChanged():
+                return self._members.get(event.member.id)
+            case MemberRemoved():
+                return self._members.get(event.member)
+            case TokenChanged():
+                return self._tokens.get(event.token.id)
+            case TokenRemoved():
+                return self._tokens.get(event.token)
+        raise TypeError(f"the registry knows no {type(event).__name__}")

@@ -1,0 +1,37 @@
+"""The journal's table in a SQLite file. The chain is made here, in the transaction of what it tells of."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+
+from kubelend.core import journal
+from kubelend.core.journal import Entry, Head, Line
+from kubelend.stores.statements import Rows, put
+
+_PUT_LINES = Rows("INSERT INTO journal (number, line, digest) VALUES", "(?, CAST(? AS TEXT), ?)")
+_LINES = """
+    SELECT number, CAST(line AS BLOB), digest FROM journal WHERE number > ? ORDER BY number LIMIT ?
+"""
+_END = "SELECT line, digest FROM meta WHERE key = 'revision'"
+_START = "SELECT value, digest FROM meta WHERE key = 'journal start'"
+
+
+def append(connection: sqlite3.Connection, entries: Iterable[Entry], end: Head) -> Head:
+    """Write what is to be told behind `end`; gives the new end, which the caller keeps."""
+    lines = journal.seal(entries, end)
+    put(connection, _PUT_LINES, lines)
+    return Head(lines[-1].number, lines[-1].digest) if lines else end
+
+
+def read(connection: sqlite3.Connection, after: int, limit: int) -> list[Line]:
+    return [Line(*row) for row in connection.execute(_LINES, (after, limit))]
+
+
+def ends(connection: sqlite3.Connection) -> tuple[Head, Head]:
+    return _head(connection, _START), _head(connection, _END)
+
+
+def _head(connection: sqlite3.Connection, query: str) -> Head:
+    row: Sequence[object] | None = connection.execute(query).fetchone()
+    return journal.START if row is None else Head(*row)  # type: ignore[arg-type]

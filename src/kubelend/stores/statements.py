@@ -1,0 +1,35 @@
+"""Many rows in one statement of SQL."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from functools import cache
+from itertools import chain
+from typing import NamedTuple
+
+MOST_ROWS = 64
+"""In one statement. Each size is a statement of its own, which SQLite has to understand only once."""
+
+
+class Rows(NamedTuple):
+    """A statement for any number of rows."""
+
+    head: str
+    row: str
+    tail: str = ""
+
+
+def put(connection: sqlite3.Connection, rows: Rows, values: Sequence[tuple[object, ...]]) -> None:
+    """In as few statements as can be: for each, this thread lets go of the interpreter and wants it back.
+
+    With one for each row it would fight the event loop's thread over it again and again.
+    """
+    for start in range(0, len(values), MOST_ROWS):
+        some = values[start : start + MOST_ROWS]
+        connection.execute(_statement(rows, len(some)), tuple(chain.from_iterable(some)))
+
+
+@cache
+def _statement(rows: Rows, size: int) -> str:
+    return f"{rows.head} {', '.join([rows.row] * size)} {rows.tail}"
