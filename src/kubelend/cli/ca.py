@@ -1,4 +1,4 @@
-"""`kubelend ca`: an authority, and the first certificates from it.
+"""`kubelend ca`: an authority, the first certificates from it, and its exchange for a new one.
 
 The key of each certificate is made here, which is right for the broker and for trying things out.
 """
@@ -12,11 +12,15 @@ from urllib.parse import quote
 
 import typer
 
-from kubelend.cli import output, tables
+from kubelend.cli import options, output, passphrases, tables
 from kubelend.core import durations
 from kubelend.core.errors import InvalidInput
+from kubelend.pki.passphrases import Passphrase
 
 if TYPE_CHECKING:
+    from cryptography import x509
+
+    from kubelend.pki.inspection import Inspection
     from kubelend.pki.profiles import Profile
 
 Lifetime = Annotated[
@@ -47,24 +51,36 @@ AuthorityDirectory = Annotated[
 ]
 
 
+@options.takes(passphrase=passphrases.chosen)
 def init(
+    *,
     out: AuthorityDirectory = Path("ca"),
     name: Annotated[str, typer.Option(help="The authority's name.")] = "kubelend",
     lifetime: Lifetime = "87600h",
     algorithm: KeyAlgorithm = Algorithm.P256,
+    passphrase: Passphrase | None,
 ) -> None:
-    """Make a certificate authority: ca.crt, and ca.key which stays with it."""
+    """Make a certificate authority: ca.crt, and ca.key which stays with it.
+
+    With a passphrase the key is encrypted, and whoever issues needs it.
+    """
     from kubelend.pki import keys
     from kubelend.pki.authority import Authority
 
     authority = Authority.create(
-        name, durations.parse(lifetime), now=output.now(), algorithm=keys.Algorithm(algorithm)
+        name,
+        durations.parse(lifetime),
+        now=output.now(),
+        algorithm=keys.Algorithm(algorithm),
+        passphrase=passphrase,
     )
     authority.save(out)
-    print(f"{out} holds a new authority; whoever has {out / 'ca.key'} can be any cluster")
+    secret = f"{out / 'ca.key'} and its passphrase" if passphrase else out / "ca.key"
+    print(f"{out} holds a new authority; whoever has {secret} can be any cluster")
     output.note(f"Next: kubelend ca issue broker --role broker{_flag('--ca', out, 'ca')}")
 
 
+@options.takes(passphrase=passphrases.known)
 def issue(
     *,
     name: Annotated[
@@ -94,6 +110,7 @@ def issue(
     lifetime: Lifetime = "8760h",
     algorithm: KeyAlgorithm = Algorithm.P256,
     authority: AuthorityDirectory = Path("ca"),
+    passphrase: Passphrase | None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")] = False,
 ) -> None:
     """Make a key and a certificate: tls.crt, tls.key and ca.crt in one directory."""
@@ -102,7 +119,7 @@ def issue(
 
     profile = _profile(name, role, [*(dns or []), *(ip or [])], namespace)
     valid_for = durations.parse(lifetime)
-    credentials = Authority.load(authority).issue(
+    credentials = Authority.load(authority, passphrase).issue(
         profile,
         valid_for,
         now=output.now(),
@@ -113,6 +130,107 @@ def issue(
     end = tables.moment(credentials.certificate.not_valid_after_utc, output.now())
     print(f"{directory} holds the certificate of {role} {name}, valid until {end}")
     output.note(_next_step(role, directory))
+
+
+@options.takes(passphrase=passphrases.known)
+def rotate(
+    *,
+    authority: AuthorityDirectory = Path("ca"),
+    name: Annotated[
+        str, typer.Option(help="The new authority's name; the old one's and a number if not given.")
+    ] = "",
+    lifetime: Lifetime = "87600h",
+    algorithm: Annotated[
+        Algorithm | None, typer.Option(help="The kind of key; the old one's if not given.")
+    ] = None,
+    passphrase: Passphrase | None,
+    new_passphrase_file: Annotated[
+        Path | None,
+        typer.Option(help="File with another passphrase, for the new key.", metavar="FILE"),
+    ] = None,
+    finish: Annotated[
+        bool, typer.Option("--finish", help="Drop the old authority. Needs --yes.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do what cannot be undone.")] = False,
+) -> None:
+    """Exchange the authority for a new one, which signs from now on. The old one's key is deleted.
+
+    Both are trusted until `--finish`: then certificates of the old one are refused.
+    """
+    if finish:
+        return _finish(authority, passphrase, yes=yes)
+    from kubelend.pki import keys, rotation
+
+    successor = rotation.rotate(
+        authority,
+        durations.parse(lifetime),
+        now=output.now(),
+        name=name,
+        algorithm=keys.Algorithm(algorithm) if algorithm else None,
+        passphrase=passphrase,
+        new_passphrase=passphrases.read(new_passphrase_file),
+    )
+    print(f"{_known_as(successor.certificate)} signs from now on")
+    for each in successor.trusted[1:]:
+        print(f"{_known_as(each)} is trusted beside it")
+    where = _flag("--ca", authority, "ca")
+    output.note(
+        f"Next: a new certificate for all (kubelend ca issue broker --role broker --overwrite{where}"
+        f" for the broker), then kubelend ca rotate --finish --yes{where}"
+    )
+    return None
+
+
+@options.takes(passphrase=passphrases.known)
+def show(
+    *,
+    authority: AuthorityDirectory = Path("ca"),
+    passphrase: Passphrase | None,
+    format: options.Output = output.Format.TABLE,
+) -> None:
+    """Show the authorities in a directory: their hashes, and which one signs."""
+    from kubelend.pki import inspection
+
+    found = inspection.inspect(authority, passphrase)
+    names = [each.subject for each in found.authorities]
+    output.show(found, format, text=lambda: _described(found), names=names)
+
+
+def _finish(authority: Path, passphrase: Passphrase | None, *, yes: bool) -> None:
+    from kubelend.pki import rotation
+
+    if not yes:
+        raise InvalidInput(
+            "--finish drops the old authority: every certificate that it signed is refused then,"
+            " and nobody can bring it back",
+            hint="if all have a certificate of the new one, add --yes",
+        )
+    finished, dropped = rotation.finish(authority, passphrase)
+    for each in dropped:
+        print(f"{_known_as(each)} is dropped: certificates that it signed are refused from now on")
+    print(f"{_known_as(finished.certificate)} signs, and is trusted")
+    output.note("Next: put the new ca.crt where the broker and those that do not renew have theirs")
+
+
+def _known_as(certificate: x509.Certificate) -> str:
+    from kubelend.pki import pins
+
+    return f"{certificate.subject.rfc4514_string()} ({pins.pin(certificate)})"
+
+
+def _described(found: Inspection) -> str:
+    signs = {True: "yes", False: "no", None: "?"}
+    rows = [
+        (each.subject, signs[each.signs], tables.moment(each.not_after, output.now()), each.pin)
+        for each in found.authorities
+    ]
+    lines = [tables.columns(("SUBJECT", "SIGNS", "END", "HASH"), rows), ""]
+    lines.append(f"The key is {'' if found.key_encrypted else 'not '}encrypted.")
+    if any(each.signs is None for each in found.authorities):
+        lines.append("Which one it belongs to, only its passphrase can tell.")
+    if found.rotating:
+        lines.append("A rotation is under way: `kubelend ca rotate --finish --yes` ends it.")
+    return "\n".join(lines)
 
 
 def _profile(name: str, role: Role, names: list[str], namespace: str) -> Profile:

@@ -7,9 +7,12 @@ the bytes mean.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from kubelend.core.errors import InvalidSettings
@@ -38,7 +41,7 @@ def read(path: Path, *, hint: str = "") -> bytes:
     return content
 
 
-def exposure(path: Path) -> str:
+def exposure(path: Path, *, holds: str = "a private key") -> str:
     """What is wrong with a private file's mode, as one sentence; empty when nothing is.
 
     Group read is fine on a file of another owner: so does Kubernetes hand a secret to a process
@@ -52,7 +55,7 @@ def exposure(path: Path) -> str:
     mode = stat.S_IMODE(found.st_mode)
     if not mode & ~allowed:
         return ""
-    return f"{path} holds a private key and has mode {mode:04o}, so others can reach it"
+    return f"{path} holds {holds} and has mode {mode:04o}, so others can reach it"
 
 
 def write(path: Path, content: bytes, *, mode: int, overwrite: bool = False) -> None:
@@ -63,7 +66,7 @@ def write(path: Path, content: bytes, *, mode: int, overwrite: bool = False) -> 
             _move(temporary, path, overwrite)
         finally:
             temporary.unlink(missing_ok=True)
-        _sync_directory(path.parent)
+        sync_directory(path.parent)
     except FileExistsError:
         raise InvalidSettings(f"{path} exists already", hint="move it away first") from None
     except OSError as error:
@@ -73,9 +76,46 @@ def write(path: Path, content: bytes, *, mode: int, overwrite: bool = False) -> 
         ) from error
 
 
+def sync_directory(directory: Path) -> None:
+    """Let names survive a power cut, as the contents of files do."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove(path: Path) -> None:
+    """Make sure that there is no such file, after a crash too."""
+    try:
+        path.unlink(missing_ok=True)
+        sync_directory(path.parent)
+    except OSError as error:
+        raise InvalidSettings(
+            f"{path} cannot be removed: {error.strerror}", hint="check the directory's owner"
+        ) from error
+
+
+def remove_leftovers(path: Path) -> None:
+    """What writes of `path` left behind that were killed half-way. For who holds the lock."""
+    for leftover in path.parent.glob(f"{_temporary_prefix(path)}*"):
+        remove(leftover)
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """For who reads files and writes others by them: nobody else does so here meanwhile."""
+    descriptor = _open_directory(directory)
+    try:
+        _lock(descriptor, directory)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def _write_beside(path: Path, content: bytes, mode: int) -> Path:
     # In the same directory, for a rename does not cross file systems; 0600 from the first moment.
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=_temporary_prefix(path))
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
@@ -88,6 +128,10 @@ def _write_beside(path: Path, content: bytes, mode: int) -> Path:
     return Path(name)
 
 
+def _temporary_prefix(path: Path) -> str:
+    return f".{path.name}."
+
+
 def _move(temporary: Path, path: Path, overwrite: bool) -> None:
     # A link fails where something is, in one step; a check before a rename would leave a gap.
     if overwrite:
@@ -96,9 +140,19 @@ def _move(temporary: Path, path: Path, overwrite: bool) -> None:
         path.hardlink_to(temporary)
 
 
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+def _open_directory(directory: Path) -> int:
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        return os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise InvalidSettings(
+            f"{directory} cannot be opened: {error.strerror}", hint="name the right directory"
+        ) from error
+
+
+def _lock(descriptor: int, directory: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise InvalidSettings(
+            f"another process is changing {directory}", hint="try again when it is done"
+        ) from None

@@ -1,32 +1,30 @@
 """The certificate authority: made once, kept in a directory, issues what a profile describes.
 
-`kubelend ca init` and `kubelend ca issue` call this. Its key signs every identity, so it stays
-where the broker is: `sign` takes a public key only, for holders that make their own.
+The broker and `kubelend ca` call this. Its key signs every identity, so it stays where the broker
+is: `sign` takes a public key only, for holders that make their own.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Self
 
 import msgspec
 from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.x509.oid import NameOID
 
 from kubelend.core.errors import InvalidSettings
-from kubelend.kits import keyfiles
-from kubelend.pki import files, keys
-from kubelend.pki.files import Credentials
+from kubelend.pki import certificates, chains, files, keys, lifetimes
+from kubelend.pki.files import AuthorityFiles, Credentials
 from kubelend.pki.keys import Algorithm, PrivateKey, PublicKey
+from kubelend.pki.passphrases import Passphrase
 from kubelend.pki.profiles import Profile
 
 AUTHORITY_LIFETIME = timedelta(days=3650)
 LEAF_LIFETIME = timedelta(days=365)
-
-# A peer's clock may be behind ours, and a fresh certificate would not be valid there yet.
-CLOCK_SKEW = timedelta(minutes=5)
 
 
 class Authority(msgspec.Struct, frozen=True):
@@ -37,6 +35,12 @@ class Authority(msgspec.Struct, frozen=True):
     trusted: tuple[x509.Certificate, ...]
     """Its own certificate first; what else its `ca.crt` holds is handed on to every holder."""
 
+    chain: tuple[x509.Certificate, ...] = ()
+    """What each holder shows behind its own certificate, for peers that trust only the end."""
+
+    passphrase: Passphrase | None = None
+    """With which the key is encrypted when it is saved."""
+
     @classmethod
     def create(
         cls,
@@ -45,29 +49,36 @@ class Authority(msgspec.Struct, frozen=True):
         *,
         now: datetime,
         algorithm: Algorithm = Algorithm.P256,
+        passphrase: Passphrase | None = None,
     ) -> Self:
         """A new authority that trusts itself. Nothing is written: see `save`."""
         key = keys.generate(algorithm)
-        certificate = _self_signed(_authority_name(name), key, _validity(lifetime, now))
-        return cls(certificate, key, (certificate,))
+        validity = lifetimes.validity(lifetime, now)
+        certificate = certificates.self_signed(_authority_name(name), key, validity)
+        return cls(certificate, key, (certificate,), passphrase=passphrase)
 
     @classmethod
-    def load(cls, directory: Path) -> Self:
-        """The authority in a directory: ours, or any other whose `ca.crt` and `ca.key` match."""
-        certificates, key = files.load_authority(directory)
-        for certificate in certificates:
-            if files.matches(certificate, key):
-                _check_may_sign(certificate, directory)
-                others = (each for each in certificates if each != certificate)
-                return cls(certificate, key, (certificate, *others))
-        raise InvalidSettings(
-            f"{keyfiles.AUTHORITIES} and {files.AUTHORITY_KEY} in {directory} do not match",
-            hint="put the pair there that was made together",
-        )
+    def load(cls, directory: Path, passphrase: Passphrase | None = None) -> Self:
+        """The authority in a directory: ours, or any other's `ca.crt` and `ca.key` that match.
+
+        Where there is no `ca.key`, cert-manager's `tls.crt`, `tls.key` and `ca.crt` do.
+        """
+        found = files.load_authority(directory, passphrase)
+        certificate = _signing(found)
+        others = (each for each in found.trusted if each != certificate)
+        chain = chains.links(certificate, [*found.own, *found.trusted, *found.cross])
+        return cls(certificate, found.key, (certificate, *others), chain, passphrase)
 
     def save(self, directory: Path, *, overwrite: bool = False) -> None:
-        """Write `ca.crt` and `ca.key`. An authority already there is an error, unless told."""
-        files.save_authority(directory, self.trusted, self.key, overwrite=overwrite)
+        """Write its files. An authority already there is an error, unless told."""
+        files.save_authority(
+            directory,
+            self.trusted,
+            self.key,
+            cross=[each for each in self.chain if each not in self.trusted],
+            passphrase=self.passphrase,
+            overwrite=overwrite,
+        )
 
     def issue(
         self,
@@ -79,9 +90,8 @@ class Authority(msgspec.Struct, frozen=True):
     ) -> Credentials:
         """A new key and its certificate."""
         key = keys.generate(algorithm)
-        return Credentials(
-            self.sign(profile, key.public_key(), lifetime, now=now), key, self.trusted
-        )
+        certificate = self.sign(profile, key.public_key(), lifetime, now=now)
+        return Credentials(certificate, key, self.trusted, self.chain)
 
     def sign(
         self,
@@ -90,24 +100,64 @@ class Authority(msgspec.Struct, frozen=True):
         lifetime: timedelta = LEAF_LIFETIME,
         *,
         now: datetime,
+        not_before: datetime | None = None,
     ) -> x509.Certificate:
-        """A certificate for a key that its holder keeps. It never outlives the authority's own."""
-        start, end = _validity(lifetime, now)
-        own_end = self.certificate.not_valid_after_utc
-        if now >= own_end:
+        """A certificate for a key that its holder keeps. It never outlives the authority's own.
+
+        It begins a little early, for clocks differ, but never before `not_before`: certificates of
+        a name that was revoked are told apart by when they begin.
+        """
+        validity = lifetimes.validity(lifetime, now, until=self._end(now), not_before=not_before)
+        return certificates.leaf(profile, public_key, validity, self.certificate, self.key)
+
+    @property
+    def is_rotating(self) -> bool:
+        """Whether its predecessor is still trusted beside it, and has signed it."""
+        return any(self._is_cross(each) for each in self.chain)
+
+    def successor(
+        self,
+        lifetime: timedelta = AUTHORITY_LIFETIME,
+        *,
+        now: datetime,
+        name: str = "",
+        algorithm: Algorithm | None = None,
+        passphrase: Passphrase | None = None,
+    ) -> Self:
+        """A new authority that signs from now on, while holders that trust only this one follow.
+
+        Nothing is written: see `kubelend.pki.rotation`.
+        """
+        key = keys.generate(algorithm or keys.algorithm_like(self.key))
+        subject = _authority_name(name or _next_name(self.certificate))
+        own = certificates.self_signed(subject, key, lifetimes.validity(lifetime, now))
+        cross = certificates.cross_signed(
+            subject,
+            key.public_key(),
+            lifetimes.validity(lifetime, now, until=self._end(now)),
+            self.certificate,
+            self.key,
+        )
+        kept = passphrase or self.passphrase
+        return type(self)(own, key, (own, *self.trusted), (cross,), kept)
+
+    def finish_rotation(self) -> Self:
+        """The same without its predecessor: what that one signed is refused from now on."""
+        crosses = [each for each in self.chain if self._is_cross(each)]
+        left = [each for each in self.trusted if not _signed_any(each, crosses)]
+        return msgspec.structs.replace(self, trusted=tuple(left), chain=())
+
+    def _is_cross(self, certificate: x509.Certificate) -> bool:
+        return certificate != self.certificate and chains.same_key(certificate, self.certificate)
+
+    def _end(self, now: datetime) -> datetime:
+        end = self.certificate.not_valid_after_utc
+        if now >= end:
             raise InvalidSettings(
-                f"the authority's own certificate ended at {own_end:%Y-%m-%dT%H:%M:%SZ}",
+                f"the authority's own certificate ended at {end:%Y-%m-%dT%H:%M:%SZ}",
                 hint="make a new authority with `kubelend ca init`",
             )
-        builder = _builder(profile.subject, public_key, (start, min(end, own_end)))
-        builder = _add_leaf_extensions(builder, profile, public_key)
-        builder = builder.issuer_name(self.certificate.subject)
-        builder = builder.add_extension(_authority_key_identifier(self.certificate), critical=False)
-        return builder.sign(self.key, keys.digest_for(self.key))
-
-
-_Validity = tuple[datetime, datetime]
-_Extension = TypeVar("_Extension", bound=x509.ExtensionType)
+        return end
 
 
 def _authority_name(name: str) -> x509.Name:
@@ -117,96 +167,35 @@ def _authority_name(name: str) -> x509.Name:
         raise InvalidSettings(f"{name!r} cannot name an authority: 1 to 64 bytes can") from error
 
 
-def _validity(lifetime: timedelta, now: datetime) -> _Validity:
-    if lifetime <= timedelta(0):
-        raise InvalidSettings(f"a certificate cannot live for {lifetime}", hint="give more than 0")
-    try:
-        return now - CLOCK_SKEW, now + lifetime
-    except OverflowError as error:
-        raise InvalidSettings(f"a certificate cannot live for {lifetime.days} days") from error
-
-
-def _self_signed(name: x509.Name, key: PrivateKey, validity: _Validity) -> x509.Certificate:
-    # No path length: this one can sign its successor while holders move from one to the other.
-    builder = _builder(name, key.public_key(), validity).issuer_name(name)
-    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-    builder = builder.add_extension(_key_usage(key_cert_sign=True, crl_sign=True), critical=True)
-    return builder.sign(key, keys.digest_for(key))
-
-
-def _builder(
-    subject: x509.Name, public_key: PublicKey, validity: _Validity
-) -> x509.CertificateBuilder:
-    start, end = validity
-    return (
-        x509.CertificateBuilder()
-        .serial_number(x509.random_serial_number())
-        .subject_name(subject)
-        .public_key(public_key)
-        .not_valid_before(start)
-        .not_valid_after(end)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
-    )
-
-
-def _add_leaf_extensions(
-    builder: x509.CertificateBuilder, profile: Profile, public_key: PublicKey
-) -> x509.CertificateBuilder:
-    # Only RSA encrypts keys, in the older suites of TLS 1.2; some peers insist on the permission.
-    usage = _key_usage(
-        digital_signature=True, key_encipherment=isinstance(public_key, rsa.RSAPublicKey)
-    )
-    builder = builder.add_extension(
-        x509.BasicConstraints(ca=False, path_length=None), critical=True
-    )
-    builder = builder.add_extension(usage, critical=True)
-    builder = builder.add_extension(x509.ExtendedKeyUsage([profile.usage]), critical=False)
-    if profile.names:
-        builder = builder.add_extension(x509.SubjectAlternativeName(profile.names), critical=False)
-    return builder
-
-
-def _key_usage(
-    *,
-    digital_signature: bool = False,
-    key_encipherment: bool = False,
-    key_cert_sign: bool = False,
-    crl_sign: bool = False,
-) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=digital_signature,
-        key_encipherment=key_encipherment,
-        key_cert_sign=key_cert_sign,
-        crl_sign=crl_sign,
-        content_commitment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
-
-
-def _authority_key_identifier(certificate: x509.Certificate) -> x509.AuthorityKeyIdentifier:
-    # Another's certificate may have none, or one made in another way: where it is, it is copied.
-    identifier = _find(certificate, x509.SubjectKeyIdentifier)
-    if identifier is None:
-        identifier = x509.SubjectKeyIdentifier.from_public_key(certificate.public_key())
-    return x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier)
-
-
-def _check_may_sign(certificate: x509.Certificate, directory: Path) -> None:
-    constraints = _find(certificate, x509.BasicConstraints)
-    usage = _find(certificate, x509.KeyUsage)
-    # Without constraints it is no authority; without a stated usage it may do anything.
-    if not (constraints and constraints.ca) or (usage and not usage.key_cert_sign):
+def _signing(found: AuthorityFiles) -> x509.Certificate:
+    """The certificate of the key; its own rather than one that another signed for it."""
+    matching = [each for each in found.own if files.matches(each, found.key)]
+    if not matching:
         raise InvalidSettings(
-            f"the certificate in {directory / keyfiles.AUTHORITIES} may not sign others",
+            f"{found.layout.certificate} and {found.layout.key} in {found.directory} do not match",
+            hint="put the pair there that was made together",
+        )
+    certificate = next(filter(chains.is_self_signed, matching), matching[0])
+    if not certificates.may_sign(certificate):
+        raise InvalidSettings(
+            f"the certificate in {found.directory / found.layout.certificate} may not sign others",
             hint="use an authority's (CA:TRUE), or make one with `kubelend ca init`",
         )
+    return certificate
 
 
-def _find(certificate: x509.Certificate, kind: type[_Extension]) -> _Extension | None:
-    for extension in certificate.extensions:
-        if isinstance(extension.value, kind):
-            return extension.value
-    return None
+def _next_name(certificate: x509.Certificate) -> str:
+    """The name with a number, or with the next one: two of the same name are hard to tell apart."""
+    found = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    name = str(found[0].value) if found else "kubelend"
+    match = _NUMBERED.fullmatch(name)
+    base, number = (match[1], int(match[2])) if match else (name, 1)
+    end = f"-{number + 1}"
+    return base.encode()[: 64 - len(end)].decode(errors="ignore") + end
+
+
+_NUMBERED = re.compile(r"(.+)-([0-9]{1,6})", re.DOTALL)
+
+
+def _signed_any(issuer: x509.Certificate, issued: Sequence[x509.Certificate]) -> bool:
+    return any(chains.is_issued_by(each, issuer) for each in issued)

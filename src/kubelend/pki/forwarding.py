@@ -11,19 +11,16 @@ from __future__ import annotations
 import base64
 import binascii
 from collections import OrderedDict
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import NamedTuple
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from kubelend.core.errors import InvalidIdentity
 from kubelend.core.roles import Role
-from kubelend.kits import keyfiles
-from kubelend.pki import files, identities
+from kubelend.pki import chains, identities
 from kubelend.pki.identities import Caller
 
 HEADER = "Client-Cert"
@@ -34,21 +31,25 @@ REMEMBERED = 20_000
 _ATTRIBUTES = {NameOID.COMMON_NAME: "commonName", NameOID.ORGANIZATION_NAME: "organizationName"}
 
 
-class _Known(NamedTuple):
+class Forwarded(NamedTuple):
+    """A certificate that was passed on."""
+
     caller: Caller
     not_before: datetime
     not_after: datetime
 
 
 class ForwardedCertificates:
-    """Reads what proxies pass on, by the authorities of one directory."""
+    """Reads what proxies pass on, if one of these authorities signed it."""
 
-    def __init__(self, directory: Path, broker_names: Container[str]) -> None:
-        self._authorities = files.load_certificates(directory / keyfiles.AUTHORITIES)
+    def __init__(
+        self, authorities: Sequence[x509.Certificate], broker_names: Container[str]
+    ) -> None:
+        self._authorities = authorities
         self._broker_names = broker_names
-        self._known: OrderedDict[str, _Known] = OrderedDict()
+        self._known: OrderedDict[str, Forwarded] = OrderedDict()
 
-    def caller(self, header: str, now: datetime) -> Caller:
+    def read(self, header: str, now: datetime) -> Forwarded:
         """Whose certificate this is, if it is one of ours and valid now."""
         known = self._known.get(header)
         if known is None:
@@ -59,17 +60,17 @@ class ForwardedCertificates:
             raise InvalidIdentity(
                 f"{HEADER}: the certificate of {known.caller.name} is not valid now"
             )
-        return known.caller
+        return known
 
-    def _remember(self, header: str, known: _Known) -> _Known:
+    def _remember(self, header: str, known: Forwarded) -> Forwarded:
         self._known[header] = known
         if len(self._known) > REMEMBERED:
             self._known.popitem(last=False)
         return known
 
-    def _read(self, header: str) -> _Known:
+    def _read(self, header: str) -> Forwarded:
         certificate = _certificate(header)
-        if not any(_signed(certificate, authority) for authority in self._authorities):
+        if not any(chains.is_issued_by(certificate, authority) for authority in self._authorities):
             raise InvalidIdentity(f"{HEADER}: no authority of this broker signed the certificate")
         if not _is_clients(certificate):
             raise InvalidIdentity(f"{HEADER}: the certificate is not made for clients")
@@ -83,7 +84,7 @@ class ForwardedCertificates:
         )
         if caller.role is Role.PROXY:
             raise InvalidIdentity(f"{HEADER}: {caller.name} is a proxy itself")
-        return _Known(caller, certificate.not_valid_before_utc, certificate.not_valid_after_utc)
+        return Forwarded(caller, certificate.not_valid_before_utc, certificate.not_valid_after_utc)
 
 
 def _certificate(header: str) -> x509.Certificate:
@@ -92,16 +93,8 @@ def _certificate(header: str) -> x509.Certificate:
         raise InvalidIdentity(f"{HEADER}: is no byte sequence", hint="write :base64:")
     try:
         return x509.load_der_x509_certificate(base64.b64decode(header[1:-1], validate=True))
-    except (binascii.Error, ValueError) as problem:
+    except (binascii.Error, ValueError, x509.InvalidVersion) as problem:
         raise InvalidIdentity(f"{HEADER}: is no certificate") from problem
-
-
-def _signed(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
-    try:
-        certificate.verify_directly_issued_by(authority)
-    except (InvalidSignature, ValueError, TypeError):
-        return False
-    return True
 
 
 def _is_clients(certificate: x509.Certificate) -> bool:

@@ -7,10 +7,13 @@ The API asks here on every request, so it is quick. What is read here is what
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import cast
 
 import msgspec
+from cryptography import x509
+from cryptography.x509.oid import NameOID
 
 from kubelend.core.errors import Forbidden, InvalidIdentity
 from kubelend.core.models import ClusterId
@@ -35,6 +38,9 @@ class Caller(msgspec.Struct, frozen=True):
 
     name: str
     role: Role = Role.CLUSTER
+    since: datetime | None = None
+    until: datetime | None = None
+    """When the certificate begins and ends that says so, where that is known."""
 
     @property
     def cluster(self) -> ClusterId:
@@ -70,6 +76,18 @@ def caller_from(
             hint="issue a certificate with the cluster's ID as its common name",
         )
     return Caller(name, role)
+
+
+def holder(certificate: x509.Certificate) -> Caller:
+    """As whom the holder of a certificate calls."""
+    return caller_from(
+        (_ATTRIBUTES[each.oid], str(each.value))
+        for each in certificate.subject
+        if each.oid in _ATTRIBUTES
+    )
+
+
+_ATTRIBUTES = {NameOID.COMMON_NAME: "commonName", NameOID.ORGANIZATION_NAME: "organizationName"}
 
 
 def check_name(name: str) -> None:

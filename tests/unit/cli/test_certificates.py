@@ -1,11 +1,11 @@
 """`kubelend ca`: an authority and certificates from it, by openssl's judgement too."""
 
 import stat
-import subprocess
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
+import openssl
 from kubelend.cli import main
 from kubelend.core.roles import Role
 from kubelend.pki import files, identities
@@ -22,13 +22,6 @@ def here(tmp_path, monkeypatch):
 def authority(here):
     assert main.run(["ca", "init"]) == 0
     return here / "ca"
-
-
-def openssl(*arguments):
-    done = subprocess.run(
-        ["openssl", *map(str, arguments)], capture_output=True, text=True, check=True
-    )
-    return done.stdout
 
 
 def test_an_authority_keeps_its_key_to_itself(authority):
@@ -49,28 +42,30 @@ def test_an_authority_is_not_replaced_by_accident(authority, capsys):
     assert (authority / "ca.key").read_bytes() == before
 
 
+@openssl.needed
 @pytest.mark.parametrize("role", ["cluster", "viewer", "admin", "proxy"])
 def test_a_certificate_is_for_a_name_and_a_role(authority, here, role):
     assert main.run(["ca", "issue", "alice", "--role", role]) == 0
     directory = here / "certs" / "alice"
-    assert "OK" in openssl("verify", "-CAfile", authority / "ca.crt", directory / "tls.crt")
+    assert "OK" in openssl.said("verify", "-CAfile", authority / "ca.crt", directory / "tls.crt")
     assert files.common_names(directory) == ["alice"]
     assert role_in(directory) == role
     tls.client_context(directory)
 
 
 def role_in(directory):
-    subject = openssl(
+    subject = openssl.said(
         "x509", "-in", directory / "tls.crt", "-noout", "-subject", "-nameopt", "multiline"
     )
     (organisation,) = (line for line in subject.splitlines() if "organizationName" in line)
     return identities.ROLES.get(organisation.partition("= ")[2], Role.CLUSTER)
 
 
+@openssl.needed
 def test_a_broker_gets_the_names_it_is_reached_by(authority, here, capsys):
     arguments = "ca issue broker --role broker --dns broker.example.org --ip 192.0.2.7 --out b"
     assert main.run(arguments.split()) == 0
-    names = openssl("x509", "-in", here / "b" / "tls.crt", "-noout", "-ext", "subjectAltName")
+    names = openssl.said("x509", "-in", here / "b" / "tls.crt", "-noout", "-ext", "subjectAltName")
     assert all(name in names for name in ("localhost", "broker.example.org", "192.0.2.7"))
     assert "Next: kubelend broker --http-cert-path b" in capsys.readouterr().err
 

@@ -172,3 +172,41 @@ def test_a_key_of_another_owner_may_be_lent_to_our_group(tmp_path, shared, expos
 
 def test_a_file_that_is_not_there_is_not_exposed(tmp_path):
     assert keyfiles.exposure(tmp_path / "tls.key") == ""
+
+
+def test_a_removed_file_is_gone_and_a_missing_one_is_fine(tmp_path):
+    (tmp_path / "key").touch()
+    keyfiles.remove(tmp_path / "key")
+    keyfiles.remove(tmp_path / "key")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_cannot_be_removed_is_named(tmp_path, request):
+    (tmp_path / "key").touch()
+    tmp_path.chmod(0o500)
+    request.getfixturevalue("nobody")
+    with pytest.raises(InvalidSettings, match="key cannot be removed: Permission denied"):
+        keyfiles.remove(tmp_path / "key")
+
+
+def test_a_directory_is_locked_for_one_at_a_time(tmp_path):
+    second = keyfiles.locked(tmp_path)
+    with keyfiles.locked(tmp_path), pytest.raises(InvalidSettings, match="another process is"):
+        second.__enter__()
+    with keyfiles.locked(tmp_path):
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_is_given_back_by_who_fails(tmp_path):
+    with pytest.raises(BlockingIOError, match="another"), keyfiles.locked(tmp_path):
+        raise BlockingIOError("another")
+    with keyfiles.locked(tmp_path):
+        pass
+
+
+def test_a_complaint_says_what_the_file_holds(tmp_path):
+    (tmp_path / "file").touch(mode=0o644)
+    (tmp_path / "file").chmod(0o644)
+    assert "file holds a passphrase and has" in keyfiles.exposure(
+        tmp_path / "file", holds="a passphrase"
+    )

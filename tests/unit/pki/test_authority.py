@@ -1,37 +1,29 @@
 """What the authority issues, with openssl as the second opinion on every certificate."""
 
 import re
-import shutil
-import subprocess
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
+import openssl
 from certificates import Certificates
 from kubelend.core.errors import InvalidIdentity, InvalidSettings
 from kubelend.core.roles import Role
 from kubelend.pki import files, profiles
 from kubelend.pki.authority import AUTHORITY_LIFETIME, LEAF_LIFETIME, Authority
-from kubelend.pki.keys import Algorithm
+from kubelend.pki.keys import Algorithm, PrivateKey
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 DAY = timedelta(days=1)
-
-needs_openssl = pytest.mark.skipif(not shutil.which("openssl"), reason="openssl is not installed")
-
-
-def openssl(*arguments):
-    """What openssl prints; its verdict is in the exit code."""
-    command = ["openssl", *map(str, arguments)]
-    return subprocess.run(command, check=False, capture_output=True, text=True)
-
-
-def described(certificate):
-    """The text of a certificate, without the layout, which differs between versions of openssl."""
-    answer = openssl("x509", "-in", certificate, "-noout", "-text")
-    assert answer.returncode == 0, answer.stderr
-    return re.sub(r"\s+", " ", answer.stdout).replace(" = ", "=")
+HOLDERS: dict[str, Callable[[], PrivateKey]] = {
+    "p256": lambda: ec.generate_private_key(ec.SECP256R1()),
+    "p384": lambda: ec.generate_private_key(ec.SECP384R1()),
+    "rsa": lambda: rsa.generate_private_key(65537, 2048),
+    "ed25519": ed25519.Ed25519PrivateKey.generate,
+}
 
 
 @pytest.fixture
@@ -44,7 +36,7 @@ def algorithm(request):
     return request.param
 
 
-@needs_openssl
+@openssl.needed
 @pytest.mark.parametrize(
     "purpose, profile",
     [
@@ -60,31 +52,31 @@ def test_openssl_accepts_what_is_issued_for_its_purpose_only(tmp_path, algorithm
     other = {"sslserver": "sslclient", "sslclient": "sslserver"}[purpose]
     verify = ("verify", "-x509_strict", "-CAfile", tmp_path / "ca.crt")
 
-    accepted = openssl(*verify, "-purpose", purpose, tmp_path / "tls.crt")
-    refused = openssl(*verify, "-purpose", other, tmp_path / "tls.crt")
+    accepted = openssl.run(*verify, "-purpose", purpose, tmp_path / "tls.crt")
+    refused = openssl.run(*verify, "-purpose", other, tmp_path / "tls.crt")
 
     assert accepted.returncode == 0, accepted.stderr
     assert refused.returncode != 0
     assert "unsuitable certificate purpose" in refused.stderr
 
 
-@needs_openssl
+@openssl.needed
 def test_openssl_refuses_what_another_authority_of_the_same_name_signed(certificates):
     stranger = certificates.stranger("agent-cluster-1")
-    verdict = openssl("verify", "-CAfile", stranger / "ca.crt", stranger / "tls.crt")
+    verdict = openssl.run("verify", "-CAfile", stranger / "ca.crt", stranger / "tls.crt")
     assert verdict.returncode != 0
 
 
-@needs_openssl
+@openssl.needed
 def test_the_authority_is_marked_as_one_and_may_only_sign(tmp_path, algorithm):
     Authority.create("test-ca", now=NOW, algorithm=algorithm).save(tmp_path)
-    text = described(tmp_path / "ca.crt")
+    text = openssl.described(tmp_path / "ca.crt")
     assert "X509v3 Basic Constraints: critical CA:TRUE" in text
     assert "X509v3 Key Usage: critical Certificate Sign, CRL Sign Signature Algorithm" in text
     assert "X509v3 Subject Key Identifier" in text
 
 
-@needs_openssl
+@openssl.needed
 @pytest.mark.parametrize(
     "algorithm, key, usage",
     [
@@ -95,7 +87,7 @@ def test_the_authority_is_marked_as_one_and_may_only_sign(tmp_path, algorithm):
 )
 def test_a_leaf_has_the_usage_of_its_key_and_can_sign_nothing(certificates, algorithm, key, usage):
     directory = certificates.write("x", profiles.client("x"), algorithm=algorithm)
-    text = described(directory / "tls.crt")
+    text = openssl.described(directory / "tls.crt")
     assert key in text
     assert f"X509v3 Key Usage: critical {usage}" in text
     assert "X509v3 Basic Constraints: critical CA:FALSE" in text
@@ -103,19 +95,19 @@ def test_a_leaf_has_the_usage_of_its_key_and_can_sign_nothing(certificates, algo
     assert "Signature Algorithm: ecdsa-with-SHA256" in text
 
 
-@needs_openssl
+@openssl.needed
 def test_a_leaf_names_the_key_that_signed_it(certificates):
-    leaf = described(certificates.cluster("agent-cluster-1") / "tls.crt")
-    authority = described(certificates.cluster("agent-cluster-1") / "ca.crt")
+    leaf = openssl.described(certificates.cluster("agent-cluster-1") / "tls.crt")
+    authority = openssl.described(certificates.cluster("agent-cluster-1") / "ca.crt")
     identifier = re.search(r"Subject Key Identifier: (\S+)", authority)
     assert identifier
     assert f"Authority Key Identifier: {identifier[1]}" in leaf
 
 
-@needs_openssl
+@openssl.needed
 def test_the_broker_has_the_names_of_its_service_and_of_loopback(certificates):
     profile = profiles.server(namespace="lending", names=["broker.example.org", "192.0.2.7", "::1"])
-    text = described(certificates.write("broker", profile) / "tls.crt")
+    text = openssl.described(certificates.write("broker", profile) / "tls.crt")
     assert "Subject: O=LiqoResourceBroker, CN=liqo-resource-broker " in text
     assert (
         "X509v3 Subject Alternative Name: DNS:liqo-resource-broker, "
@@ -127,7 +119,7 @@ def test_the_broker_has_the_names_of_its_service_and_of_loopback(certificates):
     assert "X509v3 Extended Key Usage: TLS Web Server Authentication" in text
 
 
-@needs_openssl
+@openssl.needed
 @pytest.mark.parametrize(
     "role, organisation",
     [
@@ -139,7 +131,19 @@ def test_the_broker_has_the_names_of_its_service_and_of_loopback(certificates):
 )
 def test_the_organisation_says_the_role(certificates, role, organisation):
     directory = certificates.write("x", profiles.client("someone", role))
-    assert f"Subject: O={organisation}, CN=someone " in described(directory / "tls.crt")
+    assert f"Subject: O={organisation}, CN=someone " in openssl.described(directory / "tls.crt")
+
+
+@openssl.needed
+@pytest.mark.parametrize("kind", ["p256", "p384", "rsa", "ed25519"])
+def test_openssl_accepts_a_certificate_for_each_kind_of_key_a_holder_may_bring(tmp_path, kind):
+    key = HOLDERS[kind]()
+    authority = Authority.create("test-ca", now=NOW)
+    signed = authority.sign(profiles.client("agent-cluster-1"), key.public_key(), now=NOW)
+    files.save_credentials(tmp_path, files.Credentials(signed, key, authority.trusted))
+    assert openssl.accepts(tmp_path / "tls.crt", tmp_path / "ca.crt")
+    assert not openssl.accepts(tmp_path / "tls.crt", tmp_path / "ca.crt", purpose="sslserver")
+    assert "CA:FALSE" in openssl.described(tmp_path / "tls.crt")
 
 
 def test_validity_begins_five_minutes_early_and_lasts_as_asked():
@@ -157,6 +161,22 @@ def test_a_leaf_does_not_outlive_its_authority():
     authority = Authority.create("test-ca", 10 * DAY, now=NOW)
     leaf = authority.issue(profiles.client("a"), 365 * DAY, now=NOW + 9 * DAY).certificate
     assert leaf.not_valid_after_utc == NOW + 10 * DAY
+
+
+@pytest.mark.parametrize("ago", [timedelta(0), timedelta(seconds=1), timedelta(minutes=4)], ids=str)
+def test_a_leaf_does_not_begin_before_the_moment_its_name_was_revoked(ago):
+    authority = Authority.create("test-ca", now=NOW - DAY)
+    key = authority.key.public_key()
+    leaf = authority.sign(profiles.client("a"), key, now=NOW, not_before=NOW - ago)
+    assert leaf.not_valid_before_utc == NOW
+    assert leaf.not_valid_after_utc == NOW + LEAF_LIFETIME
+
+
+def test_a_revocation_of_long_ago_changes_nothing():
+    authority = Authority.create("test-ca", now=NOW - DAY)
+    key = authority.key.public_key()
+    leaf = authority.sign(profiles.client("a"), key, now=NOW, not_before=NOW - DAY)
+    assert leaf.not_valid_before_utc == NOW - timedelta(minutes=5)
 
 
 def test_an_authority_that_has_ended_issues_nothing():
@@ -196,9 +216,9 @@ def test_a_bundle_is_handed_on_and_its_matching_certificate_signs(tmp_path):
     assert set(issued.authorities) == {old.certificate, new.certificate}
 
 
-@needs_openssl
+@openssl.needed
 def test_an_authority_made_by_openssl_can_be_used(tmp_path):
-    made = openssl(
+    made = openssl.run(
         *("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=elsewhere"),
         *("-days", "10", "-keyout", tmp_path / "ca.key", "-out", tmp_path / "ca.crt"),
     )
@@ -206,7 +226,7 @@ def test_an_authority_made_by_openssl_can_be_used(tmp_path):
     (tmp_path / "ca.key").chmod(0o600)
     issued = Authority.load(tmp_path).issue(profiles.client("a"), now=NOW)
     files.save_credentials(tmp_path, issued)
-    verdict = openssl("verify", "-CAfile", tmp_path / "ca.crt", tmp_path / "tls.crt")
+    verdict = openssl.run("verify", "-CAfile", tmp_path / "ca.crt", tmp_path / "tls.crt")
     assert verdict.returncode == 0, verdict.stderr
 
 

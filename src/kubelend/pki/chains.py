@@ -1,0 +1,62 @@
+"""Which certificate signed which, and what a holder shows beside its own.
+
+A peer that trusts only the end of a chain needs the links between: an intermediate authority's
+certificate, or while authorities are exchanged the new one's as the old one signed it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+
+
+def is_issued_by(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
+    """Whether the issuer's name is in it, and the issuer's key signed it."""
+    try:
+        certificate.verify_directly_issued_by(issuer)
+    except (InvalidSignature, UnsupportedAlgorithm, ValueError, TypeError):
+        return False
+    return True
+
+
+def is_self_signed(certificate: x509.Certificate) -> bool:
+    """Whether it is the end of a chain: trusted as it is, or not at all."""
+    return is_issued_by(certificate, certificate)
+
+
+def same_key(one: x509.Certificate, other: x509.Certificate) -> bool:
+    """Whether both are for one key."""
+    return one.public_key() == other.public_key()
+
+
+def links(
+    authority: x509.Certificate, known: Iterable[x509.Certificate]
+) -> tuple[x509.Certificate, ...]:
+    """What stands behind each certificate that `authority` signs, in order; often nothing."""
+    candidates = [each for each in dict.fromkeys(known) if not is_self_signed(each)]
+    found: list[x509.Certificate] = []
+    link = _first_link(authority, candidates)
+    while link is not None:
+        found.append(link)
+        link = _issuer(link, [each for each in candidates if each not in found])
+    return tuple(found)
+
+
+def _first_link(
+    authority: x509.Certificate, candidates: Iterable[x509.Certificate]
+) -> x509.Certificate | None:
+    """Itself if another signed it; else the same authority as another signed it."""
+    if not is_self_signed(authority):
+        return authority
+    for each in candidates:
+        if each.subject == authority.subject and same_key(each, authority):
+            return each
+    return None
+
+
+def _issuer(
+    certificate: x509.Certificate, candidates: Iterable[x509.Certificate]
+) -> x509.Certificate | None:
+    return next((each for each in candidates if is_issued_by(certificate, each)), None)

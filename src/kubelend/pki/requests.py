@@ -1,0 +1,150 @@
+"""Certificate requests (PKCS#10): made by who wants a certificate, checked by the broker.
+
+A request proves that its sender has the key, and claims a name and a role. Nothing else of it is
+ever read: the broker decides on name and role, and the profile says what the certificate holds.
+Whatever is sent, `check` answers with a request or with `InvalidInput`.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+
+import msgspec
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from cryptography.x509.oid import NameOID
+
+from kubelend.core.errors import InvalidIdentity, InvalidInput
+from kubelend.core.roles import Role
+from kubelend.pki import identities, keys, profiles
+from kubelend.pki.identities import Caller
+from kubelend.pki.keys import PrivateKey, PublicKey
+
+LONGEST = 16 * 1024
+"""Bytes; an RSA key of 8192 bits needs about 3,000."""
+
+_CURVES = (ec.SECP256R1, ec.SECP384R1)
+_RSA_BITS = range(2048, 8192 + 1)
+# Smaller ones invite old attacks, and peers written in Go read no larger ones.
+_RSA_EXPONENTS = range(65537, 2**31)
+_DIGESTS = (hashes.SHA256, hashes.SHA384, hashes.SHA512)
+
+_ONE_BLOCK = re.compile(
+    rb"\s*-----BEGIN (NEW )?CERTIFICATE REQUEST-----\s[A-Za-z0-9+/=\s]+"
+    rb"-----END (NEW )?CERTIFICATE REQUEST-----\s*"
+)
+_ATTRIBUTES = {NameOID.COMMON_NAME: "commonName", NameOID.ORGANIZATION_NAME: "organizationName"}
+
+
+class CertificateRequest(msgspec.Struct, frozen=True):
+    """A request whose sender has the key."""
+
+    public_key: PublicKey
+    claims: Caller
+    """Whom the sender says it is. Nothing proves that: the token or the old certificate must."""
+
+
+def make(name: str, role: Role, key: PrivateKey) -> str:
+    """A request in PEM form. The key stays here; it only signs."""
+    builder = x509.CertificateSigningRequestBuilder(profiles.client(name, role).subject)
+    request = builder.sign(key, keys.digest_for(key))
+    return request.public_bytes(serialization.Encoding.PEM).decode()
+
+
+def check(pem: bytes | str) -> CertificateRequest:
+    """Read a request from anybody. It is refused unless all of it can be relied on."""
+    request = _parse(_one_block(pem))
+    # The size of the key first: checking a signature with a giant one is work for nothing.
+    public_key = _public_key(request)
+    _check_signature(request)
+    return CertificateRequest(public_key, _claims(request))
+
+
+def _one_block(pem: bytes | str) -> bytes:
+    if len(pem) > LONGEST:
+        raise InvalidInput(f"the certificate request has more than {LONGEST} bytes")
+    text = pem.encode(errors="replace") if isinstance(pem, str) else pem
+    if text.count(b"-----BEGIN ") > 1:
+        raise InvalidInput("there is more than the certificate request", hint="send one PEM block")
+    if not _ONE_BLOCK.fullmatch(text):
+        raise InvalidInput(
+            "this is no certificate request in PEM form",
+            hint="send text from -----BEGIN CERTIFICATE REQUEST----- to its END",
+        )
+    return text
+
+
+def _parse(text: bytes) -> x509.CertificateSigningRequest:
+    try:
+        return x509.load_pem_x509_csr(text)
+    except (ValueError, UnsupportedAlgorithm, x509.InvalidVersion) as error:
+        raise InvalidInput("the certificate request is damaged") from error
+
+
+def _public_key(request: x509.CertificateSigningRequest) -> PublicKey:
+    try:
+        key = request.public_key()
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise InvalidInput("the key in the certificate request cannot be read") from error
+    if isinstance(key, rsa.RSAPublicKey):
+        _check_rsa(key)
+        return key
+    if isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, _CURVES):
+        return key
+    if isinstance(key, ed25519.Ed25519PublicKey):
+        return key
+    raise InvalidInput(
+        "the certificate request is for a key of another kind",
+        hint="use ECDSA with P-256 or P-384, RSA or Ed25519",
+    )
+
+
+def _check_rsa(key: rsa.RSAPublicKey) -> None:
+    if key.key_size not in _RSA_BITS:
+        raise InvalidInput(
+            f"the certificate request has an RSA key of {key.key_size} bits",
+            hint=f"use {_RSA_BITS[0]} to {_RSA_BITS[-1]} bits",
+        )
+    exponent = key.public_numbers().e
+    if exponent not in _RSA_EXPONENTS or exponent % 2 == 0:
+        raise InvalidInput(
+            "the RSA key in the certificate request has an unsafe exponent", hint="use 65537"
+        )
+
+
+def _check_signature(request: x509.CertificateSigningRequest) -> None:
+    try:
+        digest = request.signature_hash_algorithm
+        valid = request.is_signature_valid
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise InvalidInput("the certificate request's signature cannot be read") from error
+    # None is right for Ed25519, which has its own.
+    if digest is not None and not isinstance(digest, _DIGESTS):
+        raise InvalidInput(
+            f"the certificate request is signed with {digest.name}", hint="use sha256 or stronger"
+        )
+    if not valid:
+        raise InvalidInput("the certificate request is not signed by its own key")
+
+
+def _claims(request: x509.CertificateSigningRequest) -> Caller:
+    try:
+        # The library warns of lengths on stderr, where strangers have nothing to say.
+        with warnings.catch_warnings(action="ignore"):
+            subject = list(request.subject)
+    except (ValueError, TypeError) as error:
+        raise InvalidInput("the subject of the certificate request cannot be read") from error
+    attributes = [
+        (_ATTRIBUTES[each.oid], _text(each.value)) for each in subject if each.oid in _ATTRIBUTES
+    ]
+    try:
+        return identities.caller_from(attributes)
+    except InvalidIdentity as error:
+        raise InvalidIdentity(f"in the certificate request: {error.message}") from None
+
+
+def _text(value: str | bytes) -> str:
+    return value if isinstance(value, str) else value.decode(errors="replace")

@@ -1,0 +1,255 @@
+"""Certificate requests: what is asked for is checked, and nothing of it gets into a certificate."""
+
+import base64
+import re
+from datetime import UTC, datetime
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import dsa, ec, ed448, ed25519, rsa
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+import der
+import openssl
+from kubelend.core.errors import InvalidIdentity, InvalidInput
+from kubelend.core.roles import Role
+from kubelend.pki import files, identities, profiles, requests
+from kubelend.pki.authority import Authority
+from kubelend.pki.keys import PrivateKey
+
+NOW = datetime.now(UTC)
+P256 = ec.generate_private_key(ec.SECP256R1())
+RSA = rsa.generate_private_key(65537, 2048)
+KEYS: dict[str, PrivateKey] = {
+    "p256": P256,
+    "p384": ec.generate_private_key(ec.SECP384R1()),
+    "rsa": RSA,
+    "ed25519": ed25519.Ed25519PrivateKey.generate(),
+}
+
+
+def pem(request):
+    return request.public_bytes(serialization.Encoding.PEM)
+
+
+def subject(*names, organisation=None):
+    attributes = [x509.NameAttribute(NameOID.COMMON_NAME, name) for name in names]
+    if organisation:
+        attributes.append(x509.NameAttribute(NameOID.ORGANIZATION_NAME, organisation))
+    return x509.Name(attributes)
+
+
+def request(key=P256, name=None, digest=hashes.SHA256(), extensions=()):  # noqa: B008
+    builder = x509.CertificateSigningRequestBuilder(
+        subject("agent-cluster-1") if name is None else name
+    )
+    for extension in extensions:
+        builder = builder.add_extension(extension, critical=True)
+    return builder.sign(key, digest)
+
+
+@pytest.mark.parametrize("kind", KEYS)
+@pytest.mark.parametrize("role", [Role.CLUSTER, Role.VIEWER, Role.ADMIN], ids=str)
+def test_a_request_proves_its_key_and_claims_a_name_and_a_role(kind, role):
+    found = requests.check(requests.make("Zürich/1", role, KEYS[kind]))
+    assert found.public_key == KEYS[kind].public_key()
+    assert found.claims == identities.Caller("Zürich/1", role)
+
+
+@openssl.needed
+@pytest.mark.parametrize("kind", KEYS)
+def test_openssl_verifies_what_is_made(kind, tmp_path):
+    (tmp_path / "csr").write_text(requests.make("agent-cluster-1", Role.VIEWER, KEYS[kind]))
+    verdict = openssl.run("req", "-in", tmp_path / "csr", "-noout", "-verify", "-subject")
+    assert verdict.returncode == 0
+    assert "verify OK" in verdict.stderr + verdict.stdout
+    assert "CN=agent-cluster-1" in verdict.stdout.replace(" = ", "=")
+
+
+@openssl.needed
+@pytest.mark.parametrize("header", ["", "-newhdr"], ids=["usual header", "older header"])
+def test_what_openssl_makes_is_understood(tmp_path, header):
+    made = openssl.said(
+        *("req", "-new", "-newkey", "rsa:2048", "-nodes", *filter(None, [header])),
+        *("-keyout", tmp_path / "key", "-subj", "/O=kubelend:admin/CN=alice"),
+    )
+    assert requests.check(made).claims == identities.Caller("alice", Role.ADMIN)
+
+
+def test_the_key_is_not_in_the_request():
+    made = requests.make("a", Role.CLUSTER, P256)
+    secret = P256.private_numbers().private_value.to_bytes(32, "big")
+    assert secret not in base64.b64decode("".join(made.splitlines()[1:-1]))
+
+
+def test_nothing_that_is_asked_for_gets_into_the_certificate(tmp_path):
+    greedy = request(
+        name=subject("root", organisation="kubelend:admin"),
+        extensions=[
+            x509.BasicConstraints(ca=True, path_length=None),
+            x509.SubjectAlternativeName([x509.DNSName("liqo-resource-broker")]),
+            x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]),
+        ],
+    )
+    found = requests.check(pem(greedy))
+    authority = Authority.create("test-ca", now=NOW)
+    signed = authority.sign(profiles.client("agent-cluster-1"), found.public_key, now=NOW)
+    usual = authority.issue(profiles.client("agent-cluster-1"), now=NOW).certificate
+    assert signed.subject == usual.subject
+    kinds = {extension.oid: extension.critical for extension in signed.extensions}
+    assert kinds == {extension.oid: extension.critical for extension in usual.extensions}
+    constraints = signed.extensions.get_extension_for_class(x509.BasicConstraints)
+    assert not constraints.value.ca
+    usage = signed.extensions.get_extension_for_class(x509.ExtendedKeyUsage)
+    assert list(usage.value) == [ExtendedKeyUsageOID.CLIENT_AUTH]
+    assert files.matches(signed, P256)
+
+
+@pytest.mark.parametrize(
+    "key, complaint",
+    [
+        (
+            lambda: rsa.generate_private_key(65537, 1024),
+            "an RSA key of 1024 bits; use 2048 to 8192",
+        ),
+        (lambda: rsa.generate_private_key(65537, 2047), "an RSA key of 2047 bits"),
+        (lambda: rsa.generate_private_key(3, 2048), "an unsafe exponent; use 65537"),
+        (lambda: ec.generate_private_key(ec.SECP521R1()), "a key of another kind; use ECDSA with"),
+        (lambda: ec.generate_private_key(ec.SECP256K1()), "a key of another kind"),
+        (lambda: dsa.generate_private_key(2048), "a key of another kind"),
+    ],
+    ids=["rsa 1024", "rsa 2047", "exponent 3", "p521", "secp256k1", "dsa"],
+)
+def test_a_weak_or_unusual_key_is_refused(key, complaint):
+    with pytest.raises(InvalidInput, match=complaint):
+        requests.check(pem(request(key())))
+
+
+def test_another_edwards_curve_is_refused():
+    with pytest.raises(InvalidInput, match="a key of another kind"):
+        requests.check(pem(request(ed448.Ed448PrivateKey.generate(), digest=None)))
+
+
+def test_a_giant_rsa_key_is_refused_before_its_signature_is_looked_at():
+    # Making a real one takes minutes, so the number is no product of primes, and its key is not there.
+    modulus = (1 << 8999) | (1 << 4000) | 1
+    with pytest.raises(InvalidInput, match="an RSA key of 9000 bits"):
+        requests.check(forged(der.rsa_key(modulus, 65537)))
+
+
+@pytest.mark.parametrize("exponent", [1, 65538, 2**31 + 1, 2**200 + 1], ids=str)
+def test_an_unusual_exponent_is_refused(exponent):
+    modulus = RSA.public_key().public_numbers().n
+    with pytest.raises(InvalidInput, match=r"unsafe exponent|cannot be read"):
+        requests.check(forged(der.rsa_key(modulus, exponent)))
+
+
+def forged(info):
+    """A request for this public key, which another key has signed."""
+    content = request().tbs_certrequest_bytes
+    changed = der.wrapped(der.SEQUENCE, der.unwrapped(content).replace(encoded(P256), info))
+    return der.request_pem(der.signed(changed, P256))
+
+
+def encoded(key):
+    return key.public_key().public_bytes(
+        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+
+
+def test_a_request_for_somebody_elses_key_is_refused():
+    assert requests.check(forged(encoded(P256))).public_key == P256.public_key()
+    with pytest.raises(InvalidInput, match="not signed by its own key"):
+        requests.check(forged(encoded(ec.generate_private_key(ec.SECP256R1()))))
+
+
+def test_a_request_of_another_version_is_refused():
+    content = request().tbs_certrequest_bytes.replace(b"\x02\x01\x00", b"\x02\x01\x01", 1)
+    with pytest.raises(InvalidInput, match="the certificate request is damaged"):
+        requests.check(der.request_pem(der.signed(content, P256)))
+
+
+@openssl.needed
+def test_an_outdated_digest_is_refused(tmp_path):
+    made = openssl.said(
+        *("req", "-new", "-sha1", "-newkey", "rsa:2048", "-nodes"),
+        *("-keyout", tmp_path / "key", "-subj", "/CN=a"),
+    )
+    with pytest.raises(InvalidInput, match="signed with sha1; use sha256 or stronger"):
+        requests.check(made)
+
+
+VALID = requests.make("agent-cluster-1", Role.CLUSTER, P256)
+
+
+@pytest.mark.parametrize(
+    "sent, complaint",
+    [
+        ("", "no certificate request in PEM form"),
+        ("garbage", "no certificate request in PEM form"),
+        (b"\xff\xfe", "no certificate request in PEM form"),
+        ("\ud800", "no certificate request in PEM form"),
+        (pem(request()).replace(b"REQUEST", b"RE\xc3\x9cUEST"), "no certificate request in PEM"),
+        (request().public_bytes(serialization.Encoding.DER), "no certificate request in PEM form"),
+        (VALID + VALID, "more than the certificate request; send one PEM block"),
+        (VALID.replace("REQUEST", "REQUESTS"), "no certificate request in PEM form"),
+        ("Subject: a\n" + VALID, "no certificate request in PEM form"),
+        (VALID[: len(VALID) // 2], "no certificate request in PEM form"),
+        (re.sub("-----\n.*", "-----\nAAAA", VALID, count=1), "the certificate request is damaged"),
+        (VALID.replace("=", "").replace("M", "A", 3), "the certificate request is damaged"),
+        (VALID + " " * requests.LONGEST, "more than 16384 bytes"),
+        (b"A" * 10_000_000, "more than 16384 bytes"),
+    ],
+    ids=[
+        "nothing",
+        "garbage",
+        "bytes",
+        "half a character",
+        "other letters",
+        "der",
+        "two",
+        "another label",
+        "text before it",
+        "cut off",
+        "first line",
+        "changed",
+        "long",
+        "very long",
+    ],
+)
+def test_what_is_no_request_is_refused(sent, complaint):
+    with pytest.raises(InvalidInput, match=complaint):
+        requests.check(sent)
+
+
+def test_a_private_key_sent_by_mistake_is_refused_and_not_repeated():
+    key = P256.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    ).decode()
+    with pytest.raises(InvalidInput) as raised:
+        requests.check(VALID + key)
+    assert not any(line in str(raised.value) for line in key.splitlines()[1:-1])
+
+
+@pytest.mark.parametrize(
+    "name, complaint",
+    [
+        (x509.Name([]), "no common name"),
+        (subject(organisation="kubelend:admin"), "no common name"),
+        (subject("a", "b"), "several common names"),
+        (subject("a\nb"), "control or invisible"),
+        (subject(" "), "is empty"),
+    ],
+    ids=["nothing", "only a role", "two names", "control character", "blank"],
+)
+def test_a_request_that_names_nobody_is_refused(name, complaint):
+    with pytest.raises(InvalidIdentity, match=f"in the certificate request: .*{complaint}"):
+        requests.check(pem(request(name=name)))
+
+
+def test_names_that_the_broker_would_refuse_are_not_asked_for():
+    with pytest.raises(InvalidIdentity):
+        requests.make("liqo-resource-broker", Role.CLUSTER, P256)

@@ -1,0 +1,284 @@
+"""An authority and its successor: both trusted, each gap usable, and an end that is asked for."""
+
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from cryptography import x509
+from cryptography.x509.oid import NameOID
+
+import openssl
+from kubelend.core.errors import InvalidSettings
+from kubelend.kits import keyfiles
+from kubelend.pki import chains, files, keys, profiles, rotation
+from kubelend.pki.authority import AUTHORITY_LIFETIME, Authority
+from kubelend.pki.keys import Algorithm
+from kubelend.pki.passphrases import Passphrase
+
+NOW = datetime.now(UTC).replace(microsecond=0)
+DAY = timedelta(days=1)
+SERVER, CLIENT = profiles.server(), profiles.client("agent-cluster-1")
+
+
+@pytest.fixture
+def directory(tmp_path):
+    Authority.create("kubelend", now=NOW - DAY).save(tmp_path / "ca")
+    return tmp_path / "ca"
+
+
+def contents(directory):
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+def names(certificates):
+    return [
+        each.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value for each in certificates
+    ]
+
+
+def bundle(path, *certificates):
+    path.write_bytes(files.to_pem(certificates))
+    return path
+
+
+def test_the_new_authority_signs_and_the_old_is_trusted_beside_it(directory):
+    old = Authority.load(directory)
+    new = rotation.rotate(directory, now=NOW)
+    loaded = Authority.load(directory)
+    assert loaded.certificate == new.certificate
+    assert loaded.trusted == (new.certificate, old.certificate)
+    assert names(loaded.trusted) == ["kubelend-2", "kubelend"]
+    assert loaded.is_rotating
+    assert chains.is_issued_by(loaded.issue(CLIENT, now=NOW).certificate, new.certificate)
+
+
+def test_the_old_key_is_gone_and_no_other_file_is_left(directory):
+    before = (directory / "ca.key").read_bytes()
+    rotation.rotate(directory, now=NOW)
+    assert set(contents(directory)) == {"ca.crt", "ca.key", "cross.crt"}
+    assert before not in contents(directory).values()
+    assert (directory / "ca.key").stat().st_mode & 0o777 == 0o600
+
+
+def test_what_is_issued_carries_the_cross_certificate_and_both_authorities(directory, tmp_path):
+    new = rotation.rotate(directory, now=NOW)
+    made = Authority.load(directory).issue(CLIENT, now=NOW)
+    files.save_credentials(tmp_path / "a", made)
+    assert made.chain == new.chain == files.load_certificates(directory / "cross.crt")
+    assert files.load_certificates(tmp_path / "a" / "tls.crt") == (made.certificate, *new.chain)
+    assert files.load_certificates(tmp_path / "a" / "ca.crt") == new.trusted
+
+
+@openssl.needed
+@pytest.mark.parametrize("before", Algorithm)
+@pytest.mark.parametrize("after", Algorithm)
+def test_openssl_follows_from_either_authority(tmp_path, before, after):
+    ca = tmp_path / "ca"
+    old = Authority.create("kubelend", now=NOW - DAY, algorithm=before)
+    old.save(ca)
+    new = rotation.rotate(ca, now=NOW, algorithm=after)
+    only_old = bundle(tmp_path / "old", old.certificate)
+    only_new = bundle(tmp_path / "new", new.certificate)
+    for profile, purpose, other in [
+        (CLIENT, "sslclient", "sslserver"),
+        (SERVER, "sslserver", "sslclient"),
+    ]:
+        files.save_credentials(tmp_path / purpose, Authority.load(ca).issue(profile, now=NOW))
+        leaf = tmp_path / purpose / "tls.crt"
+        for trusted in (only_old, only_new, ca / "ca.crt"):
+            assert openssl.accepts(leaf, trusted, purpose=purpose)
+            assert not openssl.accepts(leaf, trusted, purpose=other)
+
+
+@openssl.needed
+def test_without_the_cross_certificate_the_old_authority_does_not_lead_to_a_new_leaf(
+    directory, tmp_path
+):
+    """So what verifies above, verifies by it."""
+    old = Authority.load(directory)
+    rotation.rotate(directory, now=NOW)
+    leaf = Authority.load(directory).issue(CLIENT, now=NOW).certificate
+    path = bundle(tmp_path / "leaf", leaf)
+    assert not openssl.accepts(path, bundle(tmp_path / "old", old.certificate))
+
+
+@openssl.needed
+def test_the_cross_certificate_is_an_authoritys_and_names_both_keys(directory):
+    new = rotation.rotate(directory, now=NOW)
+    text = openssl.described(directory / "cross.crt")
+    assert "Subject: CN=kubelend-2 " in text
+    assert "Issuer: CN=kubelend " in text
+    assert "X509v3 Basic Constraints: critical CA:TRUE" in text
+    assert "X509v3 Key Usage: critical Certificate Sign, CRL Sign " in text
+    assert chains.same_key(new.chain[0], new.certificate)
+
+
+def test_the_cross_certificate_ends_with_the_old_authority_and_the_new_lives_on(tmp_path):
+    Authority.create("kubelend", 10 * DAY, now=NOW).save(tmp_path)
+    new = rotation.rotate(tmp_path, now=NOW + DAY)
+    assert new.certificate.not_valid_after_utc == NOW + DAY + AUTHORITY_LIFETIME
+    assert new.chain[0].not_valid_after_utc == NOW + 10 * DAY
+
+
+@pytest.mark.parametrize("kind", Algorithm)
+def test_the_new_key_is_of_the_old_kind_unless_told(tmp_path, kind):
+    Authority.create("kubelend", now=NOW, algorithm=kind).save(tmp_path)
+    assert keys.algorithm_like(rotation.rotate(tmp_path, now=NOW).key) is kind
+
+
+@pytest.mark.parametrize(
+    "old, new",
+    [
+        ("kubelend", "kubelend-2"),
+        ("kubelend-2", "kubelend-3"),
+        ("kubelend-9", "kubelend-10"),
+        ("a-b", "a-b-2"),
+        ("x" * 64, "x" * 62 + "-2"),
+        ("é" * 32, "é" * 31 + "-2"),
+        ("-1", "-1-2"),
+        ("n-1234567", "n-1234567-2"),
+    ],
+)
+def test_the_new_name_counts_on(old, new):
+    assert names([Authority.create(old, now=NOW).successor(now=NOW).certificate]) == [new]
+
+
+def test_a_name_can_be_chosen_even_the_same(directory):
+    old = Authority.load(directory)
+    new = rotation.rotate(directory, now=NOW, name="kubelend")
+    assert Authority.load(directory).certificate == new.certificate
+    finished, dropped = rotation.finish(directory)
+    assert (finished.trusted, dropped) == ((new.certificate,), (old.certificate,))
+
+
+def test_a_second_rotation_is_refused_until_the_first_is_finished(directory):
+    rotation.rotate(directory, now=NOW)
+    before = contents(directory)
+    with pytest.raises(InvalidSettings, match=r"is under way.*`kubelend ca rotate --finish --yes`"):
+        rotation.rotate(directory, now=NOW)
+    assert contents(directory) == before
+    rotation.finish(directory)
+    assert names(rotation.rotate(directory, now=NOW).trusted) == ["kubelend-3", "kubelend-2"]
+
+
+def test_to_finish_drops_the_old_authority_and_the_cross_certificate_and_nothing_else(directory):
+    friend = Authority.create("friend", now=NOW).certificate
+    old = Authority.load(directory)
+    bundle(directory / "ca.crt", old.certificate, friend)
+    new = rotation.rotate(directory, now=NOW)
+    finished, dropped = rotation.finish(directory)
+    assert dropped == (old.certificate,)
+    assert finished.trusted == (new.certificate, friend)
+    assert set(contents(directory)) == {"ca.crt", "ca.key"}
+    loaded = Authority.load(directory)
+    assert loaded.certificate == new.certificate
+    assert loaded.trusted == (new.certificate, friend)
+    assert not loaded.is_rotating
+    assert loaded.issue(CLIENT, now=NOW).chain == ()
+
+
+def test_there_is_nothing_to_finish_when_nothing_was_begun(directory):
+    before = contents(directory)
+    with pytest.raises(InvalidSettings, match="no rotation is under way"):
+        rotation.finish(directory)
+    assert contents(directory) == before
+
+
+def test_the_passphrase_goes_over_to_the_new_key(tmp_path):
+    secret = Passphrase("old")
+    Authority.create("kubelend", now=NOW, passphrase=secret).save(tmp_path)
+    with pytest.raises(InvalidSettings, match="no passphrase is given"):
+        rotation.rotate(tmp_path, now=NOW)
+    rotation.rotate(tmp_path, now=NOW, passphrase=secret)
+    assert keys.is_encrypted((tmp_path / "ca.key").read_bytes())
+    rotation.finish(tmp_path, secret)
+    assert names(Authority.load(tmp_path, secret).trusted) == ["kubelend-2"]
+
+
+@pytest.mark.parametrize("before", [None, Passphrase("old")], ids=["plain", "encrypted"])
+def test_a_rotation_can_bring_another_passphrase(tmp_path, before):
+    Authority.create("kubelend", now=NOW, passphrase=before).save(tmp_path)
+    rotation.rotate(tmp_path, now=NOW, passphrase=before, new_passphrase=Passphrase("new"))
+    assert Authority.load(tmp_path, Passphrase("new")).is_rotating
+    with pytest.raises(InvalidSettings):
+        Authority.load(tmp_path, before)
+
+
+def test_an_authority_that_has_ended_has_no_successor(tmp_path):
+    Authority.create("kubelend", DAY, now=NOW - 2 * DAY).save(tmp_path)
+    before = contents(tmp_path)
+    with pytest.raises(InvalidSettings, match=r"ended at .*`kubelend ca init`"):
+        rotation.rotate(tmp_path, now=NOW)
+    assert contents(tmp_path) == before
+
+
+def test_an_intermediate_is_rotated_by_the_authority_above_it(tmp_path):
+    root = Authority.create("root", now=NOW)
+    below = root.successor(now=NOW, name="below")
+    files.save_authority(tmp_path, [*below.chain, root.certificate], below.key)
+    with pytest.raises(InvalidSettings, match="another authority signed the one in"):
+        rotation.rotate(tmp_path, now=NOW)
+
+
+def test_cert_managers_files_are_left_to_cert_manager(tmp_path, directory):
+    for ours, theirs in [("ca.crt", "tls.crt"), ("ca.key", "tls.key")]:
+        (directory / ours).rename(directory / theirs)
+    with pytest.raises(InvalidSettings, match="holds cert-manager's files"):
+        rotation.rotate(directory, now=NOW)
+
+
+def test_an_authority_that_may_sign_no_other_is_not_rotated(tmp_path):
+    key = keys.generate(Algorithm.P256)
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "strict")])
+    builder = x509.CertificateBuilder(name, name, key.public_key(), 1, NOW, NOW + DAY)
+    builder = builder.add_extension(x509.BasicConstraints(True, 0), critical=True)
+    files.save_authority(tmp_path, [builder.sign(key, keys.digest_for(key))], key)
+    with pytest.raises(InvalidSettings, match="path length 0"):
+        rotation.rotate(tmp_path, now=NOW)
+
+
+def test_two_rotations_at_once_do_not_mix(directory):
+    with keyfiles.locked(directory):
+        with pytest.raises(InvalidSettings, match="another process is changing"):
+            rotation.rotate(directory, now=NOW)
+        with pytest.raises(InvalidSettings, match="another process is changing"):
+            rotation.finish(directory)
+    assert rotation.rotate(directory, now=NOW).is_rotating
+
+
+def test_a_directory_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(InvalidSettings, match="nowhere cannot be opened: No such file"):
+        rotation.rotate(tmp_path / "nowhere", now=NOW)
+
+
+# Rotates between two files that the very same load reads.
+OVERTAKEN = """
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from kubelend.pki import rotation
+from kubelend.pki.authority import Authority
+
+directory, left = Path(sys.argv[1]), int(sys.argv[2])
+
+def overtake(event, arguments):
+    global left
+    if event == "open" and str(arguments[0]).startswith(str(directory)):
+        left -= 1
+        if left == 0:
+            rotation.rotate(directory, now=datetime.now(UTC))
+
+sys.addaudithook(overtake)
+print(Authority.load(directory).certificate.subject.rfc4514_string(), left <= 0)
+"""
+
+
+@pytest.mark.parametrize(
+    "place, signer", [(1, "kubelend-2"), (2, "kubelend")], ids=["before", "between"]
+)
+def test_whoever_loads_during_a_rotation_gets_the_old_or_the_new(directory, place, signer):
+    command = [sys.executable, "-c", OVERTAKEN, directory, str(place)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == (f"CN={signer} True\n", "")
+    assert Authority.load(directory).is_rotating

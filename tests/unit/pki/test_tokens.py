@@ -1,0 +1,93 @@
+"""Tokens: unguessable, easy to paste, and never repeated by an error."""
+
+import hashlib
+import re
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from kubelend.core.errors import InvalidInput
+from kubelend.pki import tokens
+
+REFUSAL = (
+    "this is no token: it would read kl1.ID.SECRET, with 10 and 32 letters or digits;"
+    " copy the whole of what `kubelend token create` printed"
+)
+TOKEN = "kl1.abcdefghij.abcdefghijklmnopqrstuvwxyz234567"
+
+
+def test_a_new_token_has_an_id_and_160_random_bits():
+    text, name, digest = tokens.new()
+    assert re.fullmatch(r"kl1\.[a-z2-7]{10}\.[a-z2-7]{32}", text)
+    assert tokens.parse(text) == (name, text.rpartition(".")[2])
+    assert digest == hashlib.sha256(text.rpartition(".")[2].encode()).hexdigest()
+
+
+def test_no_two_tokens_share_anything():
+    made = [tokens.new() for _ in range(200)]
+    assert len({token.id for token in made}) == len({token.digest for token in made}) == 200
+    # Each place of the secret takes many values: none of its bits is fixed.
+    secrets = [tokens.parse(token.text).secret for token in made]
+    assert all(len(set(letters)) > 20 for letters in zip(*secrets, strict=True))
+
+
+def test_only_its_own_secret_matches_a_digest():
+    one, other = tokens.new(), tokens.new()
+    secret = tokens.parse(one.text).secret
+    assert tokens.matches(secret, one.digest)
+    assert not tokens.matches(secret, other.digest)
+    assert not tokens.matches(secret[:-1], one.digest)
+    assert not tokens.matches(secret, secret)
+    assert not tokens.matches("", "")
+
+
+def test_white_space_around_a_pasted_token_is_nothing():
+    assert tokens.parse(f"  {TOKEN}\n").id == "abcdefghij"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "kl1",
+        TOKEN[:-1],
+        TOKEN + "a",
+        TOKEN.upper(),
+        TOKEN.replace("kl1", "kl2"),
+        TOKEN.replace("abcdefghij.", "abcdefghi.", 1),
+        TOKEN.replace("a", "1"),
+        TOKEN.replace("kl1.", ""),
+        TOKEN + "\x00",
+        f"{TOKEN}\n{TOKEN}",
+        TOKEN + " " * 1000,
+        TOKEN * 100_000,
+    ],
+    ids=lambda text: repr(text)[:70],
+)
+def test_what_is_no_token_is_refused(text):
+    with pytest.raises(InvalidInput, match="this is no token"):
+        tokens.parse(text)
+
+
+@settings(max_examples=500)
+@given(st.text(max_size=60) | st.from_regex(r"kl[0-9]\.[a-z2-9]{9,11}\.[a-z2-9]{30,34}\n?"))
+@example(TOKEN)
+@example("\ud800")
+def test_any_text_is_a_token_or_refused_without_a_word_of_it(text):
+    try:
+        parts = tokens.parse(text)
+    except InvalidInput as refusal:
+        said = str(refusal)
+    else:
+        assert f"kl1.{parts.id}.{parts.secret}" == text.strip()
+        return
+    assert said == REFUSAL
+
+
+def test_no_secret_is_shown_by_what_prints_a_token():
+    made = tokens.new()
+    parts = tokens.parse(made.text)
+    shown = f"{made} {made!r} {parts} {parts!r} {[made, parts]}"
+    assert made.id in shown
+    assert parts.secret not in shown
