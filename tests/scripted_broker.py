@@ -33,6 +33,8 @@ class Seen(NamedTuple):
     query: dict[str, str]
     headers: dict[str, str]
     body: bytes
+    serial: int = 0
+    """Of the certificate that the caller showed."""
 
 
 class ScriptedBroker:
@@ -49,12 +51,18 @@ class ScriptedBroker:
         app = web.Application()
         app[_OVER] = self._over
         app.router.add_route("*", "/{path:.*}", self._answer)
-        self._runner = web.AppRunner(app, shutdown_timeout=1)
+        self._runner = web.AppRunner(app, shutdown_timeout=1, handler_cancellation=True)
 
     @property
     def url(self) -> str:
         name = "localhost" if self._host == "127.0.0.1" else self._host
         return f"https://{name}:{self.port}"
+
+    @property
+    def open_connections(self) -> int:
+        """How many there are now; `connections` are all that there were."""
+        assert self._runner.server is not None
+        return len(self._runner.server.connections)
 
     async def __aenter__(self) -> Self:
         await self._runner.setup()
@@ -79,12 +87,19 @@ class ScriptedBroker:
                 dict(request.query),
                 dict(request.headers),
                 await request.read(),
+                _serial(request),
             )
         )
         assert request.transport is not None
         self.connections.add(request.transport.get_extra_info("peername")[1])
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         return await answer(request)
+
+
+def _serial(request: web.Request) -> int:
+    # Gone if the caller hung up in the meantime.
+    peercert = request.transport and request.transport.get_extra_info("peercert")
+    return int(peercert["serialNumber"], 16) if peercert else 0
 
 
 def body(content: object, status: int = 200) -> Answer:

@@ -30,6 +30,7 @@ _REPEATABLE = frozenset(
         "refuse",
         "cordon",
         "uncordon",
+        "renew_certificate",
     }
 )
 

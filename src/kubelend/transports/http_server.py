@@ -1,35 +1,42 @@
-"""HTTP listeners: where the applications of `api` meet sockets, with a time limit on every wait.
+"""HTTP listeners: where the applications of `api` meet sockets, with a limit on every wait and number.
 
-Of the five waits for a client, TLS and aiohttp limit the handshake and the pause between two requests,
-and the reader of a body limits that (`api.calls`). What is left are a header that began and does not end,
-and an answer that is not taken: `_Connection` limits them.
+Of the five waits for a client, `transports.accepting` limits the handshake, aiohttp the pause between two
+requests, and the reader of a body that (`api.calls`). What is left are a header that began and does not end,
+and an answer that is not taken: `_Connection` limits them. How many connections there may be is decided in
+`transports.admission`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from http import HTTPStatus
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import msgspec
 import structlog
 from aiohttp import web
 
 from kubelend.core.errors import InvalidInput, InvalidSettings
+from kubelend.kits.repeats import Repeats
+from kubelend.transports import accepting
+from kubelend.transports.accepting import Acceptor, Security
+from kubelend.transports.admission import Admission, Limit, Place, Room, Watch
 from kubelend.wire import problems
 
-BACKLOG = 1024
-"""Connections that the kernel keeps for us: a whole fleet may come back at once."""
-
+GOODBYE = 30.0
+"""Seconds at most for a client to take what is left, when its connection is closed."""
 
 log = structlog.get_logger("kubelend.http")
 
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+Who = Callable[[Mapping[str, object]], Hashable]
+"""From a verified certificate to whose connections are counted together; None for one without a limit."""
 
 
 class Limits(NamedTuple):
@@ -45,6 +52,26 @@ class Limits(NamedTuple):
     """For calls that have begun when the listener closes."""
     body: int = 2**18
     """Bytes of a request's body."""
+    room: Room = Room()
+    """How many connections there may be."""
+
+
+class Unwatched:
+    """Tells nobody what happens at the door."""
+
+    def opened(self) -> None: ...
+
+    def closed(self) -> None: ...
+
+    def turned_away(self, limit: Limit, remote: str, caller: Hashable) -> None: ...
+
+    def handshake_refused(self, remote: str, reason: str) -> None: ...
+
+
+def by_subject(certificate: Mapping[str, object]) -> Hashable:
+    """Whoever has the same subject is the same caller."""
+    subject = certificate.get("subject")
+    return subject if isinstance(subject, tuple) else ()
 
 
 @asynccontextmanager
@@ -54,35 +81,30 @@ async def listening(
     port: int,
     limits: Limits,
     context: ssl.SSLContext | None = None,
+    watch: Watch | None = None,
+    who: Who = by_subject,
 ) -> AsyncIterator[int]:
     """Serve on an address; gives the port. At the end, calls that have begun are finished."""
-    connections = _Connections(handler, limits)
-    server = await _bind(connections, host, port, limits, context)
+    watch = watch or Unwatched()
+    admission = Admission(limits.room, watch)
+    connections = _Connections(handler, limits, admission, who)
+    listeners = await _bind(host, port)
+    security = Security(
+        context, limits.handshake.total_seconds(), min(limits.idle.total_seconds(), GOODBYE)
+    )
+    acceptor = Acceptor(listeners, connections.of, admission, watch, security)
     try:
-        yield server.sockets[0].getsockname()[1]
+        yield listeners[0].getsockname()[1]
     finally:
-        server.close()
+        await acceptor.close()
         connections.pre_shutdown()
         # A moment at the least: aiohttp takes 0 for no limit at all.
         await connections.shutdown(max(limits.shutdown.total_seconds(), 0.001))
 
 
-async def _bind(
-    connections: _Connections,
-    host: str,
-    port: int,
-    limits: Limits,
-    context: ssl.SSLContext | None,
-) -> asyncio.Server:
+async def _bind(host: str, port: int) -> list[socket.socket]:
     try:
-        return await asyncio.get_running_loop().create_server(
-            connections,
-            host or None,
-            port,
-            ssl=context,
-            ssl_handshake_timeout=limits.handshake.total_seconds() if context else None,
-            backlog=BACKLOG,
-        )
+        return await accepting.open_listeners(host, port)
     except OSError as problem:
         where = f"{host or '*'}:{port}"
         raise InvalidSettings(
@@ -93,7 +115,7 @@ async def _bind(
 class _Connections(web.Server):
     """Makes a `_Connection` for each client."""
 
-    def __init__(self, handler: Handler, limits: Limits) -> None:
+    def __init__(self, handler: Handler, limits: Limits, admission: Admission, who: Who) -> None:
         super().__init__(
             handler,
             request_factory=self._request,
@@ -104,30 +126,80 @@ class _Connections(web.Server):
         )
         self.header_timeout = limits.read.total_seconds()
         self.answer_timeout = limits.idle.total_seconds()
+        self.admission = admission
+        self.who = who
+        self.repeats = Repeats()
         self._body = limits.body
 
-    def __call__(self) -> web.RequestHandler:
-        return _Connection(self, loop=self._loop, **self._kwargs)
+    def of(self, place: Place) -> _Connection:
+        """What serves a connection."""
+        return _Connection(self, place, loop=self._loop, **self._kwargs)
 
     def _request(
         self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any
     ) -> web.BaseRequest:
-        return web.BaseRequest(
+        self.admission.work(protocol.place)
+        return _Request(
             message, payload, protocol, writer, task, self._loop, client_max_size=self._body
         )
+
+
+class _Request(web.BaseRequest):
+    async def _prepare_hook(self, response: web.StreamResponse) -> None:
+        """Which software answers, in which version, is of use to an attacker only."""
+        response.headers.pop("Server", None)
 
 
 class _Connection(web.RequestHandler):
     """One client; closed if a header takes too long to come, or an answer to go."""
 
-    __slots__ = ("_answer_deadline", "_answer_timeout", "_header_deadline", "_header_timeout")
+    __slots__ = (
+        "_admission",
+        "_answer_deadline",
+        "_answer_timeout",
+        "_header_deadline",
+        "_header_timeout",
+        "_repeats",
+        "_who",
+        "place",
+    )
 
-    def __init__(self, connections: _Connections, **options: Any) -> None:
+    def __init__(self, connections: _Connections, place: Place, **options: Any) -> None:
         super().__init__(connections, **options)
+        self.place = place
+        self._admission = connections.admission
+        self._who = connections.who
+        self._repeats = connections.repeats
         self._header_timeout = connections.header_timeout
         self._header_deadline: asyncio.TimerHandle | None = None
         self._answer_timeout = connections.answer_timeout
         self._answer_deadline: asyncio.TimerHandle | None = None
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether it waits for a request; a header may have begun."""
+        return self._waiter is not None and not self._waiter.done()
+
+    @property
+    def has_file(self) -> bool:
+        return self.transport is not None
+
+    def drop(self) -> None:
+        # Not close(), which would wait for the client to take what is buffered, or to say goodbye.
+        if self.transport is not None:
+            self.transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        certificate = transport.get_extra_info("peercert")
+        caller = self._who(certificate) if certificate else self.place.remote
+        if self._admission.enter(self.place, caller, self):
+            super().connection_made(transport)
+        else:
+            cast("asyncio.Transport", transport).abort()
+
+    def log_access(self, *_: object) -> None:
+        """Called when an answer has gone, or could not. (There is no log of accesses.)"""
+        self._admission.rest(self.place)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -150,7 +222,15 @@ class _Connection(web.RequestHandler):
         if status != HTTPStatus.BAD_REQUEST:
             return super().handle_error(request, status, exc, message)
         problem = InvalidInput(f"this is no HTTP: {(message or '').partition(chr(10))[0]}")
-        log.warning("refused", remote=request.remote, code=problem.code, problem=problem.message)
+        left_out = self._repeats.left_out(request.remote)
+        if left_out is not None:
+            log.warning(
+                "refused",
+                remote=request.remote,
+                code=problem.code,
+                problem=problem.message,
+                left_out=left_out,
+            )
         response = web.Response(
             body=msgspec.json.encode(problems.to_problem(problem)),
             status=status,
@@ -163,21 +243,17 @@ class _Connection(web.RequestHandler):
         """All buffers are full: the client does not read."""
         super().pause_writing()
         loop = asyncio.get_running_loop()
-        self._answer_deadline = loop.call_later(self._answer_timeout, self._give_up)
+        self._answer_deadline = loop.call_later(self._answer_timeout, self.drop)
 
     def resume_writing(self) -> None:
         self._forget_answer_deadline()
         super().resume_writing()
 
     def connection_lost(self, exc: BaseException | None) -> None:
+        self._admission.leave(self.place)
         self._forget_deadline()
         self._forget_answer_deadline()
         super().connection_lost(exc)
-
-    def _give_up(self) -> None:
-        # Not close(), which would wait for the client to take what is buffered.
-        if self.transport is not None:
-            self.transport.abort()
 
     def _forget_answer_deadline(self) -> None:
         if self._answer_deadline is not None:

@@ -12,9 +12,14 @@ import ssl
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kubelend.core.errors import InvalidSettings
 from kubelend.kits import keyfiles
+from kubelend.transports.following import Following
+
+if TYPE_CHECKING:
+    from cryptography import x509
 
 # Forward secrecy and authenticated encryption only; TLS 1.3, preferred anyway, has no others.
 _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
@@ -22,10 +27,15 @@ _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 _HINT = "make one with `kubelend ca issue`, or name the right directory"
 
 
-def server_context(directory: Path) -> ssl.SSLContext:
-    """Lets in whoever shows a certificate signed by an authority in `ca.crt`, and nobody else."""
+def server_context(directory: Path, authorities: str = "", *, ask: bool = True) -> ssl.SSLContext:
+    """Lets in whoever shows a certificate signed by an authority in `ca.crt`, and nobody else.
+
+    `authorities`, in PEM form, are as good as those. Without `ask` anybody is let in, unasked.
+    """
     context = _context(ssl.PROTOCOL_TLS_SERVER, directory)
-    context.verify_mode = ssl.CERT_REQUIRED
+    if authorities:
+        context.load_verify_locations(cadata=authorities)
+    context.verify_mode = ssl.CERT_REQUIRED if ask else ssl.CERT_NONE
     # A resumed session is not verified again, and could outlive its certificate: no tickets. (The
     # session IDs of TLS 1.2 cannot be switched off from here; they end with the context.)
     context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION
@@ -40,14 +50,35 @@ def client_context(directory: Path) -> ssl.SSLContext:
     return context
 
 
+def newcomer_context(authorities: str = "") -> ssl.SSLContext:
+    """Shows nothing. Speaks only to a server that these authorities (in PEM form) vouch for.
+
+    Without any it speaks to anybody: for what is public, and is judged by its content.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    _strengthen(context)
+    if authorities:
+        context.load_verify_locations(cadata=authorities)
+        context.hostname_checks_common_name = False
+    else:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
 def expires_at(directory: Path) -> datetime:
     """When the directory's own certificate ends (aware UTC)."""
+    return own_certificate(directory).not_valid_after_utc
+
+
+def own_certificate(directory: Path) -> x509.Certificate:
+    """The directory's own certificate, for who wants to know more of it."""
     # Late: the library costs a process 11 MB, which one that never asks does without.
     from cryptography import x509
 
     path = directory / keyfiles.CERTIFICATE
     try:
-        return x509.load_pem_x509_certificate(keyfiles.read(path)).not_valid_after_utc
+        return x509.load_pem_x509_certificate(keyfiles.read(path))
     except ValueError as error:
         raise InvalidSettings(f"{path} holds no certificate in PEM form") from error
 
@@ -67,7 +98,7 @@ class ReloadingServerContext:
 
     Pass `context` to the server once, and call `refresh` now and then. New handshakes see the new
     certificate and the new authorities; open connections go on. `report` is told, once, why changed
-    files could not be taken up, and `refused` why a client was not let in.
+    files could not be taken up.
     """
 
     def __init__(
@@ -75,60 +106,33 @@ class ReloadingServerContext:
         directory: Path,
         *,
         report: Callable[[InvalidSettings], None],
-        refused: Callable[[str], None] = lambda _: None,
+        authorities: Callable[[], str] = str,
+        ask: bool = True,
     ) -> None:
-        self._directory = directory
-        self._report = report
-        self._refused = refused
-        self._reported = ""
-        # Before the files are read: a change in between is then seen by the first refresh.
-        self._signature = _signature(directory)
+        """`authorities`, in PEM form, are trusted beside `ca.crt`; without `ask` anybody is let in."""
+        self._authorities = authorities
+        self._ask = ask
+        self._contexts = Following(directory, self._server_context, report)
         self._switch = _SwitchingContext(ssl.PROTOCOL_TLS_SERVER)
-        self._switch.current = self._server_context()
+        self._switch.current = self._contexts.current
 
     @property
     def context(self) -> ssl.SSLContext:
         """What a server is started with, for good."""
         return self._switch
 
-    def refresh(self) -> bool:
-        """Take up changed files; True if it did. Three calls of stat when nothing has changed."""
-        # Before the files are read, here too: two generations read as one are mended by the next.
-        signature = _signature(self._directory)
-        if signature == self._signature:
+    def refresh(self, *, again: bool = False) -> bool:
+        """Take up changed files; True if it did. Three calls of stat when nothing has changed.
+
+        With `again` they are read in any case: the authorities beside them have changed.
+        """
+        if not self._contexts.refresh(again=again):
             return False
-        try:
-            self._switch.current = self._server_context()
-        except InvalidSettings as error:
-            self._report_once(error)
-            return False
-        self._signature = signature
-        self._reported = ""
+        self._switch.current = self._contexts.current
         return True
 
-    def _server_context(self) -> ssl.SSLContext:
-        context = server_context(self._directory)
-        refused = self._refused
-
-        class Noted(ssl.SSLObject):
-            """Event loops drop a refused handshake without a word; this one says why."""
-
-            def do_handshake(self) -> None:
-                try:
-                    super().do_handshake()
-                except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-                    raise
-                except ssl.SSLError as problem:
-                    refused(problem.reason or str(problem))
-                    raise
-
-        context.sslobject_class = Noted
-        return context
-
-    def _report_once(self, error: InvalidSettings) -> None:
-        if self._reported != str(error):
-            self._reported = str(error)
-            self._report(error)
+    def _server_context(self, directory: Path) -> ssl.SSLContext:
+        return server_context(directory, self._authorities(), ask=self._ask)
 
 
 class _SwitchingContext(ssl.SSLContext):
@@ -172,35 +176,21 @@ class _SwitchingContext(ssl.SSLContext):
         )
 
 
-_Signature = tuple[tuple[int, ...] | None, ...]
-
-
-def _signature(directory: Path) -> _Signature:
-    names = (keyfiles.CERTIFICATE, keyfiles.KEY, keyfiles.AUTHORITIES)
-    return tuple(_stat(directory / name) for name in names)
-
-
-def _stat(path: Path) -> tuple[int, ...] | None:
-    # Follows links, and so sees Kubernetes exchange the ..data link behind a mounted secret. The
-    # change time sees chmod.
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
-
-
 def _context(protocol: ssl._SSLMethod, directory: Path) -> ssl.SSLContext:
     context = ssl.SSLContext(protocol)
+    _strengthen(context)
+    _load_pair(context, directory / keyfiles.CERTIFICATE, directory / keyfiles.KEY)
+    _load_authorities(context, directory / keyfiles.AUTHORITIES)
+    return context
+
+
+def _strengthen(context: ssl.SSLContext) -> None:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_ciphers(_CIPHERS)
     context.set_alpn_protocols(["http/1.1"])
     # Every certificate in ca.crt is an anchor, an intermediate one too, as for the Go programs that
     # read the same files.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    _load_pair(context, directory / keyfiles.CERTIFICATE, directory / keyfiles.KEY)
-    _load_authorities(context, directory / keyfiles.AUTHORITIES)
-    return context
 
 
 def _load_pair(context: ssl.SSLContext, certificate: Path, key: Path) -> None:

@@ -1,0 +1,181 @@
+"""The sending of calls: connections, time limits, retries, and errors by their own class.
+
+`transports.http_client` and the classes beside it, one for each noun, say what is sent; this says how.
+An error of the broker is raised here as the very class which was raised there; no answer at all is
+`BrokerUnreachable`. What can be repeated without harm is retried while the error says that this may help.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Mapping
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+import aiohttp
+import yarl
+
+from kubelend.core.errors import BrokerUnreachable, KubelendError, LimitExceeded
+from kubelend.kits.backoff import Backoff
+from kubelend.transports import calls, failures
+from kubelend.transports.calls import Answer, Call
+from kubelend.transports.connections import Connections
+from kubelend.transports.following import Report
+from kubelend.wire import bodies, problems
+
+Answered = TypeVar("Answered")
+
+TIMEOUT = timedelta(seconds=30)
+CHECK_EVERY = timedelta(seconds=1)
+BACKOFF = Backoff()
+
+
+class Session:
+    """One caller's conversation with one broker; open it with `async with`.
+
+    It follows the files of its directory: once they have changed, calls use the new certificate and
+    trust the new authorities, and calls that have begun finish over the connection they have. `report`
+    is told why changed files could not be taken up.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        directory: Path,
+        *,
+        timeout: timedelta = TIMEOUT,
+        backoff: Backoff = BACKOFF,
+        check_every: timedelta = CHECK_EVERY,
+        report: Report = lambda _: None,
+    ) -> None:
+        self.backoff = backoff
+        self._url = url.rstrip("/")
+        self._peer = failures.Peer(self._url, directory)
+        self._timeout = timeout
+        self._check_every = check_every
+        self._connections = Connections(directory, check_every, report)
+
+    async def __aenter__(self) -> Self:
+        self._connections.open()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._connections.close()
+
+    async def ask(
+        self,
+        kind: type[Answered],
+        name: str,
+        *names: str,
+        query: Mapping[str, str] | None = None,
+        body: bodies.Body | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Answered:
+        """Call a route (as `calls.make` says), and read the body of its answer."""
+        call = calls.make(name, *names, query=query, body=body, headers=headers)
+        return (await self.send(call)).read(kind)
+
+    async def send(self, call: Call) -> Answer:
+        """Send a call, as often as that is harmless and may help."""
+        delays = self.backoff.delays() if call.is_repeatable else iter(())
+        while True:
+            try:
+                return await self._once(call)
+            except KubelendError as error:
+                # If the certificate was the reason, a new one may be there already.
+                if not (await self.refresh() and call.is_repeatable):
+                    await self.pause(error, next(delays, None))
+
+    async def listen(self, call: Call, silence: timedelta) -> AsyncGenerator[bytes, None]:
+        """What the broker says on one connection, until there is a new certificate to call with.
+
+        A connection that the broker ends, or where it says nothing for as long as `silence`, is an error.
+        """
+        timeout = aiohttp.ClientTimeout(
+            connect=self._timeout.total_seconds(), sock_read=silence.total_seconds()
+        )
+        with self._peer.translated(silence):
+            async with (
+                self._connections.lease() as own,
+                self._request(own.session, call, timeout) as response,
+            ):
+                if response.status not in call.route.answers:
+                    self._accepted(call, response, await response.read())
+                self._peer.has_answered = True
+                while await self._connections.is_newest(own):
+                    yield await self._chunk(response.content)
+
+    async def refresh(self) -> bool:
+        """Look at the files of the directory now; True if they had changed and are in use."""
+        return await self._connections.refresh()
+
+    async def pause(
+        self, error: KubelendError, delay: float | None, backoff: Backoff | None = None
+    ) -> None:
+        """Wait before the next try, or raise the error if there is none or it would not help."""
+        longest = (backoff or self.backoff).longest.total_seconds()
+        asked = error.retry_after if isinstance(error, LimitExceeded) else 0.0
+        # A certificate that is not trusted now will not be in a second.
+        is_distrust = isinstance(error.__cause__, aiohttp.ClientSSLError)
+        if delay is None or not error.retryable or is_distrust or asked > longest:
+            raise error
+        await asyncio.sleep(max(delay, asked))
+
+    async def _once(self, call: Call) -> Answer:
+        timeout = aiohttp.ClientTimeout(total=self._timeout.total_seconds())
+        with self._peer.translated(self._timeout):
+            async with (
+                self._connections.lease() as own,
+                self._request(own.session, call, timeout) as response,
+            ):
+                content = await response.read()
+        return self._accepted(call, response, content)
+
+    def _request(
+        self, session: aiohttp.ClientSession, call: Call, timeout: aiohttp.ClientTimeout
+    ) -> contextlib.AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        return session.request(
+            call.route.method,
+            yarl.URL(self._url + call.target, encoded=True),
+            data=call.body,
+            headers=call.headers,
+            timeout=timeout,
+            allow_redirects=False,
+        )
+
+    async def _chunk(self, content: aiohttp.StreamReader) -> bytes:
+        """What has come; nothing if nothing came before it is time to look at the files."""
+        limit = asyncio.timeout(self._check_every.total_seconds())
+        try:
+            async with limit:
+                chunk = await content.readany()
+        except TimeoutError:
+            # The HTTP library raises the same for a connection that is dead.
+            if not limit.expired():
+                raise
+            return b""
+        if content.at_eof() and not chunk:
+            raise BrokerUnreachable("the broker ended the stream")
+        return chunk
+
+    def _accepted(self, call: Call, response: aiohttp.ClientResponse, content: bytes) -> Answer:
+        self._peer.has_answered = True
+        if response.status in call.route.answers:
+            return Answer(response.status, content)
+        error = problems.from_answer(response.status, content)
+        if isinstance(error, LimitExceeded):
+            error.retry_after = _seconds(response.headers.get("Retry-After"), error.retry_after)
+        raise error
+
+
+def _seconds(header: str | None, otherwise: float) -> float:
+    # It may be a date as well; our broker's never is.
+    return float(header) if header and header.isascii() and header.isdigit() else otherwise

@@ -1,0 +1,55 @@
+"""The stream of instructions, across broken connections and new certificates, from where it was."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable
+from datetime import timedelta
+
+from kubelend.core.errors import KubelendError
+from kubelend.kits.backoff import Backoff
+from kubelend.transports import calls, event_streams
+from kubelend.transports.calls import Answer
+from kubelend.transports.event_streams import Event
+from kubelend.transports.sessions import Session
+from kubelend.wire import bodies, route
+
+SILENCE = timedelta(seconds=60)
+"""A stream that says nothing for so long is dead: the broker gives a sign of life every 15 seconds."""
+
+
+async def instructions(
+    session: Session,
+    *,
+    after: str,
+    on_reset: Callable[[], None] | None,
+    backoff: Backoff,
+    silence: timedelta,
+) -> AsyncGenerator[bodies.Instruction, None]:
+    """What `BrokerClient.stream` promises."""
+    delays, clock = backoff.delays(), asyncio.get_running_loop().time
+    while True:
+        began = clock()
+        try:
+            async with contextlib.aclosing(_listen(session, after, silence)) as events:
+                async for event in events:
+                    after, delays = event.id or after, backoff.delays()
+                    if event.name == "instruction":
+                        yield Answer(200, event.data.encode()).read(bodies.Instruction)
+                    elif event.name == "reset" and on_reset is not None:
+                        on_reset()
+        except KubelendError as error:
+            if clock() - began > backoff.longest.total_seconds():
+                delays = backoff.delays()
+            await session.pause(error, next(delays, None), backoff)
+
+
+async def _listen(session: Session, after: str, silence: timedelta) -> AsyncGenerator[Event, None]:
+    """One connection's worth of events; it ends without an error only for a new certificate."""
+    call = calls.make("stream", headers={route.LAST_EVENT_ID: after} if after else None)
+    parser = event_streams.Parser()
+    async with contextlib.aclosing(session.listen(call, silence)) as chunks:
+        async for chunk in chunks:
+            for event in parser.feed(chunk):
+                yield event
