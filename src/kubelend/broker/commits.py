@@ -17,7 +17,6 @@ from typing import TypeVar
 from kubelend.broker.ports import OpenStore, Store
 from kubelend.core.errors import NotReady, StoreFailed
 from kubelend.core.events import Change
-from kubelend.core.models import Reservation, ReservationId
 from kubelend.core.records import Records
 
 Landed = Callable[[Sequence[Change], float], None]
@@ -68,8 +67,9 @@ class GroupCommit:
         self._failure = None
         return records
 
-    async def archived(self, reservation: ReservationId) -> Reservation | None:
-        return await self._in_thread(partial(self._opened().archived, reservation))
+    async def ask(self, question: Callable[[Store], Result]) -> Result:
+        """Read what only the store has, in its thread; what is being written waits meanwhile."""
+        return await self._in_thread(partial(question, self._opened()))
 
     def submit(self, changes: Sequence[Change], revision: int) -> None:
         """Have these changes kept. Never waits, so that deciding and recording are one stretch."""

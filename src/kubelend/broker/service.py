@@ -57,12 +57,14 @@ class Broker(Writer):
     # -- providers
 
     async def advertise(
-        self, advertisement: Advertisement
+        self, advertisement: Advertisement, certificate_until: datetime | None = None
     ) -> tuple[views.ClusterView, list[Reservation]]:
         """Take in what a cluster offers; answer what it has to hold."""
         stale_after = self._rules.stale_after
         return await self.change(
-            lambda ledger, now: commands.advertise(ledger, advertisement, stale_after, now),
+            lambda ledger, now: commands.advertise(
+                ledger, advertisement, stale_after, now, certificate_until
+            ),
             lambda ledger, cluster: (
                 views.of_cluster(ledger, cluster),
                 views.holds(ledger, cluster.id),
@@ -184,7 +186,7 @@ class Broker(Writer):
     async def reservation(self, found: ReservationId) -> Reservation:
         """One reservation, also one that has been archived."""
         here = await self.read(lambda ledger: ledger.reservations.get(found))
-        archived = here or await self._commits.archived(found)
+        archived = here or await self.ask(lambda store: store.archived(found))
         if archived is None:
             raise no_reservation(found)
         return archived

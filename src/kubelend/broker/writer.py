@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
 import structlog
@@ -18,19 +18,23 @@ import structlog
 from kubelend.broker.commits import GroupCommit
 from kubelend.broker.feeds import Feeds
 from kubelend.broker.metrics import Metrics
-from kubelend.broker.ports import Clock, OpenStore
-from kubelend.core import commands
+from kubelend.broker.ports import Clock, OpenStore, Store
+from kubelend.core import commands, revocation
 from kubelend.core.commands import Command
 from kubelend.core.errors import KubelendError, NotReady
 from kubelend.core.events import Change
-from kubelend.core.journal import THE_BROKER, Actor
+from kubelend.core.journal import THE_BROKER, Actor, Entry
 from kubelend.core.ledger import Ledger
+from kubelend.core.registry import Registry
 
 Answer = TypeVar("Answer")
 View = TypeVar("View")
 
 ACTOR: ContextVar[Actor] = ContextVar("actor", default=THE_BROKER)
 """On whose behalf this task changes things. Whoever takes a call in sets it; the journal shows it."""
+
+SWEEP_EVERY = timedelta(minutes=1)
+"""How often tokens and members are looked at that may be over: it costs a look at each of them."""
 
 log = structlog.get_logger("kubelend.broker")
 
@@ -50,6 +54,12 @@ class Writer:
         self._commits = GroupCommit(open_store, self._landed, self._store_failed)
         self._ledger = Ledger()
         self._wake = asyncio.Event()
+        self._swept_at = datetime.min.replace(tzinfo=UTC)
+
+    @property
+    def registry(self) -> Registry:
+        """Who belongs. It is empty while the store is not read: no call is answered then."""
+        return self._ledger.registry
 
     # -- life
 
@@ -79,6 +89,9 @@ class Writer:
         """End what is over, and archive what ended long ago."""
         ledger, now = self.present()
         self._run(ledger, commands.expire(ledger, self._retention, now), now)
+        if now >= self._swept_at + SWEEP_EVERY:
+            self._swept_at = now
+            self._run(ledger, revocation.sweep(ledger, now), now)
         await self._commits.settled()
 
     async def close(self) -> None:
@@ -121,6 +134,19 @@ class Writer:
         if due is not None and due <= now:
             self._run(ledger, commands.expire(ledger, self._retention, now), now)
         return ledger, now
+
+    async def ask(self, question: Callable[[Store], Answer]) -> Answer:
+        """Ask the store for what is not in memory: all of it is durable."""
+        return await self._commits.ask(question)
+
+    def tell(self, entry: Entry) -> None:
+        """Have the journal tell of something that changed nothing: a refusal. Nobody waits for it."""
+        if self.unready is None:
+            self.keep([entry])
+
+    def keep(self, changes: Sequence[Change]) -> None:
+        """Have the store keep what is no part of the ledger."""
+        self._commits.submit(changes, self._ledger.revision)
 
     async def settled(self) -> None:
         """Wait until all that was decided so far is durable, and may be shown."""

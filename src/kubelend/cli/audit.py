@@ -24,6 +24,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def audit(
+    context: typer.Context,
     store: Annotated[
         str,
         typer.Option(help="The broker's store; it may be running.", envvar="KUBELEND_STORE"),
@@ -31,6 +32,8 @@ def audit(
     json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Check all invariants of a store, from scratch. It is only read."""
+    if context.invoked_subcommand is not None:
+        return
     report = _report(store)
     print(output.json(report) if json else _text(report))
     if report.violations:

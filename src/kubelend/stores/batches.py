@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from kubelend.core.errors import StoreFailed
-from kubelend.core.events import Archived, Change, Dropped, Erased, Kind
+from kubelend.core.events import Archived, Change, Cut, Dropped, Erased, Kind
 from kubelend.core.journal import Entry
 from kubelend.core.limits import Limits
 from kubelend.core.members import Member, Token
@@ -40,6 +40,8 @@ class Batch(NamedTuple):
     """None for one that exists no more."""
     entries: list[Entry]
     """What the journal is to tell, in this order."""
+    cut: int
+    """Up to which line the journal is to be forgotten; 0 for none."""
 
 
 def fold(changes: Sequence[Change]) -> Batch:
@@ -49,6 +51,7 @@ def fold(changes: Sequence[Change]) -> Batch:
     archived: dict[ReservationId, None] = {}
     documents: dict[tuple[Kind, str], Document | None] = {}
     entries: list[Entry] = []
+    cut = 0
     for change in changes:
         match change:
             case Entry():
@@ -62,11 +65,13 @@ def fold(changes: Sequence[Change]) -> Batch:
                 clusters[change.cluster] = None
             case Archived():
                 archived[change.reservation] = None
+            case Cut():
+                cut = max(cut, change.line)
             case Erased():
                 documents[change.kind, change.id] = None
             case _:
                 documents[KINDS[type(change)], change.id] = change
-    return Batch(clusters, reservations, list(archived), documents, entries)
+    return Batch(clusters, reservations, list(archived), documents, entries, cut)
 
 
 def sorted_out(records: Iterable[Document]) -> tuple[list[Member], list[Token], list[Limits]]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from kubelend.core.errors import InvalidSettings, StoreFailed
+from kubelend.kits import keyfiles, modes
 from kubelend.stores import failures, schema
 from kubelend.stores.schema import Migration
 
@@ -123,6 +124,20 @@ def open_reader(path: Path, migrations: Sequence[Migration] = schema.MIGRATIONS)
         database = Database(path, connection, None)
         undo.pop_all()
         return database
+
+
+def exposures(path: Path) -> list[str]:
+    """What others can read or replace of a file that exists, a sentence each."""
+    located = Path(os.path.realpath(path))
+    # The log and its index have what the file will have.
+    files = (located, *(located.with_name(located.name + end) for end in ("-wal", "-shm")))
+    complaints = filter(None, (keyfiles.exposure(file, holds="the ledger") for file in files))
+    first = next(complaints, "")
+    found = (
+        first and f"{first}; chmod 600 {located}*",
+        modes.exposed_directory(located.parent),
+    )
+    return [complaint for complaint in found if complaint]
 
 
 def _located(path: Path) -> Path:

@@ -15,13 +15,23 @@ _LINES = """
 """
 _END = "SELECT line, digest FROM meta WHERE key = 'revision'"
 _START = "SELECT value, digest FROM meta WHERE key = 'journal start'"
+_SET_START = "UPDATE meta SET value = ?, digest = ? WHERE key = 'journal start'"
+_CUT = "DELETE FROM journal WHERE number <= ?"
 
 
 def append(connection: sqlite3.Connection, entries: Iterable[Entry], end: Head) -> Head:
     """Write what is to be told behind `end`; gives the new end, which the caller keeps."""
     lines = journal.seal(entries, end)
     put(connection, _PUT_LINES, lines)
-    return Head(lines[-1].number, lines[-1].digest) if lines else end
+    return lines[-1].head if lines else end
+
+
+def cut(connection: sqlite3.Connection, line: int) -> None:
+    """Forget the lines up to this one; where the chain stood behind it is kept."""
+    for found in read(connection, line - 1, 1):
+        if found.number == line:
+            connection.execute(_SET_START, (found.number, found.digest))
+            connection.execute(_CUT, (line,))
 
 
 def read(connection: sqlite3.Connection, after: int, limit: int) -> list[Line]:

@@ -26,6 +26,7 @@ class MemoryStore:
         self._finishes: list[tuple[datetime, ReservationId]] = []
         self._documents: dict[tuple[Kind, str], Document] = {}
         self._lines: list[Line] = []
+        self._start = journal.START
         self._revision = 0
 
     def load(self) -> Records:
@@ -43,7 +44,7 @@ class MemoryStore:
         self._put_clusters(batch)
         self._reservations.update(batch.reservations)
         self._put_documents(batch)
-        self._lines += journal.seal(batch.entries, self.journal_ends()[1])
+        self._tell(batch)
         for finished in finishes:
             self._archive[finished[1]] = self._reservations.pop(finished[1])
             heappush(self._finishes, finished)
@@ -53,11 +54,12 @@ class MemoryStore:
         return self._archive.get(reservation)
 
     def lines(self, after: int, limit: int) -> list[Line]:
-        return self._lines[after : after + limit]
+        first = max(0, after - self._start.number)
+        return self._lines[first : first + limit]
 
     def journal_ends(self) -> tuple[Head, Head]:
-        last = self._lines[-1] if self._lines else None
-        return journal.START, journal.START if last is None else Head(last.number, last.digest)
+        end = self._lines[-1].head if self._lines else self._start
+        return self._start, end
 
     def close(self) -> None:
         """There is nothing to let go of."""
@@ -83,6 +85,13 @@ class MemoryStore:
                 self._documents.pop(key, None)
             else:
                 self._documents[key] = document
+
+    def _tell(self, batch: Batch) -> None:
+        self._lines += journal.seal(batch.entries, self.journal_ends()[1])
+        gone = batch.cut - self._start.number
+        if 0 < gone <= len(self._lines):
+            self._start = self._lines[gone - 1].head
+            del self._lines[:gone]
 
     def _prune(self, joining: list[datetime]) -> None:
         if not joining:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kubelend.core.errors import InvalidSettings
-from kubelend.stores import batches
+from kubelend.stores import batches, databases
 from kubelend.stores.memory import MemoryStore
 from kubelend.stores.sqlite import SqliteStore
 
@@ -34,11 +34,26 @@ def open_readonly(url: str) -> OpenStore:
     return kind.open_readonly(rest)
 
 
+def exposures(url: str) -> list[str]:
+    """What others can read or replace of a store that is there already, a sentence each."""
+    kind, rest = _split(url)
+    return kind.exposures(rest)
+
+
+def beside(url: str, name: str) -> Path | None:
+    """The path of a file of this name beside the store's own; None for a store without one."""
+    kind, rest = _split(url)
+    path = kind.path(rest)
+    return None if path is None else path.with_name(f"{path.name}-{name}")
+
+
 class _Kind(NamedTuple):
     form: str
     check: Callable[[str], None]
     open: Callable[[str, timedelta], OpenStore]
     open_readonly: Callable[[str], OpenStore]
+    exposures: Callable[[str], list[str]]
+    path: Callable[[str], Path | None]
 
 
 def _check_memory(rest: str) -> None:
@@ -55,36 +70,6 @@ def _read_memory(_: str) -> MemoryStore:
     raise InvalidSettings("a store in memory cannot be read from outside", hint="name a file")
 
 
-def _check_sqlite(rest: str) -> None:
-    _path(rest)
-
-
-def _open_sqlite(rest: str, archive_for: timedelta) -> SqliteStore:
-    return SqliteStore.open(_path(rest), archive_for=archive_for)
-
-
-def _read_sqlite(rest: str) -> SqliteStore:
-    return SqliteStore.open_readonly(_path(rest))
-
-
-_KINDS = {
-    "memory": _Kind("memory:", _check_memory, _open_memory, _read_memory),
-    "sqlite": _Kind("a path or sqlite:///path", _check_sqlite, _open_sqlite, _read_sqlite),
-}
-
-_SCHEME = re.compile(r"([a-z][a-z0-9+.-]+):(.*)", re.ASCII | re.DOTALL)
-
-
-def _split(url: str) -> tuple[_Kind, str]:
-    match = _SCHEME.fullmatch(url)
-    scheme, rest = (match[1], match[2]) if match else ("sqlite", url)
-    kind = _KINDS.get(scheme)
-    if kind is None:
-        known = ", ".join(kind.form for kind in _KINDS.values())
-        raise InvalidSettings(f"there is no store of the kind {scheme}:", hint=f"known are {known}")
-    return kind, rest
-
-
 def _path(rest: str) -> Path:
     """What follows `sqlite:` is a path, or a URL's empty host and absolute path."""
     if rest.startswith("//"):
@@ -98,3 +83,40 @@ def _path(rest: str) -> Path:
     if not rest:
         raise InvalidSettings("the store's path is empty", hint="name a file")
     return Path(rest)
+
+
+def _check_sqlite(rest: str) -> None:
+    _path(rest)
+
+
+def _open_sqlite(rest: str, archive_for: timedelta) -> SqliteStore:
+    return SqliteStore.open(_path(rest), archive_for=archive_for)
+
+
+def _read_sqlite(rest: str) -> SqliteStore:
+    return SqliteStore.open_readonly(_path(rest))
+
+
+_KINDS = {
+    "memory": _Kind("memory:", _check_memory, _open_memory, _read_memory, lambda _: [], lambda _: None),
+    "sqlite": _Kind(
+        "a path or sqlite:///path",
+        _check_sqlite,
+        _open_sqlite,
+        _read_sqlite,
+        lambda rest: databases.exposures(_path(rest)),
+        _path,
+    ),
+}
+
+_SCHEME = re.compile(r"([a-z][a-z0-9+.-]+):(.*)", re.ASCII | re.DOTALL)
+
+
+def _split(url: str) -> tuple[_Kind, str]:
+    match = _SCHEME.fullmatch(url)
+    scheme, rest = (match[1], match[2]) if match else ("sqlite", url)
+    kind = _KINDS.get(scheme)
+    if kind is None:
+        known = ", ".join(kind.form for kind in _KINDS.values())
+        raise InvalidSettings(f"there is no store of the kind {scheme}:", hint=f"known are {known}")
+    return kind, rest

@@ -87,6 +87,8 @@ class SqliteStore:
             _put_documents(connection, batch)
             self._archive(connection, batch.archived)
             end = journals.append(connection, batch.entries, end)
+            if batch.cut:
+                journals.cut(connection, batch.cut)
             connection.execute(_SET_REVISION, (*_revision_row(revision), *end))
         self._revision, self._end = revision, end
 

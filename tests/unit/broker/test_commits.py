@@ -176,7 +176,7 @@ async def test_store_that_has_lost_something_is_not_taken_again(scene):
 
 
 async def test_archive_is_read_in_turn(scene):
-    assert await scene.commits.archived(ReservationId("rsv-1")) is None
+    assert await scene.commits.ask(lambda store: store.archived(ReservationId("rsv-1"))) is None
 
 
 async def test_close_finishes_what_was_handed_over_and_takes_no_more():

@@ -63,6 +63,7 @@ def well_used():
     metrics.watch(desk.ledger)
     metrics.answered("reserve", "POST", 201, 0.002)
     metrics.refused("reserve", "Forbidden")
+    metrics.connection_refused("TooManyConnections")
     metrics.certificate("server", make.T0)
     return metrics
 
@@ -259,6 +260,15 @@ def test_open_streams_are_counted(metrics):
     metrics.stream_opened()
     metrics.stream_closed()
     assert value(metrics, "kubelend_streams") == 1
+
+
+def test_open_and_refused_connections_are_counted(metrics):
+    metrics.connection_opened()
+    metrics.connection_opened()
+    metrics.connection_closed()
+    metrics.connection_refused("OutOfFiles")
+    assert value(metrics, "kubelend_connections") == 1
+    assert value(metrics, "kubelend_refused_connections_total", reason="OutOfFiles") == 1
 
 
 def test_a_certificate_shows_when_it_ends(metrics):

@@ -1,0 +1,84 @@
+"""Signs what is handed out: a grant with each instruction to use or to hold, and on demand.
+
+Signing takes as long as half a decision, but not the interpreter: all that is asked for in one turn of
+the event loop is signed together in a thread, while the loop goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from kubelend.core.models import ClusterId, Reservation
+from kubelend.pki.grants import ISSUER, Grant, GrantKeys, KeySet
+
+_Waiting = tuple[Grant, "asyncio.Future[str]"]
+
+
+class Granting:
+    """Lives in one event loop."""
+
+    def __init__(self, keys: GrantKeys) -> None:
+        self._keys = keys
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grants")
+        self._waiting: list[_Waiting] = []
+
+    @property
+    def public(self) -> KeySet:
+        return self._keys.public
+
+    async def grant(self, found: Reservation, reader: ClusterId) -> str | None:
+        """The grant of a live reservation for one of its two parties; nobody else has one."""
+        if reader not in (found.requester, found.target):
+            return None
+        grant = _grant(found)
+        return None if grant is None else await self._signed(grant)
+
+    def close(self) -> None:
+        self._thread.shutdown()
+
+    def _signed(self, grant: Grant) -> asyncio.Future[str]:
+        loop = asyncio.get_running_loop()
+        if not self._waiting:
+            loop.call_soon(self._sign_all)
+        signed = loop.create_future()
+        self._waiting.append((grant, signed))
+        return signed
+
+    def _sign_all(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        loop = asyncio.get_running_loop()
+        work = partial(self._sign, [grant for grant, _ in waiting])
+        loop.run_in_executor(self._thread, work).add_done_callback(partial(_hand_out, waiting))
+
+    def _sign(self, grants: Sequence[Grant]) -> list[str]:
+        return [self._keys.sign(grant) for grant in grants]
+
+
+def _hand_out(waiting: Sequence[_Waiting], work: asyncio.Future[list[str]]) -> None:
+    problem = work.exception()
+    for index, (_, signed) in enumerate(waiting):
+        if signed.done():
+            continue  # its caller has gone away
+        if problem is None:
+            signed.set_result(work.result()[index])
+        else:
+            signed.set_exception(problem)
+
+
+def _grant(found: Reservation) -> Grant | None:
+    if not found.is_live or found.target is None:
+        return None
+    if found.reserved_at is None or found.expires_at is None:
+        return None
+    return Grant(
+        iss=ISSUER,
+        jti=found.id,
+        sub=found.requester,
+        aud=found.target,
+        nbf=int(found.reserved_at.timestamp()),
+        exp=int(found.expires_at.timestamp()),
+        resources=found.request.resources.texts(),
+    )

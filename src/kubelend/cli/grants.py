@@ -1,0 +1,73 @@
+"""`kubelend grant`: the signed form of a reservation, and the check of it, which needs no broker."""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kubelend.apps.settings import ClientSettings
+from kubelend.cli import calling, options, output, tables
+from kubelend.cli.output import Format
+from kubelend.core.errors import InvalidInput, InvalidSettings
+
+if TYPE_CHECKING:
+    from kubelend.pki.grants import Grant, PublicKey
+
+
+@options.takes(settings=options.client)
+def get(name: options.ReservationName, *, settings: ClientSettings) -> None:
+    """Print the grant of a live reservation, for its requester or provider."""
+    print(calling.call(settings, lambda client: client.grant(name)))
+
+
+@options.takes(settings=options.client)
+def keys(*, settings: ClientSettings) -> None:
+    """Print the broker's public keys, to be kept in a file for `grant verify`."""
+    print(output.json(calling.call(settings, lambda client: client.grant_keys())))
+
+
+def verify(
+    grant: Annotated[
+        str, typer.Argument(metavar="[GRANT]", help="Read from standard input if not given.")
+    ] = "-",
+    *,
+    keys: Annotated[Path, typer.Option(help="What `grant keys` printed.", metavar="FILE")],
+    provider: Annotated[str, typer.Option(help="The cluster it must be for.", metavar="CLUSTER")],
+    format: options.Output = Format.TABLE,
+) -> None:
+    """Check, without a broker, that a grant is real, for this provider, and not over."""
+    from kubelend.pki import grants
+
+    text = sys.stdin.read(grants.LONGEST + 1) if grant == "-" else grant
+    found = grants.verify(text, _keys(keys))
+    found.check(provider=provider, now=output.now())
+    if format is Format.TABLE:
+        print(_sentence(found))
+    elif format in {Format.JSON, Format.YAML}:
+        print((output.json if format is Format.JSON else output.yaml)(found))
+    else:
+        raise InvalidInput(f"-o {format} is not for grants", hint="use json or yaml")
+
+
+def _keys(path: Path) -> list[PublicKey]:
+    import msgspec
+
+    from kubelend.kits import keyfiles
+    from kubelend.pki.grants import KeySet
+
+    try:
+        return msgspec.json.decode(keyfiles.read(path), type=KeySet).keys
+    except msgspec.MsgspecError:
+        raise InvalidSettings(
+            f"{path} holds no keys", hint="write it with `kubelend grant keys`"
+        ) from None
+
+
+def _sentence(grant: Grant) -> str:
+    amounts = ", ".join(f"{amount} {name}" for name, amount in grant.resources.items())
+    end = tables.moment(datetime.fromtimestamp(grant.exp, UTC), output.now())
+    return f"{grant.sub} may use {amounts} of {grant.aud} for {grant.jti} until {end}"

@@ -1,0 +1,188 @@
+"""`kubelend audit log` and `kubelend audit verify`: what was done, and whether that is what was written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from kubelend.apps.settings import ClientSettings
+from kubelend.cli import calling, options, output, tables
+from kubelend.cli.exits import Code
+from kubelend.cli.output import Format
+from kubelend.core.errors import InvalidInput
+from kubelend.wire import audit_bodies
+
+if TYPE_CHECKING:
+    from kubelend.core.journal import Line
+    from kubelend.stores.opening import OpenStore
+
+StoreFile = Annotated[
+    str, typer.Option(help="The broker's store; it may be running.", envvar="KUBELEND_STORE")
+]
+PORTION = 1000
+
+
+@options.takes(settings=options.client)
+def log(
+    *,
+    actor: Annotated[str, typer.Option(help="Only what this caller did.", metavar="NAME")] = "",
+    action: Annotated[str, typer.Option(help="Only this event or route.")] = "",
+    subject: Annotated[
+        str, typer.Option(help="Only what concerns this cluster or object.", metavar="NAME")
+    ] = "",
+    refused: Annotated[bool, typer.Option("--refused", help="Only refusals.")] = False,
+    since: Annotated[str, typer.Option(help="Not before this time.", metavar="TIME")] = "",
+    until: Annotated[str, typer.Option(help="Before this time.", metavar="TIME")] = "",
+    tail: Annotated[int, typer.Option(help="How many lines, the newest.", min=1)] = 50,
+    format: options.Output = Format.TABLE,
+    settings: ClientSettings,
+) -> None:
+    """Who did what, and who was refused what; oldest first."""
+    named = {"actor": actor, "action": action, "subject": subject, "since": since, "until": until}
+    filters = {name: value for name, value in named.items() if value}
+    if refused:
+        filters["refused"] = "true"
+    found = calling.call(settings, lambda client: client.audit.newest(filters, tail))
+    lines = found[::-1]
+    output.listing(
+        audit_bodies.AuditLog(lines),
+        format,
+        noun="lines",
+        names=[str(line.number) for line in lines],
+        text=lambda: table(lines, wide=format is Format.WIDE),
+    )
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What `audit verify --json` prints; the keys are API."""
+
+    breaks: int
+    lines: int
+    first: int
+    last: int
+    head: str
+    details: list[str]
+
+
+def verify(
+    store: StoreFile = "kubelend.db",
+    anchor: Annotated[
+        str,
+        typer.Option(
+            help="What an earlier verify printed as its head: that line must still be there.",
+            metavar="NUMBER:DIGEST",
+        ),
+    ] = "",
+    json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
+) -> None:
+    """Walk the journal's chain: a line that was changed or taken out is found. It is only read."""
+    from kubelend.stores import opening
+
+    wanted = _anchor(anchor) if anchor else None
+    opened = opening.open_readonly(store)
+    try:
+        verdict = _verdict(opened, wanted)
+    finally:
+        opened.close()
+    print(output.json(verdict) if json else _text(verdict))
+    if verdict.breaks:
+        raise typer.Exit(Code.VIOLATED)
+
+
+def _verdict(opened: OpenStore, anchor: tuple[int, str] | None) -> Verdict:
+    from kubelend.core import journal
+
+    start, end = opened.journal_ends()
+    details = list(journal.breaks(_lines(opened, start.number), start, end))
+    if anchor is not None:
+        details += _anchor_breaks(opened, *anchor)
+    return Verdict(
+        breaks=len(details),
+        lines=end.number - start.number,
+        first=start.number + 1,
+        last=end.number,
+        head=f"{end.number}:{end.digest.hex()}",
+        details=details,
+    )
+
+
+def _lines(opened: OpenStore, after: int) -> Iterator[Line]:
+    while lines := opened.lines(after, PORTION):
+        yield from lines
+        after = lines[-1].number
+
+
+def _anchor(text: str) -> tuple[int, str]:
+    number, _, digest = text.partition(":")
+    if not (number.isascii() and number.isdigit() and len(digest) == 64):
+        raise InvalidInput(
+            f"--anchor: {text[:80]!r} is no head of a journal",
+            hint="write NUMBER:DIGEST, as `kubelend audit verify` prints it",
+        )
+    return int(number), digest.lower()
+
+
+def _anchor_breaks(opened: OpenStore, number: int, digest: str) -> Iterator[str]:
+    start, _ = opened.journal_ends()
+    if number < start.number:
+        yield f"line {number} was cut off: the journal begins with line {start.number + 1}"
+        return
+    at = start if number == start.number else None
+    found = at or next((line.head for line in opened.lines(number - 1, 1)), None)
+    if found is None or found.number != number:
+        yield f"line {number} of the anchor is missing"
+    elif found.digest.hex() != digest:
+        yield f"line {number} is not the one of the anchor: the journal was written anew"
+
+
+def _text(verdict: Verdict) -> str:
+    counted = tables.counted(verdict.lines, "line")
+    if verdict.breaks:
+        heading = f"The journal is broken: {counted}, {tables.counted(verdict.breaks, 'break')}"
+    else:
+        heading = f"The journal is whole: {counted}"
+    return "\n".join([heading, *verdict.details, f"Head: {verdict.head}"])
+
+
+def table(lines: list[audit_bodies.AuditLine], *, wide: bool) -> str:
+    """Lines for people."""
+    headers = ["LINE", "AT", "WHO", "ACTION", "SUBJECT", "WHAT"]
+    if wide:
+        headers.insert(3, "FROM")
+    return tables.columns(headers, [_row(line, wide=wide) for line in lines], width=output.width())
+
+
+def _row(line: audit_bodies.AuditLine, *, wide: bool) -> list[str]:
+    who = f"{line.actor.role} {line.actor.name}".strip()
+    cells = [
+        str(line.number),
+        f"{line.at:%Y-%m-%dT%H:%M:%SZ}",
+        who if line.actor.role != line.actor.name else line.actor.name,
+        line.action,
+        line.subject,
+        _what(line),
+    ]
+    if wide:
+        cells.insert(3, line.actor.remote)
+    return cells
+
+
+def _what(line: audit_bodies.AuditLine) -> str:
+    if line.code:
+        return f"refused: {line.code}: {line.message}"
+    changes = [f"{name}: {_change(line, name)}" for name in line.before | line.after]
+    return "; ".join([*changes, line.message] if line.message else changes)
+
+
+def _change(line: audit_bodies.AuditLine, name: str) -> str:
+    after = _plain(line.after.get(name))
+    return f"{_plain(line.before[name])} -> {after}" if name in line.before else after
+
+
+def _plain(value: Any) -> str:
+    if value is None:
+        return "none"
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()

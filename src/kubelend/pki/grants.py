@@ -1,0 +1,178 @@
+"""Grants: what the broker promised, signed, so that a provider can check it without asking.
+
+A grant is a compact JWS (RFC 7515) with an Ed25519 signature (RFC 8037), which every JWT library can
+verify: `sub` may use `resources` of `aud` for the reservation `jti` until `exp`. The public keys are a
+JWK set, to be fetched once and kept.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Self
+
+import msgspec
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from kubelend.core.errors import InvalidGrant, InvalidSettings
+from kubelend.kits import keyfiles
+
+TYPE = "kubelend-grant+jws"
+ISSUER = "kubelend"
+LONGEST = 16 * 1024
+
+_END = b"-----END PRIVATE KEY-----"
+
+
+class Grant(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The claims: whose, at whom, how much, from when until when (seconds since 1970)."""
+
+    iss: str
+    jti: str
+    """The reservation."""
+    sub: str
+    """The requester."""
+    aud: str
+    """The provider."""
+    nbf: int
+    exp: int
+    resources: dict[str, str]
+
+    def check(self, *, provider: str, now: datetime) -> None:
+        """Refuse a grant that is for somebody else, over, or not begun."""
+        if self.aud != provider:
+            raise InvalidGrant(f"the grant is for provider {self.aud!r}, not {provider!r}")
+        if now.timestamp() >= self.exp:
+            raise InvalidGrant(f"the grant of {self.jti} has ended")
+        if now.timestamp() < self.nbf - LEEWAY:
+            raise InvalidGrant(f"the grant of {self.jti} has not begun")
+
+
+LEEWAY = 60
+"""Seconds by which a provider's clock may be behind the broker's."""
+
+
+class PublicKey(msgspec.Struct, frozen=True):
+    """A key as a JWK."""
+
+    kid: str
+    x: str
+    kty: str = "OKP"
+    crv: str = "Ed25519"
+    alg: str = "EdDSA"
+    use: str = "sig"
+
+
+class KeySet(msgspec.Struct, frozen=True):
+    """A JWK set, as it is served and kept."""
+
+    keys: list[PublicKey]
+
+
+class GrantKeys:
+    """The broker's keys: the first signs, and grants of the others can still be verified."""
+
+    def __init__(self, keys: Sequence[Ed25519PrivateKey]) -> None:
+        self._signer = keys[0]
+        self.public = KeySet([_public(key.public_key()) for key in keys])
+        header = {"alg": "EdDSA", "kid": self.public.keys[0].kid, "typ": TYPE}
+        self._header = _encode(msgspec.json.encode(header))
+
+    @classmethod
+    def create(cls) -> Self:
+        """A new key that is kept nowhere."""
+        return cls([Ed25519PrivateKey.generate()])
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """The keys of a PEM file. One that others can read is refused."""
+        if complaint := keyfiles.exposure(path):
+            raise InvalidSettings(complaint, hint=f"chmod 600 {path}, and ask who has read it")
+        blocks = keyfiles.read(path).split(_END)
+        return cls([_private(block + _END, path) for block in blocks[:-1]] or [_none(path)])
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """The same; a file that is not there is made, with a new key."""
+        if not path.exists():
+            key = Ed25519PrivateKey.generate()
+            keyfiles.write(path, _to_pem(key), mode=keyfiles.PRIVATE)
+        return cls.load(path)
+
+    def sign(self, grant: Grant) -> str:
+        """The grant as text. Lets other threads run while it signs."""
+        signed = self._header + b"." + _encode(msgspec.json.encode(grant))
+        return (signed + b"." + _encode(self._signer.sign(signed))).decode()
+
+
+def verify(text: str, keys: Iterable[PublicKey]) -> Grant:
+    """What a grant says, if one of these keys signed it; `Grant.check` says whether it counts here."""
+    if len(text) > LONGEST:
+        raise InvalidGrant(f"a grant has at most {LONGEST} characters")
+    try:
+        signed, _, signature = text.strip().encode("ascii").rpartition(b".")
+        header, _, claims = signed.partition(b".")
+        _signer(header, keys).verify(_decode(signature), signed)
+        return msgspec.json.decode(_decode(claims), type=Grant)
+    except InvalidSignature:
+        raise InvalidGrant("the grant is not what was signed") from None
+    except ValueError:  # no ASCII, no base64, no JSON, or not ours
+        raise InvalidGrant("this is no grant", hint="paste all of it: three parts") from None
+
+
+class _Header(msgspec.Struct, frozen=True):
+    kid: str
+    alg: str
+    typ: str
+
+
+def _signer(header: bytes, keys: Iterable[PublicKey]) -> Ed25519PublicKey:
+    """By our list alone: a header that names another algorithm must not choose how it is checked."""
+    named = msgspec.json.decode(_decode(header), type=_Header)
+    key = next((key for key in keys if key.kid == named.kid), None)
+    if key is None or (named.alg, named.typ) != ("EdDSA", TYPE):
+        raise InvalidGrant("no key of this broker signed the grant", hint="fetch its keys anew")
+    return Ed25519PublicKey.from_public_bytes(_decode(key.x))
+
+
+def _public(key: Ed25519PublicKey) -> PublicKey:
+    """`kid` is the key's thumbprint (RFC 7638)."""
+    x = _encode(key.public_bytes_raw()).decode()
+    canonical = b'{"crv":"Ed25519","kty":"OKP","x":"%s"}' % x.encode()
+    return PublicKey(_encode(hashlib.sha256(canonical).digest()).decode(), x)
+
+
+def _private(pem: bytes, path: Path) -> Ed25519PrivateKey:
+    try:
+        key = serialization.load_pem_private_key(pem.strip(), password=None)
+    except (ValueError, TypeError) as error:
+        raise InvalidSettings(f"{path} holds no plain private key in PEM form") from error
+    return key if isinstance(key, Ed25519PrivateKey) else _none(path)
+
+
+def _none(path: Path) -> Ed25519PrivateKey:
+    raise InvalidSettings(
+        f"{path} holds no Ed25519 key", hint="make one: openssl genpkey -algorithm ed25519"
+    )
+
+
+def _to_pem(key: Ed25519PrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+
+
+def _encode(content: bytes) -> bytes:
+    return base64.urlsafe_b64encode(content).rstrip(b"=")
+
+
+def _decode(text: bytes | str) -> bytes:
+    raw = text.encode() if isinstance(text, str) else text
+    return base64.b64decode(raw + b"=" * (-len(raw) % 4), altchars=b"-_", validate=True)

@@ -1,0 +1,154 @@
+"""The journal over the wire: every change and every refusal, with who, from where, before and after."""
+
+import pytest
+
+import brokers
+import make
+from callers import offer, wish
+from kubelend.core import journal
+from kubelend.stores.memory import MemoryStore
+
+
+@pytest.fixture
+async def broker(certificates):
+    async with brokers.running(certificates) as made:
+        yield made
+
+
+async def log(broker, **query):
+    answer = await broker.viewer().get("audit", **query)
+    assert answer.status == 200, answer.content
+    return answer.json["lines"]
+
+
+async def test_whole_life_is_told_with_who_and_from_where(broker):
+    await broker.cluster("a").post("advertisements", offer("a"))
+    b = broker.cluster("b")
+    made = (await b.post("reservations", wish("1"))).json
+    await b.post("reservations", made["id"], "activate")
+    await broker.admin().delete("reservations", made["id"])
+    released, activated, requested, advertised = await log(broker)
+    assert [line["action"] for line in (advertised, requested, activated, released)] == [
+        "Advertised",
+        "Requested",
+        "Activated",
+        "Released",
+    ]
+    assert requested["actor"] == {"name": "b", "role": "cluster", "remote": "127.0.0.1"}
+    assert requested["subject"] == f"reservation/{made['id']}"
+    assert released["actor"]["role"] == "admin"
+    assert released["before"] == {"phase": "Active", "reason": "InUse"}
+    assert released["after"] == {"phase": "Released", "reason": "ReleasedByAdmin"}
+
+
+async def test_end_that_nobody_asked_for_is_the_brokers(broker):
+    await broker.cluster("a").post("advertisements", offer("a"))
+    await broker.cluster("b").post("reservations", wish("1", duration="1m"))
+    broker.clock.pass_time(make.MINUTE)
+    await broker.expire()
+    ended = (await log(broker))[0]
+    assert (ended["actor"], ended["after"]["reason"]) == (
+        {"name": "broker", "role": "broker"},
+        "Expired",
+    )
+
+
+async def test_refusals_are_told_and_change_nothing(broker):
+    b = broker.cluster("b")
+    await b.post("reservations", wish("1"))
+    await b.get("clusters")
+    await b.post("advertisements", offer("a"))
+    spoofed, forbidden, nothing = await log(broker, refused="true")
+    assert (nothing["action"], nothing["code"]) == ("reserve", "NoCapacity")
+    assert "no cluster advertises yet" in nothing["message"]
+    assert (forbidden["action"], forbidden["code"]) == ("list_clusters", "Forbidden")
+    assert (spoofed["action"], spoofed["code"]) == ("publish", "Forbidden")
+    assert await log(broker, refused="false") == []
+
+
+async def test_mistakes_are_no_refusals(broker):
+    await broker.cluster("b").post("reservations", {"requestedResources": {}})
+    await broker.cluster("b").get("reservations", "nobody")
+    assert await log(broker) == []
+
+
+async def test_lines_are_found_by_actor_action_subject_and_time(broker):
+    await broker.cluster("a").post("advertisements", offer("a"))
+    made = (await broker.cluster("b").post("reservations", wish("1"))).json
+    broker.clock.pass_time(40 * make.MINUTE)
+    await broker.admin().post("clusters", "a", "cordon")
+
+    async def actions(**query):
+        return [line["action"] for line in await log(broker, **query)]
+
+    assert await actions(actor="b") == ["Requested"]
+    assert await actions(action="Cordoned") == ["Cordoned"]
+    assert await actions(subject="a") == ["Cordoned", "Requested", "Advertised"]
+    assert await actions(subject=made["id"]) == ["Requested"]
+    assert await actions(since="2026-01-01T12:30:00Z") == ["Cordoned"]
+    assert await actions(until="2026-01-01T14:30:00+02:00") == ["Requested", "Advertised"]
+
+
+async def test_long_journal_comes_in_pages(broker):
+    admin = broker.admin()
+    await broker.cluster("a").post("advertisements", offer("a"))
+    for _ in range(3):
+        await admin.post("clusters", "a", "cordon")
+        await admin.post("clusters", "a", "uncordon")
+    first = (await admin.get("audit", limit="4")).json
+    rest = (await admin.get("audit", limit="4", **{"continue": first["next"]})).json
+    numbers = [line["number"] for line in first["lines"] + rest["lines"]]
+    assert numbers == [7, 6, 5, 4, 3, 2, 1]
+    assert "next" not in rest
+
+
+@pytest.mark.parametrize(
+    "query", [{"since": "yesterday"}, {"until": "2026-01-01T12:00:00"}, {"refused": "perhaps"}]
+)
+async def test_filter_that_cannot_be_read_is_refused(broker, query):
+    answer = await broker.viewer().get("audit", **query)
+    assert answer.refusal == (400, "InvalidInput")
+
+
+async def test_digests_are_those_of_the_chain(certificates):
+    stored = MemoryStore()
+    async with brokers.running(certificates, open_store=brokers.reopening(stored)) as broker:
+        await broker.cluster("a").post("advertisements", offer("a"))
+        await broker.admin().post("clusters", "a", "cordon")
+        digests = [line["digest"] for line in await log(broker)]
+    lines = stored.lines(0, 10)
+    assert digests == [line.digest.hex() for line in reversed(lines)]
+    assert list(journal.breaks(lines, *stored.journal_ends())) == []
+
+
+async def test_every_route_that_changes_something_tells_its_caller(broker):
+    """Whoever adds a route with an effect does not have to think of the journal."""
+    a, b, admin = broker.cluster("a"), broker.cluster("b"), broker.admin()
+    await a.post("advertisements", offer("a"))
+    await broker.cluster("c").post("advertisements", offer("c", "1"))
+    one = (await b.post("reservations", wish("2"))).json["id"]
+    await a.post("instructions", one, "acknowledge")
+    await b.post("reservations", one, "renew", {"duration": "3h"})
+    await b.post("reservations", one, "activate")
+    await b.delete("reservations", one)
+    two = (await b.post("reservations", wish("2"))).json["id"]
+    await a.post("instructions", two, "refuse")
+    await admin.post("clusters", "a", "cordon")
+    await admin.post("clusters", "a", "uncordon")
+    await admin.delete("clusters", "a")
+    lines = await log(broker, refused="false", limit="100")
+    told = [(line["actor"]["name"], line["action"]) for line in reversed(lines)]
+    assert told == [
+        ("a", "Advertised"),
+        ("c", "Advertised"),
+        ("b", "Requested"),
+        ("a", "Acknowledged"),
+        ("b", "Renewed"),
+        ("b", "Activated"),
+        ("b", "Released"),
+        ("b", "Requested"),
+        ("a", "Failed"),
+        ("alice", "Cordoned"),
+        ("alice", "Uncordoned"),
+        ("alice", "Removed"),
+    ]

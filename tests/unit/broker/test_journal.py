@@ -1,0 +1,104 @@
+"""The broker's journal: searched newest first, page by page, and shortened without a gap."""
+
+import pytest
+
+import make
+from brokers import Clock, until
+from kubelend.broker.floods import IN_FULL, WINDOW
+from kubelend.broker.journal import PORTION, Journal
+from kubelend.broker.metrics import Metrics
+from kubelend.broker.service import Broker, Rules
+from kubelend.core import journal as chain
+from kubelend.core.errors import Forbidden
+from kubelend.core.journal import Actor
+from kubelend.stores.memory import MemoryStore
+
+MALLORY = Actor("mallory", "cluster")
+
+
+class Scene:
+    def __init__(self):
+        self.store = MemoryStore()
+        self.clock = Clock()
+        self.broker = Broker(lambda: self.store, self.clock, Rules(), Metrics())
+        self.journal = Journal(self.broker, keep_for=make.HOUR)
+
+    async def refuse(self, count=1, action="renew"):
+        """Each from a name of its own, so that none is only counted."""
+        for number in range(count):
+            actor = Actor(f"mallory-{number}", "cluster")
+            self.journal.refused(actor, action, "reservation/rsv-1", Forbidden("no"))
+        await self.broker.settled()
+
+    async def numbers(self, **search):
+        search = {"wanted": lambda told: True, "before": None, "limit": 10} | search
+        found = await self.journal.search(**search)
+        return [told.number for told, _ in found.lines], found.before
+
+    def is_whole(self):
+        start, end = self.store.journal_ends()
+        return not list(chain.breaks(self.store.lines(0, 1 << 20), start, end))
+
+
+@pytest.fixture
+async def scene():
+    made = Scene()
+    await made.broker.load()
+    yield made
+    await made.broker.close()
+
+
+async def test_search_gives_the_newest_first_and_says_where_to_go_on(scene):
+    await scene.refuse(25)
+    assert await scene.numbers() == ([25, 24, 23, 22, 21, 20, 19, 18, 17, 16], 16)
+    assert await scene.numbers(before=16) == ([15, 14, 13, 12, 11, 10, 9, 8, 7, 6], 6)
+    assert await scene.numbers(before=6) == ([5, 4, 3, 2, 1], None)
+
+
+async def test_search_looks_through_more_than_one_portion(scene):
+    await scene.refuse(1, action="activate")
+    await scene.refuse(2 * PORTION)
+    assert await scene.numbers(wanted=lambda told: told.action == "activate") == ([1], None)
+
+
+async def test_empty_journal_has_nothing_to_show(scene):
+    assert await scene.numbers() == ([], None)
+
+
+async def test_what_is_too_old_is_cut_off_and_the_chain_stays_whole(scene):
+    await scene.refuse(30)
+    scene.clock.pass_time(make.HOUR)
+    await scene.refuse(5)
+    scene.clock.pass_time(make.SECOND)
+    await scene.journal.tidy()
+    start, end = scene.store.journal_ends()
+    assert (start.number, end.number) == (30, 36)
+    newest, _ = (await scene.journal.search(lambda told: True, None, 1)).lines[0]
+    assert (newest.action, newest.message.partition(" are")[0]) == ("JournalCut", "Lines up to 30")
+    assert scene.is_whole()
+    assert await scene.numbers() == ([36, 35, 34, 33, 32, 31], None)
+
+
+async def test_nothing_is_cut_before_its_time(scene):
+    await scene.refuse(3)
+    scene.clock.pass_time(make.HOUR)
+    await scene.journal.tidy()
+    assert scene.store.journal_ends()[0].number == 0
+
+
+async def test_flood_is_told_in_full_at_first_and_then_as_a_count(scene):
+    for _ in range(IN_FULL + 7):
+        scene.journal.refused(MALLORY, "reserve", "", Forbidden("no"))
+    scene.clock.pass_time(WINDOW)
+    await scene.journal.tidy()
+    await scene.broker.settled()
+    found = await scene.journal.search(lambda told: True, None, 100)
+    assert len(found.lines) == IN_FULL + 1
+    assert found.lines[0][0].message.startswith("7 more within 60 s")
+
+
+async def test_refusal_while_the_store_is_away_is_no_error(scene):
+    scene.broker.unready = "without its store"
+    scene.journal.refused(MALLORY, "reserve", "", Forbidden("no"))
+    await scene.journal.tidy()
+    await until(lambda: scene.store.journal_ends()[1].number == 0)

@@ -1,0 +1,133 @@
+"""The journal: what a line tells, and that no line can be changed, lost or slipped in unseen."""
+
+from datetime import timedelta
+
+import pytest
+
+import make
+from kubelend.core import entries, journal
+from kubelend.core.events import Earmarked, Forgotten
+from kubelend.core.journal import START, Actor, Entry, Head, Line
+from kubelend.core.members import Member, Standing, Token, TokenId
+from kubelend.core.roles import Role
+
+ALICE = Actor("alice", "admin", "192.0.2.1")
+
+
+def entry(number):
+    return Entry(make.T0, ALICE, "Cordoned", f"cluster/{number}")
+
+
+def sealed(count):
+    lines = journal.seal([entry(number) for number in range(1, count + 1)], START)
+    return lines, lines[-1].head
+
+
+def told(desk):
+    """What the desk's journal tells, in order."""
+    lines = journal.seal([c for c in desk.changes if isinstance(c, Entry)], START)
+    return [journal.told(line) for line in lines]
+
+
+def test_whole_chain_has_no_breaks():
+    lines, end = sealed(5)
+    assert [line.number for line in lines] == [1, 2, 3, 4, 5]
+    assert list(journal.breaks(lines, START, end)) == []
+
+
+def test_chain_goes_on_where_it_stood():
+    first, middle = sealed(2)
+    rest = journal.seal([entry(3)], middle)
+    assert list(journal.breaks([*first, *rest], START, rest[-1].head)) == []
+    assert list(journal.breaks(rest, middle, rest[-1].head)) == []
+
+
+@pytest.mark.parametrize(
+    "spoil, expected",
+    [
+        (lambda lines: lines[:2] + lines[3:], ["line 3 is missing"]),
+        (lambda lines: lines[3:], ["lines 1 to 3 are missing"]),
+        (lambda lines: lines[:3], ["lines 4 to 5 are missing"]),
+        (
+            lambda lines: [*lines[:2], lines[2]._replace(text=b"{}"), *lines[3:]],
+            ["line 3 is not what was written"],
+        ),
+        (
+            lambda lines: [*lines[:2], Line(3, b"{}", bytes(32)), *lines[3:]],
+            ["line 3 is not what was written", "line 4 is not what was written"],
+        ),
+        (
+            lambda lines: [*lines, *journal.seal([entry(6)], lines[-1].head)],
+            ["the journal ends with line 6, and not as line 5 did"],
+        ),
+    ],
+    ids=["one gone", "first gone", "last gone", "changed", "exchanged", "slipped in"],
+)
+def test_every_change_of_the_lines_breaks_the_chain(spoil, expected):
+    lines, end = sealed(5)
+    assert list(journal.breaks(spoil(lines), START, end)) == expected
+
+
+def test_line_that_is_sealed_anew_breaks_the_next_one():
+    """Whoever changes a line and its digest has to change all that follow, and where it ends."""
+    lines, end = sealed(3)
+    (forged,) = journal.seal([Entry(make.T0, ALICE, "Uncordoned", "cluster/2")], lines[0].head)
+    assert list(journal.breaks([lines[0], forged, lines[2]], START, end)) == [
+        "line 3 is not what was written"
+    ]
+    anew = journal.seal([entry(3)], forged.head)
+    assert list(journal.breaks([lines[0], forged, *anew], START, end)) == [
+        "the journal ends with line 3, and not as line 3 did"
+    ]
+
+
+def test_line_tells_who_what_before_and_after():
+    desk = make.Desk()
+    desk.advertise("a", region="eu")
+    held = desk.reserve("cpu=1,memory=1Gi")
+    desk.release(held)
+    seen, made, released = told(desk)
+    assert (seen.action, seen.subject, seen.actor.name) == ("Advertised", "cluster/a", "broker")
+    assert made.before == {}
+    assert made.after["phase"] == "Reserved"
+    assert made.after["target"] == "a"
+    assert made.after["resources"] == {"cpu": 1000, "memory": 1 << 30}
+    assert released.before == {"phase": "Reserved", "reason": "Locked"}
+    assert released.after == {"phase": "Released", "reason": "ReleasedByRequester"}
+
+
+def test_advertisement_that_measures_anew_is_not_told():
+    desk = make.Desk()
+    desk.advertise("a", "cpu=4,memory=8Gi")
+    desk.pass_time(timedelta(seconds=30))
+    desk.advertise("a", "cpu=2,memory=4Gi")
+    assert [line.action for line in told(desk)] == ["Advertised"]
+    desk.advertise("a", "cpu=2,memory=4Gi", region="eu")
+    assert told(desk)[-1].after == {"labels": {"topology.kubernetes.io/region": "eu"}}
+
+
+@pytest.mark.parametrize("event", [Earmarked, Forgotten])
+def test_housekeeping_is_not_told(event):
+    found = make.reservation("rsv-1")
+    made = event(make.T0, found.id, None) if event is Earmarked else event(make.T0, found.id)
+    assert entries.entry_of(ALICE, made, found, found) is None
+
+
+def test_digest_of_a_token_is_in_no_line():
+    token = Token(TokenId("abc"), "d1ge57", Role.CLUSTER, make.T0, "alice", make.T0)
+    member = Member(Role.CLUSTER, "a", Standing.PENDING, make.T0, asks="sha256:ab")
+    lines = journal.seal(
+        [
+            Entry(make.T0, ALICE, "TokenCreated", "token/abc", None, token),
+            Entry(make.T0, ALICE, "JoinRequested", "member/cluster/a", None, member),
+        ],
+        START,
+    )
+    text = b"".join(line.text for line in lines)
+    assert b"d1ge57" not in text
+    assert b"usesLeft" in text
+
+
+def test_start_is_before_the_first_line():
+    assert Head(0, bytes(32)) == START
+    assert list(journal.breaks([], START, START)) == []
