@@ -15,15 +15,16 @@ import itertools
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 
-from kubelend.core import commands, prices
+from kubelend.core import commands, limiting, prices, quotas
 from kubelend.core import resources as amounts
 from kubelend.core.commands import Answer, Command
 from kubelend.core.decision import NoFit
 from kubelend.core.events import Archived, Change, Dropped, Erased, Event
 from kubelend.core.filters import Question
 from kubelend.core.ledger import Ledger
+from kubelend.core.lending import LendingPolicy
 from kubelend.core.lifecycle import Reason
-from kubelend.core.limits import Limits
+from kubelend.core.limits import Limits, Quota
 from kubelend.core.members import Member, Token
 from kubelend.core.models import (
     REGION_LABEL,
@@ -47,6 +48,8 @@ SECOND = timedelta(seconds=1)
 MINUTE = timedelta(minutes=1)
 HOUR = timedelta(hours=1)
 STALE_AFTER = 10 * MINUTE
+R = ClusterId("r")
+"""Who asks, if nobody else is named."""
 RETENTION = 24 * HOUR
 
 Amounts = str | Resources
@@ -56,6 +59,36 @@ def resources(text: Amounts) -> Resources:
     if isinstance(text, Resources):
         return text
     return amounts.asked(dict(part.split("=") for part in text.split(",") if part))
+
+
+def caps(text: str) -> dict[str, int]:
+    return amounts.caps(dict(part.split("=") for part in text.split(",") if part))
+
+
+def policy(
+    *,
+    allow: Iterable[str] = (),
+    deny: Iterable[str] = (),
+    keep_back: Amounts = "",
+    max_lent: str = "",
+    max_per_requester: str = "",
+    hours: Iterable[str] = (),
+) -> LendingPolicy:
+    return LendingPolicy(
+        tuple(allow),
+        tuple(deny),
+        resources(keep_back),
+        caps(max_lent),
+        caps(max_per_requester),
+        tuple(hours),
+    )
+
+
+def quota(
+    text: str = "", *, reservations: int | None = None, budget: str = "", currency: str = "USD"
+) -> Quota:
+    money = prices.parse(budget, "budget") if budget else None
+    return Quota(caps(text), reservations, money, currency)
 
 
 def price_list(currency: str = "USD", **per_hour: str) -> Prices:
@@ -73,6 +106,7 @@ def advertisement(
     prices: Prices | None = None,
     valid_for: timedelta | None = None,
     sent_at: datetime = T0,
+    policy: LendingPolicy | None = None,
 ) -> Advertisement:
     return Advertisement(
         cluster=ClusterId(cluster),
@@ -83,6 +117,7 @@ def advertisement(
         prices=prices,
         labels=dict(labels or {}) | ({REGION_LABEL: region} if region else {}),
         valid_for=valid_for,
+        policy=policy,
     )
 
 
@@ -244,10 +279,25 @@ class Desk:
     def remove(self, name: str) -> None:
         self.run(commands.remove(self.ledger, ClusterId(name), self.now))
 
+    def limit(self, name: str, wanted: LendingPolicy | None = None, **fields) -> None:
+        """Set a policy for a provider; `fields` are those of `policy`."""
+        wanted = wanted or policy(**fields)
+        self.run(limiting.set_policy(self.ledger, ClusterId(name), wanted, self.now))
+
+    def allot(self, name: str, wanted: Quota | str = "", **fields) -> None:
+        """Set a quota for a requester; `fields` are those of `quota`."""
+        wanted = wanted if isinstance(wanted, Quota) else quota(wanted, **fields)
+        self.run(limiting.set_quota(self.ledger, ClusterId(name), wanted, self.now))
+
     def expire(self, retention: timedelta = RETENTION) -> None:
         self.run(commands.expire(self.ledger, retention, self.now))
 
     # -- questions
+
+    def question(self, wanted: Amounts | Request, **fields) -> Question:
+        """What a decision is asked about a request made now."""
+        asked = wanted if isinstance(wanted, Request) else request(wanted, **fields)
+        return quotas.question(self.ledger, asked, self.now)
 
     def __getitem__(self, found: ReservationId) -> Reservation:
         return self.ledger.reservation(found)
@@ -318,11 +368,20 @@ def state(ledger: Ledger) -> dict[str, object]:
         "waiting": [waiter.id for waiter in ledger.waiting()],
         "members": dict(ledger.registry.members),
         "tokens": dict(ledger.registry.tokens),
-        "limits": {name: ledger.limits(name) for name in known},
+        "limits": dict(ledger.rulebook.limits),
+        "lending": {name: ledger.rulebook.lending(name) for name in known},
+        "accounts": {
+            name: (found.held, found.holds, found.awaited, found.waits, found.spending.steps())
+            for name, found in ledger.accounts.by_requester.items()
+        },
+        "loans": {name: dict(ledger.fleet.loans.of(name)) for name in known},
         "ids": list(fleet.ids),
         "labels": list(fleet.labels),
         "columns": {name: _plain(column) for name, column in columns.items()},
         "rows": _plain((fleet.valid_until, fleet.open, fleet.currency, fleet.rates)),
+        "withheld": {name: _plain(fleet.available(name)) for name in names},
+        "shares": {name: _plain(fleet.share_left(name, R)) for name in names},
+        "admits": None if fleet.bounds is None else _plain(fleet.bounds.admission(R, len(fleet))),
         "earmarks": (fleet.earmarks, [_plain(fleet.open_to(*rank)) for rank in ranks]),
     }
 

@@ -6,11 +6,16 @@ must agree to the last bit. Slow, and meant to be read beside contract.md.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from datetime import datetime
+import math
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, time, timedelta
+from fnmatch import fnmatchcase
+from fractions import Fraction
+from zoneinfo import ZoneInfo
 
 from kubelend.core.filters import Question
 from kubelend.core.ledger import Ledger
+from kubelend.core.lending import LendingPolicy
 from kubelend.core.models import Cluster, ClusterId, Request, Reservation
 from kubelend.core.refusals import Refusal
 from kubelend.core.resources import Resources
@@ -52,13 +57,16 @@ def decide(question: Question, ledger: Ledger) -> tuple[ClusterId, float] | None
 
 def refusals(question: Question, cluster: Cluster, ledger: Ledger) -> list[Refusal]:
     """Every reason why this cluster cannot serve the request, in the order of reporting."""
-    return [
+    found = [
         *_by_identity(question, cluster),
         *_by_state(question.now, cluster),
         *_by_constraints(question.request, cluster),
         *_by_amounts(question.request.resources, ledger.available(cluster.id)),
         *_by_earmark(question, cluster, ledger.waiting()),
+        *_by_policies(question, cluster, ledger),
+        *_by_money(question, cluster),
     ]
+    return [refusal for refusal in Refusal if refusal in found]
 
 
 def price(request: Request, cluster: Cluster) -> float:
@@ -182,6 +190,190 @@ def _by_earmark(question: Question, cluster: Cluster, waiting: list[Reservation]
         for waiter in waiting
         if waiter.earmark == cluster.id and (-waiter.request.priority, waiter.ticket) < rank
     ]
+
+
+def policies(cluster: Cluster, ledger: Ledger) -> list[LendingPolicy]:
+    """What the cluster says itself, and what an administrator says for it: both hold."""
+    both = [cluster.advertisement.policy, ledger.limits(cluster.id).policy]
+    return [policy for policy in both if policy is not None]
+
+
+def _by_policies(question: Question, cluster: Cluster, ledger: Ledger) -> Iterator[Refusal]:
+    requester, wanted = question.request.requester, question.request.resources
+    available, reserved = ledger.available(cluster.id), ledger.reserved(cluster.id)
+    for policy in policies(cluster, ledger):
+        if policy.allow and not is_named(requester, policy.allow):
+            yield Refusal.REQUESTER_NOT_ALLOWED
+        if is_named(requester, policy.deny):
+            yield Refusal.REQUESTER_DENIED
+        if not is_open((policy.hours,), question.now):
+            yield Refusal.OUTSIDE_OPENING_HOURS
+        has = sum((r.request.resources for r in loans(requester, cluster, ledger)), Resources())
+        for name, amount in wanted.items():
+            if available.amount(name) < amount:
+                continue  # it is not there at all: nothing is withheld
+            if available.amount(name) - policy.keep_back.amount(name) < amount:
+                yield Refusal.KEPT_BACK
+            if reserved.amount(name) + amount > policy.max_lent.get(name, math.inf):
+                yield Refusal.LENDING_CAP_REACHED
+            if has.amount(name) + amount > policy.max_per_requester.get(name, math.inf):
+                yield Refusal.REQUESTER_CAP_REACHED
+
+
+def is_named(name: str, names: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in names)
+
+
+def exceeds_quota(request: Request, ledger: Ledger, *, served: bool = False) -> bool:
+    """Whether one more would be too much; one that is `served` counts among those who wait already."""
+    quota = ledger.limits(request.requester).quota
+    if quota is None:
+        return False
+    counted = [
+        found
+        for found in ledger.reservations.values()
+        if found.requester == request.requester
+        and (found.is_live or (found.phase == "Pending" and not served))
+    ]
+    has = sum((found.request.resources for found in counted), Resources())
+    too_many = quota.reservations is not None and len(counted) + 1 > quota.reservations
+    return too_many or any(
+        has.amount(name) + wanted > quota.amounts.get(name, math.inf)
+        for name, wanted in request.resources.items()
+    )
+
+
+def could_serve(waiter: Reservation, cluster: Cluster, ledger: Ledger) -> bool:
+    """Whether a cluster that lends nothing to anybody else would have room for a waiter."""
+    if exceeds_quota(waiter.request, ledger, served=True):
+        return False
+    has = sum((r.request.resources for r in loans(waiter.requester, cluster, ledger)), Resources())
+    ceiling = cluster.ceiling
+    return all(
+        ceiling.amount(name) >= wanted
+        and all(
+            ceiling.amount(name) - policy.keep_back.amount(name) >= wanted
+            and policy.max_lent.get(name, math.inf) >= wanted
+            and policy.max_per_requester.get(name, math.inf) >= wanted + has.amount(name)
+            for policy in policies(cluster, ledger)
+        )
+        for name, wanted in waiter.request.resources.items()
+    )
+
+
+def loans(requester: ClusterId, provider: Cluster, ledger: Ledger) -> list[Reservation]:
+    """What a requester has of a provider now."""
+    return [found for found in ledger.lent_by(provider.id) if found.requester == requester]
+
+
+def is_open(lists: tuple[tuple[str, ...], ...], at: datetime) -> bool:
+    """Whether each list of opening hours that is not empty has some that are open."""
+    return all(any(_is_within(text, at) for text in texts) for texts in lists if texts)
+
+
+_DAYS = ["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"]
+
+
+def _is_within(text: str, at: datetime) -> bool:
+    """As a person would look it up: which days are meant, and from when to when on each of them."""
+    days, times, zone = _parts(text)
+    wall = at.astimezone(UTC if zone == "UTC" else ZoneInfo(zone)).replace(tzinfo=None)
+    start, end = (timedelta(hours=int(t[:2]), minutes=int(t[3:])) for t in times.split("-"))
+    for day in (wall.date(), wall.date() - timedelta(days=1)):
+        midnight = datetime.combine(day, time())
+        closes = end if end > start else end + timedelta(days=1)
+        if _DAYS[day.weekday()] in days and midnight + start <= wall < midnight + closes:
+            return True
+    return False
+
+
+def _parts(text: str) -> tuple[list[str], str, str]:
+    """The days by name, the times, and the zone."""
+    parts = text.split()
+    days = [] if parts[0][0].isdigit() else parts.pop(0).split(",")
+    zone = parts[1] if len(parts) > 1 else "UTC"
+    if not days:
+        return _DAYS, parts[0], zone
+    found = []
+    for part in days:
+        first, _, last = part.partition("-")
+        day = _DAYS.index(first)
+        found.append(_DAYS[day])
+        while _DAYS[day] != (last or first):
+            day = (day + 1) % 7
+            found.append(_DAYS[day])
+    return found, parts[0], zone
+
+
+def agreed(request: Request, cluster: Cluster) -> int:
+    """What a reservation there is placed for: billionths per hour, rounded to the nearest."""
+    prices, asked = cluster.advertisement.prices, request.resources
+    if prices is None:
+        return 0
+    exact = Fraction(asked.cpu * prices.cpu, 1000) + asked.gpu * prices.gpu
+    exact += Fraction(asked.memory * prices.memory + asked.storage * prices.storage, 10**9)
+    return math.floor(exact + Fraction(1, 2))
+
+
+def _by_money(question: Question, cluster: Cluster) -> Iterator[Refusal]:
+    purse, prices = question.purse, cluster.advertisement.prices
+    if purse is None or prices is None:
+        return
+    if prices.currency != purse.currency:
+        yield Refusal.CURRENCY_MISMATCH
+    elif agreed(question.request, cluster) > purse.most:
+        yield Refusal.OVER_BUDGET
+
+
+def most_per_hour(
+    ledger: Ledger,
+    requester: ClusterId,
+    since: datetime,
+    until: datetime,
+    without: Reservation | None = None,
+) -> int | None:
+    """What the budget leaves for each hour of a time, looked at day by day; None without a budget."""
+    quota = ledger.limits(requester).quota
+    if quota is None or quota.budget is None:
+        return None
+    most = []
+    day = since.replace(hour=0, minute=0, second=0, microsecond=0)
+    while day < until:
+        next_day = day + timedelta(days=1)
+        hours = _hours(since, until, day, next_day)
+        spent = Fraction(0)
+        for found in ledger.reservations.values():
+            if found.requester == requester:
+                cut = since if without is not None and found.id == without.id else None
+                spent += spent_on(found, day, quota.currency, cut)
+        most.append(math.floor((quota.budget - spent) / hours))
+        day = next_day
+    return max(min(most), 0)
+
+
+def spent_on(
+    found: Reservation, day: datetime, currency: str, until: datetime | None = None
+) -> Fraction:
+    """What of a reservation's cost falls on a day, in billionths; only that before `until`, if given."""
+    parts = [(c.since, c.until, c.hourly, c.currency) for c in found.charges]
+    if found.reserved_at is not None and found.expires_at is not None:
+        ends = [found.expires_at, found.finished_at, until]
+        end = min(moment for moment in ends if moment is not None)
+        parts.append((found.reserved_at, end, found.hourly, found.currency))
+    return sum(
+        (
+            _hours(since, end, day, day + timedelta(days=1)) * hourly
+            for since, end, hourly, its_currency in parts
+            if its_currency == currency
+        ),
+        Fraction(0),
+    )
+
+
+def _hours(since: datetime, until: datetime, start: datetime, end: datetime) -> Fraction:
+    """How many hours both spans have in common."""
+    common = max(min(until, end) - max(since, start), timedelta())
+    return Fraction(common // timedelta(microseconds=1), 3_600_000_000)
 
 
 def _comparable(request: Request, cluster: Cluster) -> bool:

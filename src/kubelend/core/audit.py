@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
+from kubelend.core import lending
+from kubelend.core.accounts import Account
 from kubelend.core.ledger import Ledger
 from kubelend.core.lifecycle import Phase
 from kubelend.core.models import Cluster, ClusterId, Reservation
@@ -19,6 +21,8 @@ def violations(ledger: Ledger) -> list[str]:
     return [
         *_reserved_is_the_sum_of_live_reservations(ledger),
         *_free_is_what_is_left(ledger),
+        *_accounts_count_every_reservation(ledger),
+        *_loans_count_every_reservation(ledger),
         *_records_are_consistent(ledger),
         *_tally_counts_every_reservation(ledger),
         *_keys_are_unique(ledger),
@@ -53,13 +57,54 @@ def _free_is_what_is_left(ledger: Ledger) -> Iterator[str]:
         row = ledger.fleet.find(cluster)
         if row is None:
             continue
-        available = (record.ceiling - ledger.reserved(cluster)).clamped()
+        available = _lendable(ledger, record)
         for name in ("cpu", "memory", "gpu", "storage", *extended):
             column = ledger.fleet.free(name)
             if column is not None and int(column[row]) != available.amount(name):
                 yield f"{cluster}: the index has {column[row]} {name} free, not {available.amount(name)}"
     if sorted(ledger.clusters) != ledger.fleet.ids:
         yield "the index does not hold the clusters of the ledger"
+
+
+def _lendable(ledger: Ledger, cluster: Cluster) -> Resources:
+    """What may be lent, worked out from the records alone."""
+    reserved = ledger.reserved(cluster.id)
+    available = (cluster.ceiling - reserved).clamped()
+    holds = lending.stricter(cluster.advertisement.policy, ledger.limits(cluster.id).policy)
+    return available if holds is None else holds.lendable(available, reserved)
+
+
+def _accounts_count_every_reservation(ledger: Ledger) -> Iterator[str]:
+    quotas = {
+        name: limits.quota
+        for name, limits in ledger.rulebook.limits.items()
+        if limits.quota is not None
+    }
+    if quotas.keys() != ledger.accounts.by_requester.keys():
+        yield "the accounts are not those of the requesters with a quota"
+    for name, account in ledger.accounts.by_requester.items():
+        own = [found for found in ledger.reservations.values() if found.requester == name]
+        if name in quotas and _sums(account) != _sums(Account(quotas[name], own)):
+            yield f"{name}: the account is not the sum of its reservations"
+
+
+def _sums(account: Account) -> tuple[object, ...]:
+    held = (account.held, account.holds, account.awaited, account.waits)
+    return (*held, account.quota, account.spending.steps())
+
+
+def _loans_count_every_reservation(ledger: Ledger) -> Iterator[str]:
+    sums: dict[tuple[ClusterId, ClusterId], Resources] = defaultdict(Resources)
+    for found in ledger.reservations.values():
+        if found.is_live and found.target in ledger.fleet.loans.watched:
+            sums[found.requester, found.target] += found.request.resources
+    counted = {
+        (requester, provider): lent
+        for requester in {found.requester for found in ledger.reservations.values()}
+        for provider, lent in ledger.fleet.loans.of(requester).items()
+    }
+    if counted != sums:
+        yield "what each requester has of each provider is not the sum of its reservations"
 
 
 def _records_are_consistent(ledger: Ledger) -> Iterator[str]:

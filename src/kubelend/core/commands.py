@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from itertools import islice
 from typing import TypeVar
 
-from kubelend.core import decision, entries, transitions, waiting
+from kubelend.core import decision, entries, quotas, transitions, waiting
 from kubelend.core.decision import NoFit
 from kubelend.core.errors import Conflict, Forbidden, KeyReused, QueueFull, WrongPhase
 from kubelend.core.events import (
@@ -31,7 +31,6 @@ from kubelend.core.events import (
     Requested,
     Uncordoned,
 )
-from kubelend.core.filters import Question
 from kubelend.core.journal import THE_BROKER, Actor
 from kubelend.core.ledger import Ledger
 from kubelend.core.lifecycle import FINAL, Phase, Reason
@@ -57,19 +56,23 @@ def run(
     """Drive a command to its answer; returns it with all that a store has to keep, the journal too."""
     changes: list[Change] = []
     answer = _drive(ledger, command, changes, actor)
-    if ledger.freed:
+    if ledger.freed or ledger.shifted:
         for event in waiting.serve(ledger, now):
             _apply(ledger, event, changes, THE_BROKER)
     return answer, changes
 
 
 def advertise(
-    ledger: Ledger, advertisement: Advertisement, stale_after: timedelta, now: datetime
+    ledger: Ledger,
+    advertisement: Advertisement,
+    stale_after: timedelta,
+    now: datetime,
+    certificate_until: datetime | None = None,
 ) -> Command[Cluster]:
     """Believe a cluster for as long as it says, but not longer than the broker's own limit."""
     valid_for = advertisement.valid_for
     valid_for = stale_after if valid_for is None else min(valid_for, stale_after)
-    yield Advertised(now, advertisement, now + valid_for)
+    yield Advertised(now, advertisement, now + valid_for, certificate_until)
     return ledger.cluster(advertisement.cluster)
 
 
@@ -82,12 +85,14 @@ def reserve(
         return _same_request(known, request).id
     if new_id in ledger.reservations:
         raise Conflict(f"{new_id} exists already", hint="ask again")
-    answer = decision.decide(Question(request, now), ledger.fleet)
+    quotas.check(ledger, request)
+    answer = decision.decide(quotas.question(ledger, request, now), ledger.fleet)
     if isinstance(answer, NoFit):
         if not request.wait:
             return answer
         return (yield from _enqueue(ledger, request, answer, new_id, max_waiting, now))
-    yield Requested(now, transitions.placed_at_once(new_id, request, answer.cluster, now))
+    prices = ledger.clusters[answer.cluster].advertisement.prices
+    yield Requested(now, transitions.placed_at_once(new_id, request, answer.cluster, prices, now))
     return new_id
 
 
@@ -106,13 +111,17 @@ def activate(ledger: Ledger, reservation: ReservationId, now: datetime) -> Comma
 def renew(
     ledger: Ledger, reservation: ReservationId, duration: timedelta, now: datetime
 ) -> Command[None]:
-    """Keep it for this long from now. It never ends earlier than before: to end it, release it."""
+    """Keep it for this long from now. It never ends earlier than before: to end it, release it.
+
+    The price stays as it was agreed, and the requester's budget has to allow for it.
+    """
     found = ledger.reservation(reservation)
     if not found.is_live or found.expires_at is None:
         raise WrongPhase(
             f"{found.id} is {found.phase}", hint="only a live reservation can be renewed"
         )
     if now + duration > found.expires_at:
+        quotas.check_renewal(ledger, found, now + duration)
         yield Renewed(now, reservation, now + duration)
 
 
@@ -148,12 +157,12 @@ def refuse(
     found = _held_by(ledger, reservation, provider)
     if found.phase is Phase.ACTIVE:
         raise WrongPhase(f"{found.id} is in use", hint="drain the cluster instead")
-    answer = decision.decide(waiting.question_of(found, now), ledger.fleet)
+    answer = decision.decide(quotas.question_of(ledger, found, now), ledger.fleet)
     if isinstance(answer, NoFit):
         message = f"Refused by {provider}: {why or 'no reason given'}; then {answer.explanation}"
         yield Failed(now, reservation, Reason.REFUSED, message)
     else:
-        yield _moved(found, answer.cluster, now)
+        yield _moved(ledger, found, answer.cluster, now)
 
 
 def has_refused(found: Reservation, provider: ClusterId) -> bool:
@@ -182,12 +191,12 @@ def drain(
     yield from cordon(ledger, cluster, why, now)
     lent = ledger.lent_by(cluster)
     for found in lent:
-        answer = decision.decide(waiting.question_of(found, now), ledger.fleet)
+        answer = decision.decide(quotas.question_of(ledger, found, now), ledger.fleet)
         if isinstance(answer, NoFit):
             message = f"Cluster {cluster} was drained: {why}; then {answer.explanation}"
             yield Released(now, found.id, Reason.DRAINED, message)
         else:
-            yield _moved(found, answer.cluster, now)
+            yield _moved(ledger, found, answer.cluster, now)
     return [found.id for found in lent]
 
 
@@ -202,7 +211,8 @@ def remove(ledger: Ledger, cluster: ClusterId, now: datetime) -> Command[None]:
 
 
 def expire(ledger: Ledger, retention: timedelta, now: datetime) -> Command[None]:
-    """End what is over, and forget what ended long ago."""
+    """End what is over, forget what ended long ago, and note what has opened."""
+    ledger.tick(now)
     for found in ledger.overdue(now):
         if found.phase is Phase.PENDING:
             yield from _time_out(ledger, found, now)
@@ -222,7 +232,7 @@ def _drive(ledger: Ledger, command: Command[Answer], changes: list[Change], acto
 
 
 def _apply(ledger: Ledger, event: Event, changes: list[Change], actor: Actor) -> None:
-    before = ledger.before(event)
+    before = entries.before(ledger, event)
     change = ledger.apply(event)
     changes.append(change)
     entry = entries.entry_of(actor, event, before, change)
@@ -267,16 +277,17 @@ def _held_by(ledger: Ledger, reservation: ReservationId, provider: ClusterId) ->
     return found
 
 
-def _moved(found: Reservation, target: ClusterId, now: datetime) -> Placed:
-    """A move keeps the end that was promised."""
+def _moved(ledger: Ledger, found: Reservation, target: ClusterId, now: datetime) -> Placed:
+    """A move keeps the end that was promised, but not the price."""
     expires_at = found.expires_at or now + found.request.duration
-    return Placed(now, found.id, target, expires_at, Reason.MOVED)
+    prices = ledger.cluster(target).advertisement.prices
+    return transitions.placed(found, target, prices, expires_at, Reason.MOVED, now)
 
 
 def _time_out(ledger: Ledger, waiter: Reservation, now: datetime) -> Command[None]:
     """A late sweep ends holds and waits together: what came free first may be what it waited for."""
     yield from waiting.serve(ledger, now)
     if ledger.reservation(waiter.id).phase is Phase.PENDING:
-        answer = decision.decide(waiting.question_of(waiter, now), ledger.fleet)
+        answer = decision.decide(quotas.question_of(ledger, waiter, now), ledger.fleet)
         why = f": {answer.explanation}" if isinstance(answer, NoFit) else ""
         yield Failed(now, waiter.id, Reason.WAIT_TIMED_OUT, f"Nothing fitted in time{why}")

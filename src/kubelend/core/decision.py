@@ -26,8 +26,12 @@ class NoFit(msgspec.Struct, frozen=True):
 
 def decide(question: Question, fleet: Fleet) -> Placement | NoFit:
     """The best cluster that fits, or the reasons why none does."""
+    placement = choose(question, fleet)
+    return placement or NoFit(explanations.explain(question, fleet, limit=0))
+
+
+def choose(question: Question, fleet: Fleet) -> Placement | None:
+    """The same for who need not be told why not."""
     feasible = filters.passing(question, fleet)
     best = policies.best(question.request, fleet, feasible)
-    if best is None:
-        return NoFit(explanations.explain(question, fleet, limit=0))
-    return Placement(fleet.ids[best.row], best.score)
+    return None if best is None else Placement(fleet.ids[best.row], best.score)

@@ -5,10 +5,12 @@
     │   ├── InvalidQuantity      a text is no Kubernetes quantity, or not in range
     │   ├── InvalidDuration      a text is no Go duration, or not in range
     │   ├── InvalidIdentity      a certificate's subject names no usable cluster
+    │   ├── InvalidGrant         a text is no grant, or none that counts here
     │   ├── TooSlow              a request did not arrive in time; retryable
     │   └── KeyReused            an idempotency key came back with another request
     ├── Forbidden                the caller is known, and may not do this
     │   ├── Revoked              its certificate is not believed any more
+    │   ├── TokenRefused         a token that is wrong, over, or for somebody else
     │   └── QuotaExceeded        it would hold or wait for more than it may
     ├── NotFound                 no such cluster, reservation or route
     ├── MethodNotAllowed         the route exists, but not with this method
@@ -78,6 +80,12 @@ class InvalidIdentity(InvalidInput):
     code = "InvalidIdentity"
 
 
+class InvalidGrant(InvalidInput):
+    """A text is no grant of this broker, or none that counts here and now."""
+
+    code = "InvalidGrant"
+
+
 class TooSlow(InvalidInput):
     """A request began and did not arrive in time; nothing of it has happened."""
 
@@ -101,6 +109,12 @@ class Revoked(Forbidden):
     """The caller's certificate is not believed any more."""
 
     code = "Revoked"
+
+
+class TokenRefused(Forbidden):
+    """The token that somebody wants to join with is wrong, over, or for somebody else."""
+
+    code = "TokenRefused"
 
 
 class QuotaExceeded(Forbidden):

@@ -12,8 +12,9 @@ from typing import Literal
 import msgspec
 
 from kubelend.core.journal import Entry
+from kubelend.core.lending import LendingPolicy
 from kubelend.core.lifecycle import Reason
-from kubelend.core.limits import LendingPolicy, Limits, Quota
+from kubelend.core.limits import Limits, Quota
 from kubelend.core.members import Member, MemberId, Token, TokenId
 from kubelend.core.models import Advertisement, Cluster, ClusterId, Reservation, ReservationId
 
@@ -27,6 +28,7 @@ class Event(msgspec.Struct, frozen=True):
 class Advertised(Event, frozen=True):
     advertisement: Advertisement
     valid_until: datetime
+    certificate_until: datetime | None = None
 
 
 class Cordoned(Event, frozen=True):
@@ -62,6 +64,8 @@ class Placed(ReservationEvent, frozen=True):
     target: ClusterId
     expires_at: datetime
     reason: Reason
+    hourly: int = 0
+    currency: str = ""
 
 
 class Acknowledged(ReservationEvent, frozen=True):
@@ -118,6 +122,10 @@ class JoinRequested(MemberChanged, frozen=True):
     """It waits for an administrator."""
 
 
+class JoinRejected(MemberChanged, frozen=True):
+    """It waits no more, and stays what it was."""
+
+
 class MemberAccepted(MemberChanged, frozen=True):
     """It may have certificates."""
 
@@ -171,6 +179,12 @@ class Erased(msgspec.Struct, frozen=True):
     id: str
 
 
+class Cut(msgspec.Struct, frozen=True):
+    """A store's instruction: the journal need not keep its lines up to this one any longer."""
+
+    line: int
+
+
 Kind = Literal["member", "token", "limits"]
-Change = Cluster | Reservation | Member | Token | Limits | Dropped | Archived | Erased | Entry
-"""What an event did, as a store has to keep it: the new record, that one is gone, or a journal's entry."""
+Change = Cluster | Reservation | Member | Token | Limits | Dropped | Archived | Erased | Entry | Cut
+"""What an event did, as a store has to keep it: the new record, that one is gone, or a line to tell."""

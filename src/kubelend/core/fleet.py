@@ -9,62 +9,33 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
-from typing import TypeVar
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
 
+from kubelend.core.bounds import Bound, Bounds
+from kubelend.core.columns import FOREVER, NEVER, Column, Floats, Ints, Mask, widened
+from kubelend.core.instants import micros
+from kubelend.core.lending import Lending
+from kubelend.core.loans import Loans
 from kubelend.core.models import Cluster, ClusterId
-from kubelend.core.resources import Resources
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-Mask = npt.NDArray[np.bool_]
-Columns = Callable[[str], Ints | None]
-"""Gives one kind of amount by the name of the resource; None if no cluster offers it."""
-
-Scalar = TypeVar("Scalar", bound=np.generic)
+from kubelend.core.prices import Prices
+from kubelend.core.resources import NOTHING, Resources
 
 UNPRICED = -1
 NO_EARMARK = np.iinfo(np.int64).min
 """The priority of a cluster that nobody waits for: every request ranks above it."""
 
-NEVER, FOREVER = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)
-
 LABEL_MASKS = 256
 """Labels come from requests, so the number of those remembered is bounded."""
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND = timedelta(microseconds=1)
 _NAMED = ("cpu", "memory", "gpu", "storage")
-
-
-def micros(at: datetime) -> int:
-    """An instant as an integer that fits a column."""
-    return (at - _EPOCH) // _MICROSECOND
 
 
 def currency_code(currency: str) -> int:
     """A currency of at most eight letters as an integer that fits a column."""
     return int.from_bytes(currency.encode("ascii"))
-
-
-class Column:
-    """One resource over all clusters."""
-
-    def __init__(self, room: int) -> None:
-        self.free = np.zeros(room, np.int64)
-        """What can be promised now, never below zero."""
-        self.ceiling = np.zeros(room, np.int64)
-        """What could be promised if nothing were reserved."""
-        self.free_float = np.zeros(room, np.float64)
-        self.allocatable = np.ones(room, np.float64)
-        """`free` again, and its divisor, for scores: floats, because a share needs no exactness."""
-
-    def arrays(self) -> tuple[Ints, Ints, Floats, Floats]:
-        return self.free, self.ceiling, self.free_float, self.allocatable
 
 
 class Fleet:
@@ -73,7 +44,11 @@ class Fleet:
     def __init__(self, room: int = 64) -> None:
         self.ids: list[ClusterId] = []
         self.labels: list[dict[str, str]] = []
+        self.prices: list[Prices | None] = []
         self.earmarks = 0
+        self.bounds: Bounds | None = None
+        """What policies withhold; None while no cluster has one."""
+        self.loans = Loans()
         self._extended: list[frozenset[str]] = []
         self._offers: Counter[str] = Counter()
         """How many clusters offer each extended resource: whether one does must not take a search."""
@@ -117,6 +92,35 @@ class Fleet:
         if row is not None:
             self._set_free(row, free)
 
+    def bind(self, cluster: Cluster, lending: Lending | None) -> None:
+        """Write what the policy of a cluster says, or that it has none. To be done after each `put`."""
+        row = self.find(cluster.id)
+        if row is None or (lending is None and self.bounds is None):
+            return
+        if self.bounds is None:
+            self.bounds = Bounds(len(self._open))
+        if self.bounds.bind(row, lending):
+            self._usable_until = NEVER
+        if lending is not None:
+            ceiling = lending.lendable(cluster.ceiling, NOTHING)
+            for name, column in self._columns.items():
+                column.ceiling[row] = ceiling.amount(name)
+                self.bounds.column(name).bind(row, name, lending)
+        elif not self.bounds.policies:
+            self.bounds = None
+
+    def withhold(
+        self, cluster: ClusterId, lending: Lending, available: Resources, reserved: Resources
+    ) -> None:
+        """Take what a policy withholds off what is free. To be done after each `put` and `set_free`."""
+        row, bounds = self.find(cluster), self.bounds
+        if row is None or bounds is None:
+            return
+        for name, column in self._columns.items():
+            most = lending.max_lent.get(name)
+            left = FOREVER if most is None else max(most - reserved.amount(name), 0)
+            column.free[row] = bounds.column(name).withhold(row, available.amount(name), left)
+
     def set_earmark(self, cluster: ClusterId, rank: tuple[int, int] | None) -> None:
         """Keep a cluster for the waiter of this priority and ticket, or for nobody."""
         row = self.find(cluster)
@@ -130,10 +134,15 @@ class Fleet:
         if row is None:
             return
         self.set_earmark(cluster, None)
+        if self.bounds is not None:
+            self.bounds.bind(row, None)
+            self.bounds = self.bounds if self.bounds.policies else None
         for array in self._arrays():
             array[..., row : len(self) - 1] = array[..., row + 1 : len(self)]
         self._set_extended(row, frozenset())
-        del self.ids[row], self.labels[row], self._extended[row]
+        del self.ids[row], self.labels[row], self.prices[row], self._extended[row]
+        if self.bounds is not None:
+            self.bounds.removed()
         self._label_masks.clear()
 
     # -- what filters and scores read
@@ -151,6 +160,35 @@ class Fleet:
         column = self._columns.get(name)
         return None if column is None else column.free[: len(self)]
 
+    def available(self, name: str) -> Ints | None:
+        """The same with what policies withhold."""
+        free = self.free(name)
+        if free is None or self.bounds is None:
+            return free
+        size = len(self)
+        return np.where(self.bounds.bound[:size], self.bounds.column(name).available[:size], free)
+
+    def bound(self, name: str) -> Bound | None:
+        """What policies say of a resource; None if there are none, or nobody offers it."""
+        if self.bounds is None or name not in self._columns:
+            return None
+        return self.bounds.column(name)
+
+    def share_left(self, name: str, requester: ClusterId) -> Ints | None:
+        """What each cluster would lend to a requester beside what it has; None as above."""
+        bound = self.bound(name)
+        if bound is None:
+            return None
+        left, loans = bound.share[: len(self)], self.loans.of(requester)
+        if not loans:
+            return left
+        left = left.copy()
+        for provider, lent in loans.items():
+            row = self.find(provider)
+            if row is not None:
+                left[row] -= lent.amount(name)
+        return left
+
     def ceiling(self, name: str) -> Ints | None:
         column = self._columns.get(name)
         return None if column is None else column.ceiling[: len(self)]
@@ -167,10 +205,30 @@ class Fleet:
         return self._valid_until[: len(self)]
 
     def usable(self, now: int) -> Mask:
-        """The clusters that are open and not stale now, as a new array."""
+        """The clusters that are neither closed nor stale now, as a new array."""
         if not self._usable_from <= now < self._usable_until:
             self._look_again(now)
         return self._usable[: len(self)].copy()
+
+    def within_hours(self, now: int) -> Mask | None:
+        """The clusters that are within their opening hours; None if none has any."""
+        if self.bounds is None or not self.bounds.openings.hours:
+            return None
+        self.bounds.openings.look(now)
+        return self.bounds.openings.open(len(self))
+
+    def is_within_hours(self, row: int, now: int) -> bool:
+        if self.bounds is None or not self.bounds.openings.hours:
+            return True
+        self.bounds.openings.look(now)
+        return self.bounds.openings.is_open(row)
+
+    def opened(self, now: int) -> list[ClusterId]:
+        """The clusters that have opened since this was asked last."""
+        if self.bounds is None:
+            return []
+        self.bounds.openings.look(now)
+        return [self.ids[row] for row in self.bounds.openings.opened(len(self))]
 
     @property
     def open(self) -> Mask:
@@ -225,22 +283,24 @@ class Fleet:
         self._earmark_priority[row] = NO_EARMARK
         self.ids.insert(row, cluster)
         self.labels.insert(row, {})
+        self.prices.insert(row, None)
         self._extended.insert(row, frozenset())
+        if self.bounds is not None:
+            self.bounds.inserted(row)
         self._label_masks.clear()
 
     def _grow(self, room: int) -> None:
+        if self.bounds is not None:
+            self.bounds.grow(room)
         for column in self._columns.values():
-            column.free = _widened(column.free, room)
-            column.ceiling = _widened(column.ceiling, room)
-            column.free_float = _widened(column.free_float, room)
-            column.allocatable = _widened(column.allocatable, room)
-        self._valid_until = _widened(self._valid_until, room)
-        self._open = _widened(self._open, room)
-        self._usable = _widened(self._usable, room)
-        self._currency = _widened(self._currency, room)
-        self._rates = _widened(self._rates, room)
-        self._earmark_priority = _widened(self._earmark_priority, room)
-        self._earmark_ticket = _widened(self._earmark_ticket, room)
+            column.grow(room)
+        self._valid_until = widened(self._valid_until, room)
+        self._open = widened(self._open, room)
+        self._usable = widened(self._usable, room)
+        self._currency = widened(self._currency, room)
+        self._rates = widened(self._rates, room)
+        self._earmark_priority = widened(self._earmark_priority, room)
+        self._earmark_ticket = widened(self._earmark_ticket, room)
         self._scratch = np.empty((4, room), np.float64)
 
     def _arrays(self) -> Iterator[npt.NDArray[np.generic]]:
@@ -249,6 +309,8 @@ class Fleet:
             yield from column.arrays()
         yield from (self._valid_until, self._open, self._usable, self._currency, self._rates)
         yield from (self._earmark_priority, self._earmark_ticket)
+        if self.bounds is not None:
+            yield from self.bounds.arrays()
 
     def _set_extended(self, row: int, names: frozenset[str]) -> None:
         """Add the columns of new names, and drop those which no cluster offers any more."""
@@ -262,13 +324,18 @@ class Fleet:
         for name in before - names:
             if not self._offers[name]:
                 del self._columns[name], self._offers[name]
+                if self.bounds is not None:
+                    self.bounds.drop(name)
 
     def _set_usable(self, row: int) -> None:
         """A fresh and open row joins at once; any other change has all of them looked at again."""
         if self._open[row] and self._usable_until <= self._valid_until[row]:
-            self._usable[row] = True
+            self._usable[row] = self._usable_until == NEVER or self._was_open(row)
         else:
             self._usable_until = NEVER
+
+    def _was_open(self, row: int) -> bool:
+        return self.bounds is None or self.bounds.openings.is_open(row)
 
     def _look_again(self, now: int) -> None:
         usable = self._usable[: len(self)]
@@ -277,6 +344,9 @@ class Fleet:
         ends = self.valid_until[usable]
         self._usable_from = now
         self._usable_until = int(ends.min()) if len(ends) else FOREVER
+        if self.bounds is not None and self.bounds.openings.hours:
+            self._usable_until = min(self._usable_until, self.bounds.openings.look(now))
+            usable &= self.bounds.openings.open(len(self))
 
     def _set_free(self, row: int, free: Resources) -> None:
         for name, column in self._columns.items():
@@ -288,42 +358,10 @@ class Fleet:
             self._label_masks.clear()
 
     def _set_prices(self, row: int, cluster: Cluster) -> None:
-        prices = cluster.advertisement.prices
+        prices = self.prices[row] = cluster.advertisement.prices
         if prices is None:
             self._currency[row] = UNPRICED
             self._rates[:, row] = 0
             return
         self._currency[row] = currency_code(prices.currency)
         self._rates[:, row] = prices.rates()
-
-
-class Selection:
-    """Some rows of a fleet, with as much of it as scores need."""
-
-    def __init__(self, fleet: Fleet, rows: Ints) -> None:
-        self._fleet = fleet
-        self._rows = rows
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    @property
-    def currency(self) -> Ints:
-        return self._fleet.currency[self._rows]
-
-    @property
-    def rates(self) -> Floats:
-        return self._fleet.rates[:, self._rows]
-
-    def shares(self, name: str) -> tuple[Floats, Floats] | None:
-        shares = self._fleet.shares(name)
-        return None if shares is None else (shares[0][self._rows], shares[1][self._rows])
-
-    def scratch(self, _: int) -> Floats:
-        return np.empty(len(self._rows), np.float64)
-
-
-def _widened(array: npt.NDArray[Scalar], room: int) -> npt.NDArray[Scalar]:
-    wide = np.zeros((*array.shape[:-1], room), array.dtype)
-    wide[..., : array.shape[-1]] = array
-    return wide

@@ -71,6 +71,11 @@ class Line(NamedTuple):
     text: bytes
     digest: bytes
 
+    @property
+    def head(self) -> Head:
+        """Where the chain stands behind this line."""
+        return Head(self.number, self.digest)
+
 
 class Head(NamedTuple):
     """Where a chain stands: the next line is sealed with this."""
@@ -110,7 +115,7 @@ def breaks(lines: Iterable[Line], start: Head, end: Head) -> Iterator[str]:
             yield _gap(at.number + 1, line.number - 1)
         elif sha256(at.digest + line.text).digest() != line.digest:
             yield f"line {line.number} is not what was written"
-        at = Head(line.number, line.digest)
+        at = line.head
     if at.number < end.number:
         yield _gap(at.number + 1, end.number)
     elif at != end:
@@ -173,10 +178,13 @@ def _all_facts(record: Subject) -> Facts:
                 "labels": advertisement.labels,
                 "prices": advertisement.prices,
                 "endpoint": advertisement.endpoint,
+                "policy": advertisement.policy,
             }
         case Member():
             return {
                 "standing": record.standing,
+                "asks": record.asks,
+                "reason": record.reason,
                 "certificate": record.certificate,
                 "revokedAt": record.revoked_at,
                 "token": record.token,

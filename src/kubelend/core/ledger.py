@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from datetime import datetime
-from heapq import heapify, heappop, heappush
 from typing import Self
 
 from msgspec.structs import replace
 
 from kubelend.core import transitions
+from kubelend.core.accounts import Accounts
 from kubelend.core.errors import NotFound, no_reservation
 from kubelend.core.events import (
     Advertised,
@@ -23,7 +23,6 @@ from kubelend.core.events import (
     Change,
     Cordoned,
     Dropped,
-    Erased,
     Event,
     Forgotten,
     LimitsEvent,
@@ -36,8 +35,8 @@ from kubelend.core.events import (
     Uncordoned,
 )
 from kubelend.core.fleet import Fleet
-from kubelend.core.journal import Subject
-from kubelend.core.lifecycle import FINAL, Phase, Reason
+from kubelend.core.instants import micros
+from kubelend.core.lifecycle import Phase, Reason
 from kubelend.core.limits import Limits
 from kubelend.core.models import (
     Cluster,
@@ -46,9 +45,12 @@ from kubelend.core.models import (
     Reservation,
     ReservationId,
 )
+from kubelend.core.queues import Queue
 from kubelend.core.records import Records
 from kubelend.core.registry import Registry
 from kubelend.core.resources import NOTHING, Resources
+from kubelend.core.rulebook import Rulebook
+from kubelend.core.schedules import Schedule
 
 
 class Ledger:
@@ -59,23 +61,25 @@ class Ledger:
         """Counts events; never goes back, so it orders everything that was ever visible."""
         self.fleet = Fleet()
         self.registry = Registry()
+        self.rulebook = Rulebook()
+        self.accounts = Accounts()
         self.freed: set[ClusterId] = set()
         """Clusters on which a waiter may now fit; whoever serves the waiters empties it."""
+        self.shifted: set[ClusterId] = set()
+        """Requesters with a quota whose waiters may fare otherwise now; emptied by the same."""
         self.horizon = 0
         """Whoever has seen this revision has missed nothing that is forgotten by now."""
         self.tally: Counter[tuple[Phase, Reason]] = Counter()
         """How many reservations are in each phase, and why."""
         self._clusters: dict[ClusterId, Cluster] = {}
-        self._limits: dict[ClusterId, Limits] = {}
         self._reservations: dict[ReservationId, Reservation] = {}
         self._reserved: dict[ClusterId, Resources] = {}
         self._lent: dict[ClusterId, dict[ReservationId, None]] = {}
         self._by_cluster: dict[ClusterId, dict[ReservationId, None]] = {}
         self._keys: dict[tuple[ClusterId, RequestKey], ReservationId] = {}
-        self._waiting: dict[ReservationId, None] = {}
-        self._earmarked: dict[ClusterId, ReservationId] = {}
-        self._deadlines: list[tuple[datetime, ReservationId]] = []
-        self._finished: list[tuple[datetime, ReservationId]] = []
+        self._queue = Queue(self._reservations)
+        self._schedule = Schedule(self._reservations, self.accounts)
+        self._minute = 0
 
     @classmethod
     def restore(cls, records: Records) -> Self:
@@ -90,6 +94,7 @@ class Ledger:
             ledger._put_reservation(None, reservation)
         ledger.revision = ledger.horizon = records.revision
         ledger.freed.clear()
+        ledger.shifted.clear()
         return ledger
 
     # -- the only road for changes
@@ -120,23 +125,6 @@ class Ledger:
                 raise TypeError(f"the ledger knows no {type(event).__name__}")
         return change
 
-    def before(self, event: Event) -> Subject | None:
-        """The record that an event is about to change; None if there is none yet."""
-        match event:
-            case Requested():
-                return None
-            case ReservationEvent():
-                return self._reservations.get(event.reservation)
-            case Advertised():
-                return self._clusters.get(event.advertisement.cluster)
-            case Cordoned() | Uncordoned() | Removed():
-                return self._clusters.get(event.cluster)
-            case MembershipEvent():
-                return self.registry.before(event)
-            case LimitsEvent():
-                return self._limits.get(event.cluster)
-        raise TypeError(f"the ledger knows no {type(event).__name__}")
-
     # -- questions
 
     @property
@@ -149,7 +137,7 @@ class Ledger:
 
     def limits(self, cluster: ClusterId) -> Limits:
         """What an administrator has set for a cluster; no limits if nothing."""
-        return self._limits.get(cluster) or Limits(cluster)
+        return self.rulebook.limits.get(cluster) or Limits(cluster)
 
     def cluster(self, cluster: ClusterId) -> Cluster:
         try:
@@ -189,40 +177,41 @@ class Ledger:
 
     def waiting(self) -> list[Reservation]:
         """Who waits, in the order in which they are served: by priority, then by age."""
-        waiters = [self._reservations[found] for found in self._waiting]
-        return sorted(waiters, key=lambda waiter: (-waiter.request.priority, waiter.ticket))
+        return self._queue.in_order()
 
     def earmarked(self, cluster: ClusterId) -> Reservation | None:
         """The waiter that a cluster is kept for."""
-        found = self._earmarked.get(cluster)
-        return None if found is None else self._reservations[found]
+        return self._queue.earmarked(cluster)
 
     @property
     def waiting_count(self) -> int:
-        return len(self._waiting)
+        return len(self._queue)
 
     def overdue(self, now: datetime) -> Iterator[Reservation]:
         """Whose deadline has passed, earliest first. Each must be ended before the next is asked for."""
-        while self._deadlines and self._deadlines[0][0] <= now:
-            deadline, found = self._deadlines[0]
-            reservation = self._reservations.get(found)
-            if reservation is not None and reservation.deadline == deadline:
-                yield reservation
-            else:
-                heappop(self._deadlines)
+        return self._schedule.overdue(now)
 
     def finished_before(self, moment: datetime) -> Iterator[Reservation]:
         """Who finished before a moment. Each must be forgotten before the next is asked for."""
-        while self._finished and self._finished[0][0] <= moment:
-            reservation = self._reservations.get(self._finished[0][1])
-            if reservation is not None:
-                yield reservation
-            else:
-                heappop(self._finished)
+        return self._schedule.finished_before(moment)
 
     def next_deadline(self) -> datetime | None:
-        """No reservation ends by itself before this moment."""
-        return self._deadlines[0][0] if self._deadlines else None
+        """Nothing happens by itself before this moment: no reservation ends, no waiter's cluster opens."""
+        due = self._schedule.next()
+        bounds = self.fleet.bounds
+        if bounds is None or not self._queue or bounds.openings.opens_at is None:
+            return due
+        return bounds.openings.opens_at if due is None else min(due, bounds.openings.opens_at)
+
+    def tick(self, now: datetime) -> None:
+        """Note what time alone brings to those who wait: clusters open, and budgets have more room."""
+        if not self._queue:
+            return
+        self.freed.update(self.fleet.opened(micros(now)))
+        minute = micros(now) // 60_000_000
+        if minute != self._minute:
+            self._minute = minute
+            self.shifted.update(self.accounts.waiting_for_money())
 
     # -- what each event does
 
@@ -234,6 +223,7 @@ class Ledger:
                 received_at=event.at,
                 valid_until=event.valid_until,
                 cordon=None if known is None else known.cordon,
+                certificate_until=event.certificate_until,
                 revision=self.revision,
             )
         )
@@ -244,8 +234,10 @@ class Ledger:
     def _removed(self, event: Removed) -> Change:
         del self._clusters[event.cluster]
         self.fleet.remove(event.cluster)
+        self.fleet.loans.ignore(event.cluster)
+        self.rulebook.drop(event.cluster)
         self.freed.discard(event.cluster)
-        self._earmarked.pop(event.cluster, None)
+        self._queue.drop(event.cluster)
         return Dropped(event.cluster)
 
     def _requested(self, event: Requested) -> Change:
@@ -271,6 +263,7 @@ class Ledger:
         gone = self._reservations.pop(event.reservation)
         self.tally[gone.phase, gone.reason] -= 1
         self.horizon = max(self.horizon, gone.revision)
+        self.accounts.forget(gone)
         for cluster in _touched(gone):
             self._by_cluster[cluster].pop(gone.id, None)
             if not self._by_cluster[cluster]:
@@ -282,19 +275,40 @@ class Ledger:
     # -- indexes
 
     def _put_limits(self, limits: Limits) -> Change:
-        if limits.policy is None and limits.quota is None:
-            self._limits.pop(limits.cluster, None)
-            return Erased("limits", limits.cluster)
-        self._limits[limits.cluster] = limits
-        return limits
+        before, cluster = self.limits(limits.cluster), limits.cluster
+        change = self.rulebook.put(limits)
+        if before.quota != limits.quota:
+            self.accounts.open(cluster, limits.quota, self.touching(cluster))
+            self.shifted.add(cluster)
+        if before.policy != limits.policy and cluster in self._clusters:
+            self._write(self._clusters[cluster])
+            self.freed.add(cluster)
+        return change
 
     def _put_cluster(self, cluster: Cluster) -> Cluster:
         before = self._clusters.get(cluster.id)
         self._clusters[cluster.id] = cluster
-        self.fleet.put(cluster, self.available(cluster.id).clamped())
+        self._write(cluster)
         if before is None or _lends_otherwise(before, cluster):
             self.freed.add(cluster.id)
         return cluster
+
+    def _write(self, cluster: Cluster) -> None:
+        """Into the fleet, with the policy that holds for it."""
+        self.fleet.put(cluster, self.available(cluster.id).clamped())
+        holds = self.rulebook.judge(cluster)
+        self.fleet.bind(cluster, holds)
+        self._withhold(cluster.id)
+        if holds is not None and holds.max_per_requester:
+            self.fleet.loans.watch(cluster.id, self.lent_by(cluster.id))
+        else:
+            self.fleet.loans.ignore(cluster.id)
+
+    def _withhold(self, cluster: ClusterId) -> None:
+        holds = self.rulebook.lending(cluster)
+        if holds is not None:
+            available, reserved = self.available(cluster).clamped(), self.reserved(cluster)
+            self.fleet.withhold(cluster, holds, available, reserved)
 
     def _put_reservation(self, before: Reservation | None, after: Reservation) -> Reservation:
         self._reservations[after.id] = after
@@ -305,39 +319,22 @@ class Ledger:
             self._by_cluster.setdefault(cluster, {})[after.id] = None
         if after.request.key is not None:
             self._keys[after.requester, after.request.key] = after.id
-        self._queue(after)
-        self._schedule(before, after)
+        self._schedule.put(before, after)
         self._move_hold(before, after)
-        self._move_earmark(before, after)
+        unmarked = self._queue.put(before, after, self.fleet)
+        if unmarked is not None:
+            self.freed.add(unmarked)
+        if self.accounts.by_requester and self.accounts.move(before, after):
+            self.shifted.add(after.requester)
         return after
-
-    def _queue(self, after: Reservation) -> None:
-        if after.phase is Phase.PENDING:
-            self._waiting[after.id] = None
-        else:
-            self._waiting.pop(after.id, None)
-
-    def _schedule(self, before: Reservation | None, after: Reservation) -> None:
-        deadline = after.deadline
-        if deadline is not None and (before is None or before.deadline != deadline):
-            heappush(self._deadlines, (deadline, after.id))
-            self._forget_old_deadlines()
-        if after.phase in FINAL and after.finished_at is not None:
-            heappush(self._finished, (after.finished_at, after.id))
-
-    def _forget_old_deadlines(self) -> None:
-        """A lease for years that is given back or renewed today must not stay in line for years."""
-        if len(self._deadlines) <= 2 * len(self._reservations) + 64:
-            return
-        found = self._reservations.values()
-        self._deadlines = [(one.deadline, one.id) for one in found if one.deadline is not None]
-        heapify(self._deadlines)
 
     def _move_hold(self, before: Reservation | None, after: Reservation) -> None:
         held_on = before.target if before is not None and before.is_live else None
         holds_on = after.target if after.is_live else None
         if held_on == holds_on:
             return
+        if self.fleet.loans.watched:
+            self._move_loan(after, held_on, holds_on)
         if held_on is not None:
             self._lent[held_on].pop(after.id)
             self._set_reserved(held_on, self.reserved(held_on) - after.request.resources)
@@ -346,6 +343,16 @@ class Ledger:
             self._lent.setdefault(holds_on, {})[after.id] = None
             self._set_reserved(holds_on, self.reserved(holds_on) + after.request.resources)
 
+    def _move_loan(
+        self, found: Reservation, held_on: ClusterId | None, holds_on: ClusterId | None
+    ) -> None:
+        if held_on is not None:
+            self.fleet.loans.remove(held_on, found)
+        if holds_on is not None:
+            self.fleet.loans.add(holds_on, found)
+            if holds_on in self.fleet.loans.watched:
+                self.shifted.add(found.requester)  # its share of that one is smaller now
+
     def _set_reserved(self, cluster: ClusterId, reserved: Resources) -> None:
         if reserved:
             self._reserved[cluster] = reserved
@@ -353,18 +360,8 @@ class Ledger:
             self._reserved.pop(cluster, None)
         if cluster in self._clusters:
             self.fleet.set_free(cluster, self.available(cluster).clamped())
-
-    def _move_earmark(self, before: Reservation | None, after: Reservation) -> None:
-        had = None if before is None else before.earmark
-        if had == after.earmark:
-            return
-        if had is not None and self._earmarked.get(had) == after.id:
-            del self._earmarked[had]
-            self.fleet.set_earmark(had, None)
-            self.freed.add(had)
-        if after.earmark is not None:
-            self._earmarked[after.earmark] = after.id
-            self.fleet.set_earmark(after.earmark, (after.request.priority, after.ticket))
+            if self.fleet.bounds is not None:
+                self._withhold(cluster)
 
 
 def _lends_otherwise(before: Cluster, after: Cluster) -> bool:
@@ -374,7 +371,7 @@ def _lends_otherwise(before: Cluster, after: Cluster) -> bool:
         before.is_stale(after.received_at)
         or before.cordon != after.cordon
         or before.ceiling != after.ceiling
-        or (old.labels, old.prices) != (new.labels, new.prices)
+        or (old.labels, old.prices, old.policy) != (new.labels, new.prices, new.policy)
     )
 
 

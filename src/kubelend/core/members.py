@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from datetime import datetime
 from enum import StrEnum
-from typing import NewType
+from typing import NewType, Self
+
+from msgspec.structs import replace
 
 from kubelend.core.models import Record
 from kubelend.core.roles import Role
@@ -42,20 +44,37 @@ class Member(Record, frozen=True):
     name: str
     standing: Standing
     asked_at: datetime
-    request: str = ""
-    """The certificate request that waits, as PEM text; empty once it was served."""
+    key: str = ""
+    """The pin of its public key: whoever asks again with the same one has only lost the answer."""
+    asks: str = ""
+    """The pin of another key that asks to join in this name, and waits; empty if none does."""
     token: TokenId | None = None
-    """With which it last came in."""
+    """With which it last asked."""
     decided_at: datetime | None = None
     decided_by: str = ""
     certificate: Certificate | None = None
+    certified_until: datetime | None = None
+    """When the last of its certificates ends, which need not be the newest."""
     revoked_at: datetime | None = None
     """Certificates from before this moment stay refused, also after a later return."""
+    reason: str = ""
+    """Why it was revoked."""
+    forget_at: datetime | None = None
+    """It was removed, and is revoked until its last certificate has ended: then the record goes."""
     revision: int = 0
 
     @property
     def id(self) -> MemberId:
         return member_id(self.role, self.name)
+
+    def certified(self, certificate: Certificate) -> Self:
+        """The same with a newer certificate."""
+        until = max(self.certified_until or certificate.ends_at, certificate.ends_at)
+        return replace(self, certificate=certificate, certified_until=until)
+
+    def is_in_with(self, key: str) -> bool:
+        """Whether the holder of this key may have certificates in its name."""
+        return self.standing is Standing.ACCEPTED and self.key == key
 
 
 class Token(Record, frozen=True):

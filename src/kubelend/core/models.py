@@ -11,6 +11,7 @@ from typing import NewType
 
 import msgspec
 
+from kubelend.core.lending import LendingPolicy
 from kubelend.core.lifecycle import LIVE, Phase, Reason
 from kubelend.core.prices import Prices
 from kubelend.core.resources import Resources
@@ -44,6 +45,7 @@ class Advertisement(Record, frozen=True):
     labels: dict[str, str] = {}
     valid_for: timedelta | None = None
     endpoint: str = ""
+    policy: LendingPolicy | None = None
 
 
 class Cluster(Record, frozen=True):
@@ -55,6 +57,8 @@ class Cluster(Record, frozen=True):
     """From here on the advertisement is stale, and nothing new is placed on the cluster."""
     cordon: str | None = None
     """Why an admin closed it to new reservations; None while it is open."""
+    certificate_until: datetime | None = None
+    """When the certificate ends that it last advertised with."""
     revision: int = 0
 
     @property
@@ -99,6 +103,15 @@ class Request(Record, frozen=True):
     key: RequestKey | None = None
 
 
+class Charge(Record, frozen=True):
+    """What a reservation has cost at a provider that it has left."""
+
+    since: datetime
+    until: datetime
+    hourly: int
+    currency: str
+
+
 class Reservation(Record, frozen=True):
     """One request and what became of it."""
 
@@ -121,6 +134,11 @@ class Reservation(Record, frozen=True):
     acknowledged_at: datetime | None = None
     activated_at: datetime | None = None
     finished_at: datetime | None = None
+    hourly: int = 0
+    """Billionths of `currency` per hour, as agreed when it was placed."""
+    currency: str = ""
+    """Empty while it is not placed, and where the provider asks for nothing."""
+    charges: tuple[Charge, ...] = ()
     revision: int = 0
 
     @property

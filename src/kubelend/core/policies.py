@@ -12,10 +12,12 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from kubelend.core.columns import Floats, Mask
 from kubelend.core.errors import InvalidInput
 from kubelend.core.filters import hourly, in_currency
-from kubelend.core.fleet import Fleet, Floats, Mask, Selection
+from kubelend.core.fleet import Fleet
 from kubelend.core.models import Request
+from kubelend.core.selections import Selection
 
 Clusters = Fleet | Selection
 Score = Callable[[Request, Clusters, Mask], Floats]

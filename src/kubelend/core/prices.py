@@ -42,6 +42,16 @@ class Prices(msgspec.Struct, frozen=True, omit_defaults=True):
             self.storage / BILLIONTHS / 10**9,
         )
 
+    def agreed(self, amounts: Resources) -> int:
+        """The same in whole billionths, exactly: what a reservation of these amounts is placed for."""
+        billionths = (
+            amounts.cpu * self.cpu * 10**6
+            + amounts.memory * self.memory
+            + amounts.gpu * self.gpu * 10**9
+            + amounts.storage * self.storage
+        )
+        return (billionths + 5 * 10**8) // 10**9
+
     def hourly(self, amounts: Resources) -> float:
         """What these amounts cost per hour; the order of the sum is fixed, so engines agree."""
         cpu, memory, gpu, storage = self.rates()

@@ -150,11 +150,16 @@ NOTHING: Final = Resources()
 
 def asked(texts: Mapping[str, str], where: str = "") -> Resources:
     """What somebody asks for, rounded up. Errors name the field: `<where>.cpu: ...`."""
-    return _read(texts, _asked_amount, where)
+    return _vector(_read(texts, _asked_amount, where))
 
 
 def offered(texts: Mapping[str, str], where: str = "") -> Resources:
     """What somebody offers, rounded down. Errors name the field: `<where>.cpu: ...`."""
+    return _vector(_read(texts, _offered_amount, where))
+
+
+def caps(texts: Mapping[str, str], where: str = "") -> dict[str, int]:
+    """The most that is allowed, by name, rounded down. Zero stays: it allows none."""
     return _read(texts, _offered_amount, where)
 
 
@@ -192,7 +197,9 @@ _NAME: Final = re.compile(
 )
 
 
-def _read(texts: Mapping[str, str], amount_of: Callable[[str, str], int], where: str) -> Resources:
+def _read(
+    texts: Mapping[str, str], amount_of: Callable[[str, str], int], where: str
+) -> dict[str, int]:
     amounts: dict[str, int] = {}
     name = ""
     try:
@@ -203,7 +210,7 @@ def _read(texts: Mapping[str, str], amount_of: Callable[[str, str], int], where:
             amounts[field] = amount_of(field, quantity)
     except errors.InvalidInput as problem:
         raise _located(problem, where, name) from None
-    return _vector(amounts)
+    return amounts
 
 
 def _asked_amount(name: str, quantity: str) -> int:

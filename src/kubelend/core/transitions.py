@@ -20,13 +20,18 @@ from kubelend.core.events import (
     ReservationEvent,
 )
 from kubelend.core.lifecycle import FINAL, FOLLOWS, Phase, Reason, may_follow
-from kubelend.core.models import ClusterId, Request, Reservation, ReservationId
+from kubelend.core.models import Charge, ClusterId, Request, Reservation, ReservationId
+from kubelend.core.prices import Prices
 
 Fields = dict[str, Any]
 
 
 def placed_at_once(
-    new_id: ReservationId, request: Request, target: ClusterId, now: datetime
+    new_id: ReservationId,
+    request: Request,
+    target: ClusterId,
+    prices: Prices | None,
+    now: datetime,
 ) -> Reservation:
     """A new reservation that need not wait: what `Placed` would make of a Pending one."""
     return Reservation(
@@ -39,7 +44,24 @@ def placed_at_once(
         target=target,
         reserved_at=now,
         expires_at=now + request.duration,
+        hourly=0 if prices is None else prices.agreed(request.resources),
+        currency="" if prices is None else prices.currency,
     )
+
+
+def placed(
+    found: Reservation,
+    target: ClusterId,
+    prices: Prices | None,
+    expires_at: datetime,
+    reason: Reason,
+    now: datetime,
+) -> Placed:
+    """A place for one that exists, at the price that its provider asks now."""
+    if prices is None:
+        return Placed(now, found.id, target, expires_at, reason)
+    hourly = prices.agreed(found.request.resources)
+    return Placed(now, found.id, target, expires_at, reason, hourly, prices.currency)
 
 
 def evolve(reservation: Reservation, event: ReservationEvent, revision: int) -> Reservation:
@@ -91,6 +113,9 @@ def _(event: Placed, reservation: Reservation) -> Fields:
         "expires_at": event.expires_at,
         "acknowledged_at": None,
         "activated_at": None,
+        "hourly": event.hourly,
+        "currency": event.currency,
+        "charges": (*reservation.charges, *_charge(reservation, event.at)),
     }
 
 
@@ -122,6 +147,14 @@ def _(event: Released, _: Reservation) -> Fields:
 @_fields.register
 def _(event: Failed, _: Reservation) -> Fields:
     return _finished(Phase.FAILED, event)
+
+
+def _charge(reservation: Reservation, until: datetime) -> tuple[Charge, ...]:
+    """What it has cost at the provider that it leaves."""
+    since = reservation.reserved_at
+    if since is None or not reservation.hourly:
+        return ()
+    return (Charge(since, until, reservation.hourly, reservation.currency),)
 
 
 def _locked(target: ClusterId) -> str:

@@ -12,47 +12,51 @@ from datetime import datetime
 
 import numpy as np
 
-from kubelend.core import decision, filters
-from kubelend.core.events import Earmarked, Event, Placed
-from kubelend.core.filters import Question
-from kubelend.core.fleet import Fleet, Mask
+from kubelend.core import decision, filters, quotas, transitions
+from kubelend.core.columns import Mask
+from kubelend.core.events import Earmarked, Event
+from kubelend.core.instants import micros
 from kubelend.core.ledger import Ledger
 from kubelend.core.lifecycle import Reason
-from kubelend.core.models import ClusterId, Reservation
+from kubelend.core.models import ClusterId, Reservation, ReservationId
 from kubelend.core.refusals import INSUFFICIENT, Refusal
 
-_CURED_BY_WAITING = {*INSUFFICIENT.values(), Refusal.INSUFFICIENT_EXTENDED}
-
-
-def question_of(reservation: Reservation, now: datetime) -> Question:
-    """Where can this reservation go, with its place in the queue and without where it has been?"""
-    left = (
-        reservation.left if reservation.target is None else (*reservation.left, reservation.target)
-    )
-    return Question(reservation.request, now, reservation.ticket, left)
+_CURED_BY_WAITING = {
+    *INSUFFICIENT.values(),
+    Refusal.INSUFFICIENT_EXTENDED,
+    Refusal.KEPT_BACK,
+    Refusal.LENDING_CAP_REACHED,
+}
+"""Not the cap for one requester: whoever has reached it must not keep a cluster from the others."""
 
 
 def serve(ledger: Ledger, now: datetime) -> Iterator[Event]:
     """Place whoever fits since capacity came free; apply each event before asking for the next.
 
-    Only what came free is looked at: whatever else is there has been refused to every waiter before.
+    Only what came free is looked at: whatever else is there has been refused to every waiter before. A
+    requester whose quota or spending has changed is another matter: to it everything may be new.
     """
-    while ledger.freed and ledger.waiting_count:
-        freed = ledger.freed & ledger.clusters.keys()
+    while (ledger.freed or ledger.shifted) and ledger.waiting_count:
+        freed, shifted = ledger.freed & ledger.clusters.keys(), set(ledger.shifted)
         ledger.freed.clear()
+        ledger.shifted.clear()
         for waiter in ledger.waiting():
-            yield from _serve_one(ledger, ledger.reservation(waiter.id), freed, now)
+            if waiter.requester in shifted:
+                yield from _serve_one(ledger, waiter.id, set(ledger.clusters), now)
+            elif freed:
+                yield from _serve_one(ledger, waiter.id, freed, now)
             freed -= {ledger.reservation(waiter.id).earmark}  # nobody behind it may have that one
-            if not freed:
+            if not freed and not shifted:
                 break
     ledger.freed.clear()
+    ledger.shifted.clear()
 
 
 def earmark(ledger: Ledger, waiter: Reservation, now: datetime) -> Iterator[Event]:
     """Keep the nearest cluster for a waiter; a waiter behind it that had it looks for another."""
     seeker: Reservation | None = waiter
     while seeker is not None:
-        cluster = _nearest(question_of(seeker, now), ledger.fleet)
+        cluster = _nearest(ledger, seeker, now)
         if cluster == seeker.earmark:
             return
         displaced = None if cluster is None else ledger.earmarked(cluster)
@@ -61,18 +65,29 @@ def earmark(ledger: Ledger, waiter: Reservation, now: datetime) -> Iterator[Even
 
 
 def _serve_one(
-    ledger: Ledger, waiter: Reservation, freed: set[ClusterId], now: datetime
+    ledger: Ledger, name: ReservationId, freed: set[ClusterId], now: datetime
 ) -> Iterator[Event]:
+    waiter = ledger.reservation(name)
     wanted = waiter.request.resources
     usable = [cluster for cluster in freed if wanted.fits_in(ledger.cluster(cluster).ceiling)]
     if any(wanted.fits_in(ledger.available(cluster)) for cluster in usable):
-        answer = decision.decide(question_of(waiter, now), ledger.fleet)
-        if isinstance(answer, decision.Placement):
-            expires_at = now + waiter.request.duration
-            yield Placed(now, waiter.id, answer.cluster, expires_at, Reason.LOCKED)
+        placed = _place(ledger, waiter, now)
+        if placed is not None:
+            yield placed
             return
     if not _is_kept(ledger, waiter, freed, now) and (usable or waiter.earmark is not None):
         yield from earmark(ledger, waiter, now)
+
+
+def _place(ledger: Ledger, waiter: Reservation, now: datetime) -> Event | None:
+    if quotas.blocks(ledger, waiter):
+        return None
+    chosen = decision.choose(quotas.question_of(ledger, waiter, now), ledger.fleet)
+    if chosen is None:
+        return None
+    prices = ledger.cluster(chosen.cluster).advertisement.prices
+    expires_at = now + waiter.request.duration
+    return transitions.placed(waiter, chosen.cluster, prices, expires_at, Reason.LOCKED, now)
 
 
 def _is_kept(ledger: Ledger, waiter: Reservation, freed: set[ClusterId], now: datetime) -> bool:
@@ -80,31 +95,37 @@ def _is_kept(ledger: Ledger, waiter: Reservation, freed: set[ClusterId], now: da
     cluster = None if waiter.earmark is None else ledger.clusters.get(waiter.earmark)
     if cluster is None or cluster.is_stale(now):
         return False
-    if cluster.id not in freed:
-        return True  # but for its age, it is as it was when it was chosen
     row = ledger.fleet.find(cluster.id)
-    return row is not None and bool(_possible(question_of(waiter, now), ledger.fleet)[row])
+    if row is None or not ledger.fleet.is_within_hours(row, micros(now)):
+        return False
+    if cluster.id not in freed:
+        return True  # but for its age and its hours, it is as it was when it was chosen
+    return bool(_possible(ledger, waiter, now)[row])
 
 
-def _nearest(question: Question, fleet: Fleet) -> ClusterId | None:
+def _nearest(ledger: Ledger, waiter: Reservation, now: datetime) -> ClusterId | None:
     """The cluster with the smallest missing share, of those that could serve it in time."""
-    possible = _possible(question, fleet)
+    fleet, possible = ledger.fleet, _possible(ledger, waiter, now)
     if not possible.any():
         return None
     missing = np.zeros(len(fleet), np.float64)
-    for name, wanted in question.request.resources.items():
+    for name, wanted in waiter.request.resources.items():
         free = fleet.free(name)
         missing += 1 if free is None else np.clip(wanted - free, 0, None) / wanted
     return fleet.ids[int(np.where(possible, missing, np.inf).argmin())]
 
 
-def _possible(question: Question, fleet: Fleet) -> Mask:
+def _possible(ledger: Ledger, waiter: Reservation, now: datetime) -> Mask:
     """The clusters that would serve it if they lent nothing to anybody else."""
+    fleet = ledger.fleet
+    if quotas.blocks(ledger, waiter):
+        return np.zeros(len(fleet), np.bool_)
     possible = np.ones(len(fleet), np.bool_)
-    for refusal, mask in filters.verdicts(question, fleet):
+    for refusal, mask in filters.verdicts(quotas.question_of(ledger, waiter, now), fleet):
         if refusal not in _CURED_BY_WAITING:
             possible &= mask
-    for name, wanted in question.request.resources.items():
-        ceiling = fleet.ceiling(name)
+    for name, wanted in waiter.request.resources.items():
+        ceiling, share = fleet.ceiling(name), fleet.share_left(name, waiter.requester)
         possible &= ceiling is not None and ceiling >= wanted
+        possible &= share is None or share >= wanted
     return possible

@@ -4,7 +4,6 @@ import pytest
 
 import make
 from kubelend.core import errors, transitions
-from kubelend.core.events import Placed
 from kubelend.core.lifecycle import Reason
 from kubelend.core.models import ClusterId, Reservation, ReservationId
 
@@ -224,6 +223,9 @@ def test_restored_ledger_knows_the_keys(desk):
 
 def test_placed_at_once_is_what_waiting_and_then_being_placed_would_give():
     request, name, target = make.request("cpu=1,memory=1Gi"), ReservationId("rsv-x"), ClusterId("a")
-    at_once = transitions.placed_at_once(name, request, target, make.T0)
-    placed = Placed(make.T0, name, target, make.T0 + request.duration, Reason.LOCKED)
-    assert at_once == transitions.evolve(Reservation(name, request, make.T0), placed, 0)
+    for prices in (None, make.price_list("EUR", cpu="0.05")):
+        pending = Reservation(name, request, make.T0)
+        end = make.T0 + request.duration
+        at_once = transitions.placed_at_once(name, request, target, prices, make.T0)
+        placed = transitions.placed(pending, target, prices, end, Reason.LOCKED, make.T0)
+        assert at_once == transitions.evolve(pending, placed, 0)

@@ -1,6 +1,7 @@
 """The engine over columns decides exactly as the plain reference does, on whatever it is given."""
 
 import random
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -10,8 +11,9 @@ from msgspec.structs import replace
 
 import make
 import reference
-from kubelend.core import decision, filters, policies
+from kubelend.core import decision, filters, policies, quotas
 from kubelend.core.decision import NoFit, Placement
+from kubelend.core.errors import QuotaExceeded
 from kubelend.core.ledger import Ledger
 from kubelend.core.models import UNCONSTRAINED
 from kubelend.core.prices import Prices
@@ -68,6 +70,13 @@ EXTREMES = [0, 1, 10**15 + 1, 2**53 + 1, MOST - 1, MOST]
 EXTENDED = [{}, {"example.com/x": 1}, {"example.com/x": 2, "example.com/y": 1}]
 PRICES = [0, 10**8, 10**8, 2 * 10**8, 3 * 10**8, 1, 10**18 - 1]
 LABELS = [{}, {"zone": "x"}, {"zone": "y"}, {"zone": "x", "ssd": "y"}]
+ALLOWED = [(), (), (), ("r",), ("r*", "a"), ("nobody",), ("?",)]
+DENIED = [(), (), (), (), ("r",), ("[a-c]", "x*")]
+CAPS = ["", "", "cpu=2", "cpu=6,gpu=1", "cpu=0", "memory=4000,example.com/x=1", "storage=5"]
+# At T0 it is noon on a Thursday, in winter.
+HOURS = [(), (), (), ("08:00-12:03",), ("13:03-13:00 Europe/Rome",), ("Mon-Wed 00:00-24:00",)]
+BUDGETS = ["", "0", "0.3", "1", "7.5", "100"]
+TIMES = [make.HOUR, make.HOUR, make.MINUTE, 13 * make.HOUR, 80 * make.HOUR]
 WEIGHTS = [{"price": 0.3}, {"price": 0.1, "headroom": 0.3}, dict.fromkeys(policies.SCORES, 0.7)]
 
 
@@ -95,12 +104,31 @@ class Dice(random.Random):
             labels=self.choice(LABELS),
             prices=self.choice([None, price, price]),
             valid_for=self.rarely(make.MINUTE, None),
+            policy=self.choice([None, None, None, self.policy()]),
+        )
+
+    def policy(self):
+        return make.policy(
+            allow=self.choice(ALLOWED),
+            deny=self.choice(DENIED),
+            keep_back=self.choice(["", self.vector(2)]),
+            max_lent=self.choice(CAPS),
+            max_per_requester=self.choice(CAPS),
+            hours=self.choice(HOURS),
+        )
+
+    def quota(self):
+        return make.quota(
+            self.rarely("cpu=20", ""),
+            budget=self.choice(BUDGETS),
+            currency=self.rarely("EUR", "USD"),
         )
 
     def request(self, most, wait=make.NO_TIME):
         return make.request(
             self.vector(most) or "cpu=1",
             requester=self.rarely(self.choice(NAMES), "r"),
+            duration=self.choice(TIMES),
             priority=self.choice([0, 1]),
             policy=self.choice(sorted(policies.POLICIES)),
             weights=self.choice([{}, {}, self.choice(WEIGHTS)]),
@@ -119,16 +147,27 @@ class Dice(random.Random):
             desk.advertise(name, self.offer(name))
         for _ in range(self.randint(0, 6)):
             desk.ask(self.request(4))
+        self.limit(desk)
         for _ in range(self.randint(0, 3)):
-            desk.ask(self.request(6, wait=make.HOUR))
+            with suppress(QuotaExceeded):
+                desk.ask(self.request(6, wait=self.choice([make.NO_TIME, make.HOUR])))
         if desk.ledger.clusters:
             self.rarely(desk.cordon, desk.uncordon)("a")
         return desk.ledger
 
-    def question(self):
-        return filters.Question(
-            self.request(3),
-            make.T0 + self.rarely(make.MINUTE, make.NO_TIME),
+    def limit(self, desk):
+        """What administrators add to it, in half of all fleets."""
+        if self.random() < 0.5:
+            return
+        for name in self.sample(NAMES, self.randint(0, 3)):
+            desk.limit(name, self.policy())
+        for name in ("r", self.choice(NAMES)):
+            desk.allot(name, self.choice([self.quota(), make.quota()]))
+
+    def question(self, ledger):
+        now = make.T0 + self.choice([make.NO_TIME, make.NO_TIME, make.MINUTE, 5 * make.MINUTE])
+        return replace(
+            quotas.question(ledger, self.request(3), now),
             ticket=self.choice([filters.NEWEST, filters.NEWEST, *range(5, 15)]),
             left=self.rarely(("b", "gone"), ()),
         )
@@ -139,7 +178,11 @@ class Dice(random.Random):
 def test_engine_equals_the_reference(seed):
     """The same choice with the same score, the same refusals of every cluster, the same prices."""
     dice = Dice(seed)
-    ledger, question = dice.ledger(), dice.question()
+    ledger = dice.ledger()
+    question = dice.question(ledger)
+    until = question.now + question.request.duration
+    purse = reference.most_per_hour(ledger, question.request.requester, question.now, until)
+    assert (question.purse and question.purse.most) == purse
     assert decided(question, ledger) == reference.decide(question, ledger)
     verdicts = list(filters.verdicts(question, ledger.fleet))
     passing = filters.passing(question, ledger.fleet).tolist()
@@ -150,8 +193,11 @@ def test_engine_equals_the_reference(seed):
         assert refusals == reference.refusals(question, cluster, ledger)
         assert passing[row] == (not refusals)
         assert hourly[row] == reference.price(question.request, cluster)
-        prices = cluster.advertisement.prices
-        assert prices is None or prices.hourly(question.request.resources) == hourly[row]
+        prices, wanted = cluster.advertisement.prices, question.request.resources
+        assert prices is None or prices.hourly(wanted) == hourly[row]
+        assert prices is None or prices.agreed(wanted) == reference.agreed(
+            question.request, cluster
+        )
 
 
 @settings(max_examples=500)
@@ -159,7 +205,8 @@ def test_engine_equals_the_reference(seed):
 def test_passing_is_all_verdicts_folded_together(seed, constrained):
     """Requests without constraints take a shorter way through the filters, to the same clusters."""
     dice = Dice(seed)
-    fleet, question = dice.ledger().fleet, dice.question()
+    ledger = dice.ledger()
+    fleet, question = ledger.fleet, dice.question(ledger)
     if not constrained:
         plain = replace(question.request, constraints=UNCONSTRAINED)
         question = replace(question, request=plain)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 import make
 from kubelend.core import fleet as fleets
+from kubelend.core import instants
 from kubelend.core.fleet import Fleet
 from kubelend.core.models import Cluster, ClusterId
 
@@ -131,7 +132,7 @@ def test_unknown_cluster_changes_nothing():
 
 
 def test_instants_and_currencies_fit_a_column_exactly():
-    assert fleets.micros(make.T0 + timedelta(microseconds=1)) - fleets.micros(make.T0) == 1
+    assert instants.micros(make.T0 + timedelta(microseconds=1)) - instants.micros(make.T0) == 1
     codes = [fleets.currency_code(text) for text in ("EUR", "USD", "CREDITS", "ZZZZZZZZ")]
     assert len(set(codes)) == 4
     assert all(0 < code < 2**63 for code in codes)

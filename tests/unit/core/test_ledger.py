@@ -223,7 +223,7 @@ def test_deadlines_of_the_finished_do_not_pile_up(desk):
         desk.release(desk.reserve("cpu=1,memory=1Gi", duration=100_000 * make.HOUR))
         desk.expire(retention=make.NO_TIME)
     assert len(desk.ledger.reservations) == 1
-    assert len(desk.ledger._deadlines) < 100  # noqa: SLF001 - only its size shows the leak
+    assert len(desk.ledger._schedule) < 100  # noqa: SLF001 - only its size shows the leak
     desk.pass_time(999 * make.HOUR)
     desk.expire()
     assert desk[kept].reason == "Expired"

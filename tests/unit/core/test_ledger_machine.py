@@ -17,13 +17,13 @@ from hypothesis.stateful import (
 
 import make
 import reference
-from kubelend.core import audit, errors, waiting
+from kubelend.core import audit, errors, quotas
 from kubelend.core.decision import NoFit
 from kubelend.core.events import Requested
-from kubelend.core.filters import Question
 from kubelend.core.ledger import Ledger
 from kubelend.core.refusals import Refusal
 from kubelend.core.resources import Resources
+from watched import Watched
 
 GI = 2**30
 CLUSTERS = ["a", "b", "c"]
@@ -37,6 +37,30 @@ OFFERS = [
     {"prices": make.price_list(cpu="0.1")},
     {"prices": make.price_list(cpu="0.2"), "labels": {"zone": "x"}},
     {"valid_for": make.MINUTE},
+    {"policy": make.policy(max_lent="cpu=3")},
+    {"policy": make.policy(hours=["23:40-00:20"]), "prices": make.price_list(cpu="0.1")},
+]
+START = make.T0 + 11 * make.HOUR + 30 * make.MINUTE
+"""Half an hour before midnight, so that days end and begin."""
+POLICIES = [
+    {},
+    {"allow": ["r"]},
+    {"deny": ["r", "s"]},
+    {"keep_back": "cpu=2"},
+    {"max_lent": "cpu=4,memory=3Gi"},
+    {"max_per_requester": "cpu=3"},
+    {"max_per_requester": "cpu=2,example.com/fpga=0", "keep_back": "memory=1Gi"},
+    {"hours": ["23:00-23:40", "Fri 00:00-00:30"]},
+    {"hours": ["23:33-00:10"], "allow": ["?"]},
+]
+QUOTAS = [
+    {},
+    {"wanted": "cpu=6"},
+    {"wanted": "cpu=12,memory=9Gi", "reservations": 3},
+    {"reservations": 2},
+    {"budget": "0.2"},
+    {"budget": "0.5", "reservations": 4},
+    {"budget": "9", "currency": "EUR"},
 ]
 WISHES = [
     {},
@@ -51,6 +75,8 @@ CURED_BY_WAITING = {
     Refusal.INSUFFICIENT_CPU,
     Refusal.INSUFFICIENT_MEMORY,
     Refusal.INSUFFICIENT_EXTENDED,
+    Refusal.KEPT_BACK,
+    Refusal.LENDING_CAP_REACHED,
 }
 
 
@@ -59,47 +85,13 @@ def vector(size):
     return Resources(cpu * 1000, memory * GI, 0, 0, {"example.com/fpga": fpga})
 
 
-def holds(ledger):
-    """Every live hold there is, as the records tell it: which reservation, on which cluster."""
-    return {
-        (found.id, found.target)
-        for found in ledger.reservations.values()
-        if found.phase in ("Reserved", "Active")
-    }
-
-
-class Watched(make.Recorder):
-    """A ledger that looks at every hold in the moment it is taken, whichever event takes it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.overbooked: list[str] = []
-
-    def apply(self, event):
-        before = holds(self)
-        change = super().apply(event)
-        after = holds(self)
-        for found, cluster in after - before:
-            self.overbooked += self.shortages(self.reservations[found], cluster, after)
-        return change
-
-    def shortages(self, found, cluster, held):
-        offer = self.clusters[cluster].advertisement
-        promised = sum(
-            (self.reservations[other].request.resources for other, on in held if on == cluster),
-            start=offer.allocated,
-        )
-        # What was not asked for may be short already: the cluster's own pods may have taken it.
-        asked = dict(found.request.resources.items())
-        short = [name for name in asked if promised.amount(name) > offer.allocatable.amount(name)]
-        return [f"{found.id} took {name} that {cluster} does not have" for name in short]
-
-
 class LedgerMachine(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
-        self.desk = make.Desk(Watched())
+        self.desk = make.Desk(Watched(), START)
         self.desk.max_waiting = 5
+        self.looked_at = START
+        """When the broker last looked at the clock."""
 
     @property
     def ledger(self) -> Watched:
@@ -122,10 +114,13 @@ class LedgerMachine(RuleBasedStateMachine):
     def ask(self, asked):
         """Whatever is answered at once is what the plain reference decides just before."""
         known = asked.key is not None and self.ledger.by_key(asked.requester, asked.key)
-        expected = reference.decide(Question(asked, self.desk.now), self.ledger)
+        expected = reference.decide(self.desk.question(asked), self.ledger)
+        too_much = reference.exceeds_quota(asked, self.ledger)
         seen = len(self.ledger.events)
         answer = self.attempt(self.desk.ask, asked)
-        if not known:
+        if not known and too_much:
+            assert (answer, len(self.ledger.events)) == (None, seen)
+        elif not known:
             first = next(iter(self.ledger.events[seen:]), None)
             placed = first.reservation.target if isinstance(first, Requested) else None
             assert placed == (None if expected is None else expected[0])
@@ -208,10 +203,19 @@ class LedgerMachine(RuleBasedStateMachine):
     def administer(self, name, command):
         self.attempt(getattr(self.desk, command), name)
 
+    @rule(name=clusters, policy=st.sampled_from(POLICIES))
+    def limit(self, name, policy):
+        self.desk.limit(name, **policy)
+
+    @rule(name=st.sampled_from(["r", "r", "s", "a"]), quota=st.sampled_from(QUOTAS))
+    def allot(self, name, quota):
+        self.desk.allot(name, **quota)
+
     @rule(seconds=st.sampled_from([1, 30, 60, 540]), forget=st.booleans(), swept=st.booleans())
     def pass_time(self, seconds, forget, swept):
         self.desk.pass_time(seconds * make.SECOND)
         if swept:
+            self.looked_at = self.desk.now
             self.desk.expire(make.NO_TIME if forget else make.RETENTION)
             deadlines = [found.deadline for found in self.ledger.reservations.values()]
             assert all(deadline is None or deadline > self.desk.now for deadline in deadlines)
@@ -221,6 +225,7 @@ class LedgerMachine(RuleBasedStateMachine):
         restored = Watched.restore(self.desk.kept())
         assert make.state(restored) == make.state(self.ledger)
         restored.events = self.ledger.events
+        restored.overbooked = self.ledger.overbooked
         self.desk.ledger = restored
 
     # -- what must hold
@@ -236,8 +241,27 @@ class LedgerMachine(RuleBasedStateMachine):
     @invariant()
     def nobody_waits_for_what_is_there(self):
         for waiter in self.ledger.waiting():
-            question = waiting.question_of(waiter, self.desk.now)
-            assert reference.decide(question, self.ledger) is None
+            if self.is_judged(waiter) and not self.is_blocked(waiter):
+                question = quotas.question_of(self.ledger, waiter, self.desk.now)
+                assert reference.decide(question, self.ledger) is None
+
+    def is_judged(self, waiter) -> bool:
+        """Whether all that time alone has changed for it was looked at: openings, and its budget."""
+        quota = self.ledger.limits(waiter.requester).quota
+        has_budget = quota is not None and quota.budget is not None
+        return self.looked_at == self.desk.now or not (has_budget or self.has_opened())
+
+    def has_opened(self) -> bool:
+        return any(
+            reference.is_open(hours, self.desk.now) and not reference.is_open(hours, self.looked_at)
+            for hours in map(self.hours, self.ledger.clusters.values())
+        )
+
+    def hours(self, cluster):
+        return tuple(policy.hours for policy in reference.policies(cluster, self.ledger))
+
+    def is_blocked(self, waiter) -> bool:
+        return reference.exceeds_quota(waiter.request, self.ledger, served=True)
 
     @invariant()
     def nobody_returns_to_who_refused(self):
@@ -253,19 +277,21 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @invariant()
     def a_cluster_is_kept_where_and_only_where_it_could_serve(self):
-        for waiter in self.ledger.waiting():
+        for waiter in filter(self.is_judged, self.ledger.waiting()):
             if waiter.earmark is None:
                 assert not any(self.could_serve(c, waiter) for c in self.ledger.clusters.values())
             else:
                 kept = self.ledger.clusters[waiter.earmark]
-                # Going stale is no event: it is noticed when something comes free.
-                assert kept.is_stale(self.desk.now) or self.could_serve(kept, waiter)
+                # Going stale or closing is no event: it is noticed when something comes free.
+                is_closed = not reference.is_open(self.hours(kept), self.desk.now)
+                stale = kept.is_stale(self.desk.now)
+                assert stale or is_closed or self.could_serve(kept, waiter)
 
     def could_serve(self, cluster, waiter) -> bool:
         """Once it lends nothing to anybody else."""
-        question = waiting.question_of(waiter, self.desk.now)
+        question = quotas.question_of(self.ledger, waiter, self.desk.now)
         obstacles = set(reference.refusals(question, cluster, self.ledger))
-        fits = waiter.request.resources.fits_in(cluster.ceiling)
+        fits = reference.could_serve(waiter, cluster, self.ledger)
         return fits and obstacles <= CURED_BY_WAITING
 
     def teardown(self):

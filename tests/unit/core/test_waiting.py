@@ -4,7 +4,7 @@ import pytest
 
 import make
 import reference
-from kubelend.core import errors, waiting
+from kubelend.core import errors, quotas, waiting
 from kubelend.core.events import Advertised
 from kubelend.core.ledger import Ledger
 
@@ -327,7 +327,7 @@ def test_serving_is_what_the_reference_would_do():
     for hold in desk.holds.values():
         desk.release(hold)
         for waiter in desk.ledger.waiting():
-            question = waiting.question_of(waiter, desk.now)
+            question = quotas.question_of(desk.ledger, waiter, desk.now)
             assert reference.decide(question, desk.ledger) is None
 
 

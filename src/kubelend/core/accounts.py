@@ -1,0 +1,141 @@
+"""What the requesters with a quota hold, wait for and spend: the ledger keeps it up to date.
+
+Only they have an account, so a fleet without quotas pays nothing for it. All of it follows from the
+reservations at hand, and is never stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+
+from kubelend.core import instants
+from kubelend.core.instants import DAY, micros
+from kubelend.core.lifecycle import FINAL, Phase
+from kubelend.core.limits import Quota
+from kubelend.core.models import ClusterId, Reservation
+from kubelend.core.resources import NOTHING
+from kubelend.core.spending import MONEY, Span, Spending
+
+
+class Account:
+    """One requester."""
+
+    def __init__(self, quota: Quota, reservations: Iterable[Reservation] = ()) -> None:
+        self.quota = quota
+        self.held = NOTHING
+        self.awaited = NOTHING
+        self.holds = 0
+        self.waits = 0
+        self.spending = Spending()
+        for reservation in reservations:
+            self.add(reservation)
+
+    def add(self, reservation: Reservation) -> None:
+        if reservation.is_live:
+            self.held += reservation.request.resources
+            self.holds += 1
+        elif reservation.phase is Phase.PENDING:
+            self.awaited += reservation.request.resources
+            self.waits += 1
+        for span in self.spans(reservation):
+            self.spending.add(span)
+
+    def remove(self, reservation: Reservation) -> None:
+        if reservation.is_live:
+            self.held -= reservation.request.resources
+            self.holds -= 1
+        elif reservation.phase is Phase.PENDING:
+            self.awaited -= reservation.request.resources
+            self.waits -= 1
+        for span in self.spans(reservation):
+            self.spending.remove(span)
+
+    def spans(self, reservation: Reservation) -> Iterator[Span]:
+        """When it costs how much, as far as the budget counts it."""
+        if self.quota.budget is None:
+            return
+        for charge in reservation.charges:
+            if charge.currency == self.quota.currency:
+                yield Span(micros(charge.since), micros(charge.until), charge.hourly)
+        span = self.running(reservation)
+        if span is not None:
+            yield span
+
+    def running(self, reservation: Reservation) -> Span | None:
+        """The part at its present provider: until it ends, or until it ended."""
+        since, until = reservation.reserved_at, reservation.expires_at
+        if not reservation.hourly or reservation.currency != self.quota.currency:
+            return None
+        if since is None or until is None:
+            return None
+        if reservation.finished_at is not None:
+            until = min(until, reservation.finished_at)
+        return Span(micros(since), micros(until), reservation.hourly)
+
+    def most(self, since: datetime, until: datetime, without: Span | None = None) -> int | None:
+        """What something may cost per hour in this time, in billionths; None without a budget.
+
+        `without` is what it costs already: a reservation that moves pays for one place only.
+        """
+        if self.quota.budget is None or until <= since:
+            return None
+        if without is not None:
+            self.spending.remove(without)
+        most = self.spending.most(self.quota.budget * MONEY, micros(since), micros(until))
+        if without is not None:
+            self.spending.add(without)
+        return max(most, 0)
+
+    def spent(self, now: datetime) -> int:
+        """What this day costs, in billionths, with what is promised until it ends."""
+        return (self.spending.on(instants.day_of(now)) + MONEY // 2) // MONEY
+
+
+class Accounts:
+    """All of them. Only the ledger changes them."""
+
+    def __init__(self) -> None:
+        self.by_requester: dict[ClusterId, Account] = {}
+
+    def get(self, requester: ClusterId) -> Account | None:
+        return self.by_requester.get(requester)
+
+    def open(
+        self, requester: ClusterId, quota: Quota | None, reservations: Iterable[Reservation]
+    ) -> None:
+        """Begin to count anew; with no quota, count no more."""
+        if quota is None:
+            self.by_requester.pop(requester, None)
+            return
+        own = (found for found in reservations if found.requester == requester)
+        self.by_requester[requester] = Account(quota, own)
+
+    def move(self, before: Reservation | None, after: Reservation) -> bool:
+        """A reservation has changed; True if somebody who waits may see that."""
+        account = self.by_requester.get(after.requester)
+        if account is None:
+            return False
+        if before is not None:
+            account.remove(before)
+        account.add(after)
+        return account.waits > 0
+
+    def forget(self, reservation: Reservation) -> None:
+        account = self.by_requester.get(reservation.requester)
+        if account is not None:
+            account.remove(reservation)
+
+    def kept_until(self, reservation: Reservation) -> datetime | None:
+        """The end of the day for which a finished reservation has to stay at hand; None if for none."""
+        account = self.by_requester.get(reservation.requester)
+        if account is None or reservation.phase not in FINAL:
+            return None
+        days = [(span.until - 1) // DAY for span in account.spans(reservation)]
+        return instants.instant(DAY * (max(days) + 1)) if days else None
+
+    def waiting_for_money(self) -> Iterator[ClusterId]:
+        """Who waits and has a budget: what it leaves changes with the time."""
+        for requester, account in self.by_requester.items():
+            if account.waits and account.quota.budget is not None:
+                yield requester

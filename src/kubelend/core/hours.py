@@ -1,0 +1,165 @@
+"""Opening hours: `Mon-Fri 18:00-08:00 Europe/Rome`, and whether a clock on the wall there is within them.
+
+Days are optional (every day), so is the zone (UTC). Hours over midnight belong to the day on which they
+begin. What counts is the time that a clock on the wall shows: one that is put forward skips the hours in
+between, one that is put back goes through them twice.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from datetime import UTC, date, datetime, time, timedelta, tzinfo
+from functools import lru_cache
+from typing import Final, NamedTuple
+from zoneinfo import ZoneInfo
+
+from kubelend.core.errors import InvalidInput
+
+HORIZON: Final = 15
+"""Days within which a change is looked for: hours come back every week, unless the clock skips them."""
+
+_NAMES: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+_EVERY_DAY: Final = frozenset(range(7))
+_TEXT: Final = re.compile(
+    r"(?:(?P<days>[a-z]{3}(?:[-,][a-z]{3})*) +)?"
+    r"(?P<start>\d{1,2}:\d\d) ?- ?(?P<end>\d{1,2}:\d\d)"
+    r"(?: +(?P<zone>\S{1,64}))?",
+    re.ASCII | re.IGNORECASE,
+)
+_HINT: Final = "write for example Mon-Fri 18:00-08:00 Europe/Rome"
+_WHOLE_DAY: Final = 24 * 60
+
+
+class Window(NamedTuple):
+    """One text of opening hours."""
+
+    days: frozenset[int]
+    """On which they begin; Monday is 0."""
+    start: int
+    """Minutes since midnight."""
+    end: int
+    """More than a day's minutes if it is on the day after."""
+    zone: tzinfo
+
+    def is_open(self, at: datetime) -> bool:
+        local = at.astimezone(self.zone)
+        minute = local.hour * 60 + local.minute
+        today, yesterday = local.weekday(), (local.weekday() - 1) % 7
+        return (today in self.days and self.start <= minute < self.end) or (
+            yesterday in self.days and minute < self.end - _WHOLE_DAY
+        )
+
+    def edges(self, day: date) -> Iterator[datetime]:
+        """Every instant of a local day at which it may open or close."""
+        for minute in {self.start, self.end % _WHOLE_DAY}:
+            wall = datetime.combine(day, time(*divmod(minute, 60)), self.zone)
+            yield wall.astimezone(UTC)
+            yield wall.replace(fold=1).astimezone(UTC)  # if the clock is put back over it
+        turned = _clock_change(day, self.zone)
+        if turned is not None:
+            yield turned
+
+
+class Timetable:
+    """When something is open that has to be open by several lists of hours at once.
+
+    The texts were checked when they came in.
+    """
+
+    def __init__(self, lists: tuple[tuple[str, ...], ...]) -> None:
+        self._lists = [[_known(text) for text in texts] for texts in lists]
+
+    def is_open(self, at: datetime) -> bool:
+        return all(any(window.is_open(at) for window in windows) for windows in self._lists)
+
+    def next_change(self, at: datetime) -> datetime | None:
+        """The next instant at which it opens or closes; None if not within the horizon."""
+        return self._change_within(at, 1) or self._change_within(at, HORIZON)
+
+    def _change_within(self, at: datetime, days: int) -> datetime | None:
+        now, last = self.is_open(at), at + timedelta(days=days)
+        # Zones are up to a day apart, so the days around it are looked at too.
+        around = (at + timedelta(days=ahead) for ahead in range(-1, days + 2))
+        edges = {edge for day in around for edge in self._edges(day) if at < edge <= last}
+        return next((edge for edge in sorted(edges) if self.is_open(edge) != now), None)
+
+    def _edges(self, at: datetime) -> Iterator[datetime]:
+        for windows in self._lists:
+            for window in windows:
+                yield from window.edges(at.astimezone(window.zone).date())
+
+
+@lru_cache(maxsize=1024)
+def parse(text: str) -> Window:
+    """The hours which a text says, or `InvalidInput`."""
+    match = _TEXT.fullmatch(text.strip()) if len(text) <= 160 else None
+    if match is None:
+        raise InvalidInput(f"{text[:80]!r} is no opening hours", hint=_HINT)
+    start = _minutes(match["start"], text, _WHOLE_DAY - 1)
+    end = _minutes(match["end"], text, _WHOLE_DAY)
+    if start == end:
+        raise InvalidInput(
+            f"{text[:80]!r} begins when it ends", hint="write 00:00-24:00 for a whole day"
+        )
+    days = _EVERY_DAY if match["days"] is None else _days(match["days"], text)
+    zone = UTC if match["zone"] is None else _zone(match["zone"], text)
+    return Window(days, start, end if end > start else end + _WHOLE_DAY, zone)
+
+
+_NEVER: Final = Window(frozenset(), 0, 1, UTC)
+
+
+def _known(text: str) -> Window:
+    """What was written where a zone is known may be read where it is not: then nothing is lent."""
+    try:
+        return parse(text)
+    except InvalidInput:
+        return _NEVER
+
+
+def _minutes(text: str, whole: str, most: int) -> int:
+    hours, minutes = map(int, text.split(":"))
+    if minutes > 59 or hours * 60 + minutes > most:
+        raise InvalidInput(f"{whole[:80]!r}: {text} is no time of day", hint=_HINT)
+    return hours * 60 + minutes
+
+
+def _days(text: str, whole: str) -> frozenset[int]:
+    found: set[int] = set()
+    for part in text.lower().split(","):
+        first, _, last = part.partition("-")
+        if first not in _NAMES or (last or first) not in _NAMES:
+            raise InvalidInput(
+                f"{whole[:80]!r}: {part} is no day or days", hint="write for example Mon-Fri,Sun"
+            )
+        begin, end = _NAMES.index(first), _NAMES.index(last or first)
+        found.update((begin + step) % 7 for step in range((end - begin) % 7 + 1))
+    return frozenset(found)
+
+
+def _zone(name: str, whole: str) -> tzinfo:
+    if name.upper() in {"UTC", "Z"}:
+        return UTC
+    try:
+        return ZoneInfo(name)
+    except (ValueError, KeyError, OSError):
+        raise InvalidInput(
+            f"{whole[:80]!r}: {name} is no time zone here", hint="write one such as Europe/Rome"
+        ) from None
+
+
+def _clock_change(day: date, zone: tzinfo) -> datetime | None:
+    """When the clocks of a zone are changed on a day; None on nearly all days."""
+    early = datetime.combine(day, time(), zone).astimezone(UTC)
+    late = early + timedelta(hours=26)
+    if early.astimezone(zone).utcoffset() == late.astimezone(zone).utcoffset():
+        return None
+    before = early.astimezone(zone).utcoffset()
+    while late - early > timedelta(seconds=1):
+        middle = (early + (late - early) // 2).replace(microsecond=0)
+        if middle.astimezone(zone).utcoffset() == before:
+            early = middle
+        else:
+            late = middle
+    return late

@@ -1,0 +1,53 @@
+"""How administrators set and lift limits; commands as in `commands`.
+
+What is held already stays, whatever a new limit says: limits bound what is taken from now on.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from kubelend.core.commands import Command
+from kubelend.core.errors import NotFound
+from kubelend.core.events import PolicySet, QuotaSet
+from kubelend.core.ledger import Ledger
+from kubelend.core.lending import NO_POLICY, LendingPolicy
+from kubelend.core.limits import Limits, Quota
+from kubelend.core.models import ClusterId
+
+NO_QUOTA = Quota()
+
+
+def set_policy(
+    ledger: Ledger, cluster: ClusterId, policy: LendingPolicy, now: datetime
+) -> Command[Limits]:
+    """Say for a provider to whom it lends, how much and when; it need not have advertised yet."""
+    wanted = None if policy == NO_POLICY else policy
+    if ledger.limits(cluster).policy != wanted:
+        yield PolicySet(now, cluster, wanted)
+    return ledger.limits(cluster)
+
+
+def clear_policy(ledger: Ledger, cluster: ClusterId, now: datetime) -> Command[None]:
+    """Only what the provider says itself holds from now on."""
+    if ledger.limits(cluster).policy is None:
+        raise NotFound(f"no policy is set for {cluster!r}", hint="see `kubelend policy show`")
+    yield PolicySet(now, cluster, None)
+
+
+def set_quota(ledger: Ledger, cluster: ClusterId, quota: Quota, now: datetime) -> Command[Limits]:
+    """Bound what a requester may hold, wait for and spend."""
+    wanted = None if quota == NO_QUOTA else quota
+    if ledger.limits(cluster).quota != wanted:
+        yield QuotaSet(now, cluster, wanted)
+    return ledger.limits(cluster)
+
+
+def clear_quota(ledger: Ledger, cluster: ClusterId, now: datetime) -> Command[None]:
+    if ledger.limits(cluster).quota is None:
+        raise no_quota(cluster)
+    yield QuotaSet(now, cluster, None)
+
+
+def no_quota(cluster: ClusterId) -> NotFound:
+    return NotFound(f"{cluster!r} has no quota", hint="an administrator sets it: `kubelend quota`")

@@ -1,0 +1,52 @@
+"""What each requester has on the providers that limit the share of one: few, so they are kept apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from kubelend.core.models import ClusterId, Reservation
+from kubelend.core.resources import NOTHING, Resources
+
+
+class Loans:
+    """Sums of live reservations by requester and provider. Only the ledger changes them."""
+
+    def __init__(self) -> None:
+        self.watched: set[ClusterId] = set()
+        """The providers whose loans are counted."""
+        self._by_requester: dict[ClusterId, dict[ClusterId, Resources]] = {}
+
+    def of(self, requester: ClusterId) -> Mapping[ClusterId, Resources]:
+        return self._by_requester.get(requester, {})
+
+    def watch(self, provider: ClusterId, lent: Iterable[Reservation]) -> None:
+        """Begin to count, with what it lends now."""
+        if provider in self.watched:
+            return
+        self.watched.add(provider)
+        for reservation in lent:
+            self.add(provider, reservation)
+
+    def ignore(self, provider: ClusterId) -> None:
+        if provider not in self.watched:
+            return
+        self.watched.remove(provider)
+        for requester, loans in list(self._by_requester.items()):
+            loans.pop(provider, None)
+            if not loans:
+                del self._by_requester[requester]
+
+    def add(self, provider: ClusterId, reservation: Reservation) -> None:
+        if provider in self.watched:
+            loans = self._by_requester.setdefault(reservation.requester, {})
+            loans[provider] = loans.get(provider, NOTHING) + reservation.request.resources
+
+    def remove(self, provider: ClusterId, reservation: Reservation) -> None:
+        if provider not in self.watched:
+            return
+        loans = self._by_requester[reservation.requester]
+        loans[provider] -= reservation.request.resources
+        if not loans[provider]:
+            del loans[provider]
+        if not loans:
+            del self._by_requester[reservation.requester]

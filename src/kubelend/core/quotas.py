@@ -1,0 +1,143 @@
+"""What a requester may still ask for: its quota, and what its budget leaves for one more hour.
+
+Amounts and numbers count what is held and what waits, so that serving a waiter exceeds nothing. A budget
+is money for each UTC day; see `spending`. Called for every request, so for a requester without a quota
+it is one look into a dictionary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+
+from msgspec.structs import replace
+
+from kubelend.core import prices, resources
+from kubelend.core.accounts import Account
+from kubelend.core.errors import QuotaExceeded
+from kubelend.core.filters import Purse, Question
+from kubelend.core.instants import micros
+from kubelend.core.ledger import Ledger
+from kubelend.core.models import Request, Reservation
+from kubelend.core.spending import Span
+
+
+def question(ledger: Ledger, request: Request, now: datetime) -> Question:
+    """Where can this request go now, with what its requester may spend?"""
+    account = ledger.accounts.get(request.requester)
+    if account is None:
+        return Question(request, now)
+    return Question(request, now, purse=_purse(account, now, now + request.duration))
+
+
+def question_of(ledger: Ledger, found: Reservation, now: datetime) -> Question:
+    """Where can this reservation go, with its place in the queue and without where it has been?"""
+    left = found.left if found.target is None else (*found.left, found.target)
+    asked = Question(found.request, now, found.ticket, left)
+    account = ledger.accounts.get(found.requester)
+    if account is None:
+        return asked
+    until, costs = now + found.request.duration, None
+    if found.is_live and found.expires_at is not None:
+        until, costs = found.expires_at, _from(now, account.running(found))
+    return replace(asked, purse=_purse(account, now, until, costs))
+
+
+def check(ledger: Ledger, request: Request) -> None:
+    """Refuse what would exceed the requester's quota, before anything is decided."""
+    account = ledger.accounts.get(request.requester)
+    if account is None:
+        return
+    for sentence, remedy in _excesses(account, request):
+        raise QuotaExceeded(sentence, hint=remedy)
+
+
+def excesses(ledger: Ledger, request: Request) -> tuple[str, ...]:
+    """Every way in which a request would exceed its requester's quota, and what would help."""
+    account = ledger.accounts.get(request.requester)
+    if account is None:
+        return ()
+    return tuple(f"{sentence}; {remedy}" for sentence, remedy in _excesses(account, request))
+
+
+def blocks(ledger: Ledger, waiter: Reservation) -> bool:
+    """Whether a waiter must go on waiting, because its quota was lowered after it came."""
+    account = ledger.accounts.get(waiter.requester)
+    if account is None:
+        return False
+    most = account.quota.reservations
+    held = account.held + waiter.request.resources
+    return (most is not None and account.holds >= most) or any(
+        held.amount(name) > cap
+        for name, cap in account.quota.amounts.items()
+        if waiter.request.resources.amount(name)
+    )
+
+
+def check_renewal(ledger: Ledger, found: Reservation, until: datetime) -> None:
+    """Refuse to keep a reservation for longer than the requester's budget pays for."""
+    account = ledger.accounts.get(found.requester)
+    if account is None or account.quota.budget is None or not found.hourly:
+        return
+    currency, budget = account.quota.currency, prices.text(account.quota.budget)
+    if found.currency != currency:
+        raise QuotaExceeded(
+            f"{found.id} costs {found.currency}, and {found.requester} may spend {currency} only",
+            hint="borrow from a cluster with that currency",
+        )
+    most = account.most(found.expires_at or until, until)
+    if most is not None and found.hourly > most:
+        raise QuotaExceeded(
+            f"{found.requester} may spend {budget} {currency} a day, which leaves"
+            f" {prices.text(most)} per hour, and {found.id} costs {prices.text(found.hourly)}",
+            hint="renew it for less time, or release others",
+        )
+
+
+def _purse(
+    account: Account, since: datetime, until: datetime, without: Span | None = None
+) -> Purse | None:
+    most = account.most(since, until, without)
+    return None if most is None else Purse(most, account.quota.currency)
+
+
+def _from(now: datetime, span: Span | None) -> Span | None:
+    """The part of it that is still to come."""
+    return None if span is None else span._replace(since=max(span.since, micros(now)))
+
+
+def _excesses(account: Account, request: Request) -> Iterator[tuple[str, str]]:
+    """What a request would exceed, and what would help, a sentence each."""
+    who, most = request.requester, account.quota.reservations
+    if most is not None and account.holds + account.waits >= most:
+        yield (
+            f"{who} has {account.holds + account.waits} of {most} reservations,"
+            " and one more would exceed its quota",
+            "release one, or wait until one ends",
+        )
+    for name, wanted in request.resources.items():
+        cap = account.quota.amounts.get(name)
+        if cap is None:
+            continue
+        has = account.held.amount(name) + account.awaited.amount(name)
+        if has + wanted > cap:
+            yield _too_much(account, who, name, wanted), _less(name, wanted, has + wanted - cap)
+
+
+def _too_much(account: Account, who: str, name: str, wanted: int) -> str:
+    held, awaited, cap, more = (
+        resources.text(name, amount)
+        for amount in (
+            account.held.amount(name),
+            account.awaited.amount(name),
+            account.quota.amounts[name],
+            wanted,
+        )
+    )
+    waits = f" and waits for {awaited}" if account.awaited.amount(name) else ""
+    return f"{who} holds {held}{waits} of {cap} {name}, and {more} more would exceed its quota"
+
+
+def _less(name: str, wanted: int, excess: int) -> str:
+    release = "release some of it, or wait until it ends"
+    return f"ask for {resources.text(name, excess)} {name} less" if excess < wanted else release

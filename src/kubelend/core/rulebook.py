@@ -1,0 +1,53 @@
+"""The limits that hold: what administrators have set, and what follows from it for each provider."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kubelend.core import lending
+from kubelend.core.events import Change, Erased
+from kubelend.core.lending import Lending
+from kubelend.core.limits import Limits
+from kubelend.core.models import Cluster, ClusterId
+
+
+class Rulebook:
+    """Limits by cluster. Only the ledger changes them."""
+
+    def __init__(self) -> None:
+        self._limits: dict[ClusterId, Limits] = {}
+        self._lendings: dict[ClusterId, Lending] = {}
+
+    def __bool__(self) -> bool:
+        """Whether any provider has a policy."""
+        return bool(self._lendings)
+
+    @property
+    def limits(self) -> Mapping[ClusterId, Limits]:
+        return self._limits
+
+    def lending(self, provider: ClusterId) -> Lending | None:
+        """What holds of a provider's own policy and the administrator's; None if nothing is limited."""
+        return self._lendings.get(provider)
+
+    def put(self, limits: Limits) -> Change:
+        if limits.policy is None and limits.quota is None:
+            self._limits.pop(limits.cluster, None)
+            return Erased("limits", limits.cluster)
+        self._limits[limits.cluster] = limits
+        return limits
+
+    def judge(self, provider: Cluster) -> Lending | None:
+        """Work out anew what holds for a provider."""
+        limits = self._limits.get(provider.id)
+        ordered = None if limits is None else limits.policy
+        holds = lending.stricter(provider.advertisement.policy, ordered)
+        if holds is None:
+            self._lendings.pop(provider.id, None)
+        else:
+            self._lendings[provider.id] = holds
+        return holds
+
+    def drop(self, provider: ClusterId) -> None:
+        """It exists no more; what an administrator has set for it stays."""
+        self._lendings.pop(provider, None)

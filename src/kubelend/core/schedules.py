@@ -1,0 +1,74 @@
+"""What is due when: reservations that end by themselves, and finished ones that can be forgotten.
+
+Both are heaps whose entries are checked when they come up: what has changed since is thrown away then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from heapq import heapify, heappop, heappush, heapreplace
+
+from kubelend.core.accounts import Accounts
+from kubelend.core.lifecycle import FINAL
+from kubelend.core.models import Reservation, ReservationId
+
+
+class Schedule:
+    """The heaps of one ledger, over its own reservations and accounts."""
+
+    def __init__(
+        self, reservations: Mapping[ReservationId, Reservation], accounts: Accounts
+    ) -> None:
+        self._reservations = reservations
+        self._accounts = accounts
+        self._deadlines: list[tuple[datetime, ReservationId]] = []
+        self._finished: list[tuple[datetime, ReservationId]] = []
+
+    def __len__(self) -> int:
+        return len(self._deadlines)
+
+    def put(self, before: Reservation | None, after: Reservation) -> None:
+        deadline = after.deadline
+        if deadline is not None and (before is None or before.deadline != deadline):
+            heappush(self._deadlines, (deadline, after.id))
+            self._forget_old_deadlines()
+        if after.phase in FINAL and after.finished_at is not None:
+            heappush(self._finished, (after.finished_at, after.id))
+
+    def next(self) -> datetime | None:
+        """No reservation ends by itself before this moment."""
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def overdue(self, now: datetime) -> Iterator[Reservation]:
+        """Whose deadline has passed, earliest first. Each must be ended before the next is asked for."""
+        while self._deadlines and self._deadlines[0][0] <= now:
+            deadline, found = self._deadlines[0]
+            reservation = self._reservations.get(found)
+            if reservation is not None and reservation.deadline == deadline:
+                yield reservation
+            else:
+                heappop(self._deadlines)
+
+    def finished_before(self, moment: datetime) -> Iterator[Reservation]:
+        """Who finished before a moment. Each must be forgotten before the next is asked for."""
+        while self._finished and self._finished[0][0] <= moment:
+            at, found = self._finished[0]
+            reservation = self._reservations.get(found)
+            if reservation is None:
+                heappop(self._finished)
+                continue
+            # What counts against a day's budget is needed while the day lasts.
+            until = self._accounts.kept_until(reservation)
+            if until is not None and until > at:
+                heapreplace(self._finished, (until, found))
+            else:
+                yield reservation
+
+    def _forget_old_deadlines(self) -> None:
+        """A lease for years that is given back or renewed today must not stay in line for years."""
+        if len(self._deadlines) <= 2 * len(self._reservations) + 64:
+            return
+        found = self._reservations.values()
+        self._deadlines = [(one.deadline, one.id) for one in found if one.deadline is not None]
+        heapify(self._deadlines)
