@@ -3,51 +3,22 @@
 import asyncio
 import contextlib
 import socket
-import ssl
 import time
 
 import pytest
 
 import brokers
 import make
+from bare import CLOSE, GET, POST, connected, end_of, others_are_served, transport_of
 from callers import PATIENCE
 
 QUICK = make.SECOND / 5
 TIMES = {"handshake_timeout": QUICK, "read_timeout": QUICK}
-GET = b"GET /api/v1/version HTTP/1.1\r\nHost: localhost\r\n\r\n"
-POST = b"POST /api/v1/reservations HTTP/1.1\r\nHost: localhost\r\n"
 
 
 @pytest.fixture
 async def broker(start):
     return await start(**TIMES)
-
-
-@contextlib.asynccontextmanager
-async def connected(caller):
-    """A bare connection of a known caller."""
-    reader, writer = await asyncio.open_connection(
-        "127.0.0.1", caller.port, ssl=caller.context, server_hostname="localhost"
-    )
-    try:
-        yield reader, writer
-    finally:
-        writer.close()
-        with contextlib.suppress(ssl.SSLError, ConnectionError):
-            await writer.wait_closed()
-
-
-async def end_of(reader):
-    """All that comes before the other side closes."""
-    async with asyncio.timeout(PATIENCE):
-        try:
-            return await reader.read()
-        except (ssl.SSLError, ConnectionError):
-            return b""
-
-
-async def others_are_served(broker):
-    assert (await broker.cluster("other").get("version")).status == 200
 
 
 @pytest.mark.parametrize(
@@ -155,13 +126,13 @@ async def test_client_that_does_not_read_its_answers_is_let_go_of(start):
     whole = len((await r.get("reservations", limit="200")).content)
     await r.hang_up()
     async with connected(a) as (reader, writer):
-        writer.transport.pause_reading()
+        transport_of(writer).pause_reading()
         writer.write(GET.replace(b"version", b"reservations?limit=200") * 200)
         await brokers.until(lambda: len(connections()) == 1)
         await others_are_served(broker)
         await broker.cluster("other").hang_up()
         await brokers.until(lambda: not connections())
-        writer.transport.resume_reading()
+        transport_of(writer).resume_reading()
         assert len(await end_of(reader)) < 100 * whole
 
 
@@ -199,7 +170,7 @@ async def test_client_that_goes_away_leaves_no_trace(broker, log, sent):
     async with connected(broker.cluster("slow")) as (_, writer):
         writer.write(sent)
         await writer.drain()
-        writer.transport.abort()
+        transport_of(writer).abort()
     await others_are_served(broker)
     assert "exception" not in log.text
     assert log.lines("call failed") == []
@@ -271,9 +242,6 @@ async def test_odd_targets_are_answered_like_any_other(broker, log, target, stat
         answer = await end_of(reader)
     assert answer.split(b" ")[1] == status
     assert "exception" not in log.text
-
-
-CLOSE = b"\r\nConnection: close\r\n\r\n"
 
 
 async def test_plain_text_to_the_tls_port_is_not_answered(broker, log):

@@ -7,7 +7,10 @@ from collections.abc import Callable
 from kubelend.core.errors import RateLimited
 
 _FORGET_ABOVE = 10_000
-"""Callers remembered before those with a full bucket are dropped; a full one remembers nothing."""
+"""Callers remembered before those with a full bucket are dropped; a full one remembers nothing.
+
+If many are left, their number has to double before it is looked at again: so a look costs no call much.
+"""
 
 
 class RateLimiter:
@@ -18,6 +21,7 @@ class RateLimiter:
         self._burst = max(burst, 1)
         self._clock = clock
         self._buckets: dict[str, tuple[float, float]] = {}
+        self._forget_above = _FORGET_ABOVE
 
     def admit(self, caller: str) -> None:
         """Take a token, or refuse and say when the next one comes."""
@@ -33,8 +37,14 @@ class RateLimiter:
                 retry_after=wait,
             )
         self._buckets[caller] = (tokens - 1, now)
-        if len(self._buckets) > _FORGET_ABOVE:
+        if len(self._buckets) > self._forget_above:
             self._forget(now)
+
+    def give_back(self, caller: str) -> None:
+        """What was taken by `admit` shall not count."""
+        if caller in self._buckets:
+            tokens, since = self._buckets[caller]
+            self._buckets[caller] = (min(self._burst, tokens + 1), since)
 
     def _tokens(self, caller: str, now: float) -> float:
         tokens, since = self._buckets.get(caller, (self._burst, now))
@@ -44,3 +54,4 @@ class RateLimiter:
         full = [name for name in self._buckets if self._tokens(name, now) >= self._burst]
         for name in full:
             del self._buckets[name]
+        self._forget_above = max(_FORGET_ABOVE, 2 * len(self._buckets))

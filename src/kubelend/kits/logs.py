@@ -72,7 +72,7 @@ def redact(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
 # -- secrets
 
 _SECRET_NAME: Final = re.compile(
-    r"token|secret|passphrase|password|passwd|authori[sz]ation|credential|cookie|private|pem$"
+    r"token(?!_?id$)|secret|passphrase|password|passwd|authori[sz]ation|credential|cookie|private|pem$"
     r"|(?<!idempotency.)(?<!request.)keys?$",
     re.IGNORECASE,
 )
@@ -80,6 +80,8 @@ _SECRET_NAME: Final = re.compile(
 _PEM: Final = re.compile(r"-----BEGIN.*?(?:-----END[^-]*+-----|\Z)", re.DOTALL)
 _USER_IN_URL: Final = re.compile(r"(?<=://)[^/\s@]++(?=@)")
 _BEARER: Final = re.compile(r"(?<=bearer )\S++", re.IGNORECASE)
+# A joining token: its id is public, and says which one it was.
+_TOKEN: Final = re.compile(r"\b(kl1\.[\w-]++\.)[\w-]++", re.ASCII)
 _DEEPEST: Final = 4
 _LARGEST: Final = 2**63
 
@@ -131,6 +133,8 @@ def _cleaned_text(text: str) -> str:
         text = _USER_IN_URL.sub(REDACTED, text)
     if "earer " in text or "EARER " in text:
         text = _BEARER.sub(REDACTED, text)
+    if "kl1." in text:
+        text = _TOKEN.sub(rf"\1{REDACTED}", text)
     # Half a surrogate pair, as in a path that is no UTF-8, has no JSON.
     return text if text.isascii() else text.encode(errors="backslashreplace").decode()
 

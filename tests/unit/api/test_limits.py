@@ -1,5 +1,7 @@
 """How often a caller may call: a burst at once, then as many as time brings."""
 
+import tracemalloc
+
 import pytest
 
 from kubelend.api.limits import RateLimiter
@@ -89,6 +91,30 @@ def test_callers_that_have_been_quiet_are_forgotten_and_others_are_not(time):
     time.now += 1.5
     limiter.admit("one more")
     assert admitted(limiter, "loud", 5) == 1
+
+
+@pytest.mark.timeout(20)
+def test_many_callers_that_are_not_quiet_cost_no_call_much(time):
+    """Looking at all of 40,000 buckets with each call would take minutes."""
+    limiter = RateLimiter(1, 2, time)
+    for number in range(40_000):
+        limiter.admit(f"caller-{number}")
+    for _ in range(50_000):
+        time.now += 0.001
+        admitted(limiter, "loud", 1)
+
+
+def test_many_callers_that_became_quiet_are_forgotten_at_last(time):
+    limiter = RateLimiter(1, 2, time)
+    tracemalloc.start()
+    try:
+        for number in range(60_000):
+            time.now += 0.001
+            limiter.admit(f"caller-{number}")
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 4 * 2**20  # all of them would take four times as much
 
 
 def test_clock_that_stands_still_refills_nothing(time):

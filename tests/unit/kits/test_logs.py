@@ -190,6 +190,7 @@ def test_values_of_secret_names_are_hidden(line, name):
         "Idempotency-Key",
         "request_key",
         "key_file",
+        "token_id",
         "keyspace",
         "path",
     ],
@@ -214,10 +215,12 @@ def test_a_secret_that_is_not_there_shows_as_that(line):
         ("see https://a/b and https://hunter2@c", "see https://a/b and https://[redacted]@c"),
         ("Bearer hunter2.x-y", "Bearer [redacted]"),
         ("authorization: bearer hunter2", "authorization: bearer [redacted]"),
+        ("join --token kl1.abc234.hunter2", "join --token kl1.abc234.[redacted]"),
+        ('{"token":"kl1.abc234.hunter2"}', '{"token":"kl1.abc234.[redacted]"}'),
     ],
     ids=[
         *("a key", "amid text", "two keys", "half a key", "its repr"),
-        *("password in URL", "user in URL", "bearer", "header"),
+        *("password in URL", "user in URL", "bearer", "header", "a joining token", "one in JSON"),
     ],
 )
 @pytest.mark.parametrize("place", ["event", "value", "deep", "error", "foreign"])
@@ -240,7 +243,12 @@ def test_secrets_inside_texts_are_hidden(line, stream, secret, shown, place):
 
 
 def test_a_long_hostile_text_is_logged_at_once(line):
-    for text in ("://" + ":" * 300_000 + " @", "-----BEGIN" * 30_000, "bearer " * 50_000):
+    for text in (
+        "://" + ":" * 300_000 + " @",
+        "-----BEGIN" * 30_000,
+        "bearer " * 50_000,
+        "kl1." * 50_000,
+    ):
         assert line(value=text)
 
 

@@ -1,0 +1,157 @@
+"""Ten thousand connections that say nothing: the broker holds them, and others are served as before."""
+
+import asyncio
+import contextlib
+import os
+import resource
+import time
+from pathlib import Path
+
+import pytest
+
+import bare
+import brokers
+
+MANY = 10_000
+FILES = MANY + 2000
+"""For this process; the broker's has as many, and its own limit."""
+
+FEW_SECONDS = 5.0
+"""For twenty calls on new connections, which take a tenth of a second where nothing else runs."""
+
+pytestmark = [
+    pytest.mark.timeout(180),
+    pytest.mark.skipif(
+        0 <= resource.getrlimit(resource.RLIMIT_NOFILE)[1] < FILES,
+        reason=f"needs {FILES} open files: raise `ulimit -Hn`, in a container --ulimit nofile={FILES}",
+    ),
+]
+
+
+@pytest.fixture(autouse=True)
+def files():
+    """As many as this process may have."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@contextlib.contextmanager
+def many_silent(broker, addresses):
+    """`MANY` connections, as many from each address."""
+    with contextlib.ExitStack() as stack:
+        yield [
+            connection
+            for address in addresses
+            for connection in stack.enter_context(
+                bare.silent(broker.port, MANY // len(addresses), address)
+            )
+        ]
+
+
+async def value(broker, name, **labels):
+    return brokers.series((await broker.probe("/metrics", "metrics"))[1], name, **labels)
+
+
+async def connections_of(broker):
+    return await value(broker, "kubelend_connections")
+
+
+async def serves(broker):
+    """Twenty calls, each on a new connection, in a few seconds."""
+    began = time.monotonic()
+    for number in range(20):
+        await bare.others_are_served(broker)
+        await broker.cluster("other").hang_up()
+        assert time.monotonic() - began < FEW_SECONDS, f"only {number + 1} calls"
+
+
+def memory(broker):
+    """What the process has in memory, in bytes."""
+    return 4096 * int(Path(f"/proc/{broker.process.pid}/statm").read_text().split()[1])
+
+
+async def test_ten_thousand_silent_connections_are_held_and_stop_nobody(certificates, tmp_path):
+    async with brokers.child(certificates, tmp_path, handshake_timeout="10m") as broker:
+        before = memory(broker)
+        hundred = [f"127.0.1.{number}" for number in range(1, 101)]
+        with many_silent(broker, hundred) as connections:
+            await brokers.until(at_least(broker, MANY))
+            await serves(broker)
+            assert (await broker.probe("/healthz"))[0] == 200
+            assert await connections_of(broker) >= MANY
+            assert not any(map(bare.is_closed, connections[::100]))
+            assert memory(broker) - before < 50 * 2**20
+        await brokers.until(none_left(broker))
+        await serves(broker)
+
+
+async def test_ten_thousand_of_one_address_leave_room_for_a_client_behind_it(
+    certificates, tmp_path
+):
+    async with brokers.child(certificates, tmp_path, handshake_timeout="10m") as broker:
+        opening = asyncio.to_thread(open_all, broker)
+        serving = asyncio.create_task(serves(broker))
+        with await opening:
+            await serving
+            await serves(broker)
+            assert await connections_of(broker) <= 1025
+        name = "kubelend_refused_connections_total"
+        assert await value(broker, name, reason="TooManyHandshakes") >= MANY - 1100
+        refused = broker.logged("refused")
+    assert [line["code"] for line in refused[:1]] == ["TooManyHandshakes"]
+    assert len(refused) < 20
+
+
+def open_all(broker):
+    """All of them, to be closed at once."""
+    stack = contextlib.ExitStack()
+    stack.enter_context(many_silent(broker, ["127.0.0.1"]))
+    return stack
+
+
+async def test_more_connections_than_files_is_a_warning_and_fewer(certificates, tmp_path):
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    async with brokers.child(certificates, tmp_path, max_connections="10000000") as broker:
+        (line,) = broker.logged("open files")
+        assert line["limit"] == line["hard"] == hard
+        (warning,) = [found for found in broker.log() if "wanted" in found]
+        assert (warning["level"], warning["wanted"]) == ("warning", 10_000_000)
+        assert 0 < warning["connections"] < hard
+        await serves(broker)
+
+
+async def test_broker_that_runs_out_of_files_makes_room_and_goes_on(certificates, tmp_path):
+    """As if somebody had lowered its limit while it runs."""
+    async with brokers.child(certificates, tmp_path, handshake_timeout="10m") as broker:
+        resource.prlimit(broker.process.pid, resource.RLIMIT_NOFILE, (100, 100))
+        with bare.silent(broker.port, 300):
+            await brokers.until(lambda: broker.logged("refused") != [])
+            await serves(broker)
+            spent = processor_time(broker)
+            await asyncio.sleep(1)
+            assert processor_time(broker) - spent < 0.5
+        assert {line["code"] for line in broker.logged("refused")} == {"OutOfFiles"}
+        await brokers.until(none_left(broker))
+        assert await broker.stop() == 0
+
+
+def processor_time(broker):
+    """Seconds that the process has computed."""
+    fields = Path(f"/proc/{broker.process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def at_least(broker, count):
+    async def reached():
+        return await connections_of(broker) >= count
+
+    return reached
+
+
+def none_left(broker):
+    async def gone():
+        return await connections_of(broker) == 0
+
+    return gone

@@ -1,0 +1,267 @@
+"""Hostile requests: each gets a clear no or a closed connection, and costs others nothing."""
+
+import asyncio
+import gzip
+import json
+import ssl
+
+import pytest
+
+import brokers
+import make
+from bare import CLOSE, GET, POST, connected, end_of, others_are_served, transport_of
+
+TIMES = {"read_timeout": make.SECOND / 2, "idle_timeout": make.SECOND / 2}
+CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
+WISH = b'{"requestedResources":{"cpu":"1","memory":"1Gi"},'
+
+
+@pytest.fixture
+async def broker(start):
+    return await start(**TIMES)
+
+
+def body(content, *headers):
+    lines = b"".join(header + b"\r\n" for header in headers)
+    length = b"Content-Length: %d" % len(content)
+    return POST + lines + length + CLOSE + content
+
+
+async def answers_to(broker, sent):
+    """All that comes back while another client is served."""
+    async with connected(broker.cluster("hostile")) as (reader, writer):
+        sending = asyncio.create_task(send(writer, sent))
+        await others_are_served(broker)
+        found = await end_of(reader)
+        sending.cancel()
+        await asyncio.wait([sending])
+    await others_are_served(broker)
+    return found
+
+
+async def send(writer, content):
+    try:
+        writer.write(content)
+        await writer.drain()
+    except (ConnectionError, ssl.SSLError):
+        return  # it did not want to hear the rest
+
+
+def status_of(answer):
+    return int(answer.split(b" ")[1]) if answer else None
+
+
+# -- headers
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(b"X-Many: y\r\n" * 1000 + b"\r\n", id="many"),
+        pytest.param(b"x" * 20_000 + b": y\r\n\r\n", id="long name"),
+        pytest.param(b"X: " + b"y" * 2_000_000, id="one without end"),
+        pytest.param(b"".join(b"X-%d: " % n + b"y" * 9000 + b"\r\n" for n in range(500)), id="MBs"),
+        pytest.param(b"X: a\x00b\r\n\r\n", id="zero"),
+        pytest.param(b"X: a\r\n b\r\n\r\n", id="folded"),
+        pytest.param(b"X: a\rContent-Length: 5\r\n\r\n", id="bare carriage return"),
+        pytest.param(b"Host: elsewhere\r\n\r\n", id="two hosts"),
+    ],
+)
+async def test_flood_of_headers_or_odd_ones_are_refused(broker, log, sent):
+    assert status_of(await answers_to(broker, GET[:-2] + sent)) == 400
+    assert "exception" not in log.text
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(POST + b"Content-Length: 2\r\nContent-Length: 2\r\n\r\n{}", id="length twice"),
+        pytest.param(POST + b"Content-Length: 2, 2\r\n\r\n{}", id="list of lengths"),
+        pytest.param(POST + b"Content-Length: +2\r\n\r\n{}", id="signed length"),
+        pytest.param(POST + b"Content-Length: 0x2\r\n\r\n{}", id="length in hexadecimal"),
+        pytest.param(POST + b"Content-Length : 2\r\n\r\n{}", id="space before the colon"),
+        pytest.param(POST + b"Content-Length: 2\x0b\r\n\r\n{}", id="odd space after a length"),
+        pytest.param(POST + b"Content-Length: %d\r\n\r\n{}" % 10**30, id="astronomic length"),
+        pytest.param(
+            POST + b"Transfer-Encoding: chunked, chunked\r\n\r\n0\r\n\r\n", id="chunked twice"
+        ),
+        pytest.param(POST + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n", id="like chunked"),
+        pytest.param(POST + b"Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n", id="chunked, space"),
+        pytest.param(
+            POST + b"Transfer-Encoding: identity\r\nContent-Length: 2\r\n\r\n{}", id="identity"
+        ),
+        pytest.param(
+            POST.replace(b"1.1\r", b"1.0\r") + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+            id="chunked in HTTP/1.0",
+        ),
+        pytest.param(GET.replace(b"\r\n", b"\n"), id="bare line feeds"),
+    ],
+)
+async def test_request_that_a_proxy_could_divide_otherwise_is_refused(broker, log, sent):
+    """What is smuggled in as a second request is never answered."""
+    found = await answers_to(broker, sent + GET)
+    assert status_of(found) == 400
+    assert found.count(b"HTTP/1.") == 1
+    assert "exception" not in log.text
+
+
+# -- other protocols
+
+
+@pytest.mark.parametrize(
+    "sent, status",
+    [
+        pytest.param(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9), 400, id="HTTP/2"),
+        pytest.param(bytes(range(256)) * 1000, 400, id="garbage"),
+        pytest.param(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500), 400, id="TLS"),
+        pytest.param(b"G@T / HTTP/1.1\r\nHost: a\r\n\r\n", 400, id="odd method"),
+        pytest.param(b"X" * 20_000 + b" / HTTP/1.1\r\nHost: a\r\n\r\n", 400, id="long method"),
+        pytest.param(b"GET /api/v1/version HTTP/1.1\r\n\r\n", 400, id="no host"),
+        pytest.param(b"CONNECT a:443 HTTP/1.1\r\nHost: a" + CLOSE, 404, id="tunnel"),
+        pytest.param(GET.replace(b"GET", b"TRACE"), 405, id="trace"),
+        pytest.param(b"GET /api/v1/version HTTP/1.0\r\n\r\n", 200, id="HTTP/1.0"),
+        pytest.param(b"\r\n" * 10_000 + GET, 200, id="empty lines first"),
+        pytest.param(
+            GET[:-2] + b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n\r\n",
+            200,
+            id="upgrade to HTTP/2",
+        ),
+    ],
+)
+async def test_what_speaks_another_protocol_is_answered_in_ours(broker, log, sent, status):
+    assert status_of(await answers_to(broker, sent)) == status
+    assert "exception" not in log.text
+
+
+async def test_upgrade_that_is_not_wanted_leaves_no_room_for_what_follows(broker, log):
+    upgrade = b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n\r\n"
+    found = await answers_to(broker, GET[:-2] + upgrade + b"\x81\x85junkx" * 100_000)
+    assert found.startswith(b"HTTP/1.1 200 ")
+    assert found.count(b"HTTP/1.") <= 2
+    assert b" 5" not in found.replace(b"HTTP/1.1 ", b" ").split(b"\r\n")[0]
+    assert "exception" not in log.text
+
+
+async def test_stream_for_a_client_of_http_1_0_is_not_divided(broker):
+    """It knows no chunks: the stream lasts as long as the connection."""
+    async with connected(broker.cluster("old")) as (reader, writer):
+        writer.write(b"GET /api/v1/instructions/stream HTTP/1.0\r\n\r\n")
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+        assert head.startswith(b"HTTP/1.0 200 ")
+        assert b"chunked" not in head.lower()
+        assert (await reader.readline()) == b"event: reset\n"
+
+
+async def test_flood_of_requests_in_one_go_is_answered_in_turn_with_others(start):
+    broker = await start(**TIMES, rate_limit=10, rate_burst=50)
+    async with connected(broker.cluster("loud")) as (reader, writer):
+        sending = asyncio.create_task(send(writer, GET * 5000))
+        for number in range(20):
+            assert (await broker.cluster(f"other-{number}").get("version")).status == 200
+        found = await end_of(reader)
+        sending.cancel()
+        await asyncio.wait([sending])
+    assert found.count(b"HTTP/1.1 200 ") < 200
+    assert found.count(b"HTTP/1.1 429 ") > 4000
+
+
+# -- bodies
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(b"[" * 100_000, id="lists"),
+        pytest.param(b'{"a":' * 40_000, id="objects"),
+        pytest.param(b'{"requestedResources":' + b"[" * 100_000, id="where an object should be"),
+        pytest.param(
+            b'{"nothing":' + b"[" * 100_000 + b"]" * 100_000 + b"}", id="in an unknown field"
+        ),
+        pytest.param(b'{"priority":' + b"9" * 200_000 + b"}", id="long number"),
+        pytest.param(b'{"priority":1e999999999}', id="large number"),
+        pytest.param(b'{"priority":NaN}', id="no number"),
+        pytest.param(WISH.replace(b'"1"', b'"' + b"9" * 200_000 + b'"') + b'"a":1}', id="digits"),
+        pytest.param(WISH.replace(b'"1"', b'"1e999999999"') + b'"a":1}', id="exponent"),
+        pytest.param(WISH + b'"policy":"' + b"x" * 200_000 + b'"}', id="long text"),
+        pytest.param(b'{"policy":"\\ud800"}', id="half a character"),
+        pytest.param(b'{"policy":"\xff\xfe"}', id="no UTF-8"),
+    ],
+)
+async def test_deep_or_huge_values_are_refused(broker, log, sent):
+    found = await answers_to(broker, body(sent))
+    assert status_of(found) == 400
+    assert len(found) < 2000
+    assert json.loads(found.partition(b"\r\n\r\n")[2])["code"].startswith("Invalid")
+    assert "exception" not in log.text
+
+
+@pytest.mark.parametrize(
+    "sent, status",
+    [
+        pytest.param(CHUNKED + b"1\r\n \r\n" * 300_000, 413, id="without end, in small chunks"),
+        pytest.param(CHUNKED + b"f" * 18 + b"\r\n", 400, id="astronomic chunk"),
+        pytest.param(CHUNKED + b"-5\r\nabc", 400, id="negative chunk"),
+        pytest.param(CHUNKED + b"2\r\n{}\r\n0\r\n" + b"X: y\r\n" * 100_000, 400, id="trailers"),
+        pytest.param(CHUNKED + b"5;" + b"x" * 1_000_000, None, id="chunk's extension"),
+        pytest.param(CHUNKED + b"0" * 1_000_000, None, id="long size of a chunk"),
+        pytest.param(POST + b"Content-Length: %d\r\n\r\n{}" % 10**12, 408, id="terabyte to come"),
+    ],
+)
+async def test_body_that_has_no_end_is_refused_or_cut_off(broker, log, sent, status):
+    found = status_of(await answers_to(broker, sent))
+    assert found == status or (status is None and found in (400, 408))
+    assert "exception" not in log.text
+
+
+@pytest.mark.parametrize("encoding", [b"br", b"zstd", b"compress", b"gzip, gzip"])
+async def test_body_packed_in_a_way_that_is_not_read_is_refused(broker, log, encoding):
+    found = await answers_to(broker, body(b"{}", b"Content-Encoding: " + encoding))
+    assert status_of(found) == 400
+    assert "exception" not in log.text
+
+
+async def test_bomb_in_chunks_is_measured_unpacked(broker, log):
+    bomb = gzip.compress(b" " * 100_000_000)
+    head = POST + b"Content-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n"
+    found = await answers_to(broker, head + b"%x\r\n" % len(bomb) + bomb + b"\r\n0\r\n\r\n")
+    assert status_of(found) == 413
+    assert "exception" not in log.text
+
+
+async def test_body_where_none_is_read_holds_the_connection_up_for_a_moment_only(broker, log):
+    endless = GET[:-2] + b"Transfer-Encoding: chunked\r\n\r\n" + b"1000\r\n" + b"x" * 4096
+    found = await answers_to(broker, endless)
+    assert found.count(b"HTTP/1.1 200 ") == 1
+    assert "exception" not in log.text
+
+
+# -- answers that nobody reads
+
+
+@pytest.mark.parametrize("path", [b"instructions/stream", b"reservations?limit=1000"])
+async def test_one_large_answer_that_is_not_read_is_let_go_of(start, path):
+    """More than all buffers hold, and the client asks for nothing else."""
+    broker = await start(idle_timeout=make.SECOND / 5)
+    a, r = broker.cluster("a"), broker.cluster("r")
+    await a.post("advertisements", {"clusterID": "a", "resources": {"capacity": heavy(1000)}})
+    wish = {"requestedResources": heavy(1)}
+    for _ in range(20):
+        made = await asyncio.gather(*(r.post("reservations", wish) for _ in range(30)))
+        assert {answer.status for answer in made} == {201}
+    await broker.hang_up()
+    await brokers.until(lambda: broker.metric("kubelend_connections") == 0)
+    async with connected(a) as (_, writer):
+        transport_of(writer).pause_reading()
+        writer.write(GET.replace(b"version", path))
+        await brokers.until(lambda: broker.metric("kubelend_connections") == 1)
+        await others_are_served(broker)
+        await broker.cluster("other").hang_up()
+        await brokers.until(lambda: broker.metric("kubelend_connections") == 0)
+    assert len(broker.service.feeds) == 0
+
+
+def heavy(amount):
+    """Resources whose names alone fill ten kilobytes."""
+    names = [f"{number:03d}{'x' * 240}.com/{'y' * 60}" for number in range(30)]
+    extended = dict.fromkeys(names, str(amount))
+    return {"cpu": f"{amount}m", "memory": f"{amount}Mi", "extended": extended}
