@@ -151,6 +151,7 @@ LOOPBACK: dict[str, Any] = {
     "http_port": 0,
     "health_probe_bind_address": ANY_PORT,
     "metrics_bind_address": ANY_PORT,
+    "store": "memory:",
 }
 
 
@@ -216,17 +217,24 @@ class Child(Callers):
         return await asyncio.to_thread(self.process.wait, PATIENCE)
 
     async def wait_until_listening(self) -> None:
-        await until(lambda: self.process.poll() is not None or len(self.logged("listening")) == 3)
+        # The REST interface is the last to listen.
+        await until(lambda: self.process.poll() is not None or "api" in self._listeners())
         assert self.process.poll() is None, self._log.read_text()
-        self.ports = {line["what"]: line["port"] for line in self.logged("listening")}
+        self.ports = self._listeners()
         self.port = self.ports["api"]
+
+    def _listeners(self) -> dict[str, int]:
+        return {line["what"]: line["port"] for line in self.logged("listening")}
 
 
 @asynccontextmanager
 async def child(
     certificates: Certificates, directory: Path, *, ready: bool = True, **settings: str
 ) -> AsyncIterator[Child]:
-    """A process with its store and log in `directory`; `settings` are texts, as flags have them."""
+    """A process with its store and log in `directory`; `settings` are texts, as flags have them.
+
+    `beat` is no flag: 0 has no advertisement wait for others, for who sends one after the other.
+    """
     values = {
         "http_cert_path": str(certificates.server()),
         "store": str(directory / "kubelend.db"),
@@ -259,7 +267,9 @@ def audited(path: Path) -> Ledger:
 _PROGRAM = """
 import json, sys
 from kubelend.apps import broker, flags, settings
-broker.run(flags.parse(settings.BrokerSettings, json.loads(sys.argv[1])))
+values = json.loads(sys.argv[1])
+broker.BEAT = float(values.pop("beat", broker.BEAT))
+broker.run(flags.parse(settings.BrokerSettings, values))
 """
 
 

@@ -134,6 +134,10 @@ async def test_bodies_are_needed_where_they_are(document):
         "refuse": False,
         "cordon": False,
         "drain": False,
+        "create_token": False,
+        "accept_member": False,
+        "revoke_member": False,
+        "renew_certificate": True,
     }
 
 

@@ -132,6 +132,15 @@ async def test_dry_run_says_where_it_would_go_and_changes_nothing(broker, r):
 
 
 @pytest.mark.usefixtures("fleet")
+@pytest.mark.parametrize("query", [{"dryRun": ""}, {"dryRun": "yes"}, {"limit": "101"}], ids=str)
+async def test_doubtful_query_reserves_nothing(broker, r, query):
+    """Whoever mistyped a dry run did not mean to borrow."""
+    before = await everything(broker)
+    assert (await r.post("reservations", wish(), **query)).refusal == (400, "InvalidInput")
+    assert await everything(broker) == before
+
+
+@pytest.mark.usefixtures("fleet")
 async def test_explain_looks_at_every_cluster_and_changes_nothing(broker, r):
     before = await everything(broker)
     answer = await r.post("explain", wish("6", constraints={"maxPricePerHour": "0.5"}))

@@ -9,7 +9,7 @@ from kubelend.wire import bodies
 _UNITS = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
 
 
-def texts(amounts: bodies.Quantities | None) -> dict[str, str]:
+def texts(amounts: bodies.Amounts | None) -> dict[str, str]:
     """By resource, as the broker wrote them; none of those that are not there."""
     if amounts is None:
         return {}

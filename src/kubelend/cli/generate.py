@@ -76,22 +76,37 @@ def rest_routes() -> str:
         "Every call is made over mutual TLS, and the certificate says who calls. Errors are problem"
         " details (`application/problem+json`) with a stable `code`; any route may also answer"
         " `LimitExceeded` or `Unavailable`. Bodies are in [openapi.json](openapi.json).",
-        _table(("access", "who"), ((str(access), _WHO[access]) for access in Access)),
+        _table(("in the column of a role", "who may"), _WORDS.items()),
+        "Refused on every route: whoever has no certificate, or one that has ended, is revoked or comes from"
+        " another authority; the broker's own; and a proxy's that passes no other on. A role that may not"
+        " gets 403. To a cluster that a reservation does not concern, there is none: 404.",
         _table(
-            ("method", "path", "access", "what it does", "errors"),
+            ("method", "path", *_ROLES, "what it does", "errors"),
             (_route_cells(route) for route in routes.ROUTES),
         ),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-_WHO = {
-    Access.ANYONE: "every verified certificate",
-    Access.CLUSTER: "clusters, each for itself",
-    Access.OWNER: "the clusters that it concerns; viewers may read, admins may also change",
-    Access.READER: "viewers and admins",
-    Access.ADMIN: "admins",
+_ROLES = ("cluster", "viewer", "admin")
+_WORDS = {
+    "yes": "everyone with this role, a cluster for itself",
+    "no": "nobody with this role",
+    "its own": "the cluster that the path names, or the two that the reservation there concerns",
+    "requester": "the cluster that borrowed the reservation in the path",
+    "provider": "the cluster that lends the reservation in the path",
 }
+_WHO = {
+    Access.ANYONE: ("yes", "yes", "yes"),
+    Access.CLUSTER: ("yes", "no", "no"),
+    Access.OWNER: ("its own", "yes", "yes"),
+    Access.PARTY: ("its own", "no", "no"),
+    Access.REQUESTER: ("requester", "no", "yes"),
+    Access.PROVIDER: ("provider", "no", "no"),
+    Access.READER: ("no", "yes", "yes"),
+    Access.ADMIN: ("no", "no", "yes"),
+}
+"""The words for each of `_ROLES`."""
 
 
 def _commands(path: str, command: Any) -> Iterator[str]:
@@ -131,7 +146,8 @@ def _flag_cells(parameter: Any, context: Any) -> tuple[str, ...]:
 
 def _route_cells(route: Route) -> tuple[str, ...]:
     known = (f"{int(problems.status_of(kind('')))} {kind.code}" for kind in route.errors)
-    return (route.method, f"`{route.path}`", str(route.access), route.summary, ", ".join(known))
+    who = _WHO[route.access]
+    return (route.method, f"`{route.path}`", *who, route.summary, ", ".join(known))
 
 
 def _table(headers: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:

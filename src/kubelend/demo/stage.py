@@ -34,7 +34,7 @@ class Stage:
         self.clusters = members
         self.admin = admin
         self.asked_at = 0.0
-        self.before: dict[str, bodies.Quantities] = {}
+        self.before: dict[str, bodies.Amounts] = {}
         """What each cluster had to offer before anybody borrowed."""
         self._held: bodies.Reservation | None = None
 
@@ -60,7 +60,7 @@ class Stage:
     def is_held(self, found: bodies.Reservation) -> bool:
         return found.id == self.held.id
 
-    async def available(self, cluster: str) -> bodies.Quantities:
+    async def available(self, cluster: str) -> bodies.Amounts:
         found = (await self.admin.get_cluster(cluster)).advertisement.resources.available
         expect(found is not None, f"{cluster} has no amounts")
         return found or bodies.Quantities("0", "0")

@@ -163,6 +163,6 @@ def _candidate(one: bodies.Candidate) -> tuple[str, ...]:
     )
 
 
-def _amounts(amounts: bodies.Quantities) -> str:
+def _amounts(amounts: bodies.Amounts) -> str:
     parts = [f"{amounts.cpu} CPU", f"{amounts.memory} memory"]
     return ", ".join([*parts, f"{amounts.gpu} GPU"] if amounts.gpu else parts)

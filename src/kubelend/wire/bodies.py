@@ -13,6 +13,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from kubelend.wire import patterns
+
 
 def camel(name: str) -> str:
     """`target_cluster_id` is `targetClusterID` and `endpoint_url` is `endpointURL` on the wire."""
@@ -21,18 +23,28 @@ def camel(name: str) -> str:
 
 
 Timestamp = Annotated[datetime, Meta(tz=True, description="RFC 3339")]
-Quantity = Annotated[
-    str | int, Meta(description="A Kubernetes quantity", examples=["500m", "256Mi", "4"])
+_QUANTITY = Meta(description="A Kubernetes quantity", examples=["500m", "256Mi", "4"])
+_Number = Annotated[int, Meta(extra_json_schema=patterns.NUMBER)]
+_Text = Annotated[str, Meta(extra_json_schema=patterns.QUANTITY)]
+Quantity = Annotated[_Text | _Number, _QUANTITY]
+Cores = Annotated[_Text | Annotated[int, Meta(extra_json_schema=patterns.CORES)], _QUANTITY]
+QuantityOrNone = Annotated[
+    Annotated[str, Meta(extra_json_schema=patterns.QUANTITY_OR_NONE)] | _Number, _QUANTITY
 ]
-Duration = Annotated[
-    str, Meta(max_length=64, description="A Go duration", examples=["1h30m", "90s"])
-]
+_DURATION = Meta(max_length=64, description="A Go duration", examples=["1h30m", "90s"])
+Duration = Annotated[str, _DURATION, Meta(extra_json_schema=patterns.DURATION)]
+Wait = Annotated[str, _DURATION, Meta(extra_json_schema=patterns.WAIT)]
 Name = Annotated[str, Meta(max_length=253)]
 Labels = Annotated[
     dict[Annotated[str, Meta(max_length=317)], Annotated[str, Meta(max_length=253)]],
     Meta(max_length=64),
 ]
-Price = Annotated[str, Meta(max_length=20, description="A decimal number", examples=["0.05"])]
+Price = Annotated[
+    str,
+    Meta(max_length=20, description="A decimal number", examples=["0.05"]),
+    Meta(extra_json_schema=patterns.PRICE),
+]
+Currency = Annotated[str, Meta(max_length=8, extra_json_schema=patterns.CURRENCY)]
 Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 
 
@@ -40,24 +52,37 @@ class Body(msgspec.Struct, frozen=True, omit_defaults=True, rename=camel):
     """The common shape: frozen, camel case, and silent about what is default."""
 
 
-class Quantities(Body, frozen=True):
+class Amounts(Body, frozen=True):
+    """Amounts that the broker works out. Clusters may send them as well: they are not read."""
+
+    cpu: str | int
+    memory: str | int
+    gpu: str | int = ""
+    storage: str | int = ""
+    extended: Annotated[dict[str, str | int], Meta(max_length=32)] = {}
+
+
+class Quantities(Amounts, frozen=True):
     """Amounts by resource; `extended` holds any other resource by its Kubernetes name."""
 
-    cpu: Quantity
+    cpu: Cores
     memory: Quantity
-    gpu: Quantity = ""
-    storage: Quantity = ""
-    extended: Annotated[dict[str, Quantity], Meta(max_length=32)] = {}
+    gpu: QuantityOrNone = ""
+    storage: QuantityOrNone = ""
+    extended: Annotated[
+        dict[Annotated[str, Meta(extra_json_schema=patterns.RESOURCE_NAME)], Quantity],
+        Meta(max_length=32),
+    ] = {}
 
 
 class Metrics(Body, frozen=True):
-    """What a cluster has. `reserved` and `available` are the broker's: what is sent is not read."""
+    """What a cluster has, and the broker's view of it."""
 
     capacity: Quantities
     allocatable: Quantities | None = None
     allocated: Quantities | None = None
-    reserved: Quantities | None = None
-    available: Quantities | None = None
+    reserved: Amounts | None = None
+    available: Amounts | None = None
 
 
 class Cost(Body, frozen=True):
@@ -67,7 +92,38 @@ class Cost(Body, frozen=True):
     memory_cost: Price = ""
     gpu_cost: Price = ""
     storage_cost: Price = ""
-    currency: Annotated[str, Meta(max_length=8)] = "USD"
+    currency: Currency = "USD"
+
+
+AmountsByName = Annotated[
+    dict[Annotated[str, Meta(extra_json_schema=patterns.RESOURCE)], Quantity],
+    Meta(max_length=36, description="Quantities by resource", examples=[{"cpu": "4"}]),
+]
+Requesters = Annotated[
+    list[Annotated[str, Meta(max_length=253, extra_json_schema=patterns.REQUESTERS)]],
+    Meta(max_length=256, description="Cluster IDs and shell patterns", examples=[["team-*"]]),
+]
+Hours = Annotated[
+    str,
+    Meta(max_length=160, examples=["Mon-Fri 18:00-08:00 Europe/Rome"]),
+    Meta(extra_json_schema=patterns.HOURS),
+]
+
+
+class LendingPolicy(Body, frozen=True):
+    """To whom a cluster lends, how much and when. What is not said is not limited."""
+
+    allow: Requesters = []
+    """To everyone if empty."""
+    deny: Requesters = []
+    """Whatever `allow` says."""
+    keep_back: AmountsByName = {}
+    """What stays free for itself."""
+    max_lent: AmountsByName = {}
+    """In total; zero lends none of it."""
+    max_per_requester: AmountsByName = {}
+    hours: Annotated[list[Hours], Meta(max_length=16)] = []
+    """When new reservations may start."""
 
 
 class Advertisement(Body, frozen=True):
@@ -82,6 +138,20 @@ class Advertisement(Body, frozen=True):
     region: Name = ""
     valid_for: Duration = ""
     endpoint_url: Annotated[str, Meta(max_length=2048)] = ""
+    policy: LendingPolicy | None = None
+
+
+class EffectivePolicy(Body, frozen=True):
+    """What holds of a cluster's own policy and the administrator's: the stricter of both."""
+
+    allow: list[list[str]] = []
+    """Every one of these lists has to name a requester."""
+    deny: list[str] = []
+    keep_back: dict[str, str] = {}
+    max_lent: dict[str, str] = {}
+    max_per_requester: dict[str, str] = {}
+    hours: list[list[str]] = []
+    """Every one of these lists has to be open."""
 
 
 class ClusterStatus(Body, frozen=True):
@@ -97,6 +167,12 @@ class ClusterStatus(Body, frozen=True):
     cordon_reason: str = ""
     reservations: int = 0
     message: str = ""
+    certificate_until: Timestamp | None = None
+    policy: EffectivePolicy | None = None
+    withheld: dict[str, str] = {}
+    """What of the available amounts it does not lend now, because of its policy."""
+    closed: bool = False
+    """Whether it is outside its opening hours now."""
 
 
 class Cluster(Body, frozen=True):
@@ -133,7 +209,7 @@ class ConstraintsBody(Body, frozen=True):
     region: Name = ""
     exclude: Annotated[list[Name], Meta(max_length=256)] = []
     max_price_per_hour: Price = ""
-    currency: Annotated[str, Meta(max_length=8)] = "USD"
+    currency: Currency = "USD"
 
 
 UNCONSTRAINED = ConstraintsBody()
@@ -142,12 +218,18 @@ UNCONSTRAINED = ConstraintsBody()
 class ReservationRequest(Body, frozen=True):
     """What a cluster asks for."""
 
-    requested_resources: Quantities
+    requested_resources: Annotated[Quantities, Meta(extra_json_schema=patterns.WANTED)]
     priority: Int32 = 0
     duration: Duration = ""
-    wait: Duration = ""
-    policy: Name = ""
-    weights: Annotated[dict[str, float], Meta(max_length=16)] = {}
+    wait: Wait = ""
+    policy: Annotated[Name, Meta(extra_json_schema=patterns.POLICY)] = ""
+    weights: Annotated[
+        dict[
+            Annotated[str, Meta(extra_json_schema=patterns.SCORE)],
+            Annotated[float, Meta(extra_json_schema=patterns.WEIGHT)],
+        ],
+        Meta(max_length=16, extra_json_schema=patterns.WEIGHTS),
+    ] = {}
     target_cluster_id: Name = ""
     constraints: ConstraintsBody = UNCONSTRAINED
 
@@ -166,6 +248,13 @@ class ReservationStatus(Body, frozen=True):
     finished_at: Timestamp | None = None
 
 
+class AgreedCost(Body, frozen=True):
+    """What a reservation costs where it is, as agreed when it was placed there."""
+
+    price_per_hour: str
+    currency: str
+
+
 class Reservation(Body, frozen=True):
     """One request and what became of it."""
 
@@ -178,6 +267,7 @@ class Reservation(Body, frozen=True):
     priority: int = 0
     duration: str = ""
     previous_cluster_ids: list[str] = []
+    cost: AgreedCost | None = None
 
 
 class ReservationList(Body, frozen=True):
@@ -214,6 +304,7 @@ class Instruction(Body, frozen=True):
     action: str
     message: str
     reservation: Reservation
+    grant: Annotated[str, Meta(description="To hold or to use: the reservation, signed")] = ""
 
 
 class Remedy(Body, frozen=True):
@@ -248,6 +339,8 @@ class Explanation(Body, frozen=True):
     refusals: dict[str, int]
     candidates: list[Candidate] = []
     remedy: Remedy | None = None
+    quota: list[str] = []
+    """What of the requester's own quota the request would exceed, whatever the clusters say."""
 
 
 class Problem(Body, frozen=True):
@@ -262,6 +355,29 @@ class Problem(Body, frozen=True):
     hint: str = ""
     retryable: bool = False
     explanation: Explanation | None = None
+
+
+class SignedGrant(Body, frozen=True):
+    """A live reservation, signed by the broker: a compact JWS (EdDSA); the keys are at /api/v1/keys."""
+
+    grant: str
+
+
+class PublicKey(Body, frozen=True):
+    """An Ed25519 key as a JWK (RFC 8037)."""
+
+    kid: str
+    x: str
+    kty: str
+    crv: str
+    alg: str
+    use: str
+
+
+class KeySet(Body, frozen=True):
+    """A JWK set (RFC 7517). The first key signs, older ones may have."""
+
+    keys: list[PublicKey]
 
 
 class Version(Body, frozen=True):

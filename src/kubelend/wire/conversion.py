@@ -11,7 +11,16 @@ from datetime import datetime, timedelta
 import msgspec
 from msgspec.structs import replace
 
-from kubelend.core import durations, explanations, models, policies, prices, ratings, resources
+from kubelend.core import (
+    durations,
+    explanations,
+    models,
+    policies,
+    prices,
+    ratings,
+    remedies,
+    resources,
+)
 from kubelend.core.errors import InvalidDuration, InvalidInput, InvalidQuantity
 from kubelend.core.models import ClusterId, RequestKey
 from kubelend.wire import bodies
@@ -157,15 +166,21 @@ def _labels(labels: dict[str, str], region: str) -> dict[str, str]:
 
 
 def _texts(body: bodies.Quantities) -> Mapping[str, str]:
-    named = {"cpu": body.cpu, "memory": body.memory, "gpu": body.gpu, "storage": body.storage}
-    texts = {name: str(text) for name, text in named.items() if text != ""}
+    texts = {"cpu": str(body.cpu), "memory": str(body.memory)}
+    if body.gpu != "":
+        texts["gpu"] = str(body.gpu)
+    if body.storage != "":
+        texts["storage"] = str(body.storage)
     for name, text in body.extended.items():
-        if name in named:
+        if name in _NAMED:
             raise InvalidInput(
                 f"extended.{name}: is no extended resource", hint=f"use the field {name}"
             )
         texts[name] = str(text)
     return texts
+
+
+_NAMED = frozenset({"cpu", "memory", "gpu", "storage"})
 
 
 # -- to the wire
@@ -245,6 +260,7 @@ def from_cluster_status(
         message="Overcommitted: its own pods use what it has lent"
         if any(amount < 0 for _, amount in available.items())
         else "",
+        certificate_until=cluster.certificate_until,
     )
 
 
@@ -295,7 +311,7 @@ def _from_candidate(candidate: explanations.Candidate) -> bodies.Candidate:
     )
 
 
-def _from_remedy(remedy: explanations.Remedy | None) -> bodies.Remedy | None:
+def _from_remedy(remedy: remedies.Remedy | None) -> bodies.Remedy | None:
     if remedy is None:
         return None
     return bodies.Remedy(

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from kubelend.wire import bodies, problems
-from kubelend.wire.route import Parameter, Route
+from kubelend.wire.route import EVENT_STREAM, Parameter, Route
 from kubelend.wire.routes import ROUTES
 
 Json = dict[str, Any]
@@ -20,6 +20,7 @@ _DESCRIPTION = (
     " name of the client certificate is the cluster, its organisation the role."
 )
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
+_NAME: Json = {"type": "string", "minLength": 1}
 
 
 @cache
@@ -85,7 +86,7 @@ def _operation(route: Route, schema_of: dict[str, Json]) -> Json:
 
 def _path_parameters(route: Route) -> list[Json]:
     return [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        {"name": name, "in": "path", "required": True, "schema": _NAME}
         for name in _PLACEHOLDER.findall(route.path)
     ]
 
@@ -104,9 +105,30 @@ def _answers(route: Route, schema_of: dict[str, Json]) -> Json:
     for status, kind in route.answers.items():
         answer: Json = {"description": route.summary}
         if kind is not None:
-            answer["content"] = {route.media_type: {"schema": schema_of[repr(kind)]}}
+            schema = schema_of[repr(kind)]
+            schema = _event(schema) if route.media_type == EVENT_STREAM else schema
+            answer["content"] = {route.media_type: {"schema": schema}}
         answers[str(status)] = answer
     return answers
+
+
+def _event(data: Json) -> Json:
+    """One of the events in a stream, as OpenAPI 3.2 describes them: each an object of texts."""
+    nothing = {"type": "object", "maxProperties": 0}
+    return {
+        "type": "object",
+        "description": "One event. `reset`, without data: forget what was told, all of it follows anew.",
+        "properties": {
+            "event": {"type": "string", "enum": ["instruction", "reset"]},
+            "id": {"type": "string"},
+            "data": {
+                "type": "string",
+                "contentMediaType": "application/json",
+                "contentSchema": {"anyOf": [data, nothing]},
+            },
+        },
+        "required": ["event", "data"],
+    }
 
 
 def _errors(route: Route, schema_of: dict[str, Json]) -> Json:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from msgspec import Meta
 
 from kubelend.core import errors
 
@@ -13,7 +15,10 @@ class Access(StrEnum):
 
     ANYONE = "anyone"  # every verified certificate
     CLUSTER = "cluster"  # a cluster, for itself
-    OWNER = "owner"  # the clusters that a reservation or advertisement concerns; viewers, admins
+    OWNER = "owner"  # the clusters that the object in the path concerns; viewers and admins
+    PARTY = "party"  # the two clusters that the reservation in the path concerns
+    REQUESTER = "requester"  # the cluster that borrowed what is in the path; admins
+    PROVIDER = "provider"  # the cluster that lends what is in the path
     READER = "reader"  # viewers and admins
     ADMIN = "admin"  # admins
 
@@ -43,11 +48,18 @@ class Route(NamedTuple):
 
 
 API = "/api/v1"
+EVENT_STREAM = "text/event-stream"
 IDEMPOTENCY_KEY = "Idempotency-Key"
 LAST_EVENT_ID = "Last-Event-ID"
 MAX_KEY_LENGTH = 255
 
-PAGE = (
-    Parameter("limit", "How many at most, up to 1000", schema=int),
-    Parameter("continue", "Where the page before ended"),
+_LIMIT = Parameter(
+    "limit", "How many at most, up to 1000", schema=Annotated[int, Meta(ge=0, le=1000)]
+)
+PAGE = (_LIMIT, Parameter("continue", "Where the page before ended"))
+NUMBERED_PAGE = (
+    _LIMIT,
+    Parameter(
+        "continue", "Where the page before ended", schema=Annotated[int, Meta(ge=0, le=2**63 - 1)]
+    ),
 )

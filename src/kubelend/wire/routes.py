@@ -7,13 +7,23 @@ and the table of roles in the documentation are generated from here, so that non
 from __future__ import annotations
 
 from kubelend.wire.route import Route
-from kubelend.wire.tables import about, advertisements, clusters, instructions, reservations
+from kubelend.wire.tables import (
+    about,
+    advertisements,
+    audit,
+    clusters,
+    instructions,
+    membership,
+    reservations,
+)
 
 ROUTES: tuple[Route, ...] = (
     *advertisements.ROUTES,
     *reservations.ROUTES,
     *instructions.ROUTES,
     *clusters.ROUTES,
+    *membership.ROUTES,
+    *audit.ROUTES,
     *about.ROUTES,
 )
 

@@ -6,6 +6,7 @@ import pytest
 from kubelend.wire import bodies
 
 FIELDS = {
+    bodies.Amounts: "cpu memory gpu storage extended",
     bodies.Quantities: "cpu memory gpu storage extended",
     bodies.Metrics: "capacity allocatable allocated reserved available",
     bodies.Cost: "cpuCost memoryCost gpuCost storageCost currency",
@@ -30,7 +31,7 @@ FIELDS = {
     bodies.CordonRequest: "reason",
     bodies.ClusterStatus: (
         "phase active score rating lastUpdateTime validUntil cordoned cordonReason reservations"
-        " message"
+        " message certificateUntil"
     ),
     bodies.Cluster: "advertisement status",
     bodies.ClusterList: "clusters next",

@@ -25,6 +25,8 @@ STATUSES = {
     "TooSlow": 408,
     "KeyReused": 422,
     "Forbidden": 403,
+    "Revoked": 403,
+    "TokenRefused": 403,
     "NotFound": 404,
     "MethodNotAllowed": 405,
     "Conflict": 409,

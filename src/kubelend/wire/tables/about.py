@@ -17,6 +17,14 @@ ROUTES: tuple[Route, ...] = (
         {200: bodies.Version},
     ),
     Route(
+        "grant_keys",
+        "GET",
+        f"{API}/keys",
+        "The public keys with which grants can be verified, as a JWK set",
+        Access.ANYONE,
+        {200: bodies.KeySet},
+    ),
+    Route(
         "openapi",
         "GET",
         "/openapi.json",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kubelend.core import errors
-from kubelend.wire import audit_bodies
-from kubelend.wire.route import API, PAGE, Access, Parameter, Route
+from kubelend.wire import audit_bodies, bodies
+from kubelend.wire.route import API, NUMBERED_PAGE, Access, Parameter, Route
 
 ROUTES: tuple[Route, ...] = (
     Route(
@@ -19,9 +19,9 @@ ROUTES: tuple[Route, ...] = (
             Parameter("action", "Only this event or route"),
             Parameter("subject", "Only what concerns this, as kind/name or a name"),
             Parameter("refused", "`true`: only refusals; `false`: only changes", schema=bool),
-            Parameter("since", "Not before this time (RFC 3339)"),
-            Parameter("until", "Before this time (RFC 3339)"),
-            *PAGE,
+            Parameter("since", "Not before this time (RFC 3339)", schema=bodies.Timestamp),
+            Parameter("until", "Before this time (RFC 3339)", schema=bodies.Timestamp),
+            *NUMBERED_PAGE,
         ),
         errors=(errors.InvalidInput, errors.Forbidden),
     ),

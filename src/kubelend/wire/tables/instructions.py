@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from msgspec import Meta
+
 from kubelend.core import errors
-from kubelend.wire import bodies
-from kubelend.wire.route import API, LAST_EVENT_ID, Access, Parameter, Route
+from kubelend.wire import bodies, patterns
+from kubelend.wire.route import API, EVENT_STREAM, LAST_EVENT_ID, Access, Parameter, Route
+
+_EVENT_ID = Annotated[str, Meta(extra_json_schema=patterns.EVENT_ID)]
 
 ROUTES: tuple[Route, ...] = (
     Route(
@@ -22,16 +28,16 @@ ROUTES: tuple[Route, ...] = (
         "The same as it happens, for requester and provider, as server-sent events",
         Access.CLUSTER,
         {200: bodies.Instruction},
-        parameters=(Parameter(LAST_EVENT_ID, "Go on after this event", "header"),),
+        parameters=(Parameter(LAST_EVENT_ID, "Go on after this event", "header", _EVENT_ID),),
         errors=(errors.InvalidInput,),
-        media_type="text/event-stream",
+        media_type=EVENT_STREAM,
     ),
     Route(
         "acknowledge",
         "POST",
         f"{API}/instructions/{{reservation}}/acknowledge",
         "The provider has set the capacity aside",
-        Access.CLUSTER,
+        Access.PROVIDER,
         {200: bodies.Reservation},
         errors=(errors.Forbidden, errors.NotFound, errors.WrongPhase),
     ),
@@ -40,7 +46,7 @@ ROUTES: tuple[Route, ...] = (
         "POST",
         f"{API}/instructions/{{reservation}}/refuse",
         "The provider will not serve it: the next best cluster is tried",
-        Access.CLUSTER,
+        Access.PROVIDER,
         {200: bodies.Reservation},
         bodies.RefuseRequest,
         errors=(errors.InvalidInput, errors.Forbidden, errors.NotFound, errors.WrongPhase),

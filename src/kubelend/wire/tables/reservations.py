@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from msgspec import Meta
+
 from kubelend.core import errors
-from kubelend.wire import bodies
-from kubelend.wire.route import API, IDEMPOTENCY_KEY, PAGE, Access, Parameter, Route
+from kubelend.wire import bodies, patterns
+from kubelend.wire.route import (
+    API,
+    IDEMPOTENCY_KEY,
+    MAX_KEY_LENGTH,
+    NUMBERED_PAGE,
+    Access,
+    Parameter,
+    Route,
+)
 
 _KEY = Parameter(
-    IDEMPOTENCY_KEY, "The same key gives the same reservation, however often it is sent", "header"
+    IDEMPOTENCY_KEY,
+    "The same key gives the same reservation, however often it is sent",
+    "header",
+    Annotated[str, Meta(max_length=MAX_KEY_LENGTH, extra_json_schema=patterns.PRINTABLE)],
 )
 _DRY_RUN = Parameter("dryRun", "`true`: decide and answer, but change nothing", schema=bool)
+_CANDIDATES = Parameter(
+    "limit",
+    "How many clusters to look at closely, at most 100",
+    schema=Annotated[int, Meta(ge=0, le=100)],
+)
+_PHASES = Annotated[str, Meta(extra_json_schema=patterns.PHASES)]
 
 ROUTES: tuple[Route, ...] = (
     Route(
@@ -20,7 +41,7 @@ ROUTES: tuple[Route, ...] = (
         Access.CLUSTER,
         {200: bodies.Explanation, 201: bodies.Reservation, 202: bodies.Reservation},
         bodies.ReservationRequest,
-        (_KEY, _DRY_RUN),
+        (_KEY, _DRY_RUN, _CANDIDATES._replace(description="With `dryRun`: as for explain")),
         (errors.InvalidInput, errors.Forbidden, errors.NoCapacity, errors.KeyReused),
     ),
     Route(
@@ -31,10 +52,14 @@ ROUTES: tuple[Route, ...] = (
         Access.ANYONE,
         {200: bodies.ReservationList},
         parameters=(
-            Parameter("role", "`requester` or `provider`: only those where the caller is that"),
-            Parameter("phase", "Only these phases, separated by commas"),
+            Parameter(
+                "role",
+                "Only those where the cluster is that; people name the cluster too",
+                schema=Annotated[str, Meta(extra_json_schema=patterns.SIDE)],
+            ),
+            Parameter("phase", "Only these phases, separated by commas", schema=_PHASES),
             Parameter("cluster", "Only those of this requester or provider"),
-            *PAGE,
+            *NUMBERED_PAGE,
         ),
         errors=(errors.InvalidInput, errors.Forbidden),
     ),
@@ -48,11 +73,20 @@ ROUTES: tuple[Route, ...] = (
         errors=(errors.NotFound,),
     ),
     Route(
+        "grant",
+        "GET",
+        f"{API}/reservations/{{reservation}}/grant",
+        "The reservation, signed: what requester and provider show each other",
+        Access.PARTY,
+        {200: bodies.SignedGrant},
+        errors=(errors.Forbidden, errors.NotFound, errors.WrongPhase),
+    ),
+    Route(
         "release",
         "DELETE",
         f"{API}/reservations/{{reservation}}",
         "Give it back; once or many times, the effect is the same",
-        Access.OWNER,
+        Access.REQUESTER,
         {200: bodies.Reservation},
         errors=(errors.Forbidden, errors.NotFound),
     ),
@@ -61,7 +95,7 @@ ROUTES: tuple[Route, ...] = (
         "POST",
         f"{API}/reservations/{{reservation}}/activate",
         "Say that it is in use",
-        Access.OWNER,
+        Access.REQUESTER,
         {200: bodies.Reservation},
         errors=(errors.Forbidden, errors.NotFound, errors.WrongPhase),
     ),
@@ -70,7 +104,7 @@ ROUTES: tuple[Route, ...] = (
         "POST",
         f"{API}/reservations/{{reservation}}/renew",
         "Keep it for longer, counted from now",
-        Access.OWNER,
+        Access.REQUESTER,
         {200: bodies.Reservation},
         bodies.RenewRequest,
         errors=(errors.InvalidInput, errors.Forbidden, errors.NotFound, errors.WrongPhase),
@@ -82,9 +116,7 @@ ROUTES: tuple[Route, ...] = (
         "Where a request like this would fit now, and why not elsewhere",
         Access.OWNER,
         {200: bodies.Explanation},
-        parameters=(
-            Parameter("limit", "How many clusters to look at closely, at most 100", schema=int),
-        ),
+        parameters=(_CANDIDATES,),
         errors=(errors.InvalidInput, errors.NotFound),
     ),
     Route(
@@ -95,7 +127,7 @@ ROUTES: tuple[Route, ...] = (
         Access.CLUSTER,
         {200: bodies.Explanation},
         bodies.ReservationRequest,
-        (Parameter("limit", "How many clusters to look at closely, at most 100", schema=int),),
+        (_CANDIDATES,),
         (errors.InvalidInput,),
     ),
 )

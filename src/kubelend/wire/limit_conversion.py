@@ -1,0 +1,123 @@
+"""Policies and quotas between the wire and the core: texts are parsed and printed here only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+
+from kubelend.core import hours, lending, limits, prices, resources
+from kubelend.core.accounts import Account
+from kubelend.core.errors import InvalidInput
+from kubelend.core.lending import Lending, LendingPolicy
+from kubelend.core.models import ClusterId
+from kubelend.core.resources import Resources
+from kubelend.wire import bodies, limit_bodies
+
+# -- from the wire
+
+
+def to_policy(body: bodies.LendingPolicy, where: str = "") -> LendingPolicy:
+    """Everything that cannot hold is refused here, with the name of the field."""
+    prefix = f"{where}." if where else ""
+    allow, deny = tuple(body.allow), tuple(body.deny)
+    lending.check_names(allow, f"{prefix}allow")
+    lending.check_names(deny, f"{prefix}deny")
+    return LendingPolicy(
+        allow=allow,
+        deny=deny,
+        keep_back=resources.asked(_texts(body.keep_back), f"{prefix}keepBack"),
+        max_lent=resources.caps(_texts(body.max_lent), f"{prefix}maxLent"),
+        max_per_requester=resources.caps(
+            _texts(body.max_per_requester), f"{prefix}maxPerRequester"
+        ),
+        hours=tuple(_hours(text, f"{prefix}hours") for text in body.hours),
+    )
+
+
+def to_quota(body: limit_bodies.QuotaRequest) -> limits.Quota:
+    return limits.Quota(
+        amounts=resources.caps(_texts(body.amounts), "amounts"),
+        reservations=body.reservations,
+        budget=prices.parse(body.budget, "budget") if body.budget else None,
+        currency=prices.parse_currency(body.currency, "currency"),
+    )
+
+
+def _hours(text: str, where: str) -> str:
+    try:
+        hours.parse(text)
+    except InvalidInput as problem:
+        raise InvalidInput(f"{where}: {problem.message}", hint=problem.hint) from None
+    return " ".join(text.split())
+
+
+def _texts(amounts: Mapping[str, str | int]) -> dict[str, str]:
+    return {name: str(amount) for name, amount in amounts.items()}
+
+
+# -- to the wire
+
+
+def from_policy(policy: LendingPolicy | None) -> bodies.LendingPolicy | None:
+    if policy is None:
+        return None
+    return bodies.LendingPolicy(
+        allow=list(policy.allow),
+        deny=list(policy.deny),
+        keep_back=dict(_amounts(policy.keep_back)),
+        max_lent=dict(_named(policy.max_lent)),
+        max_per_requester=dict(_named(policy.max_per_requester)),
+        hours=list(policy.hours),
+    )
+
+
+def from_lending(holds: Lending | None) -> bodies.EffectivePolicy | None:
+    if holds is None:
+        return None
+    return bodies.EffectivePolicy(
+        allow=[list(names) for names in holds.access.allow],
+        deny=list(holds.access.deny),
+        keep_back=_amounts(holds.keep_back),
+        max_lent=_named(holds.max_lent),
+        max_per_requester=_named(holds.max_per_requester),
+        hours=[list(texts) for texts in holds.hours],
+    )
+
+
+def withheld(
+    holds: Lending | None, available: Resources, reserved: Resources
+) -> dict[str, str]:
+    """What of the available amounts a policy keeps from being lent now."""
+    if holds is None:
+        return {}
+    free = available.clamped()
+    return _amounts(free - holds.lendable(free, reserved))
+
+
+def from_quota(cluster: ClusterId, account: Account, now: datetime) -> limit_bodies.QuotaStatus:
+    quota = account.quota
+    has_budget = quota.budget is not None
+    return limit_bodies.QuotaStatus(
+        cluster,
+        limit_bodies.Quota(
+            amounts=_named(quota.amounts),
+            reservations=quota.reservations,
+            budget=prices.text(quota.budget) if quota.budget is not None else "",
+            currency=quota.currency if has_budget else "",
+        ),
+        limit_bodies.QuotaUse(
+            held=_amounts(account.held),
+            waited_for=_amounts(account.awaited),
+            reservations=account.holds,
+            waiting=account.waits,
+            spent_today=prices.text(account.spent(now)) if has_budget else "",
+        ),
+    )
+
+
+def _amounts(amounts: Resources) -> dict[str, str]:
+    return {name: resources.text(name, amount) for name, amount in amounts.items()}
+
+
+def _named(amounts: Mapping[str, int]) -> dict[str, str]:
+    return {name: resources.text(name, amount) for name, amount in amounts.items()}

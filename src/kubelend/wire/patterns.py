@@ -1,0 +1,103 @@
+"""What the parsers of the core accept, in the words of JSON Schema: for the OpenAPI document alone.
+
+The types of `wire.bodies` and the parameters of the routes carry these, so that a client can know before
+it sends what would be refused. The parsers go on deciding, with messages that a pattern could not give.
+No look-ahead: the regular expressions of Go, which many a validator uses, have none.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from kubelend.core import quantities
+from kubelend.core.lifecycle import Phase
+
+Schema = dict[str, Any]
+
+# Each has one way to match: nothing for a backtracking engine to get lost in.
+_DIGITS: Final = r"([0-9]+(\.[0-9]*)?|\.[0-9]+)"
+_ZERO: Final = r"(0+(\.0*)?|\.0+)"
+_EXPONENT: Final = r"[eE][+-]?0*([0-5]?[0-9]|6[0-4])"
+_SUFFIX: Final = r"[numkMGTPE]|[KMGTPE]i"
+_QUANTITY: Final = rf"(\+?{_DIGITS}|-{_ZERO})({_EXPONENT}|{_SUFFIX})?"
+
+_UNIT: Final = "(ns|us|\u00b5s|\u03bcs|ms|s|m|h)"
+_DURATION: Final = rf"\+?(0|({_DIGITS}{_UNIT})+)"
+_NO_TIME: Final = rf"-(0|({_ZERO}{_UNIT})+)"
+
+_NAMED: Final = ("cpu", "memory", "gpu", "storage")
+_PREFIX: Final = r"([a-z0-9]+((-+|\.)[a-z0-9]+)*/)?"
+_PHASE: Final = f"({'|'.join(Phase)})?"
+
+QUANTITY: Final[Schema] = {"pattern": f"^{_QUANTITY}$", "maxLength": quantities.MAX_LENGTH}
+"""A text that says an amount; what it comes to must not be over 2^63-1 in its unit."""
+
+QUANTITY_OR_NONE: Final[Schema] = {
+    "pattern": f"^({_QUANTITY})?$",
+    "maxLength": quantities.MAX_LENGTH,
+}
+NUMBER: Final[Schema] = {"minimum": 0, "maximum": quantities.LARGEST}
+CORES: Final[Schema] = {"minimum": 0, "maximum": quantities.LARGEST // 1000}
+
+_MORE_THAN_ZERO: Final[Schema] = {
+    "anyOf": [
+        {"type": "integer", "minimum": 1},
+        {"type": "string", "pattern": r"^\+?[0.]*[1-9]"},
+    ]
+}
+WANTED: Final[Schema] = {"properties": {"cpu": _MORE_THAN_ZERO, "memory": _MORE_THAN_ZERO}}
+"""Beside what holds for all amounts: nobody borrows no processor or no memory."""
+
+RESOURCE: Final[Schema] = {
+    "pattern": f"^{_PREFIX}[A-Za-z0-9]([A-Za-z0-9_.-]{{0,61}}[A-Za-z0-9])?$",
+    "maxLength": 253 + 1 + 63,
+}
+RESOURCE_NAME: Final[Schema] = {**RESOURCE, "not": {"enum": list(_NAMED)}}
+
+DURATION: Final[Schema] = {"pattern": f"^({_DURATION})?$", "allOf": [{"pattern": "^$|[1-9]"}]}
+"""Above zero, or left out."""
+
+WAIT: Final[Schema] = {"pattern": f"^({_DURATION}|{_NO_TIME})?$"}
+"""Not below zero, or left out."""
+
+PRICE: Final[Schema] = {"pattern": r"^(0?[0-9]{1,9}(\.[0-9]{1,9})?)?$"}
+CURRENCY: Final[Schema] = {"pattern": "^[A-Za-z]{3,8}$"}
+
+POLICIES: Final = ("headroom", "binpack", "cost", "balanced")
+SCORES: Final = ("headroom", "packing", "balance", "price")
+"""As in `core.policies`, which brings numpy along; a client of the broker does without."""
+
+POLICY: Final[Schema] = {"enum": ["", *POLICIES]}
+SCORE: Final[Schema] = {"enum": list(SCORES)}
+WEIGHT: Final[Schema] = {"minimum": 0, "maximum": 1000}
+WEIGHTS: Final[Schema] = {"not": {"minProperties": 1, "additionalProperties": {"const": 0}}}
+"""Not all of them zero."""
+
+COMMON_NAME: Final[Schema] = {
+    "pattern": r"^([^\x00-\x20\x7f-\xa0]([^\x00-\x1f\x7f-\xa0]*[^\x00-\x20\x7f-\xa0])?)?$",
+    "maxLength": 64,
+}
+"""Or left out. No control characters, and no space at either end."""
+
+_SPACE: Final = r"[ \t\n\v\f\r]"
+_REQUEST: Final = "(NEW )?CERTIFICATE REQUEST-----"
+CERTIFICATE_REQUEST: Final[Schema] = {
+    "pattern": rf"^{_SPACE}*-----BEGIN {_REQUEST}{_SPACE}[A-Za-z0-9+/= \t\n\v\f\r]+"
+    rf"-----END {_REQUEST}{_SPACE}*$"
+}
+
+REQUESTERS: Final[Schema] = {"pattern": r"^[^\x00-\x1f\x7f-\xa0]*[^\x00-\x20\x7f-\xa0]"}
+"""A name or a shell pattern: something that can be seen."""
+
+_DAY: Final = "[A-Za-z]{3}"
+_DAYS: Final = f"{_DAY}(-{_DAY})?(,{_DAY}(-{_DAY})?)*"
+_CLOCK: Final = "([01]?[0-9]|2[0-3]):[0-5][0-9]"
+HOURS: Final[Schema] = {
+    "pattern": rf"^({_DAYS} )?{_CLOCK}-({_CLOCK}|24:00)( [A-Za-z_]+(/[A-Za-z_]+)*)?$"
+}
+"""Which days and zones there are, and that it does not end when it begins, is for the parser to say."""
+
+PHASES: Final[Schema] = {"pattern": f"^{_PHASE}(,{_PHASE})*$"}
+SIDE: Final[Schema] = {"enum": ["requester", "provider"]}
+PRINTABLE: Final[Schema] = {"pattern": "^[ -~]*$"}
+EVENT_ID: Final[Schema] = {"pattern": "^[0-9]{0,19}$"}
