@@ -24,6 +24,10 @@ demo: $(RUNTIME) ## Show a broker, three clusters and a reservation's whole life
 test: $(DEV) ## Run all tests
 	$(BIN)/pytest $(ARGS)
 
+.PHONY: rotation
+rotation: $(DEV) ## Prove that certificates of a minute rotate for ten under load
+	PYTHONPATH=tests $(BIN)/python -m proofs.rotation $(ARGS)
+
 .PHONY: check
 check: $(DEV) ## Check format, lint, types, layers and generated files
 	$(BIN)/ruff format --check .

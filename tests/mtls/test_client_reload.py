@@ -143,6 +143,17 @@ async def test_a_pair_caught_in_the_middle_leaves_the_old_one_in_use(
     assert broker.seen[-1].serial == tls_peers.serial_in(tmp_path / "next")
 
 
+async def test_a_new_certificate_that_the_broker_does_not_accept_is_said_to_be_the_reason(
+    holder, broker
+):
+    async with holder.client(broker.url) as client:
+        await client.version()
+        holder.put(holder.certificates.stranger("a"), "tls.crt", "tls.key")
+        assert await client.refresh()
+        with pytest.raises(BrokerUnreachable, match=r"it seems not to accept .*tls\.crt"):
+            await client.version()
+
+
 async def test_an_authority_that_is_no_longer_trusted_is_not_spoken_to_again(
     holder, broker, tmp_path
 ):

@@ -16,7 +16,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from cryptography import x509
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from kubelend.core.errors import InvalidIdentity
 from kubelend.core.roles import Role
@@ -27,8 +27,6 @@ HEADER = "Client-Cert"
 LONGEST = 16 * 1024
 REMEMBERED = 20_000
 """Certificates whose signature need not be checked again; the least recently seen goes first."""
-
-_ATTRIBUTES = {NameOID.COMMON_NAME: "commonName", NameOID.ORGANIZATION_NAME: "organizationName"}
 
 
 class Forwarded(NamedTuple):
@@ -74,14 +72,7 @@ class ForwardedCertificates:
             raise InvalidIdentity(f"{HEADER}: no authority of this broker signed the certificate")
         if not _is_clients(certificate):
             raise InvalidIdentity(f"{HEADER}: the certificate is not made for clients")
-        caller = identities.caller_from(
-            [
-                (_ATTRIBUTES[attribute.oid], str(attribute.value))
-                for attribute in certificate.subject
-                if attribute.oid in _ATTRIBUTES
-            ],
-            broker_names=self._broker_names,
-        )
+        caller = identities.holder(certificate, broker_names=self._broker_names)
         if caller.role is Role.PROXY:
             raise InvalidIdentity(f"{HEADER}: {caller.name} is a proxy itself")
         return Forwarded(caller, certificate.not_valid_before_utc, certificate.not_valid_after_utc)

@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from kubelend.core.errors import InvalidGrant, InvalidSettings
 from kubelend.kits import keyfiles
+from kubelend.pki import files
 
 TYPE = "kubelend-grant+jws"
 ISSUER = "kubelend"
@@ -100,6 +101,7 @@ class GrantKeys:
     def open(cls, path: Path) -> Self:
         """The same; a file that is not there is made, with a new key."""
         if not path.exists():
+            files.make_directory(path.parent)
             key = Ed25519PrivateKey.generate()
             keyfiles.write(path, _to_pem(key), mode=keyfiles.PRIVATE)
         return cls.load(path)

@@ -78,16 +78,14 @@ def caller_from(
     return Caller(name, role)
 
 
-def holder(certificate: x509.Certificate) -> Caller:
+def holder(certificate: x509.Certificate, *, broker_names: Container[str] = ()) -> Caller:
     """As whom the holder of a certificate calls."""
-    return caller_from(
+    attributes = (
         (_ATTRIBUTES[each.oid], str(each.value))
         for each in certificate.subject
         if each.oid in _ATTRIBUTES
     )
-
-
-_ATTRIBUTES = {NameOID.COMMON_NAME: "commonName", NameOID.ORGANIZATION_NAME: "organizationName"}
+    return caller_from(attributes, broker_names=broker_names)
 
 
 def check_name(name: str) -> None:
@@ -108,6 +106,9 @@ def check_name(name: str) -> None:
 def own_names(directory: Path) -> frozenset[str]:
     """The common names of the certificate in `directory`. Ask again when its files have changed."""
     return frozenset(files.common_names(directory))
+
+
+_ATTRIBUTES = {NameOID.COMMON_NAME: "commonName", NameOID.ORGANIZATION_NAME: "organizationName"}
 
 
 def _name_and_role(attributes: Iterable[tuple[str, str]]) -> tuple[str, Role]:

@@ -105,7 +105,7 @@ class Acceptor:
                     self._pause(listener)
                     return
             else:
-                self._receive(connection, _network(connection.family, address[0]))
+                self._receive(connection, network_of(connection.family, address[0]))
 
     def _free_a_file(self) -> bool:
         """Whether the next can be accepted now. What the loop closes is free a moment later."""
@@ -137,11 +137,8 @@ class Acceptor:
             self._loop.add_reader(connection, self._spoke, place, arrival)
 
     def _spoke(self, place: Place, arrival: _Arrival) -> None:
-        if arrival.is_gone:
-            self._let_go(place)
-        else:
-            self._loop.remove_reader(arrival.connection)
-            self._begin(place, arrival)
+        self._loop.remove_reader(arrival.connection)
+        self._begin(place, arrival)
 
     def _let_go(self, place: Place) -> None:
         if not place.has_entered:
@@ -191,16 +188,6 @@ class _Arrival:
     def has_file(self) -> bool:
         return self.connection.fileno() >= 0
 
-    @property
-    def is_gone(self) -> bool:
-        """What is there to read is its end, as after a probe which only connects."""
-        try:
-            return not self.connection.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
-
     def drop(self) -> None:
         self.forget_deadline()
         if self.has_begun:
@@ -217,7 +204,7 @@ class _Arrival:
             self.deadline = None
 
 
-def _network(family: int, address: str) -> str:
+def network_of(family: int, address: str) -> str:
     """Who counts as one: an address, or the 64 bits of IPv6 within which anybody can have them all."""
     if family != socket.AF_INET6:
         return address

@@ -31,6 +31,10 @@ _REPEATABLE = frozenset(
         "cordon",
         "uncordon",
         "renew_certificate",
+        "accept_member",
+        "revoke_member",
+        "set_policy",
+        "set_quota",
     }
 )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -23,10 +23,18 @@ from kubelend.transports.following import Following, Report
 class Connections:
     """Opened once, and closed with all that is still under way."""
 
-    def __init__(self, directory: Path, check_every: timedelta, report: Report) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        check_every: timedelta,
+        report: Report,
+        exchanged: Callable[[], None],
+    ) -> None:
+        """`report` and `exchanged`: told why files cannot be taken up, and when they were."""
         self._directory = directory
         self._check_every = check_every.total_seconds()
         self._report = report
+        self._exchanged = exchanged
         self._checked_at = float("-inf")
         self._contexts: Following[ssl.SSLContext] | None = None
         self._generations: list[Generation] = []
@@ -74,6 +82,7 @@ class Connections:
         if self._contexts is None or not self._contexts.refresh():
             return False
         self._generations.append(Generation(self._contexts.current))
+        self._exchanged()
         await self._close_old()
         return True
 

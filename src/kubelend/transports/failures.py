@@ -29,6 +29,10 @@ class Peer:
         self.has_answered = False
         """Once it has, our certificate is good: a broken connection has another reason."""
 
+    def forget(self) -> None:
+        """There is another certificate now, of which that is not known."""
+        self.has_answered = False
+
     @contextlib.contextmanager
     def translated(self, timeout: timedelta) -> Iterator[None]:
         """Around each use of the HTTP library."""

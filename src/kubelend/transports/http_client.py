@@ -22,6 +22,8 @@ from kubelend.transports import calls, sessions, streams
 from kubelend.transports.audit_client import AuditClient
 from kubelend.transports.certificates import Certificates
 from kubelend.transports.following import Report
+from kubelend.transports.limits_client import Policies, Quotas
+from kubelend.transports.membership_client import Members, Tokens
 from kubelend.transports.sessions import Session
 from kubelend.wire import bodies, route
 
@@ -46,6 +48,10 @@ class BrokerClient:
         # Lending is below, flat. Every other noun has its own small class, in a module of its own.
         self.certificates = Certificates(self._session)
         self.audit = AuditClient(self._session)
+        self.tokens = Tokens(self._session)
+        self.members = Members(self._session)
+        self.policies = Policies(self._session)
+        self.quotas = Quotas(self._session)
 
     async def __aenter__(self) -> Self:
         await self._session.__aenter__()

@@ -56,7 +56,7 @@ class Session:
         self._peer = failures.Peer(self._url, directory)
         self._timeout = timeout
         self._check_every = check_every
-        self._connections = Connections(directory, check_every, report)
+        self._connections = Connections(directory, check_every, report, self._peer.forget)
 
     async def __aenter__(self) -> Self:
         self._connections.open()

@@ -10,10 +10,12 @@ class Holder:
 
     def __init__(self):
         self.is_resting = True
+        self.has_file = True
         self.is_dropped = False
 
     def drop(self):
         self.is_dropped = True
+        self.has_file = False
 
 
 class Watch:
@@ -188,6 +190,15 @@ def test_call_that_ends_after_its_connection_does_not_bring_it_back(watch):
     begin(books, new)
     assert books.arrive(Place("9.9.9.9", Holder())) is False
     assert gone(place) == [False]
+
+
+def test_whoever_needs_a_file_gets_the_one_that_made_room(watch):
+    books = Admission(Room(), watch)
+    assert books.make_room(Limit.FILES) is None
+    known, unknown = enter(books), arrive(books)
+    assert books.make_room(Limit.FILES) is unknown
+    assert books.make_room(Limit.FILES) is known
+    assert [limit for limit, _, _ in watch.away] == [Limit.FILES] * 2
 
 
 def test_end_lets_go_of_unfinished_handshakes_only(watch):

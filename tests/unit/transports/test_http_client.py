@@ -11,7 +11,7 @@ from certificates import Certificates
 from kubelend.core import errors
 from kubelend.kits.backoff import Backoff
 from kubelend.transports.http_client import BrokerClient
-from kubelend.wire import bodies, certificate_bodies, route, routes
+from kubelend.wire import bodies, route
 from scripted_broker import ScriptedBroker, body, hang_up, problem, raw
 
 QUICK = Backoff(retries=2, first=timedelta(milliseconds=1))
@@ -43,70 +43,6 @@ async def broker(certificates):
 async def client(broker, certificates):
     async with BrokerClient(broker.url, certificates.cluster("a"), backoff=QUICK) as client:
         yield client
-
-
-CALLS = {
-    "publish": (
-        lambda c: c.publish(ADVERTISEMENT),
-        "/advertisements",
-        bodies.Published(ADVERTISEMENT),
-    ),
-    "get_advertisement": (lambda c: c.get_advertisement("a"), "/advertisements/a", ADVERTISEMENT),
-    "reserve": (lambda c: c.reserve(REQUEST), "/reservations", RESERVATION),
-    "list_reservations": (
-        lambda c: c.list_reservations(),
-        "/reservations",
-        bodies.ReservationList([RESERVATION]),
-    ),
-    "get_reservation": (lambda c: c.get_reservation("r"), "/reservations/r", RESERVATION),
-    "release": (lambda c: c.release("r"), "/reservations/r", RESERVATION),
-    "activate": (lambda c: c.activate("r"), "/reservations/r/activate", RESERVATION),
-    "renew": (lambda c: c.renew("r", "2h"), "/reservations/r/renew", RESERVATION),
-    "explain_reservation": (
-        lambda c: c.explain_reservation("r"),
-        "/reservations/r/explain",
-        EXPLANATION,
-    ),
-    "explain": (lambda c: c.explain(REQUEST), "/explain", EXPLANATION),
-    "instructions": (lambda c: c.instructions(), "/instructions", [RESERVATION]),
-    "acknowledge": (lambda c: c.acknowledge("r"), "/instructions/r/acknowledge", RESERVATION),
-    "refuse": (lambda c: c.refuse("r", "no"), "/instructions/r/refuse", RESERVATION),
-    "list_clusters": (lambda c: c.list_clusters(), "/clusters", bodies.ClusterList([CLUSTER])),
-    "get_cluster": (lambda c: c.get_cluster("a"), "/clusters/a", CLUSTER),
-    "cordon": (lambda c: c.cordon("a", "why"), "/clusters/a/cordon", CLUSTER),
-    "uncordon": (lambda c: c.uncordon("a"), "/clusters/a/uncordon", CLUSTER),
-    "drain": (lambda c: c.drain("a"), "/clusters/a/drain", bodies.Drained(CLUSTER, [RESERVATION])),
-    "renew_certificate": (
-        lambda c: c.certificates.renew("request"),
-        "/certificates",
-        certificate_bodies.IssuedCertificate("certificate", "authorities"),
-    ),
-    "version": (lambda c: c.version(), "/version", bodies.Version("1.2.3")),
-}
-OTHERS = {"stream", "remove_cluster", "openapi", "healthz", "readyz"}
-
-
-def test_every_route_has_a_method():
-    assert set(CALLS) | OTHERS == set(routes.BY_NAME)
-
-
-@pytest.mark.parametrize("name", CALLS)
-async def test_a_call_goes_to_its_route_and_gives_its_body(broker, client, name):
-    call, path, content = CALLS[name]
-    broker.answers.append(
-        body(content, status=min(s for s in routes.BY_NAME[name].answers if s < 300))
-    )
-    assert await call(client) == content
-    assert broker.seen[0].path == route.API + path
-    assert broker.seen[0].method == routes.BY_NAME[name].method
-
-
-async def test_the_other_routes_answer_too(broker, client):
-    broker.answers += [raw(b"", 204), body({"openapi": "3.1.0"}), raw(b"ok")]
-    await client.remove_cluster("a")
-    assert await client.openapi() == {"openapi": "3.1.0"}
-    assert await client.healthz() == "ok"
-    assert await client.readyz() == "ok"
 
 
 async def test_a_broker_that_is_not_ready_says_why(broker, client):

@@ -1,0 +1,57 @@
+"""Policies and quotas, at the broker."""
+
+from __future__ import annotations
+
+from kubelend.transports import calls
+from kubelend.transports.sessions import Session
+from kubelend.wire import limit_bodies as bodies
+
+
+class Policies:
+    """`client.policies`; each by the cluster that lends."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    async def get(self, cluster: str) -> bodies.PolicyStatus:
+        return await self._session.ask(bodies.PolicyStatus, "get_policy", cluster)
+
+    async def set(self, cluster: str, policy: bodies.PolicyRequest) -> bodies.PolicyStatus:
+        """In place of what was set before."""
+        return await self._session.ask(bodies.PolicyStatus, "set_policy", cluster, body=policy)
+
+    async def clear(self, cluster: str) -> None:
+        await self._session.send(calls.make("clear_policy", cluster))
+
+
+class Quotas:
+    """`client.quotas`; each by the cluster that borrows."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    async def get(self, cluster: str) -> bodies.QuotaStatus:
+        return await self._session.ask(bodies.QuotaStatus, "get_quota", cluster)
+
+    async def page(self, *, limit: int = 0, after: str = "") -> bodies.QuotaList:
+        """One page; `after` is the `next` of the page before."""
+        return await self._session.ask(
+            bodies.QuotaList, "list_quotas", query=calls.page(limit, after)
+        )
+
+    async def all(self) -> list[bodies.QuotaStatus]:
+        """All pages."""
+        found: list[bodies.QuotaStatus] = []
+        after = ""
+        while True:
+            page = await self.page(after=after)
+            found += page.quotas
+            if not (after := page.next):
+                return found
+
+    async def set(self, cluster: str, quota: bodies.QuotaRequest) -> bodies.QuotaStatus:
+        """In place of what was set before."""
+        return await self._session.ask(bodies.QuotaStatus, "set_quota", cluster, body=quota)
+
+    async def clear(self, cluster: str) -> None:
+        await self._session.send(calls.make("clear_quota", cluster))

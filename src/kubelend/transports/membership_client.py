@@ -1,0 +1,64 @@
+"""Tokens and members, at the broker."""
+
+from __future__ import annotations
+
+from kubelend.transports import calls
+from kubelend.transports.sessions import Session
+from kubelend.wire import membership_bodies as bodies
+
+
+class Tokens:
+    """`client.tokens`."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    async def create(self, request: bodies.TokenRequest) -> bodies.NewToken:
+        """Not repeated if the answer is lost: there would be two."""
+        return await self._session.ask(bodies.NewToken, "create_token", body=request)
+
+    async def all(self) -> list[bodies.Token]:
+        return (await self._session.ask(bodies.TokenList, "list_tokens")).tokens
+
+    async def delete(self, token: str) -> None:
+        await self._session.send(calls.make("delete_token", token))
+
+
+class Members:
+    """`client.members`; each by its role and name."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    async def page(
+        self, *, standing: str = "", limit: int = 0, after: str = ""
+    ) -> bodies.MemberList:
+        """One page; `after` is the `next` of the page before."""
+        query = {"standing": standing, **calls.page(limit, after)}
+        return await self._session.ask(bodies.MemberList, "list_members", query=query)
+
+    async def all(self, *, standing: str = "") -> list[bodies.Member]:
+        """All pages."""
+        found: list[bodies.Member] = []
+        after = ""
+        while True:
+            page = await self.page(standing=standing, after=after)
+            found += page.members
+            if not (after := page.next):
+                return found
+
+    async def accept(self, role: str, name: str, key: str = "") -> bodies.Member:
+        body = bodies.AcceptRequest(key)
+        return await self._session.ask(bodies.Member, "accept_member", role, name, body=body)
+
+    async def reject(self, role: str, name: str) -> None:
+        await self._session.send(calls.make("reject_member", role, name))
+
+    async def revoke(
+        self, role: str, name: str, *, release: bool, reason: str = ""
+    ) -> bodies.Revocation:
+        body = bodies.RevokeRequest(release, reason)
+        return await self._session.ask(bodies.Revocation, "revoke_member", role, name, body=body)
+
+    async def remove(self, role: str, name: str) -> bodies.Removal:
+        return await self._session.ask(bodies.Removal, "remove_member", role, name)

@@ -1,0 +1,197 @@
+"""Certificates of a short life, renewed again and again under load: not one request fails.
+
+    make rotation ARGS='--minutes 10 --lifetime 60'
+
+A real broker with an authority, and clusters that advertise, borrow, give back and listen all the while.
+Each keeps its certificate fresh as an agent does, and so does the broker its own.
+No call is tried a second time, so nothing that fails is hidden. `mtls/test_rotation.py` runs the same for
+a few seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Awaitable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+import brokers
+from certificates import Certificates
+from kubelend.apps import renewal
+from kubelend.core.errors import KubelendError
+from kubelend.kits import backoff
+from kubelend.pki import profiles
+from kubelend.transports import tls
+from kubelend.transports.http_client import BrokerClient
+from kubelend.wire import bodies
+
+Answer = TypeVar("Answer")
+
+PLENTY = bodies.Metrics(bodies.Quantities("1000", "1000Gi"))
+LITTLE = bodies.ReservationRequest(bodies.Quantities("10m", "1Mi"), duration="1h")
+REST = 0.01
+"""Seconds between two calls of one worker: load, but not more than two cores can bear."""
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What is proven."""
+
+    lifetime: timedelta
+    duration: timedelta
+    clusters: int = 4
+    workers: int = 4
+    """At a time, for each cluster."""
+
+
+class Report(msgspec.Struct):
+    """What came of it."""
+
+    calls: int = 0
+    events: int = 0
+    renewals: Counter[str] = msgspec.field(default_factory=Counter)
+    failures: list[str] = []
+
+
+async def prove(plan: Plan, root: Path) -> Report:
+    """Run it to its end."""
+    certificates = Certificates(root / "certificates")
+    certificates.authority.save(root / "ca")
+    report = Report()
+    server = certificates.write("live", profiles.server(), at=_now(), lifetime=plan.lifetime)
+    settings: dict[str, Any] = {
+        "http_cert_path": str(server),
+        "certificate_check_interval": "100ms",
+        "ca_path": str(root / "ca"),
+        "certificate_lifetime": f"{round(plan.lifetime.total_seconds())}s",
+        "enrol_port": "0",
+    }
+    async with brokers.child(certificates, root, **settings) as broker:
+        clusters = [
+            _Cluster(f"cluster-{number}", certificates, broker.port, plan, report)
+            for number in range(plan.clusters)
+        ]
+        for cluster in clusters:
+            await cluster.offer()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(plan.duration.total_seconds()), asyncio.TaskGroup() as group:
+                group.create_task(_count_renewals("broker", server, plan, report))
+                for cluster in clusters:
+                    group.create_task(cluster.live())
+    return report
+
+
+class _Cluster:
+    """Lends and borrows, with a certificate that it keeps fresh."""
+
+    def __init__(
+        self, name: str, certificates: Certificates, port: int, plan: Plan, report: Report
+    ) -> None:
+        self._name = name
+        self._plan = plan
+        self._report = report
+        self._url = f"https://localhost:{port}"
+        profile = profiles.client(name)
+        self._directory = certificates.write(name, profile, at=_now(), lifetime=plan.lifetime)
+        self._client = BrokerClient(
+            self._url, self._directory, backoff=backoff.NONE, check_every=plan.lifetime / 60
+        )
+
+    async def offer(self) -> None:
+        """Before the others ask: with one alone there is nobody to borrow from."""
+        async with self._client:
+            await self._client.publish(bodies.Advertisement(self._name, PLENTY))
+
+    async def live(self) -> None:
+        renewer = renewal.by_client(
+            self._client, self._url, self._directory, timeout=self._plan.lifetime / 10
+        )
+        async with self._client, asyncio.TaskGroup() as group:
+            group.create_task(renewer.run())
+            group.create_task(
+                _count_renewals(self._name, self._directory, self._plan, self._report)
+            )
+            group.create_task(self._listen())
+            for _ in range(self._plan.workers):
+                group.create_task(self._work())
+
+    async def _work(self) -> None:
+        while True:
+            await self._call(self._client.publish(bodies.Advertisement(self._name, PLENTY)))
+            made = await self._call(self._client.reserve(LITTLE))
+            if made is not None:
+                await self._call(self._client.release(made.id))
+
+    async def _call(self, call: Awaitable[Answer]) -> Answer | None:
+        answer: Answer | None = None
+        try:
+            answer = await call
+            self._report.calls += 1
+        except KubelendError as error:
+            self._fail(error)
+        await asyncio.sleep(REST)
+        return answer
+
+    async def _listen(self) -> None:
+        """Each event once, in order, across all certificates."""
+        last = 0
+        while True:
+            try:
+                async with contextlib.aclosing(self._client.stream(after=str(last))) as stream:
+                    async for instruction in stream:
+                        if instruction.revision <= last:
+                            self._fail(f"event {instruction.revision} after {last}")
+                        last = instruction.revision
+                        self._report.events += 1
+            except KubelendError as error:
+                self._fail(error)
+
+    def _fail(self, problem: object) -> None:
+        self._report.failures.append(f"{_now():%H:%M:%S.%f} {self._name}: {problem}")
+
+
+async def _count_renewals(name: str, directory: Path, plan: Plan, report: Report) -> None:
+    serial = tls.own_certificate(directory).serial_number
+    while True:
+        await asyncio.sleep(plan.lifetime.total_seconds() / 20)
+        found = tls.own_certificate(directory).serial_number
+        report.renewals[name] += found != serial
+        serial = found
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="make rotation ARGS=...")
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--lifetime", type=float, default=60.0, help="seconds")
+    parser.add_argument("--clusters", type=int, default=4)
+    options = parser.parse_args()
+    plan = Plan(
+        lifetime=timedelta(seconds=options.lifetime),
+        duration=timedelta(minutes=options.minutes),
+        clusters=options.clusters,
+    )
+    with tempfile.TemporaryDirectory(prefix="kubelend-rotation-") as root:
+        report = asyncio.run(prove(plan, Path(root)))
+    print(
+        f"{options.minutes:g} minutes, certificates of {options.lifetime:g} seconds:"
+        f" {report.calls} calls and {report.events} events of {plan.clusters} clusters,"
+        f" {report.renewals.total()} renewals, {len(report.failures)} failures"
+    )
+    for failure in report.failures[:20]:
+        print(failure)
+    sys.exit(bool(report.failures) or not report.renewals)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""Where a listener listens, and whom it takes for one and the same. On asyncio's own loop."""
+
+import asyncio
+import socket
+
+import pytest
+from aiohttp import web
+
+from kubelend.transports import accepting, http_server
+
+
+@pytest.mark.parametrize(
+    "family, address, counted_as",
+    [
+        (socket.AF_INET, "192.0.2.7", "192.0.2.7"),
+        (socket.AF_INET6, "2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        (socket.AF_INET6, "2001:db8:1:2::1", "2001:db8:1:2::/64"),
+        (socket.AF_INET6, "fe80::1%eth0", "fe80::/64"),
+        (socket.AF_INET6, "::1", "::/64"),
+    ],
+)
+def test_who_can_have_many_addresses_of_ipv6_counts_as_one(family, address, counted_as):
+    assert accepting.network_of(family, address) == counted_as
+
+
+async def test_empty_host_listens_on_every_family_of_the_machine():
+    listeners = await accepting.open_listeners("", 0)
+    try:
+        assert socket.AF_INET in {listener.family for listener in listeners}
+        assert all(listener.getsockname()[1] for listener in listeners)
+    finally:
+        for listener in listeners:
+            listener.close()
+
+
+async def test_address_that_is_taken_is_an_error():
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="in use"):
+        await accepting.open_listeners("127.0.0.1", taken.getsockname()[1])
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no.such.host.invalid"])
+async def test_address_of_another_machine_is_an_error(host):
+    with pytest.raises(OSError):
+        await accepting.open_listeners(host, 0)
+
+
+async def test_the_standard_loop_serves_too():
+    async def answer(_):
+        return web.Response(text="served")
+
+    async with http_server.listening(answer, "127.0.0.1", 0, http_server.Limits()) as port:
+        for _ in range(3):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET / HTTP/1.0\r\n\r\n")
+            assert (await reader.read()).endswith(b"served")
+            writer.close()
+            await writer.wait_closed()
+    with pytest.raises(OSError):
+        await asyncio.open_connection("127.0.0.1", port)
