@@ -7,7 +7,8 @@ from datetime import timedelta
 from pathlib import Path
 
 from kubelend.broker import ports
-from kubelend.core.models import ReservationId
+from kubelend.core.events import Change
+from kubelend.core.models import Cluster, ClusterId, Reservation, ReservationId
 from kubelend.stores.memory import MemoryStore
 from kubelend.stores.sqlite import SqliteStore
 
@@ -34,7 +35,7 @@ class Shelf:
         self._open = KINDS[kind](directory)
         self.store = self._open()
 
-    def commit(self, *changes, revision: int) -> None:
+    def commit(self, *changes: Change, revision: int) -> None:
         self.store.commit(changes, revision)
 
     def reopened(self) -> ports.Store:
@@ -42,7 +43,9 @@ class Shelf:
         self.store = self._open()
         return self.store
 
-    def contents(self):
+    def contents(
+        self,
+    ) -> tuple[dict[ClusterId, Cluster], dict[ReservationId, Reservation], int]:
         """Clusters and reservations by ID, and the revision."""
         loaded = self.reopened().load()
         clusters = {found.id: found for found in loaded.clusters}
@@ -51,5 +54,5 @@ class Shelf:
         assert len(reservations) == len(loaded.reservations)
         return clusters, reservations, loaded.revision
 
-    def archived(self, id: str):
+    def archived(self, id: str) -> Reservation | None:
         return self.reopened().archived(ReservationId(id))

@@ -7,7 +7,8 @@ from kubelend.core import journal
 from kubelend.core.errors import StoreFailed
 from kubelend.core.events import Archived, Cut, Erased
 from kubelend.core.journal import START, Actor, Entry
-from kubelend.core.limits import LendingPolicy, Limits, Quota
+from kubelend.core.lending import LendingPolicy
+from kubelend.core.limits import Limits, Quota
 from kubelend.core.members import Certificate, Member, Standing, Token, TokenId
 from kubelend.core.models import ClusterId, ReservationId
 from kubelend.core.roles import Role

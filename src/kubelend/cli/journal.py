@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +14,7 @@ from kubelend.cli import calling, options, output, tables
 from kubelend.cli.exits import Code
 from kubelend.cli.output import Format
 from kubelend.core.errors import InvalidInput
+from kubelend.core.resources import Resources
 from kubelend.wire import audit_bodies
 
 if TYPE_CHECKING:
@@ -52,7 +54,7 @@ def log(
         format,
         noun="lines",
         names=[str(line.number) for line in lines],
-        text=lambda: table(lines, wide=format is Format.WIDE),
+        text=lambda: table(lines, wide=format is Format.WIDE, width=output.width()),
     )
 
 
@@ -147,12 +149,25 @@ def _text(verdict: Verdict) -> str:
     return "\n".join([heading, *verdict.details, f"Head: {verdict.head}"])
 
 
-def table(lines: list[audit_bodies.AuditLine], *, wide: bool) -> str:
-    """Lines for people."""
-    headers = ["LINE", "AT", "WHO", "ACTION", "SUBJECT", "WHAT"]
+def table(lines: list[audit_bodies.AuditLine], *, wide: bool, width: int | None = None) -> str:
+    """Lines for people: on a terminal what changed stands below each, in a file behind it."""
+    headers = ["LINE", "AT", "WHO", "ACTION", "SUBJECT"]
     if wide:
         headers.insert(3, "FROM")
-    return tables.columns(headers, [_row(line, wide=wide) for line in lines], width=output.width())
+    rows = [_row(line, wide=wide) for line in lines]
+    if width is None:
+        both = zip(rows, lines, strict=True)
+        return tables.columns([*headers, "WHAT"], [[*row, _what(line)] for row, line in both])
+    heading, *shown = tables.columns(headers, rows).splitlines()
+    below = (_wrapped(_what(line), width) for line in lines)
+    return "\n".join(
+        [heading, *(text for pair in zip(shown, below, strict=True) for text in pair if text)]
+    )
+
+
+def _wrapped(text: str, width: int) -> str:
+    indent = " " * 6
+    return textwrap.fill(text, width, initial_indent=indent, subsequent_indent=indent)
 
 
 def _row(line: audit_bodies.AuditLine, *, wide: bool) -> list[str]:
@@ -163,7 +178,6 @@ def _row(line: audit_bodies.AuditLine, *, wide: bool) -> list[str]:
         who if line.actor.role != line.actor.name else line.actor.name,
         line.action,
         line.subject,
-        _what(line),
     ]
     if wide:
         cells.insert(3, line.actor.remote)
@@ -178,11 +192,24 @@ def _what(line: audit_bodies.AuditLine) -> str:
 
 
 def _change(line: audit_bodies.AuditLine, name: str) -> str:
-    after = _plain(line.after.get(name))
-    return f"{_plain(line.before[name])} -> {after}" if name in line.before else after
+    after = _plain(name, line.after.get(name))
+    return f"{_plain(name, line.before[name])} -> {after}" if name in line.before else after
 
 
-def _plain(value: Any) -> str:
-    if value is None:
-        return "none"
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+def _plain(name: str, value: Any) -> str:
+    """A fact in words; one of a kind that is not known here as it was written."""
+    match value:
+        case None:
+            return "none"
+        case str():
+            return value
+        case {"serial": serial, "ends_at": end}:
+            return f"{serial} until {end}"
+        case dict() if name == "resources":
+            return Resources.of(_amounts(value)).describe()
+    return msgspec.json.encode(value).decode()
+
+
+def _amounts(value: dict[str, Any]) -> dict[str, int]:
+    named = {name: amount for name, amount in value.items() if name != "extended"}
+    return {**named, **value.get("extended", {})}

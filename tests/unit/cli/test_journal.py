@@ -113,5 +113,21 @@ def test_table_shows_what_changed_for_people():
         "broker",
         "Released",
         "reservation/rsv-1",
-        'phase: Reserved -> Released; resources: {"cpu":1000}',
+        "phase: Reserved -> Released; resources: 1 CPU / 0 Memory",
     ]
+
+
+def test_on_a_terminal_nothing_but_a_name_passes_its_edge():
+    line = AuditLine(
+        number=7,
+        at=make.T0,
+        actor=ActorBody("paris", "cluster"),
+        action="reserve",
+        subject="",
+        digest="",
+        code="NoCapacity",
+        message="no suitable cluster: " + ", ".join(f"{number} Stale" for number in range(30)),
+    )
+    text = journal.table([line, line], wide=False, width=80)
+    assert max(map(len, text.splitlines())) <= 80
+    assert text.count("refused: NoCapacity") == 2

@@ -118,7 +118,7 @@ def test_clock_that_is_a_little_behind_is_forgiven():
 
 
 def test_key_is_made_once_for_its_owner_alone_and_found_again(tmp_path):
-    path = tmp_path / "grants.key"
+    path = tmp_path / "made" / "grants.key"
     text = GrantKeys.open(path).sign(GRANT)
     assert path.stat().st_mode & 0o777 == 0o600
     assert verify(text, GrantKeys.open(path).public.keys) == GRANT
