@@ -38,17 +38,15 @@ def free_ports(count):
         return [server.getsockname()[1] for server in taken]
 
 
-def script(blocks, api, probes):
+def script(blocks, probes):
     """The blocks as they are, but for the ports; ends at the first failure, and with how the broker did."""
     text = "\n".join(blocks)
-    assert "localhost:8443" in text
     assert "localhost:8081" in text
-    text = text.replace("localhost:8443", f"localhost:{api}")
     text = text.replace("localhost:8081", f"localhost:{probes}")
     return f"set -euo pipefail\n{text}\nwait %1\necho 'the tour is over'\n"
 
 
-def environment(api, probes, metrics):
+def environment(api, enrol, probes, metrics):
     kept = {name: text for name, text in os.environ.items() if not name.startswith("KUBELEND_")}
     return {
         **kept,
@@ -56,6 +54,7 @@ def environment(api, probes, metrics):
         "no_proxy": "localhost",
         "KUBELEND_HTTP_HOST": "127.0.0.1",
         "KUBELEND_HTTP_PORT": str(api),
+        "KUBELEND_ENROL_PORT": str(enrol),
         "KUBELEND_HEALTH_PROBE_BIND_ADDRESS": f"127.0.0.1:{probes}",
         "KUBELEND_METRICS_BIND_ADDRESS": f"127.0.0.1:{metrics}",
         "KUBELEND_BROKER": f"https://localhost:{api}",
@@ -78,9 +77,9 @@ def members(session):
 def taken(tmp_path_factory):
     """The tour from its beginning to its end: exit code, all that it printed, and what still runs."""
     directory = tmp_path_factory.mktemp("tour")
-    ports = free_ports(3)
+    ports = free_ports(4)
     shell = subprocess.Popen(
-        ["bash", "-c", script(tour(), *ports[:2])],
+        ["bash", "-c", script(tour(), ports[2])],
         cwd=directory,
         env=environment(*ports),
         stdin=subprocess.DEVNULL,
@@ -108,7 +107,16 @@ def test_every_command_of_the_tour_succeeds(taken):
 
 def test_the_tour_shows_what_it_promises(taken):
     out = taken[1]
-    shown = ["Reserved on berlin", "exit code 5", "berlin is cordoned", "All is well"]
+    shown = [
+        "certs/berlin holds the certificate of cluster berlin",
+        "berlin offers 11 cpu",
+        "Reserved on berlin",
+        "exit code 5",
+        "berlin is cordoned",
+        "cluster berlin is revoked",
+        "refused with exit code 4",
+        "All is well",
+    ]
     assert [text for text in shown if text not in out] == []
     assert sorted(shown, key=out.index) == shown
 

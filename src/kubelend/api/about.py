@@ -18,6 +18,10 @@ async def readyz(call: Call) -> web.Response:
     return readiness(call.broker.unready)
 
 
+async def grant_keys(call: Call) -> web.Response:
+    return json(call.context.granting.public)
+
+
 async def version(call: Call) -> web.Response:
     return json(bodies.Version(call.context.version))
 

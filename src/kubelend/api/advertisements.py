@@ -20,7 +20,7 @@ async def publish(call: Call) -> web.Response:
             hint="send the common name of the certificate",
         )
     advertisement = conversion.to_advertisement(body, cluster, call.broker.clock())
-    view, holds = await call.broker.advertise(advertisement)
+    view, holds = await call.broker.advertise(advertisement, call.caller.until)
     return json(
         bodies.Published(
             conversion.accepted(body, view.cluster, view.reserved),

@@ -16,15 +16,22 @@ from kubelend.api.calls import Call, Context
 from kubelend.broker.writer import ACTOR
 from kubelend.core.errors import (
     BodyTooLarge,
+    Conflict,
     Forbidden,
     InvalidIdentity,
+    KeyReused,
     KubelendError,
     LimitExceeded,
     MethodNotAllowed,
+    RateLimited,
+    Revoked,
     TooSlow,
+    Unavailable,
 )
 from kubelend.core.journal import Actor
 from kubelend.core.roles import Role
+from kubelend.kits.repeats import Repeats
+from kubelend.pki import forwarding
 from kubelend.pki.identities import Caller
 from kubelend.wire import matching, problems
 from kubelend.wire.matching import Match
@@ -34,27 +41,36 @@ Handler = Callable[[Call], Awaitable[web.StreamResponse]]
 HttpHandler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 UNKNOWN_ROUTE = "unknown"
+RETRY_AFTER = "2"
+"""Seconds after which to ask a broker again that cannot answer now."""
+
 GATHERED = frozenset({"publish"})
 """Calls that come all day from everyone, and whose answer nobody waits for: done several at a time."""
+
+TOLD = (Forbidden, InvalidIdentity, LimitExceeded, Conflict, KeyReused)
+"""Refusals that the journal tells of: somebody may not, or cannot now. Mistakes are not among them."""
 
 _PARTIES = frozenset({Role.CLUSTER, Role.VIEWER, Role.ADMIN})
 _ALLOWED: dict[Access, frozenset[Role]] = {
     Access.ANYONE: _PARTIES,
     Access.CLUSTER: frozenset({Role.CLUSTER}),
     Access.OWNER: _PARTIES,
+    Access.PARTY: frozenset({Role.CLUSTER}),
     Access.REQUESTER: frozenset({Role.CLUSTER, Role.ADMIN}),
     Access.PROVIDER: frozenset({Role.CLUSTER}),
     Access.READER: frozenset({Role.VIEWER, Role.ADMIN}),
     Access.ADMIN: frozenset({Role.ADMIN}),
 }
-"""Clusters get past OWNER, REQUESTER and PROVIDER: only the handler knows whose the object is."""
+"""Which clusters may is the handler's to say, where only it knows whose the object is."""
 
 log = structlog.get_logger("kubelend.api")
 
 
 def bind(handlers: Mapping[str, Handler], context: Context) -> HttpHandler:
     """All handlers, by the names of their routes, as the one that the server calls."""
-    metrics, admit, caller_of = context.metrics, context.limiter.admit, context.callers.of
+    metrics, admit = context.metrics, context.limiter.admit
+    caller_of, check = context.callers.of, context.callers.check
+    repeats = Repeats()
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
         began = time.perf_counter()
@@ -65,20 +81,23 @@ def bind(handlers: Mapping[str, Handler], context: Context) -> HttpHandler:
             await context.rhythm.join()
         try:
             caller = caller_of(request)
-            ACTOR.set(Actor(caller.name, caller.role, request.remote or ""))
+            ACTOR.set(_actor(caller, request))
             admit(f"{caller.role} {caller.name}")  # a cluster may have the name of a person
+            check(caller)
             if not isinstance(found, Match):
                 raise found
             _check_role(caller, found.route)
             response = await handlers[name](Call(request, caller, context, found.names))
         except KubelendError as error:
             metrics.refused(name, error.code)
-            _log_refusal(name, request, caller, error)
-            response = _problem(error, request)
+            _log_refusal(name, request, caller, error, repeats)
+            if isinstance(error, TOLD):
+                context.journal.refused(_actor(caller, request), name, _subject(found), error)
+            response = problem(error, request)
         except Exception:  # the root of a call: log, answer, and serve the next
             log.exception("call failed", route=name)
             failure = KubelendError("the broker failed", hint="its log says why")
-            response = _problem(failure, request)
+            response = problem(failure, request)
         metrics.answered(name, request.method, response.status, time.perf_counter() - began)
         return response
 
@@ -94,11 +113,35 @@ def _check_role(caller: Caller, route: Route) -> None:
         )
 
 
+def _actor(caller: Caller | None, request: web.BaseRequest) -> Actor:
+    remote = request.remote or ""
+    return (
+        Actor("", "unknown", remote) if caller is None else Actor(caller.name, caller.role, remote)
+    )
+
+
+def _subject(found: Match | KubelendError) -> str:
+    """What the call was about, as far as its path says."""
+    if not isinstance(found, Match):
+        return ""
+    return ",".join(f"{kind}/{name}" for kind, name in found.names.items())
+
+
 def _log_refusal(
-    name: str, request: web.BaseRequest, caller: Caller | None, error: KubelendError
+    name: str,
+    request: web.BaseRequest,
+    caller: Caller | None,
+    error: KubelendError,
+    repeats: Repeats,
 ) -> None:
-    """Who was kept out, and of what. A request that merely does not fit or is mistaken is no such line."""
-    if isinstance(error, Forbidden | InvalidIdentity | LimitExceeded):
+    """Who was kept out, and of what. A request that merely does not fit or is mistaken is no such line.
+
+    No limit of calls keeps these two from being repeated, so their lines have one.
+    """
+    left_out: int | None = 0
+    if isinstance(error, RateLimited | InvalidIdentity):
+        left_out = repeats.left_out((error.code, caller or request.remote))
+    if left_out is not None and isinstance(error, Forbidden | InvalidIdentity | LimitExceeded):
         log.warning(
             "refused",
             route=name,
@@ -106,18 +149,24 @@ def _log_refusal(
             remote=request.remote,
             code=error.code,
             problem=error.message,
+            **({"left_out": left_out} if left_out else {}),
         )
 
 
-def _problem(error: KubelendError, request: web.BaseRequest) -> web.Response:
+def problem(error: KubelendError, request: web.BaseRequest) -> web.Response:
+    """An error as an answer."""
     body = problems.to_problem(error)
     headers = {"Content-Type": problems.CONTENT_TYPE}
     if isinstance(error, LimitExceeded) and error.retryable:
         headers["Retry-After"] = str(max(1, round(error.retry_after)))
+    if isinstance(error, Unavailable):
+        headers["Retry-After"] = RETRY_AFTER
     if isinstance(error, MethodNotAllowed):
         headers["Allow"] = ", ".join(error.allowed)
     response = web.Response(body=msgspec.json.encode(body), status=body.status, headers=headers)
     broken = request.content.exception() is not None
     if broken or isinstance(error, TooSlow | BodyTooLarge):
         response.force_close()  # the rest of the body is not waited for
+    if isinstance(error, Revoked) and forwarding.HEADER not in request.headers:
+        response.force_close()  # a proxy's connection is not its own to lose
     return response

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from aiohttp import web
 
+from kubelend.api import reading
 from kubelend.api.callers import Callers
+from kubelend.api.granting import Granting
 from kubelend.api.limits import RateLimiter
+from kubelend.broker.journal import Journal
+from kubelend.broker.limiting import Limiting
+from kubelend.broker.membership import Membership
 from kubelend.broker.metrics import Metrics
 from kubelend.broker.service import Broker
-from kubelend.core.errors import BodyTooLarge, InvalidInput, TooSlow
+from kubelend.core.errors import InvalidInput
 from kubelend.core.models import ClusterId, ReservationId
 from kubelend.kits.rhythm import Rhythm
 from kubelend.pki.identities import Caller
@@ -23,8 +27,6 @@ Body = TypeVar("Body")
 
 JSON = {"Content-Type": "application/json"}
 LONGEST_PAGE = 1000
-
-_SEND_LESS = "send less in one body"
 
 _encode = msgspec.json.Encoder().encode
 
@@ -37,6 +39,10 @@ class Context(NamedTuple):
     terms: Terms
     callers: Callers
     limiter: RateLimiter
+    membership: Membership
+    limiting: Limiting
+    journal: Journal
+    granting: Granting
     version: str
     rhythm: Rhythm
     """In which advertisements are taken in, once there are many."""
@@ -71,14 +77,21 @@ class Call:
         """The reservation that the path names."""
         return ReservationId(self._names["reservation"])
 
+    def named(self, what: str) -> str:
+        """Whatever else stands in the path."""
+        return self._names[what]
+
     async def body(self, kind: type[Body]) -> Body:
         """The body, read within the limits of size and time, and checked against its type."""
-        return _checked(await self._read(), kind)
+        body = await reading.body(self.request, kind, self.context.read_timeout)
+        self.context.callers.check(self.caller)  # it may have been revoked while it sent
+        return body
 
     async def optional_body(self, kind: type[Body]) -> Body:
         """The same for a body which may be left out."""
-        text = await self._read()
-        return _checked(text, kind) if text else kind()
+        body = await reading.optional_body(self.request, kind, self.context.read_timeout)
+        self.context.callers.check(self.caller)
+        return body
 
     def number(self, name: str, default: int, largest: int) -> int:
         """A whole number from the query."""
@@ -89,64 +102,17 @@ class Call:
             raise InvalidInput(f"{name}: {text[:24]!r} is no whole number from 0 to {largest}")
         return int(text)
 
+    def flag(self, name: str) -> bool:
+        """A yes or no from the query; no if it is not there."""
+        text = self.request.query.get(name, "false").lower()
+        if text not in {"true", "false"}:
+            raise InvalidInput(f"{name}: {text[:24]!r} is neither true nor false")
+        return text == "true"
+
     def page_size(self) -> int:
         return max(1, self.number("limit", 100, LONGEST_PAGE))
-
-    async def _read(self) -> bytes:
-        content = self.request.content
-        if content.is_eof() and content.exception() is None:
-            return self._checked_size(content.read_nowait())
-        return await self._wait_for_body()
-
-    def _checked_size(self, text: bytes) -> bytes:
-        if len(text) > self.request.client_max_size:
-            raise BodyTooLarge(
-                f"body: {len(text)} bytes are more than {self.request.client_max_size}",
-                hint=_SEND_LESS,
-            )
-        return text
-
-    async def _ask_for_body(self) -> None:
-        """Some clients send a larger body only when they are told that it will be read."""
-        if self.request.headers.get("Expect", "").lower() == "100-continue":
-            await self.request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            self.request.writer.output_size = 0  # the answer itself has not begun
-
-    async def _wait_for_body(self) -> bytes:
-        try:
-            async with asyncio.timeout(self.context.read_timeout):
-                await self._ask_for_body()
-                return await self.request.read()
-        except TimeoutError:
-            raise TooSlow(
-                "body: it did not arrive in time", hint="send all of it at once"
-            ) from None
-        except web.HTTPRequestEntityTooLarge as problem:
-            raise BodyTooLarge(f"body: {problem.text}", hint=_SEND_LESS) from None
-        except web.RequestPayloadError:
-            # Or the server would look for the rest of it, and log what we answer.
-            self.request.content.feed_eof()
-            raise InvalidInput("body: it is not packed or divided as its headers say") from None
 
 
 def json(body: Any, status: int = 200) -> web.Response:
     """An answer with a body of `wire.bodies`."""
     return web.Response(body=_encode(body), status=status, headers=JSON)
-
-
-def _checked(text: bytes, kind: type[Body]) -> Body:
-    try:
-        body: Body = _decoder(kind).decode(text)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as problem:
-        raise InvalidInput(f"body: {problem}") from None
-    return body
-
-
-def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
-    known = _DECODERS.get(kind)
-    if known is None:
-        known = _DECODERS[kind] = msgspec.json.Decoder(kind)
-    return known
-
-
-_DECODERS: dict[Any, msgspec.json.Decoder[Any]] = {}

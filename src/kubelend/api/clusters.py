@@ -51,8 +51,8 @@ async def _reason(call: Call) -> str:
 
 
 def _body(call: Call, view: ClusterView) -> bodies.Cluster:
-    cluster, reserved, lent = view
+    cluster, reserved, lent, holds = view
     return bodies.Cluster(
         conversion.from_cluster(cluster, reserved),
-        conversion.from_cluster_status(cluster, reserved, lent, call.broker.clock()),
+        conversion.from_cluster_status(cluster, reserved, lent, holds, call.broker.clock()),
     )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from contextlib import suppress
+from itertools import islice
 
 import msgspec
 from aiohttp import web
@@ -14,7 +16,7 @@ from kubelend.broker import instructions
 from kubelend.broker.views import Opening
 from kubelend.core import commands
 from kubelend.core.errors import InvalidInput, LimitExceeded
-from kubelend.core.models import ClusterId, Reservation
+from kubelend.core.models import Reservation
 from kubelend.wire import bodies, conversion
 from kubelend.wire.route import LAST_EVENT_ID
 
@@ -23,6 +25,9 @@ HEARTBEAT = 15.0
 
 MOST_STREAMS = 16
 """Open streams per cluster: an agent needs one, a restart another for a moment."""
+
+PORTION = 16
+"""Reservations told of in one write."""
 
 _HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
 
@@ -56,40 +61,61 @@ async def stream(call: Call) -> web.StreamResponse:
         response = web.StreamResponse(headers=_HEADERS)
         with suppress(ConnectionResetError):  # the client went away, which is its right
             await response.prepare(call.request)
-            await _pour(response, opening, cluster)
+            await _pour(response, opening, call)
         return response
 
 
-async def _pour(response: web.StreamResponse, opening: Opening, cluster: ClusterId) -> None:
+async def _pour(response: web.StreamResponse, opening: Opening, call: Call) -> None:
     if not opening.resumed:
         # Without an id: a stream that is cut before the news must not be resumed behind them.
         await response.write(b"event: reset\ndata: {}\n\n")
-    await response.write(_events(opening.news, cluster) or b": open\n\n")
-    while not opening.feed.closed:
-        news = await opening.feed.read(HEARTBEAT)
-        await response.write(_events(news, cluster) or b": alive\n\n")
+    await _tell(response, opening.news, call, b": open\n\n")
+    while not opening.feed.closed and (patience := _patience(call)) > 0:
+        await _tell(response, await opening.feed.read(patience), call, b": alive\n\n")
 
 
-def _events(news: Iterable[Reservation], cluster: ClusterId) -> bytes:
-    return b"".join(
-        _event(found.revision, _body(instruction))
+def _patience(call: Call) -> float:
+    """Seconds until a sign of life is due, or the certificate ends that let the caller in."""
+    until = call.caller.until
+    left = HEARTBEAT if until is None else (until - call.broker.clock()).total_seconds()
+    return min(HEARTBEAT, left)
+
+
+async def _tell(
+    response: web.StreamResponse, news: Iterable[Reservation], call: Call, otherwise: bytes
+) -> None:
+    """In portions: of a client that does not read, only a write into full buffers gives notice."""
+    left, silent = iter(news), True
+    while portion := list(islice(left, PORTION)):
+        if text := await _events(portion, call):
+            await response.write(text)
+            silent = False
+    if silent:
+        await response.write(otherwise)
+
+
+async def _events(news: Iterable[Reservation], call: Call) -> bytes:
+    told = [
+        instruction
         for found in news
-        for instruction in instructions.for_cluster(cluster, found)
-    )
+        for instruction in instructions.for_cluster(call.caller.cluster, found)
+    ]
+    texts = await asyncio.gather(*(_event(instruction, call) for instruction in told))
+    return b"".join(texts)
 
 
-def _event(revision: int, body: bodies.Instruction) -> bytes:
-    return b"id: %d\nevent: instruction\ndata: %s\n\n" % (revision, msgspec.json.encode(body))
-
-
-def _body(instruction: instructions.Instruction) -> bodies.Instruction:
-    return bodies.Instruction(
-        revision=instruction.reservation.revision,
+async def _event(instruction: instructions.Instruction, call: Call) -> bytes:
+    found = instruction.reservation
+    body = bodies.Instruction(
+        revision=found.revision,
         role=instruction.role.value,
         action=instruction.action.value,
         message=instruction.message,
-        reservation=conversion.from_reservation(instruction.reservation),
+        reservation=conversion.from_reservation(found),
+        grant=await call.context.granting.grant(found, call.caller.cluster) or "",
     )
+    text = msgspec.json.encode(body)
+    return b"id: %d\nevent: instruction\ndata: %s\n\n" % (found.revision, text)
 
 
 def _last_event(call: Call) -> int | None:

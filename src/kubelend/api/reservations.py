@@ -11,7 +11,7 @@ from kubelend.api.calls import Call, json
 from kubelend.broker.instructions import Role as Side
 from kubelend.broker.views import Page
 from kubelend.core import explanations
-from kubelend.core.errors import InvalidInput
+from kubelend.core.errors import InvalidInput, QuotaExceeded, WrongPhase
 from kubelend.core.lifecycle import Phase, Reason
 from kubelend.core.models import ClusterId, Request, Reservation
 from kubelend.core.roles import Role
@@ -24,9 +24,9 @@ CANDIDATES, MOST_CANDIDATES = 20, 100
 
 async def reserve(call: Call) -> web.Response:
     """201 when placed, 202 when it waits; with `dryRun`, 200 and what would happen."""
-    request = await _request(call)
-    if _flag(call, "dryRun"):
-        return await _dry_run(call, request)
+    request, candidates = await _request(call), _candidates(call)
+    if call.flag("dryRun"):
+        return await _dry_run(call, request, candidates)
     found = await call.broker.reserve(request)
     status = ACCEPTED if found.phase is Phase.PENDING else CREATED
     return json(conversion.from_reservation(found), status)
@@ -45,6 +45,15 @@ async def list_reservations(call: Call) -> web.Response:
 
 async def get_reservation(call: Call) -> web.Response:
     return json(conversion.from_reservation(await access.visible(call)))
+
+
+async def grant(call: Call) -> web.Response:
+    """Only for the two parties: with it one shows the other that the broker said yes."""
+    found = await access.visible(call)
+    signed = await call.context.granting.grant(found, call.caller.cluster)
+    if signed is None:
+        raise WrongPhase(f"{found.id} is {found.phase}", hint="only a live one has a grant")
+    return json(bodies.SignedGrant(signed))
 
 
 async def release(call: Call) -> web.Response:
@@ -88,13 +97,17 @@ async def _request(call: Call) -> Request:
 
 def _key(call: Call) -> str:
     key = call.request.headers.get(IDEMPOTENCY_KEY, "")
-    if len(key) > MAX_KEY_LENGTH or not key.isprintable():
-        raise InvalidInput(f"{IDEMPOTENCY_KEY}: at most {MAX_KEY_LENGTH} printable characters")
+    if len(key) > MAX_KEY_LENGTH or not (key.isascii() and key.isprintable()):
+        raise InvalidInput(
+            f"{IDEMPOTENCY_KEY}: at most {MAX_KEY_LENGTH} printable ASCII characters"
+        )
     return key
 
 
-async def _dry_run(call: Call, request: Request) -> web.Response:
-    explanation = await call.broker.explain(request, _candidates(call))
+async def _dry_run(call: Call, request: Request, candidates: int) -> web.Response:
+    explanation = await call.broker.explain(request, candidates)
+    if explanation.quota:
+        raise QuotaExceeded(explanation.quota[0])
     if not explanation.fitting:
         raise explanations.no_capacity(explanation)
     return json(conversion.from_explanation(explanation))
@@ -102,13 +115,6 @@ async def _dry_run(call: Call, request: Request) -> web.Response:
 
 def _candidates(call: Call) -> int:
     return call.number("limit", CANDIDATES, MOST_CANDIDATES)
-
-
-def _flag(call: Call, name: str) -> bool:
-    text = call.request.query.get(name, "false").lower()
-    if text not in {"true", "false", ""}:
-        raise InvalidInput(f"{name}: {text[:24]!r} is neither true nor false")
-    return text != "false"
 
 
 def _filter(call: Call) -> tuple[ClusterId | None, Callable[[Reservation], bool]]:

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from kubelend.api import about, advertisements, clusters, instructions, reservations
+from kubelend.api import (
+    about,
+    advertisements,
+    audit,
+    clusters,
+    instructions,
+    limiting,
+    members,
+    reservations,
+    tokens,
+)
 from kubelend.api.binding import Handler
 
 HANDLERS: dict[str, Handler] = {
@@ -11,6 +21,7 @@ HANDLERS: dict[str, Handler] = {
     "reserve": reservations.reserve,
     "list_reservations": reservations.list_reservations,
     "get_reservation": reservations.get_reservation,
+    "grant": reservations.grant,
     "release": reservations.release,
     "activate": reservations.activate,
     "renew": reservations.renew,
@@ -26,6 +37,24 @@ HANDLERS: dict[str, Handler] = {
     "uncordon": clusters.uncordon,
     "drain": clusters.drain,
     "remove_cluster": clusters.remove_cluster,
+    "get_policy": limiting.get_policy,
+    "set_policy": limiting.set_policy,
+    "clear_policy": limiting.clear_policy,
+    "list_quotas": limiting.list_quotas,
+    "get_quota": limiting.get_quota,
+    "set_quota": limiting.set_quota,
+    "clear_quota": limiting.clear_quota,
+    "create_token": tokens.create_token,
+    "list_tokens": tokens.list_tokens,
+    "delete_token": tokens.delete_token,
+    "list_members": members.list_members,
+    "accept_member": members.accept_member,
+    "reject_member": members.reject_member,
+    "revoke_member": members.revoke_member,
+    "remove_member": members.remove_member,
+    "renew_certificate": members.renew_certificate,
+    "audit_log": audit.audit_log,
+    "grant_keys": about.grant_keys,
     "version": about.version,
     "openapi": about.description,
     "healthz": about.healthz,

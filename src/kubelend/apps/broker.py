@@ -8,29 +8,38 @@ import signal
 import ssl
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import structlog
 import uvloop
 
 import kubelend
-from kubelend.api import binding, probes, routing
-from kubelend.api.callers import Callers
+from kubelend.api import binding, enrolment, probes, routing
 from kubelend.api.calls import Context
+from kubelend.api.granting import Granting
 from kubelend.api.limits import RateLimiter
+from kubelend.api.visitors import Visitors
+from kubelend.apps import descriptors
 from kubelend.apps.flags import Address
 from kubelend.apps.settings import BrokerSettings
-from kubelend.broker.metrics import HANDSHAKE, Metrics
+from kubelend.apps.trust import Trust
+from kubelend.broker.journal import Journal
+from kubelend.broker.limiting import Limiting
+from kubelend.broker.membership import Membership
+from kubelend.broker.metrics import Metrics
 from kubelend.broker.ports import Clock, OpenStore
 from kubelend.broker.service import Broker, Rules
-from kubelend.core.errors import InvalidSettings
-from kubelend.kits import clock, logs, tasks
+from kubelend.core.enrolment import Door
+from kubelend.kits import clock, logs, modes, tasks
 from kubelend.kits.rhythm import Rhythm
+from kubelend.pki.grants import GrantKeys
 from kubelend.stores import opening
 from kubelend.transports import http_server, tls
+from kubelend.transports.admission import Room
 from kubelend.wire.conversion import Terms
 
 BEAT = 0.2
@@ -43,6 +52,7 @@ def run(settings: BrokerSettings) -> None:
     """Serve until told to stop (SIGINT, SIGTERM); raises if it cannot start or cannot go on."""
     logs.setup(settings.log_level, settings.log_format)
     _tune_interpreter()
+    descriptors.raise_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(settings))
 
@@ -67,13 +77,18 @@ class Process(NamedTuple):
     """A broker that listens, and does all else once its root tasks run."""
 
     broker: Broker
+    journal: Journal
     metrics: Metrics
     ports: dict[str, int]
-    """Where it listens, by what for: probes, metrics, api."""
-    follow_certificates: Callable[[], Coroutine[object, object, None]]
+    """Where it listens, by what for: probes, metrics, enrol, api."""
+    trust: Trust
 
     def roots(self) -> dict[str, Coroutine[object, object, None]]:
-        return {"broker": self.broker.run(), "certificates": self.follow_certificates()}
+        return {
+            "broker": self.broker.run(),
+            "journal": self.journal.run(),
+            "certificates": self.trust.follow(),
+        }
 
 
 @asynccontextmanager
@@ -81,17 +96,21 @@ async def started(
     settings: BrokerSettings, *, open_store: OpenStore | None = None, now: Clock = clock.utc_now
 ) -> AsyncIterator[Process]:
     """Everything put together and listening. At the end, calls that have begun are finished."""
+    _look_at_modes(settings)
     metrics = Metrics()
     broker = Broker(open_store or _opener(settings), now, _rules(settings), metrics)
-    certificates = _certificates(settings, metrics)
-    callers = Callers(settings.http_cert_path, now, trust_proxies=settings.trust_proxies)
+    trust = Trust(settings, now, lambda: broker.registry, metrics)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(broker.close)
-        listeners = _listeners(settings, _context(settings, broker, metrics, callers), certificates)
-        ports = await _listen(stack, listeners, _limits(settings))
+        context = _context(settings, broker, metrics, trust)
+        stack.callback(context.granting.close)
+        listeners = _listeners(settings, context, trust)
+        visitors = Visitors(metrics, trust_proxies=settings.trust_proxies)
+        ports = await _listen(stack, listeners, _limits(settings), visitors)
         stack.callback(broker.feeds.close_all)
-        follow = partial(_follow_certificates, settings, certificates, callers, metrics)
-        yield Process(broker, metrics, ports, follow)
+        context.membership.enrol_port = ports.get("enrol", 0)
+        context.membership.api_port = ports["api"]
+        yield Process(broker, context.journal, metrics, ports, trust)
 
 
 def _opener(settings: BrokerSettings) -> OpenStore:
@@ -108,16 +127,17 @@ def _rules(settings: BrokerSettings) -> Rules:
     )
 
 
-def _certificates(settings: BrokerSettings, metrics: Metrics) -> tls.ReloadingServerContext:
-    warning = tls.exposed_key(settings.http_cert_path)
-    if warning:
-        log.warning(warning)
-
-    def refused(reason: str) -> None:
-        metrics.refused(HANDSHAKE, "HandshakeRefused")
-        log.warning("refused", route=HANDSHAKE, code="HandshakeRefused", problem=reason)
-
-    return tls.ReloadingServerContext(settings.http_cert_path, report=_keeps_old, refused=refused)
+def _look_at_modes(settings: BrokerSettings) -> None:
+    """What others can read or replace is said at the start, and is no reason not to."""
+    certificates = settings.http_cert_path
+    complaints = (
+        tls.exposed_key(certificates),
+        modes.exposed_directory(certificates),
+        modes.exposed_directory(Path(settings.ca_path)) if settings.ca_path else "",
+        *opening.exposures(settings.store),
+    )
+    for complaint in filter(None, complaints):
+        log.warning(complaint)
 
 
 class _Listener(NamedTuple):
@@ -127,9 +147,7 @@ class _Listener(NamedTuple):
     context: ssl.SSLContext | None = None
 
 
-def _listeners(
-    settings: BrokerSettings, context: Context, certificates: tls.ReloadingServerContext
-) -> Iterator[_Listener]:
+def _listeners(settings: BrokerSettings, context: Context, trust: Trust) -> Iterator[_Listener]:
     """Probes first: whoever watches the start should see it."""
     broker, metrics = context.broker, context.metrics
     if settings.health_probe_bind_address is not None:
@@ -137,35 +155,64 @@ def _listeners(
     if settings.metrics_bind_address is not None:
         scrape = probes.metrics(metrics, broker.clock)
         yield _Listener("metrics", settings.metrics_bind_address, scrape)
+    if trust.authority is not None:
+        enrol = Address(settings.http_host, settings.enrol_port)
+        handler = enrolment.bind(context.membership, metrics, context.journal, context.read_timeout)
+        yield _Listener("enrol", enrol, handler, trust.enrolment)
     api = Address(settings.http_host, settings.http_port)
-    yield _Listener("api", api, binding.bind(routing.HANDLERS, context), certificates.context)
+    yield _Listener("api", api, binding.bind(routing.HANDLERS, context), trust.server)
 
 
 async def _listen(
-    stack: AsyncExitStack, listeners: Iterable[_Listener], limits: http_server.Limits
+    stack: AsyncExitStack,
+    listeners: Iterable[_Listener],
+    limits: http_server.Limits,
+    visitors: Visitors,
 ) -> dict[str, int]:
     ports = {}
     for what, (host, port), handler, context in listeners:
+        # All but the REST interface have few users, and must answer when that is full.
+        own = limits if what == "api" else limits._replace(room=Room())
+        if what == "enrol":
+            own = own._replace(body=min(own.body, enrolment.MOST_BYTES))
+        watch = visitors if context else None
         ports[what] = await stack.enter_async_context(
-            http_server.listening(handler, host, port, limits, context)
+            http_server.listening(handler, host, port, own, context, watch, visitors.who)
         )
         log.info("listening", what=what, host=host, port=ports[what])
     return ports
 
 
-def _context(
-    settings: BrokerSettings, broker: Broker, metrics: Metrics, callers: Callers
-) -> Context:
+def _context(settings: BrokerSettings, broker: Broker, metrics: Metrics, trust: Trust) -> Context:
     return Context(
         broker=broker,
         metrics=metrics,
         terms=Terms(settings.default_duration, settings.max_duration, settings.max_wait),
-        callers=callers,
+        callers=trust.callers,
         limiter=RateLimiter(settings.rate_limit, settings.rate_burst, time.monotonic),
+        membership=Membership(broker, trust.authority, _door(settings)),
+        limiting=Limiting(broker),
+        journal=Journal(broker, settings.audit_retention),
+        granting=Granting(_grant_keys(settings)),
         version=kubelend.__version__,
         rhythm=Rhythm(BEAT),
         read_timeout=settings.read_timeout.total_seconds(),
     )
+
+
+def _door(settings: BrokerSettings) -> Door:
+    return Door(_patterns(settings.allow_join), _patterns(settings.auto_accept))
+
+
+def _patterns(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _grant_keys(settings: BrokerSettings) -> GrantKeys:
+    """In the file that was named, or beside the store; one in memory has keys that it forgets."""
+    beside = opening.beside(settings.store, "grants.key")
+    path = Path(settings.grant_key) if settings.grant_key else beside
+    return GrantKeys.create() if path is None else GrantKeys.open(path)
 
 
 def _limits(settings: BrokerSettings) -> http_server.Limits:
@@ -175,31 +222,20 @@ def _limits(settings: BrokerSettings) -> http_server.Limits:
         idle=settings.idle_timeout,
         shutdown=settings.shutdown_timeout,
         body=settings.max_body_bytes,
+        room=_room(settings),
     )
 
 
-async def _follow_certificates(
-    settings: BrokerSettings,
-    certificates: tls.ReloadingServerContext,
-    callers: Callers,
-    metrics: Metrics,
-) -> None:
-    """Take up changed files: new connections see the new certificate, open ones go on."""
-    interval = settings.certificate_check_interval.total_seconds()
-    metrics.certificate("server", tls.expires_at(settings.http_cert_path))
-    while True:
-        await asyncio.sleep(interval)
-        if certificates.refresh():
-            log.info("certificates reloaded", path=str(settings.http_cert_path))
-            try:
-                callers.refresh()
-                metrics.certificate("server", tls.expires_at(settings.http_cert_path))
-            except InvalidSettings as problem:  # they change again, and so are read again
-                _keeps_old(problem)
-
-
-def _keeps_old(problem: InvalidSettings) -> None:
-    log.error("certificates not reloaded, the old ones stay in use", problem=str(problem))
+def _room(settings: BrokerSettings) -> Room:
+    """As many connections as were asked for, or as there are files for."""
+    connections = descriptors.connections(settings.max_connections, descriptors.limits().soft)
+    if connections < settings.max_connections:
+        log.warning(
+            "fewer connections than --max-connections: raise the limit of open files (ulimit -Hn)",
+            connections=connections,
+            wanted=settings.max_connections,
+        )
+    return Room(connections, settings.max_connections_per_caller, settings.max_handshakes)
 
 
 async def _told_to_stop() -> None:

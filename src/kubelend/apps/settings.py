@@ -69,6 +69,12 @@ class BrokerSettings(Settings, frozen=True, kw_only=True):
     retention: timedelta = timedelta(hours=1)
     """How long a finished reservation stays in memory, and its idempotency key known. Then it is archived."""
 
+    audit_retention: timedelta = timedelta(hours=2160)
+    """How long the journal keeps its lines; 0 keeps all. What is cut off leaves where the chain stood."""
+
+    grant_key: str = ""
+    """PEM file with the Ed25519 key that signs grants, older ones behind it; if empty, beside the store."""
+
     rate_limit: int = 100
     """Calls per second that one cluster may make in the long run; 0 sets no limit."""
 
@@ -77,6 +83,16 @@ class BrokerSettings(Settings, frozen=True, kw_only=True):
 
     max_body_bytes: int = 262144
     """The longest body that is read, in bytes. An advertisement takes about 1000."""
+
+    max_connections: int = 0
+    """Connections kept open at a time; 0 takes what the limit of open files allows, and 16384 at most.
+    For one more the longest idle one is closed, never one with a call in progress."""
+
+    max_connections_per_caller: int = 256
+    """Connections of one name, above --rate-burst. The proxies of --trust-proxies have no such limit."""
+
+    max_handshakes: int = 1024
+    """Unfinished TLS handshakes of one address; for one more the oldest is closed."""
 
     handshake_timeout: timedelta = timedelta(seconds=10)
     """How long a client may take for the TLS handshake."""
@@ -89,6 +105,26 @@ class BrokerSettings(Settings, frozen=True, kw_only=True):
 
     shutdown_timeout: timedelta = timedelta(seconds=20)
     """How long calls that have begun may take to finish at the end. Kubernetes kills after 30s."""
+
+    ca_path: str = ""
+    """Directory of the authority (ca.crt and ca.key, or cert-manager's) that signs for those who join.
+    Without one nobody can join, and certificates are made elsewhere. Read again when it changes."""
+
+    ca_passphrase_file: str = ""
+    """File with the passphrase of the authority's key; or KUBELEND_CA_PASSPHRASE."""
+
+    enrol_port: int = 8444
+    """Port where newcomers join, by token and without a certificate. Only there with --ca-path."""
+
+    auto_accept: str = ""
+    """Clusters that are let in with any token, by patterns with commas: edge-*,lab-?. Others wait for an
+    administrator, unless the token is bound to their name."""
+
+    allow_join: str = "*"
+    """Clusters that may join at all, by patterns with commas."""
+
+    certificate_lifetime: timedelta = timedelta(hours=8760)
+    """How long the certificates are valid that this broker issues. They renew themselves."""
 
     certificate_check_interval: timedelta = timedelta(seconds=10)
     """How often the certificate files are looked at for changes."""
@@ -116,7 +152,11 @@ class BrokerSettings(Settings, frozen=True, kw_only=True):
         return found
 
     def _out_of_range(self) -> list[str]:
-        found = [] if 0 <= self.http_port <= 65535 else ["--http-port: must be from 0 to 65535"]
+        found = [
+            f"{_flag(attribute)}: must be from 0 to 65535"
+            for attribute in ("http_port", "enrol_port")
+            if not 0 <= getattr(self, attribute) <= 65535
+        ]
         return found + [
             f"{_flag(attribute)}: must be at least {_text(least)}"
             for attribute, least in _LEAST.items()
@@ -127,6 +167,8 @@ class BrokerSettings(Settings, frozen=True, kw_only=True):
         found = []
         if self.default_duration > self.max_duration:
             found.append("--default-duration: must not be above --max-duration")
+        if self.ca_path and self.enrol_port and self.enrol_port == self.http_port:
+            found.append("--enrol-port: must not be --http-port")
         probes, metrics = self.health_probe_bind_address, self.metrics_bind_address
         if probes is not None and probes == metrics and probes.port:
             found.append(
@@ -150,13 +192,18 @@ _LEAST: dict[str, int | timedelta] = {
     "max_wait": timedelta(),
     "max_waiting": 0,
     "retention": timedelta(),
+    "audit_retention": timedelta(),
     "rate_limit": 0,
     "rate_burst": 1,
     "max_body_bytes": 1024,
+    "max_connections": 0,
+    "max_connections_per_caller": 1,
+    "max_handshakes": 1,
     "handshake_timeout": _MOMENT,
     "read_timeout": _MOMENT,
     "idle_timeout": _MOMENT,
     "shutdown_timeout": timedelta(),
+    "certificate_lifetime": timedelta(seconds=10),
     "certificate_check_interval": _MOMENT,
 }
 
@@ -173,15 +220,29 @@ class ClientSettings(Settings, frozen=True, kw_only=True):
     timeout: timedelta = timedelta(seconds=30)
     """How long one call may take."""
 
+    auto_renew: bool = True
+    """Renew the certificate in --cert-path after a call, once a quarter of its life or less is left."""
+
     def problems(self) -> list[str]:
         """All that is wrong with the values, a sentence each, beginning with the flag's name."""
-        found = [] if _is_address(self.broker) else [_NO_ADDRESS.format(self.broker)]
+        found = [problem] if (problem := address_problem(self.broker, "--broker")) else []
         if self.timeout < _MOMENT:
             found.append(f"--timeout: must be at least {_text(_MOMENT)}")
         return found
 
 
-_NO_ADDRESS = "--broker: {!r} is no address of a broker; write https://broker.example.org:8443"
+class HolderSettings(Settings, frozen=True, kw_only=True):
+    """Whoever looks at a certificate, without a broker."""
+
+    cert_path: Path
+    """Directory with tls.crt, tls.key and ca.crt."""
+
+
+def address_problem(url: str, where: str) -> str:
+    """What is wrong with the address of a broker, beginning with where it was given; empty if nothing."""
+    if _is_address(url):
+        return ""
+    return f"{where}: {url!r} is no address of a broker; write https://broker.example.org:8443"
 
 
 def _is_address(url: str) -> bool:

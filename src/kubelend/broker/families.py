@@ -49,6 +49,18 @@ CERTIFICATE_EXPIRY: Final = Family(
     "When a certificate that the broker uses ends, in seconds since 1970",
 )
 STREAMS: Final = Family("kubelend_streams", "gauge", (), "Open streams of instructions to clusters")
+CONNECTIONS: Final = Family(
+    "kubelend_connections",
+    "gauge",
+    (),
+    "Open connections to the TLS ports, with those whose handshake has not finished",
+)
+REFUSED_CONNECTIONS: Final = Family(
+    "kubelend_refused_connections_total",
+    "counter",
+    ("reason",),
+    "Connections closed because of a limit: TooManyConnections, TooManyOfCaller, TooManyHandshakes, ...",
+)
 
 DECISION_SECONDS: Final = Family(
     "kubelend_decision_seconds",
@@ -105,6 +117,12 @@ CLUSTER_ACTIVE: Final = Family(
     ("cluster",),
     "1 while the cluster's advertisement is believed, 0 once it is stale",
 )
+CLUSTER_CERTIFICATE: Final = Family(
+    "kubelend_cluster_certificate_expiry_timestamp_seconds",
+    "gauge",
+    ("cluster",),
+    "When the certificate ends that the cluster last advertised with, in seconds since 1970",
+)
 CLUSTER_CAPACITY: Final = Family(
     "kubelend_cluster_capacity",
     "gauge",
@@ -154,9 +172,10 @@ ALL: Final = (
     *(BUILD_INFO, STORE_UP, CERTIFICATE_EXPIRY),
     *(DECISION_SECONDS, CONFLICTS, COMMIT_SECONDS, COMMIT_CHANGES),
     *(RESERVATIONS, FINISHED, WAITING),
-    *(CLUSTERS, OVERCOMMITTED, CLUSTER_ACTIVE),
+    *(CLUSTERS, OVERCOMMITTED, CLUSTER_ACTIVE, CLUSTER_CERTIFICATE),
     *(CLUSTER_CAPACITY, CLUSTER_ALLOCATABLE, CLUSTER_RESERVED, CLUSTER_AVAILABLE),
     *(HTTP_REQUESTS, HTTP_SECONDS, REFUSED_CALLS, STREAMS),
+    *(CONNECTIONS, REFUSED_CONNECTIONS),
 )
 
 

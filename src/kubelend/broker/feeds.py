@@ -11,7 +11,9 @@ from collections.abc import Iterable
 
 from kubelend.broker import instructions
 from kubelend.core.events import Change
+from kubelend.core.members import Member, Standing
 from kubelend.core.models import ClusterId, Reservation, ReservationId
+from kubelend.core.roles import Role
 
 
 class Feed:
@@ -76,7 +78,7 @@ class Feeds:
             self.close(feed)
 
     def publish(self, changes: Iterable[Change]) -> None:
-        """Hand durable changes to whoever they concern."""
+        """Hand durable changes to whoever they concern; who was revoked hears no more."""
         if not self._feeds:
             return
         for change in changes:
@@ -84,3 +86,10 @@ class Feeds:
                 for cluster in instructions.concerned(change):
                     for feed in self._feeds.get(cluster, ()):
                         feed.put(change)
+            elif isinstance(change, Member) and change.standing is Standing.REVOKED:
+                self._close_of(change)
+
+    def _close_of(self, revoked: Member) -> None:
+        if revoked.role is Role.CLUSTER:
+            for feed in list(self._feeds.get(ClusterId(revoked.name), ())):
+                self.close(feed)

@@ -80,12 +80,14 @@ class _Fleet:
         self.states = Counter(dict.fromkeys(_STATES, 0))
         self.overcommitted = 0
         self._active: list[str] = []
+        self._certificate: list[str] = []
         self._capacity: list[str] = []
         self._allocatable: list[str] = []
         self._reserved: list[str] = []
         self._available: list[str] = []
         self._families = (
             (families.CLUSTER_ACTIVE, self._active),
+            (families.CLUSTER_CERTIFICATE, self._certificate),
             (families.CLUSTER_CAPACITY, self._capacity),
             (families.CLUSTER_ALLOCATABLE, self._allocatable),
             (families.CLUSTER_RESERVED, self._reserved),
@@ -98,6 +100,9 @@ class _Fleet:
         self.states["stale" if stale else "active" if cluster.cordon is None else "cordoned"] += 1
         label = f'cluster="{cluster.id.translate(_ESCAPES)}"'
         self._active.append(f"kubelend_cluster_active{{{label}}} {int(not stale)}\n")
+        if cluster.certificate_until is not None:
+            name, until = families.CLUSTER_CERTIFICATE.name, cluster.certificate_until.timestamp()
+            self._certificate.append(f"{name}{{{label}}} {until}\n")
         overcommitted = False
         for resource, capacity, allocatable, lent, free in _rows(cluster, reserved):
             labels = f'{{{label},resource="{resource}"}}'

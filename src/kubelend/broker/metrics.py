@@ -31,7 +31,7 @@ from kubelend.core.ledger import Ledger
 from kubelend.core.lifecycle import FINAL, Phase, Reason
 from kubelend.core.models import Reservation
 from kubelend.core.refusals import Refusal
-from kubelend.wire import routes
+from kubelend.wire import enrolment, routes
 
 Outcome = Literal["placed", "queued", "refused"]
 
@@ -77,6 +77,8 @@ class Metrics:
         self._call_times = self._histogram(families.HTTP_SECONDS)
         self._refused_calls = self._tally(families.REFUSED_CALLS)
         self._streams = self._gauge(families.STREAMS)
+        self._connections = self._gauge(families.CONNECTIONS)
+        self._refused_connections = self._tally(families.REFUSED_CONNECTIONS)
         ProcessCollector(registry=self.registry)
 
     # -- what the service reports
@@ -125,6 +127,16 @@ class Metrics:
         """A call was answered with this error code."""
         self._refused_calls.add(_known_route(route), code)
 
+    def connection_opened(self) -> None:
+        self._connections.inc()
+
+    def connection_closed(self) -> None:
+        self._connections.dec()
+
+    def connection_refused(self, reason: str) -> None:
+        """A connection was closed because of a limit, which is one of a few."""
+        self._refused_connections.add(reason)
+
     def stream_opened(self) -> None:
         self._streams.inc()
 
@@ -162,4 +174,7 @@ class Metrics:
 
 
 def _known_route(route: str) -> str:
-    return route if route in routes.BY_NAME or route == HANDSHAKE else UNKNOWN
+    return route if route in _ROUTES else UNKNOWN
+
+
+_ROUTES: Final = routes.BY_NAME.keys() | enrolment.NAMES | {HANDSHAKE}

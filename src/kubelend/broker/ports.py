@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import datetime
-from typing import Protocol
+from datetime import datetime, timedelta
+from typing import NamedTuple, Protocol
 
 from kubelend.core.events import Change
 from kubelend.core.journal import Head, Line
+from kubelend.core.members import Certificate
 from kubelend.core.models import Reservation, ReservationId
 from kubelend.core.records import Records
+from kubelend.core.roles import Role
 
 Clock = Callable[[], datetime]
 """Gives the time, aware and in UTC. Only composition roots choose one."""
@@ -42,3 +44,47 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Release files and locks; nothing is written."""
+
+
+class Applicant(NamedTuple):
+    """What a certificate request says, and that its sender has the key. Nothing proves the name."""
+
+    role: Role
+    name: str
+    key: str
+    """The pin of the public key."""
+    public_key: object
+    """For the authority alone."""
+
+
+class Issued(NamedTuple):
+    """A certificate as its holder gets it."""
+
+    chain: str
+    """In PEM form: the certificate, and what its holder has to show behind it."""
+    authorities: str
+    """Whom its holder has to trust, in PEM form."""
+    certificate: Certificate
+    starts_at: datetime
+
+
+class CertificateAuthority(Protocol):
+    """Signs for those that the broker lets in. It may be exchanged for its successor at any time."""
+
+    @property
+    def pin(self) -> str:
+        """By which a newcomer knows that it speaks to this broker."""
+
+    @property
+    def authorities(self) -> str:
+        """Whom a newcomer has to trust, in PEM form."""
+
+    @property
+    def lifetime(self) -> timedelta:
+        """How long its certificates are valid."""
+
+    def read(self, request: str) -> Applicant:
+        """A certificate request from anybody; `InvalidInput` if it cannot be relied on."""
+
+    def issue(self, applicant: Applicant, now: datetime, not_before: datetime | None) -> Issued:
+        """A certificate in this name and role, which does not start before `not_before`."""

@@ -10,16 +10,16 @@ from typing import TypeVar
 
 import msgspec
 import structlog
+from msgspec.structs import replace
 
 from kubelend.broker import naming, views
 from kubelend.broker.metrics import Metrics, Outcome
 from kubelend.broker.ports import Clock, OpenStore
 from kubelend.broker.writer import Writer
-from kubelend.core import commands, explanations
+from kubelend.core import commands, explanations, quotas
 from kubelend.core.commands import Command
 from kubelend.core.decision import NoFit
 from kubelend.core.errors import NotFound, no_reservation
-from kubelend.core.filters import Question
 from kubelend.core.ledger import Ledger
 from kubelend.core.lifecycle import Phase, Reason
 from kubelend.core.models import (
@@ -129,17 +129,21 @@ class Broker(Writer):
     async def explain(self, request: Request, limit: int) -> explanations.Explanation:
         """Where a request would go now; nothing changes."""
         ledger, now = self.present()
-        explanation = explanations.explain(Question(request, now), ledger.fleet, limit)
+        question = quotas.question(ledger, request, now)
+        explanation = explanations.explain(question, ledger.fleet, limit)
+        exceeds = quotas.excesses(ledger, request)
         await self.settled()
-        return explanation
+        return replace(explanation, quota=exceeds)
 
     async def explain_reservation(self, found: Reservation, limit: int) -> explanations.Explanation:
         """Where a request like this reservation's would fit now, beside what it holds already."""
         ledger, now = self.present()
-        question = Question(found.request, now, found.ticket, found.left)
+        question = quotas.question(ledger, found.request, now)
+        question = replace(question, ticket=found.ticket, left=found.left)
         explanation = explanations.explain(question, ledger.fleet, limit)
+        exceeds = quotas.excesses(ledger, found.request, found)
         await self.settled()
-        return explanation
+        return replace(explanation, quota=exceeds)
 
     # -- administrators
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from kubelend.broker.feeds import Feed
 from kubelend.core.ledger import Ledger
+from kubelend.core.lending import Lending
 from kubelend.core.lifecycle import Phase
 from kubelend.core.models import Cluster, ClusterId, Reservation
 from kubelend.core.resources import Resources
@@ -19,6 +20,8 @@ class ClusterView(NamedTuple):
     cluster: Cluster
     reserved: Resources
     lent: int
+    holds: Lending | None
+    """The policy that holds for it, if any."""
 
 
 class Page(NamedTuple):
@@ -37,7 +40,9 @@ class Opening(NamedTuple):
 
 
 def of_cluster(ledger: Ledger, cluster: Cluster) -> ClusterView:
-    return ClusterView(cluster, ledger.reserved(cluster.id), ledger.lent_count(cluster.id))
+    name = cluster.id
+    holds = ledger.rulebook.lending(name)
+    return ClusterView(cluster, ledger.reserved(name), ledger.lent_count(name), holds)
 
 
 def holds(ledger: Ledger, provider: ClusterId) -> list[Reservation]:

@@ -106,6 +106,14 @@ def _is_heard_of(ledger: Ledger, name: str) -> bool:
     return cluster in ledger.clusters or next(ledger.touching(cluster), None) is not None
 
 
+def _after_all_of(member: Member, now: datetime) -> datetime:
+    """Now. But after a return, certificates start on the next whole second, and that may be later."""
+    newest = member.certificate
+    if newest is None or member.revoked_at is None:
+        return now
+    return max(now, newest.issued_at + timedelta(seconds=1))
+
+
 def _revoked(
     known: Member | None, role: Role, name: str, why: str, by: str, now: datetime
 ) -> Member:
@@ -114,7 +122,7 @@ def _revoked(
         before,
         standing=Standing.REVOKED,
         asks="",
-        revoked_at=now,
+        revoked_at=_after_all_of(before, now),
         decided_at=now,
         decided_by=by,
         reason=why,

@@ -56,6 +56,22 @@ def test_after_a_return_only_older_certificates_are_refused(desk):
         check(desk, desk.now - make.MOMENT)
 
 
+def test_certificate_of_a_return_within_one_second_is_revoked_too(desk):
+    """It starts on the next whole second, which may be later than the second revocation."""
+
+    def come_back():
+        desk.run(enrolment.accept(desk.ledger, Role.CLUSTER, "a", "", "alice", desk.now))
+        certify(desk)
+
+    revoke(desk)
+    come_back()
+    assert revoke(desk).member.revoked_at == desk.now + make.SECOND
+    come_back()
+    with pytest.raises(Revoked):
+        check(desk, desk.now + 0.999 * make.SECOND)
+    check(desk, desk.now + make.SECOND)
+
+
 def test_kept_reservations_stay_and_nothing_new_is_placed_there(desk):
     borrowed = desk.reserve("cpu=1,memory=1Gi", requester="a")
     lent = desk.reserve("cpu=1,memory=1Gi", requester="b")

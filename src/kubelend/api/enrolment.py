@@ -1,0 +1,226 @@
+"""The enrolment listener: where newcomers come, who have a token and no certificate yet.
+
+Nothing of the REST interface can be reached here. Whoever shows a wrong token is slowed down, by address
+and all together, and logged; a token is looked at in the same time whether it is known or not.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import time
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+import structlog
+from aiohttp import web
+
+from kubelend.api import binding, reading
+from kubelend.api.calls import json
+from kubelend.api.limits import RateLimiter
+from kubelend.broker.journal import Journal
+from kubelend.broker.membership import Membership
+from kubelend.broker.metrics import Metrics
+from kubelend.broker.ports import Issued
+from kubelend.broker.writer import ACTOR
+from kubelend.core.errors import (
+    Conflict,
+    Forbidden,
+    InvalidInput,
+    KubelendError,
+    LimitExceeded,
+    MethodNotAllowed,
+    NotFound,
+    TokenRefused,
+)
+from kubelend.core.journal import Actor
+from kubelend.core.members import TokenId
+from kubelend.core.roles import Role
+from kubelend.kits.repeats import Repeats
+from kubelend.pki import identities, tokens
+from kubelend.wire import enrolment, membership_bodies
+from kubelend.wire.enrolment import EnrolmentRoute
+
+MOST_BYTES = 24 * 1024
+"""Of a body: the longest certificate request, a token and a name."""
+
+CALLS, CALLS_AT_ONCE = 5.0, 50
+"""Calls per second of one address, and at once."""
+
+WRONG, WRONG_AT_ONCE = 10 / 60, 10
+"""Wrong tokens per second of one address, and at once."""
+
+ALL_WRONG, ALL_WRONG_AT_ONCE = 5.0, 100
+"""The same of all addresses together."""
+
+NEWCOMER = "newcomer"
+"""What the journal calls who is nobody yet."""
+
+ACCEPTED = 202
+
+HttpHandler = Callable[[web.BaseRequest], Awaitable[web.Response]]
+
+log = structlog.get_logger("kubelend.api")
+
+
+class Tries:
+    """Wrong tokens. A try is taken before a token is looked at and given back if it was right.
+
+    So no number of calls at the same moment gets more looks than there are tries.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._by_network = RateLimiter(WRONG, WRONG_AT_ONCE, clock)
+        self._together = RateLimiter(ALL_WRONG, ALL_WRONG_AT_ONCE, clock)
+
+    def take(self, network: str) -> None:
+        try:
+            self._by_network.admit(network)
+            self._together.admit("")
+        except LimitExceeded as problem:
+            raise LimitExceeded(
+                "too many wrong tokens", hint="try again later", retry_after=problem.retry_after
+            ) from None
+
+    def give_back(self, network: str) -> None:
+        self._by_network.give_back(network)
+        self._together.give_back("")
+
+
+class Enrolment(NamedTuple):
+    """What the handlers work with."""
+
+    membership: Membership
+    metrics: Metrics
+    journal: Journal
+    read_timeout: float
+    calls: RateLimiter
+    tries: Tries
+    repeats: Repeats
+
+
+def bind(
+    membership: Membership, metrics: Metrics, journal: Journal, read_timeout: float
+) -> HttpHandler:
+    """Both routes, as the one handler that the server calls."""
+    context = Enrolment(
+        membership,
+        metrics,
+        journal,
+        read_timeout,
+        RateLimiter(CALLS, CALLS_AT_ONCE, time.monotonic),
+        Tries(),
+        Repeats(),
+    )
+
+    async def answer(request: web.BaseRequest) -> web.Response:
+        began = time.perf_counter()
+        ACTOR.set(_actor(request))
+        found = _route(request)
+        name = found.name if isinstance(found, EnrolmentRoute) else binding.UNKNOWN_ROUTE
+        try:
+            context.calls.admit(network(request.remote or ""))
+            if not isinstance(found, EnrolmentRoute):
+                raise found
+            response = await _HANDLERS[found](request, context)
+        except KubelendError as error:
+            _refused(error, name, request, context)
+            response = binding.problem(error, request)
+        except Exception:  # the root of a call: log, answer, and serve the next
+            log.exception("call failed", route=name)
+            failure = KubelendError("the broker failed", hint="its log says why")
+            response = binding.problem(failure, request)
+        metrics.answered(name, request.method, response.status, time.perf_counter() - began)
+        return response
+
+    return answer
+
+
+def network(remote: str) -> str:
+    """Who counts as one: an address, or the 64 bits of IPv6 within which anybody can have them all."""
+    try:
+        address = ipaddress.ip_address(remote.partition("%")[0])
+    except ValueError:
+        return remote
+    if address.version == 4:
+        return remote
+    return str(ipaddress.ip_network((address, 64), strict=False))
+
+
+async def _authorities(_: web.BaseRequest, context: Enrolment) -> web.Response:
+    return web.Response(
+        text=context.membership.authority.authorities, content_type=enrolment.PEM_TYPE
+    )
+
+
+async def _join(request: web.BaseRequest, context: Enrolment) -> web.Response:
+    body = await reading.body(request, membership_bodies.JoinRequest, context.read_timeout)
+    role = _role(body.role)
+    ACTOR.set(_actor(request, body.name))
+    source = network(request.remote or "")
+    context.tries.take(source)
+    try:
+        shown = tokens.parse(body.token)
+        answer = await context.membership.join(
+            TokenId(shown.id), tokens.digest(shown.secret), role, body.name, body.request
+        )
+    except TokenRefused:
+        raise
+    except KubelendError:
+        context.tries.give_back(source)
+        raise
+    context.tries.give_back(source)
+    if not isinstance(answer, Issued):
+        return json(membership_bodies.JoinWaits("Pending", answer.asks), ACCEPTED)
+    port = context.membership.api_port
+    return json(membership_bodies.Joined(answer.chain, answer.authorities, port))
+
+
+_HANDLERS: dict[EnrolmentRoute, Callable[[web.BaseRequest, Enrolment], Awaitable[web.Response]]] = {
+    enrolment.AUTHORITIES: _authorities,
+    enrolment.JOIN: _join,
+}
+
+
+def _route(request: web.BaseRequest) -> EnrolmentRoute | NotFound | MethodNotAllowed:
+    path = request.rel_url.raw_path
+    known = [route for route in enrolment.ROUTES if route.path == path]
+    if not known:
+        return NotFound("no such route", hint="newcomers join here, and nothing else")
+    for route in known:
+        if route.method == request.method:
+            return route
+    allowed = [route.method for route in known]
+    return MethodNotAllowed(f"{request.method} is not for {path}", allowed=allowed)
+
+
+def _role(text: str) -> Role | None:
+    if text and text not in list(Role):
+        raise InvalidInput(f"role: {text[:24]!r} is unknown", hint="cluster, viewer or admin")
+    return Role(text) if text else None
+
+
+def _actor(request: web.BaseRequest, name: str = "") -> Actor:
+    # Nobody has vouched for the name: what could not be one is not written down.
+    known = name if len(name) <= identities.LONGEST_NAME and name.isprintable() else ""
+    return Actor(known, NEWCOMER, request.remote or "")
+
+
+def _refused(error: KubelendError, name: str, request: web.BaseRequest, context: Enrolment) -> None:
+    """Counted always; logged and told in the journal if somebody was kept out, and not too often."""
+    context.metrics.refused(name, error.code)
+    if not isinstance(error, Forbidden | LimitExceeded | Conflict):
+        return
+    # Or one could fill the journal by asking in ever new names.
+    actor = _actor(request) if isinstance(error, LimitExceeded) else ACTOR.get()
+    context.journal.refused(actor, name, "", error)
+    left_out = context.repeats.left_out((error.code, network(request.remote or "")))
+    if left_out is not None:
+        log.warning(
+            "refused",
+            route=name,
+            caller=actor.name or None,
+            remote=request.remote,
+            code=error.code,
+            problem=error.message,
+            left_out=left_out,
+        )

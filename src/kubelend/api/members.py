@@ -1,0 +1,90 @@
+"""Who belongs: looked at, accepted, put out; and newer certificates for those who are in."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from kubelend.api.calls import Call, json
+from kubelend.core.errors import Conflict, InvalidIdentity, InvalidInput, NotFound
+from kubelend.core.members import MemberId, Standing
+from kubelend.core.roles import Role
+from kubelend.pki import identities
+from kubelend.wire import certificate_bodies, membership_bodies
+from kubelend.wire.membership_conversion import from_member
+
+NO_CONTENT = 204
+
+
+async def list_members(call: Call) -> web.Response:
+    limit, after = call.page_size(), MemberId(call.request.query.get("continue", ""))
+    found = await call.context.membership.members(after, limit + 1, _standing(call))
+    more = found[limit - 1].id if len(found) > limit else ""
+    return json(membership_bodies.MemberList([from_member(one) for one in found[:limit]], more))
+
+
+async def accept_member(call: Call) -> web.Response:
+    body = await call.optional_body(membership_bodies.AcceptRequest)
+    role, name = _who(call)
+    member = await call.context.membership.accept(role, name, body.key, call.caller.name)
+    return json(from_member(member))
+
+
+async def reject_member(call: Call) -> web.Response:
+    await call.context.membership.reject(*_who(call))
+    return web.Response(status=NO_CONTENT)
+
+
+async def revoke_member(call: Call) -> web.Response:
+    body = await call.optional_body(membership_bodies.RevokeRequest)
+    role, name = _other(call)
+    done = await call.context.membership.revoke(
+        role, name, why=body.reason, by=call.caller.name, release=body.release
+    )
+    return json(
+        membership_bodies.Revocation(
+            from_member(done.member), done.was_known, list(done.released), list(done.drained)
+        )
+    )
+
+
+async def remove_member(call: Call) -> web.Response:
+    role, name = _other(call)
+    left = await call.context.membership.remove(role, name, call.caller.name)
+    return json(
+        membership_bodies.Removal(left is not None, None if left is None else left.forget_at)
+    )
+
+
+async def renew_certificate(call: Call) -> web.Response:
+    """Who asks, and so for whom, the caller's certificate says; of the request only the key counts."""
+    body = await call.body(certificate_bodies.CertificateRequest)
+    issued = await call.context.membership.renew(call.caller.role, call.caller.name, body.request)
+    return json(certificate_bodies.IssuedCertificate(issued.chain, issued.authorities))
+
+
+def _who(call: Call) -> tuple[Role, str]:
+    role, name = call.named("role"), call.named("name")
+    if role not in list(Role):
+        raise NotFound(f"no role {role[:24]!r}", hint=f"there are {', '.join(Role)}")
+    try:
+        identities.check_name(name)
+    except InvalidIdentity as problem:
+        raise NotFound(f"nobody can have the name {name[:64]!r}", hint=problem.message) from None
+    return Role(role), name
+
+
+def _other(call: Call) -> tuple[Role, str]:
+    role, name = _who(call)
+    if (role, name) == (call.caller.role, call.caller.name):
+        raise Conflict("this would put you out yourself", hint="let another administrator do it")
+    return role, name
+
+
+def _standing(call: Call) -> Standing | None:
+    text = call.request.query.get("standing")
+    if text is None:
+        return None
+    if text not in list(Standing):
+        known = ", ".join(Standing)
+        raise InvalidInput(f"standing: {text[:24]!r} is unknown", hint=f"there are {known}")
+    return Standing(text)

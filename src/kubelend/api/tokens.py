@@ -1,0 +1,88 @@
+"""Tokens: made, listed and deleted by administrators."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from aiohttp import web
+
+from kubelend.api.calls import Call, json
+from kubelend.core import durations
+from kubelend.core.enrolment import LONGEST_TTL
+from kubelend.core.errors import InvalidIdentity, InvalidInput
+from kubelend.core.members import Token, TokenId
+from kubelend.core.roles import Role
+from kubelend.pki import profiles, tokens
+from kubelend.pki.tokens import NewToken
+from kubelend.wire import conversion, membership_bodies, membership_conversion
+from kubelend.wire.membership_bodies import TokenRequest
+
+CREATED, NO_CONTENT = 201, 204
+
+
+async def create_token(call: Call) -> web.Response:
+    body = await call.optional_body(TokenRequest)
+    made = tokens.new()
+    record = _record(body, made, call.caller.name, call.broker.clock())
+    membership = call.context.membership
+    kept = await membership.create_token(record)
+    authority = membership.authority
+    answer = membership_bodies.NewToken(
+        token=made.text,
+        id=kept.id,
+        role=kept.role.value,
+        expires_at=kept.expires_at,
+        uses=kept.uses_left,
+        enrol_port=membership.enrol_port,
+        ca_hash=authority.pin,
+        certificate_lifetime=durations.short(authority.lifetime),
+        name=kept.name,
+    )
+    return json(answer, CREATED)
+
+
+async def list_tokens(call: Call) -> web.Response:
+    now = call.broker.clock()
+    found = await call.context.membership.tokens()
+    return json(
+        membership_bodies.TokenList([membership_conversion.from_token(one, now) for one in found])
+    )
+
+
+async def delete_token(call: Call) -> web.Response:
+    await call.context.membership.delete_token(TokenId(call.named("token")))
+    return web.Response(status=NO_CONTENT)
+
+
+def _record(body: TokenRequest, made: NewToken, by: str, now: datetime) -> Token:
+    role = Role(body.role)
+    _check_name(body.name, role)
+    return Token(
+        id=TokenId(made.id),
+        digest=made.digest,
+        role=role,
+        created_at=now,
+        created_by=by,
+        expires_at=now + _ttl(body.ttl),
+        uses_left=body.uses,
+        name=body.name,
+    )
+
+
+def _ttl(text: str) -> timedelta:
+    asked = conversion.duration(text or membership_bodies.DEFAULT_TTL, "ttl")
+    if asked > LONGEST_TTL:
+        raise InvalidInput(
+            f"ttl: {text} is more than {durations.short(LONGEST_TTL)}",
+            hint="make another one when it is needed",
+        )
+    return asked
+
+
+def _check_name(name: str, role: Role) -> None:
+    """What could not be in a certificate is told now, and not to whoever comes with the token."""
+    try:
+        if name:
+            profiles.client(name, role)
+    except InvalidIdentity as problem:
+        raise InvalidInput(f"name: {problem.message}", hint=problem.hint) from None

@@ -1,0 +1,228 @@
+"""Joining, revoking and coming back as people do it: by pasting what the commands print."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import broker_process
+import newcomers
+import openssl
+import processes
+from broker_process import PATIENCE
+
+pytestmark = pytest.mark.timeout(120)
+
+FORBIDDEN, USAGE, UNAVAILABLE = 4, 2, 7
+
+
+class Machine:
+    """A shell in a directory of its own, with `kubelend` on its path and what was exported so far."""
+
+    def __init__(self, directory, **variables):
+        directory.mkdir(exist_ok=True)
+        self.directory = directory
+        kept = {name: text for name, text in os.environ.items() if not name.startswith("KUBELEND_")}
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        self.environment = {**kept, "PATH": path, **variables}
+
+    def start(self, command):
+        return subprocess.Popen(
+            ["bash", "-c", command],
+            cwd=self.directory,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, command):
+        """Exit code, output and errors."""
+        shell = self.start(command)
+        out, err = shell.communicate(timeout=PATIENCE)
+        return shell.returncode, out, err
+
+    def paste(self, command):
+        """What must succeed; gives what it printed. Exports stay."""
+        code, out, err = self.run(f"{command}\ncode=$?; env | grep ^KUBELEND_ >&2; exit $code")
+        assert code == 0, f"{command}\n{out}\n{err}"
+        exported = [line for line in err.splitlines() if line.startswith("KUBELEND_")]
+        self.environment.update(line.split("=", 1) for line in exported)
+        return out, err
+
+
+@pytest.fixture
+def broker(certificates, tmp_path):
+    authority = newcomers.authority(certificates, tmp_path)
+    flags = (f"--ca-path={authority}", "--enrol-port=0")
+    with broker_process.running(certificates.server(), tmp_path, *flags) as broker:
+        yield broker
+
+
+@pytest.fixture
+def alice(broker, certificates, tmp_path):
+    return Machine(
+        tmp_path / "alice",
+        KUBELEND_BROKER=broker.url,
+        KUBELEND_CERT_PATH=str(certificates.admin("alice")),
+    )
+
+
+def joined(alice, tmp_path, name):
+    """Two commands, pasted: the one that the administrator was given, and the next step it prints."""
+    machine = Machine(tmp_path / name)
+    command, _ = alice.paste(f"kubelend token create --cluster-id {name}")
+    _, err = machine.paste(command)
+    (export,) = [line.removeprefix("Next: ") for line in err.splitlines() if "Next: " in line]
+    machine.paste(export)
+    return machine
+
+
+@openssl.needed
+def test_two_clusters_join_lend_and_borrow_and_one_is_revoked(alice, tmp_path):
+    berlin, paris = joined(alice, tmp_path, "berlin"), joined(alice, tmp_path, "paris")
+    for machine, name in ((berlin, "berlin"), (paris, "paris")):
+        files = machine.directory / "certs" / name
+        assert openssl.accepts(files / "tls.crt", files / "ca.crt")
+    out, _ = berlin.paste("kubelend advertise --cpu 16 --memory 64Gi --allocated-cpu 5")
+    assert out == "berlin offers 11 cpu, 64Gi memory\n"
+    out, _ = paris.paste("kubelend borrow --cpu 4 --memory 8Gi")
+    assert "Reserved on berlin" in out
+    out, _ = alice.paste("kubelend get clusters -o wide")
+    header, row = out.splitlines()
+    assert row[header.index("CERTIFICATE") :].split()[0] in {"364d", "365d"}
+    out, _ = alice.paste("kubelend get members")
+    assert [line.split()[:3] for line in out.splitlines()[1:]] == [
+        ["cluster", "berlin", "Accepted"],
+        ["cluster", "paris", "Accepted"],
+    ]
+    out, _ = alice.paste("kubelend revoke berlin --reason 'laptop stolen'")
+    assert out.startswith("cluster berlin is revoked, and refused from now on; its reservations")
+    code, _, err = berlin.run("kubelend advertise --cpu 16 --memory 64Gi")
+    assert code == FORBIDDEN
+    assert err.startswith("error: the certificate of cluster berlin was revoked at")
+    out, _ = paris.paste("kubelend get reservations")
+    assert "Reserved" in out
+    _, _, err = paris.run("kubelend borrow --cpu 1 --memory 1Gi")
+    assert "Cordoned" in err
+    out, _ = alice.paste("kubelend revoke berlin --release")
+    assert "1 reservation on it moved or released" in out
+    out, _ = alice.paste("kubelend remove berlin")
+    assert out.startswith("cluster berlin is removed; its certificates are refused until")
+    code, _, _ = berlin.run("kubelend advertise --cpu 16 --memory 64Gi")
+    assert code == FORBIDDEN
+
+
+def test_unbound_newcomer_waits_resumes_and_is_accepted(alice, tmp_path):
+    machine = Machine(tmp_path / "rome")
+    out, err = alice.paste("kubelend token create --ttl 1h")
+    assert "kubelend accept" in err
+    command = out.strip().replace("CLUSTER", "rome")
+    waiting = machine.start(f"exec {command}")
+    read_until(waiting.stderr, "kubelend accept rome")
+    waiting.send_signal(signal.SIGINT)
+    assert waiting.wait(PATIENCE) == 130
+    waiting.communicate()
+    key = (machine.directory / "certs/rome/tls.key").read_bytes()
+    code, _, err = machine.run(f"{command} --wait 1s")
+    assert code == UNAVAILABLE
+    assert "rome has not been accepted yet" in err
+    out, _ = alice.paste("kubelend get members --standing Pending")
+    pin = out.split()[-1]
+    assert pin.startswith("sha256:")
+    assert pin in err
+    _, _, err = alice.run(f"kubelend accept rome --key sha256:{'0' * 64}")
+    assert "another key asks" in err
+    assert alice.paste(f"kubelend accept rome --key {pin}")[0] == "cluster rome is accepted\n"
+    out, _ = machine.paste(command)
+    assert out.startswith("certs/rome holds the certificate of cluster rome, valid until")
+    assert (machine.directory / "certs/rome/tls.key").read_bytes() == key
+
+
+def test_token_of_a_running_join_is_not_in_the_process_list(alice, tmp_path):
+    machine = Machine(tmp_path / "rome")
+    command = alice.paste("kubelend token create")[0].strip().replace("CLUSTER", "rome")
+    token = next(word for word in command.split() if word.startswith("kl1."))
+    waiting = machine.start(f"exec {command}")
+    try:
+        read_until(waiting.stderr, "kubelend accept rome")
+        (seen,) = [one for one in processes.naming(Path("certs/rome")) if one.pid == waiting.pid]
+        assert token.split(".")[2] not in seen.command
+        assert "--ca-hash" in seen.command
+    finally:
+        waiting.kill()
+        waiting.communicate()
+
+
+@pytest.mark.parametrize("place", ["file", "variable"])
+def test_token_may_come_from_a_file_or_the_environment(alice, tmp_path, place):
+    machine = Machine(tmp_path / "rome")
+    made = json.loads(alice.paste("kubelend token create --cluster-id rome -o json")[0])
+    rest = f"kubelend join https://localhost:{made['enrolPort']} --ca-hash {made['caHash']}"
+    rest += " --cluster-id rome"
+    if place == "file":
+        (machine.directory / "token").write_text(made["token"] + "\n")
+        machine.paste(f"{rest} --token-file token --out here")
+    else:
+        machine.paste(f"KUBELEND_TOKEN={made['token']} {rest} --out here")
+    assert (machine.directory / "here/tls.crt").exists()
+
+
+def test_mistakes_are_told_in_one_line_with_what_to_do(alice, tmp_path):
+    machine = Machine(tmp_path / "rome")
+    command = alice.paste("kubelend token create --cluster-id rome")[0].strip()
+    url = command.split()[2]
+    for change, code, text in (
+        (("sha256:", "sha256:0"), USAGE, "hash is not sha256: and 64 hex digits"),
+        (("--cluster-id rome", "--cluster-id paris"), FORBIDDEN, "is for 'rome' alone"),
+        (("--cluster-id rome", "--name rome --role admin"), FORBIDDEN, "is for a cluster"),
+        ((url, "http://localhost"), USAGE, "is no address of a broker"),
+        ((url, "https://localhost:1"), UNAVAILABLE, "nothing listens"),
+        ((" --cluster-id rome", ""), USAGE, "--cluster-id is needed"),
+    ):
+        found, out, err = machine.run(command.replace(*change))
+        assert (found, out) == (code, ""), err
+        assert text in err
+        assert len(err.splitlines()) == 1
+        assert "kl1." not in err
+
+
+def test_tokens_are_listed_and_deleted(alice, tmp_path):
+    alice.paste("kubelend token create --role viewer --name bob --uses 2")
+    out, _ = alice.paste("kubelend token list")
+    header, row = out.splitlines()
+    assert header.split()[:4] == ["ID", "STATE", "ROLE", "NAME"]
+    token, *rest = row.split()
+    assert rest[:4] == ["Valid", "viewer", "bob", "2"]
+    assert alice.paste(f"kubelend token delete {token}")[0] == f"token {token} is deleted\n"
+    _, err = alice.paste("kubelend token list")
+    assert "No tokens found." in err
+
+
+def test_people_join_and_are_put_out(alice, broker, tmp_path):
+    machine = Machine(tmp_path / "bob")
+    command, _ = alice.paste("kubelend token create --role viewer --name bob")
+    assert "--name bob --role viewer --out certs/bob" in command
+    machine.paste(command)
+    get = f"kubelend get clusters --broker {broker.url} --cert-path certs/bob"
+    assert machine.run(get)[0] == 0
+    out, _ = alice.paste("kubelend revoke bob --role viewer")
+    assert out == "viewer bob is revoked, and refused from now on\n"
+    assert machine.run(get)[0] == FORBIDDEN
+    _, err = alice.paste("kubelend revoke bbo --role viewer")
+    assert "No viewer bbo has been seen so far" in err
+    _, _, err = alice.run("kubelend revoke alice --role admin")
+    assert "put you out yourself" in err
+
+
+def read_until(stream, text):
+    """Lines of a process until one has the text."""
+    while True:
+        line = stream.readline()
+        assert line, f"it ended without saying {text!r}"
+        if text in line:
+            return

@@ -1,0 +1,255 @@
+"""Who is revoked is refused from the next request on: open connections, streams and restarts included."""
+
+import asyncio
+import json
+from datetime import UTC, datetime, timedelta
+
+import aiohttp
+import pytest
+
+import bare
+import brokers
+import newcomers
+from callers import PATIENCE, wish
+from kubelend.api import instructions
+from kubelend.core.roles import Role
+from kubelend.pki import profiles
+from kubelend.stores.sqlite import SqliteStore
+from mtls_headers import passed_on
+from newcomers import Newcomer
+
+
+@pytest.fixture
+async def broker(certificates, tmp_path):
+    async with newcomers.enrolling(certificates, tmp_path, trust_proxies=True) as broker:
+        yield broker
+
+
+async def joined(broker, tmp_path, name="berlin", directory=""):
+    token = await newcomers.token(broker, name=name)
+    path = await Newcomer(name).join(broker, token, tmp_path / (directory or name))
+    return broker.holder(path, name)
+
+
+async def revoke(broker, name="berlin", role="cluster", **fields):
+    answer = await broker.admin().post("members", role, name, "revoke", fields)
+    assert answer.status == 200, answer
+    return answer.json
+
+
+async def test_next_request_on_an_open_connection_is_refused_and_ends_it(broker, tmp_path):
+    berlin = await joined(broker, tmp_path)
+    async with bare.connected(berlin) as (reader, writer):
+        writer.write(bare.GET)
+        assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200 ")
+        done = await revoke(broker, reason="stolen")
+        assert (done["member"]["standing"], done["member"]["reason"]) == ("Revoked", "stolen")
+        writer.write(bare.GET)
+        rest = (await bare.end_of(reader)).partition(b"HTTP/1.1 ")[2]  # and the broker ends it
+        assert rest.startswith(b"403 ")
+        assert b"the certificate of cluster berlin was revoked at" in rest
+    assert (await berlin.get("version")).refusal == (403, "Revoked")
+
+
+async def test_every_route_refuses_it_and_others_are_served(broker, tmp_path):
+    berlin, paris = await joined(broker, tmp_path), await joined(broker, tmp_path, "paris")
+    await revoke(broker)
+    for path in ("version", "reservations", "instructions"):
+        assert (await berlin.get(path)).refusal == (403, "Revoked")
+    answer = await berlin.post("certificates", {"request": Newcomer("berlin").request})
+    assert answer.refusal == (403, "Revoked")
+    await paris.advertise()
+
+
+async def test_open_stream_ends_at_once_and_does_not_open_again(broker, tmp_path):
+    berlin, paris = await joined(broker, tmp_path), await joined(broker, tmp_path, "paris")
+    async with berlin.stream() as stream, paris.stream() as other:
+        await stream.event()
+        await other.event()
+        await revoke(broker)
+        assert {event.comment for event in await stream.rest()} <= {"open", "alive"}
+        assert broker.service.feeds.count("berlin") == 0
+        assert broker.service.feeds.count("paris") == 1
+    async with berlin.stream() as stream:
+        assert stream.response.status == 403
+
+
+async def test_call_that_was_still_being_sent_is_refused(broker, tmp_path):
+    berlin, paris = await joined(broker, tmp_path), await joined(broker, tmp_path, "paris")
+    await paris.advertise()
+    text = json.dumps(wish()).encode()
+    async with bare.connected(berlin) as (reader, writer):
+        writer.write(bare.POST + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(text))
+        assert (await reader.readline()) == b"HTTP/1.1 100 Continue\r\n"
+        await revoke(broker)
+        writer.write(text)
+        assert b"HTTP/1.1 403 " in await bare.end_of(reader)
+    assert (await broker.admin().read("reservations"))["reservations"] == []
+
+
+async def test_certificate_from_elsewhere_is_refused_too(broker):
+    rome = broker.cluster("rome")
+    await rome.advertise()
+    done = await revoke(broker, "rome")
+    assert done["known"] is True
+    assert (await rome.get("version")).refusal == (403, "Revoked")
+    assert (await revoke(broker, "nobody"))["known"] is False
+
+
+@pytest.mark.parametrize("role", ["viewer", "admin"])
+async def test_person_is_revoked_without_the_cluster_of_its_name(broker, certificates, role):
+    await broker.cluster("bob").advertise()
+    bob = broker.holder(getattr(certificates, role)("bob"), "bob")
+    assert (await bob.get("clusters")).status == 200
+    await revoke(broker, "bob", role)
+    assert (await bob.get("clusters")).refusal == (403, "Revoked")
+    await broker.cluster("bob").advertise()
+
+
+async def test_nobody_revokes_or_removes_itself(broker):
+    answer = await broker.admin().post("members", "admin", "alice", "revoke", {})
+    assert answer.refusal == (409, "Conflict")
+    assert (await broker.admin().delete("members", "admin", "alice")).refusal == (409, "Conflict")
+
+
+# -- through a proxy
+
+
+async def test_behind_a_proxy_the_revoked_one_is_refused_and_others_share_the_connection(
+    broker, certificates, tmp_path
+):
+    await joined(broker, tmp_path)
+    await joined(broker, tmp_path, "paris")
+    proxy = broker.holder(certificates.write("edge", profiles.client("envoy", Role.PROXY)), "envoy")
+    headers = {name: passed_on(tmp_path / name) for name in ("berlin", "paris")}
+    assert (await proxy.call("GET", "version", headers=headers["berlin"])).status == 200
+    await revoke(broker)
+    answer = await proxy.call("GET", "version", headers=headers["berlin"])
+    assert answer.refusal == (403, "Revoked")
+    assert answer.headers.get("Connection") != "close"
+    assert (await proxy.call("GET", "version", headers=headers["paris"])).status == 200
+    await revoke(broker, "envoy", "proxy")
+    answer = await proxy.call("GET", "version", headers=headers["paris"])
+    assert answer.refusal == (403, "Revoked")
+
+
+# -- what becomes of reservations
+
+
+async def test_kept_reservations_stay_and_nothing_new_is_placed_there(broker, tmp_path):
+    berlin, paris = await joined(broker, tmp_path), await joined(broker, tmp_path, "paris")
+    await berlin.advertise()
+    held = await paris.reserve()
+    done = await revoke(broker)
+    assert "drained" not in done
+    assert await paris.phase_of(held["id"]) == "Reserved"
+    answer = await paris.post("reservations", wish())
+    assert answer.refusal == (409, "NoCapacity")
+    (cluster,) = (await broker.admin().read("clusters"))["clusters"]
+    assert cluster["status"]["cordonReason"] == "revoked"
+
+
+async def test_released_reservations_are_given_back_and_moved(broker, tmp_path):
+    berlin, paris = await joined(broker, tmp_path), await joined(broker, tmp_path, "paris")
+    rome = await joined(broker, tmp_path, "rome")
+    await berlin.advertise()
+    lent = await paris.reserve()
+    await rome.advertise()
+    borrowed = await berlin.reserve()
+    done = await revoke(broker, release=True)
+    assert (done["released"], done["drained"]) == ([borrowed["id"]], [lent["id"]])
+    moved = await paris.read("reservations", lent["id"])
+    assert (moved["status"]["phase"], moved["targetClusterID"]) == ("Reserved", "rome")
+    assert await broker.admin().phase_of(borrowed["id"]) == "Released"
+
+
+# -- coming back
+
+
+async def test_after_an_accepted_return_the_old_certificate_is_refused_and_the_new_one_is_not(
+    broker, tmp_path
+):
+    old = await joined(broker, tmp_path)
+    await old.advertise()
+    await revoke(broker)
+    again, token = Newcomer("berlin"), await newcomers.token(broker, name="berlin")
+    assert (await again.ask(broker, token)).status == 202  # a token alone is not enough
+    assert (await old.get("version")).refusal == (403, "Revoked")
+    await broker.admin().post("members", "cluster", "berlin", "accept")
+    new = broker.holder(await again.join(broker, token, tmp_path / "again"), "berlin")
+    await new.advertise()
+    assert (await old.get("version")).refusal == (403, "Revoked")
+    (cluster,) = (await broker.admin().read("clusters"))["clusters"]
+    assert "cordoned" not in cluster["status"]
+    fresh = Newcomer("berlin")
+    answer = await new.post("certificates", {"request": fresh.request})
+    renewed = broker.holder(fresh.save(answer, tmp_path / "renewed"), "berlin")
+    await renewed.advertise()  # it is no older than the return
+
+
+async def test_revocation_survives_a_restart(certificates, tmp_path):
+    path = tmp_path / "kubelend.db"
+    for run in (1, 2):
+        store = SqliteStore.open(path)
+        async with newcomers.enrolling(
+            certificates, tmp_path, open_store=brokers.reopening(store)
+        ) as broker:
+            if run == 1:
+                await joined(broker, tmp_path)
+                await revoke(broker)
+            berlin = broker.holder(tmp_path / "berlin", "berlin")
+            assert (await berlin.get("version")).refusal == (403, "Revoked")
+
+
+async def test_removed_member_is_refused_until_its_certificate_has_ended(broker, tmp_path):
+    berlin = await joined(broker, tmp_path)
+    await berlin.advertise()
+    answer = await broker.admin().delete("members", "cluster", "berlin")
+    assert answer.json["refused"] is True
+    assert "refusedUntil" in answer.json
+    assert (await broker.admin().read("clusters"))["clusters"] == []
+    assert (await berlin.get("version")).refusal == (403, "Revoked")
+    broker.clock.pass_time(timedelta(days=366))
+    await broker.expire()
+    assert not broker.service.registry.members
+
+
+async def test_revocation_is_in_the_journal_with_who_and_why(broker, tmp_path):
+    berlin = await joined(broker, tmp_path)
+    await revoke(broker, reason="stolen")
+    await berlin.get("version")
+    lines = (await broker.admin().read("audit", subject="member/cluster/berlin"))["lines"]
+    (line,) = [line for line in lines if line["action"] == "MemberRevoked"]
+    assert (line["actor"]["name"], line["after"]["reason"]) == ("alice", "stolen")
+    (refused,) = (await broker.admin().read("audit", actor="berlin", refused="true"))["lines"]
+    assert (refused["action"], refused["code"]) == ("version", "Revoked")
+
+
+# -- streams and the end of a certificate
+
+
+async def test_stream_ends_when_its_certificate_ends(certificates, tmp_path, monkeypatch):
+    monkeypatch.setattr(instructions, "HEARTBEAT", 0.02)
+    clock = brokers.Clock(datetime.now(UTC))
+    lifetime = timedelta(minutes=1)
+    async with newcomers.enrolling(
+        certificates, tmp_path, clock=clock, certificate_lifetime=lifetime
+    ) as broker:
+        berlin = await joined(broker, tmp_path)
+        async with berlin.stream() as stream:
+            await stream.event()
+            clock.pass_time(lifetime + timedelta(seconds=1))
+            async with asyncio.timeout(PATIENCE):
+                rest = await stream.rest()
+            assert {event.comment for event in rest} <= {"open", "alive"}
+
+
+async def test_a_client_that_was_let_go_connects_anew_only_to_hear_the_same(broker, tmp_path):
+    berlin = await joined(broker, tmp_path)
+    await revoke(broker)
+    connector = aiohttp.TCPConnector(ssl=berlin.context, force_close=True)
+    async with aiohttp.ClientSession(connector=connector) as session:
+        for _ in range(3):
+            url = f"https://localhost:{broker.port}/api/v1/version"
+            async with session.get(url) as response:
+                assert response.status == 403

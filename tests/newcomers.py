@@ -1,0 +1,117 @@
+"""Newcomers to a broker that issues certificates: a key each, a token, and calls as raw as HTTP.
+
+    async with newcomers.enrolling(certificates, tmp_path) as broker:
+        token = await newcomers.token(broker, name="berlin")
+        berlin = Newcomer("berlin")
+        answer = await berlin.ask(broker, token)
+        caller = broker.holder(berlin.save(answer, tmp_path / "berlin"), "berlin")
+
+Our own client is left out on purpose, as in `callers`: it could share a mistake with the server.
+"""
+
+from __future__ import annotations
+
+import json
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+import brokers
+from callers import PATIENCE, Answer
+from certificates import Certificates
+from kubelend.core.roles import Role
+from kubelend.pki import keys, requests
+from kubelend.pki.keys import Algorithm
+
+
+@asynccontextmanager
+async def enrolling(
+    certificates: Certificates,
+    root: Path,
+    *,
+    clock: brokers.Clock | None = None,
+    **settings: Any,
+) -> AsyncIterator[brokers.Running]:
+    """A broker with the authority of `certificates`; its clock begins with the machine's."""
+    values: dict[str, Any] = {
+        "ca_path": str(authority(certificates, root)),
+        "enrol_port": 0,
+    } | settings
+    now = clock or brokers.Clock(datetime.now(UTC))
+    async with brokers.running(certificates, clock=now, **values) as broker:
+        yield broker
+
+
+def authority(certificates: Certificates, root: Path) -> Path:
+    """The directory of the authority that signed all others."""
+    directory = root / "authority"
+    if not directory.exists():
+        certificates.authority.save(directory)
+    return directory
+
+
+async def token(broker: brokers.Running, **fields: Any) -> str:
+    """The text of a new token."""
+    answer = await broker.admin().post("tokens", fields)
+    assert answer.status == 201, answer
+    return str(answer.json["token"])
+
+
+class Newcomer:
+    """Somebody with a key and no certificate."""
+
+    def __init__(
+        self, name: str, role: Role = Role.CLUSTER, algorithm: Algorithm = Algorithm.P256
+    ) -> None:
+        self.name = name
+        self.role = role
+        self.key = keys.generate(algorithm)
+        self.request = requests.make(name, role, self.key)
+
+    async def ask(self, broker: brokers.Running, token: Any, **fields: Any) -> Answer:
+        """Ask to be let in; `fields` replace those of the body."""
+        body = {"token": token, "name": self.name, "request": self.request} | fields
+        return await call(broker, "POST", "/enrol/v1/join", json.dumps(body).encode())
+
+    async def join(self, broker: brokers.Running, token: str, directory: Path) -> Path:
+        """Be let in at once; gives the directory, which holds the three files."""
+        return self.save(await self.ask(broker, token), directory)
+
+    def save(self, answer: Answer, directory: Path) -> Path:
+        assert answer.status == 200, answer
+        directory.mkdir()
+        (directory / "tls.key").write_bytes(keys.to_pem(self.key))
+        (directory / "tls.key").chmod(0o600)
+        (directory / "tls.crt").write_text(answer.json["certificate"])
+        (directory / "ca.crt").write_text(answer.json["authorities"])
+        return directory
+
+
+async def call(
+    broker: brokers.Running,
+    method: str,
+    path: str,
+    content: bytes | None = None,
+    *,
+    source: str = "127.0.0.1",
+) -> Answer:
+    """A call to the enrolment listener, from this address; it shows no certificate."""
+    trusted = broker.certificates.server() / "ca.crt"
+    context = ssl.create_default_context(cafile=str(trusted))
+    connector = aiohttp.TCPConnector(ssl=context, local_addr=(source, 0))
+    url = f"https://localhost:{broker.process.ports['enrol']}{path}"
+    timeout = aiohttp.ClientTimeout(total=PATIENCE)
+    async with (
+        aiohttp.ClientSession(connector=connector, timeout=timeout) as session,
+        session.request(method, url, data=content) as response,
+    ):
+        return Answer(response.status, response.headers, await response.read())
+
+
+def hours(number: float) -> timedelta:
+    return timedelta(hours=number)
