@@ -15,7 +15,7 @@ from kubelend.core.errors import KubelendError, StoreFailed
 from kubelend.core.events import Archived, Dropped
 from kubelend.core.ledger import Ledger
 from kubelend.core.lifecycle import Phase, Reason
-from kubelend.core.models import ClusterId, RequestKey, ReservationId
+from kubelend.core.models import Charge, ClusterId, RequestKey, ReservationId
 from shelves import ARCHIVE_FOR, KINDS, Shelf
 
 
@@ -46,6 +46,14 @@ FULL_CLUSTER = make.cluster(
     valid_for=timedelta(seconds=90, microseconds=1),
     cordon="maintenance",
     received_at=make.T0 + timedelta(microseconds=1),
+    policy=make.policy(
+        allow=["team-*"],
+        deny=["x"],
+        keep_back="cpu=4,example.com/fpga=1",
+        max_lent="gpu=0",
+        max_per_requester="cpu=8",
+        hours=["Mon-Fri 18:00-08:00 Europe/Rome"],
+    ),
 )
 FULL_REQUEST = make.request(
     "cpu=500m,memory=1Gi,gpu=1,example.com/fpga=1",
@@ -78,6 +86,9 @@ FULL_RESERVATION = make.reservation(
     acknowledged_at=make.T0 + 3 * make.SECOND,
     activated_at=make.T0 + timedelta(microseconds=999_999),
     finished_at=datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC),
+    hourly=10**27 + 1,
+    currency="EUR",
+    charges=(Charge(make.T0, make.T0 + make.SECOND, 7, "USD"),),
     revision=2**53 + 1,
 )
 

@@ -1,5 +1,6 @@
 """The journal over the wire: every change and every refusal, with who, from where, before and after."""
 
+import aiohttp
 import pytest
 
 import brokers
@@ -64,6 +65,28 @@ async def test_refusals_are_told_and_change_nothing(broker):
     assert (forbidden["action"], forbidden["code"]) == ("list_clusters", "Forbidden")
     assert (spoofed["action"], spoofed["code"]) == ("publish", "Forbidden")
     assert await log(broker, refused="false") == []
+
+
+async def test_reservation_that_is_hidden_is_told_as_such(broker):
+    await broker.cluster("a").post("advertisements", offer("a"))
+    made = (await broker.cluster("b").post("reservations", wish("1"))).json
+    answer = await broker.cluster("c").get("reservations", made["id"])
+    assert answer.refusal == (404, "NotFound")
+    (hidden,) = await log(broker, refused="true")
+    assert (hidden["actor"]["name"], hidden["action"], hidden["code"]) == (
+        "c",
+        "get_reservation",
+        "Hidden",
+    )
+    assert hidden["subject"] == f"reservation/{made['id']}"
+
+
+async def test_handshake_that_is_refused_is_told(broker, certificates):
+    with pytest.raises(aiohttp.ClientError):
+        await broker.holder(certificates.stranger("mallory")).get("version")
+    (refused,) = await log(broker, refused="true")
+    assert (refused["action"], refused["code"]) == ("handshake", "HandshakeRefused")
+    assert refused["actor"] == {"name": "", "role": "unknown", "remote": "127.0.0.1"}
 
 
 async def test_mistakes_are_no_refusals(broker):

@@ -56,6 +56,7 @@ async def test_reservation_is_pushed_to_provider_and_requester(a, r):
         hold, use = await provider.event(), await requester.event()
     assert hold.name == use.name == "instruction"
     assert hold.id == use.id == str(hold.data["revision"])
+    assert hold.data.pop("grant") == use.data["grant"]
     assert hold.data == {
         "revision": int(hold.id),
         "role": "provider",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kubelend.api.calls import Call
 from kubelend.broker import instructions
 from kubelend.core import transitions
-from kubelend.core.errors import Forbidden, WrongPhase, no_reservation
+from kubelend.core.errors import Forbidden, Hidden, WrongPhase, no_reservation
 from kubelend.core.models import ClusterId, Reservation, ReservationId
 from kubelend.core.roles import Role
 
@@ -22,7 +22,7 @@ async def visible(call: Call) -> Reservation:
     is_person = call.caller.role is not Role.CLUSTER
     if is_person or call.caller.cluster in instructions.concerned(found):
         return found
-    raise no_reservation(call.reservation)
+    raise no_reservation(call.reservation, Hidden)
 
 
 async def owned(call: Call) -> Reservation:

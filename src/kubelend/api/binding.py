@@ -18,6 +18,7 @@ from kubelend.core.errors import (
     BodyTooLarge,
     Conflict,
     Forbidden,
+    Hidden,
     InvalidIdentity,
     KeyReused,
     KubelendError,
@@ -47,7 +48,7 @@ RETRY_AFTER = "2"
 GATHERED = frozenset({"publish"})
 """Calls that come all day from everyone, and whose answer nobody waits for: done several at a time."""
 
-TOLD = (Forbidden, InvalidIdentity, LimitExceeded, Conflict, KeyReused)
+TOLD = (Forbidden, Hidden, InvalidIdentity, LimitExceeded, Conflict, KeyReused)
 """Refusals that the journal tells of: somebody may not, or cannot now. Mistakes are not among them."""
 
 _PARTIES = frozenset({Role.CLUSTER, Role.VIEWER, Role.ADMIN})

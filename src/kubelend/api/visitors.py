@@ -9,8 +9,10 @@ from collections.abc import Hashable, Mapping
 
 import structlog
 
+from kubelend.broker.journal import Journal
 from kubelend.broker.metrics import HANDSHAKE, Metrics
 from kubelend.core.errors import InvalidIdentity
+from kubelend.core.journal import Actor
 from kubelend.core.roles import Role
 from kubelend.kits.repeats import Repeats
 from kubelend.pki import identities
@@ -18,6 +20,8 @@ from kubelend.transports.admission import Limit
 
 CONNECTION = "connection"
 """Stands in the log where a route would."""
+
+REFUSED = "HandshakeRefused"
 
 NAMELESS = "nameless"
 """All whose certificates name nobody: their calls are refused one by one."""
@@ -28,8 +32,9 @@ log = structlog.get_logger("kubelend.api")
 class Visitors:
     """Watches the connections of one broker."""
 
-    def __init__(self, metrics: Metrics, *, trust_proxies: bool) -> None:
+    def __init__(self, metrics: Metrics, journal: Journal, *, trust_proxies: bool) -> None:
         self._metrics = metrics
+        self._journal = journal
         self._trust_proxies = trust_proxies
         self._repeats = Repeats()
 
@@ -51,6 +56,7 @@ class Visitors:
 
     def turned_away(self, limit: Limit, remote: str, caller: Hashable) -> None:
         self._metrics.connection_refused(limit)
+        self._journal.turned_away(_stranger(remote), CONNECTION, "", str(limit))
         left_out = self._repeats.left_out((limit, remote, caller))
         if left_out is not None:
             log.warning(
@@ -63,14 +69,19 @@ class Visitors:
             )
 
     def handshake_refused(self, remote: str, reason: str) -> None:
-        self._metrics.refused(HANDSHAKE, "HandshakeRefused")
+        self._metrics.refused(HANDSHAKE, REFUSED)
+        self._journal.turned_away(_stranger(remote), HANDSHAKE, "", REFUSED, reason)
         left_out = self._repeats.left_out((HANDSHAKE, remote, reason))
         if left_out is not None:
             log.warning(
                 "refused",
                 route=HANDSHAKE,
                 remote=remote,
-                code="HandshakeRefused",
+                code=REFUSED,
                 problem=reason,
                 left_out=left_out,
             )
+
+
+def _stranger(remote: str) -> Actor:
+    return Actor("", "unknown", remote)

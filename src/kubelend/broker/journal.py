@@ -16,9 +16,9 @@ import structlog
 from kubelend.broker.floods import Floods
 from kubelend.broker.writer import Writer
 from kubelend.core import journal
-from kubelend.core.errors import KubelendError
+from kubelend.core.errors import Hidden, KubelendError
 from kubelend.core.events import Cut
-from kubelend.core.journal import THE_BROKER, Actor, Entry, Told
+from kubelend.core.journal import Actor, Entry, Line, Told
 
 PORTION = 500
 """Lines read at a time: the store writes nothing meanwhile."""
@@ -28,6 +28,9 @@ MOST_PORTIONS = 40
 
 MOST_CUT = 10_000
 """Lines forgotten at a time."""
+
+HIDDEN = "Hidden"
+"""What the journal says where the caller only heard that there is no such thing."""
 
 log = structlog.get_logger("kubelend.broker")
 
@@ -50,23 +53,25 @@ class Journal:
 
     async def run(self, pause: float = 10.0) -> None:
         """Tell of floods that are over, and forget what is too old. Never returns."""
-        while True:
-            await asyncio.sleep(pause)
-            try:
-                await self.tidy()
-            except KubelendError as problem:  # the writer has said so, and tries again
-                log.warning("journal not tidied", problem=str(problem))
+        try:
+            while True:
+                await asyncio.sleep(pause)
+                await self._tidy_quietly()
+        finally:  # what was only counted so far is told before the store is closed
+            for entry in self._floods.all_over(self._writer.clock()):
+                self._writer.tell(entry)
 
     def refused(self, actor: Actor, action: str, subject: str, error: KubelendError) -> None:
         """Tell that somebody was refused something, and why."""
-        entry = Entry(
-            self._writer.clock(),
-            actor,
-            action,
-            subject,
-            code=error.code,
-            message=error.message,
-        )
+        code = HIDDEN if isinstance(error, Hidden) else error.code
+        self.turned_away(actor, action, subject, code, error.message)
+
+    def turned_away(
+        self, actor: Actor, action: str, subject: str, code: str, message: str = ""
+    ) -> None:
+        """The same of somebody who did not get so far as to hear an error."""
+        now = self._writer.clock()
+        entry = Entry(now, actor, action, subject, code=code, message=message)
         if self._floods.admit(entry):
             self._writer.tell(entry)
 
@@ -96,6 +101,12 @@ class Journal:
         if self._keep_for:
             await self._cut(now - self._keep_for)
 
+    async def _tidy_quietly(self) -> None:
+        try:
+            await self.tidy()
+        except KubelendError as problem:  # the writer has said so, and tries again
+            log.warning("journal not tidied", problem=str(problem))
+
     async def _portion(
         self, after: int, count: int, wanted: Callable[[Told], bool]
     ) -> list[tuple[Told, bytes]]:
@@ -107,12 +118,11 @@ class Journal:
         last = await self._last_before(moment)
         if last is None:
             return
-        message = f"Lines up to {last} are from before {moment:%Y-%m-%dT%H:%M:%SZ}"
-        told = Entry(self._writer.clock(), THE_BROKER, "JournalCut", "journal", message=message)
-        self._writer.keep([Cut(last), told])
+        told = journal.cut(last, self._writer.clock(), moment)
+        self._writer.keep([Cut(last.number), told])
         await self._writer.settled()
 
-    async def _last_before(self, moment: datetime) -> int | None:
+    async def _last_before(self, moment: datetime) -> Line | None:
         """The last line from before a moment, of the next few; they are in the order of time."""
         (oldest,) = await self._writer.ask(lambda store: store.lines(0, 1)) or (None,)
         if oldest is None or journal.told(oldest).at >= moment:
@@ -124,7 +134,8 @@ class Journal:
                 low = middle
             else:
                 high = middle - 1
-        return low
+        (last,) = await self._writer.ask(lambda store: store.lines(low - 1, 1))
+        return last
 
     async def _is_before(self, number: int, moment: datetime) -> bool:
         lines = await self._writer.ask(lambda store: store.lines(number - 1, 1))

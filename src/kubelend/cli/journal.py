@@ -67,6 +67,7 @@ class Verdict(msgspec.Struct, frozen=True):
     last: int
     head: str
     details: list[str]
+    notes: list[str]
 
 
 def verify(
@@ -99,7 +100,12 @@ def _verdict(opened: OpenStore, anchor: tuple[int, str] | None) -> Verdict:
 
     start, end = opened.journal_ends()
     details = list(journal.breaks(_lines(opened, start.number), start, end))
-    if anchor is not None:
+    notes: list[str] = []
+    if anchor is not None and anchor[0] < start.number:
+        notes.append(
+            f"line {anchor[0]} of the anchor is older than what is kept: take the new head"
+        )
+    elif anchor is not None:
         details += _anchor_breaks(opened, *anchor)
     return Verdict(
         breaks=len(details),
@@ -108,6 +114,7 @@ def _verdict(opened: OpenStore, anchor: tuple[int, str] | None) -> Verdict:
         last=end.number,
         head=f"{end.number}:{end.digest.hex()}",
         details=details,
+        notes=notes,
     )
 
 
@@ -129,9 +136,6 @@ def _anchor(text: str) -> tuple[int, str]:
 
 def _anchor_breaks(opened: OpenStore, number: int, digest: str) -> Iterator[str]:
     start, _ = opened.journal_ends()
-    if number < start.number:
-        yield f"line {number} was cut off: the journal begins with line {start.number + 1}"
-        return
     at = start if number == start.number else None
     found = at or next((line.head for line in opened.lines(number - 1, 1)), None)
     if found is None or found.number != number:
@@ -146,7 +150,7 @@ def _text(verdict: Verdict) -> str:
         heading = f"The journal is broken: {counted}, {tables.counted(verdict.breaks, 'break')}"
     else:
         heading = f"The journal is whole: {counted}"
-    return "\n".join([heading, *verdict.details, f"Head: {verdict.head}"])
+    return "\n".join([heading, *verdict.details, *verdict.notes, f"Head: {verdict.head}"])
 
 
 def table(lines: list[audit_bodies.AuditLine], *, wide: bool, width: int | None = None) -> str:

@@ -13,6 +13,7 @@
     │   ├── TokenRefused         a token that is wrong, over, or for somebody else
     │   └── QuotaExceeded        it would hold or wait for more than it may
     ├── NotFound                 no such cluster, reservation or route
+    │   └── Hidden               there is, but the caller is not to know; the same on the wire
     ├── MethodNotAllowed         the route exists, but not with this method
     ├── Conflict                 the state of the object does not allow it
     │   ├── NoCapacity           no cluster fits the request; carries the explanation
@@ -129,6 +130,10 @@ class NotFound(KubelendError):
     code = "NotFound"
 
 
+class Hidden(NotFound):
+    """It exists, but not for this caller, who must not hear even that: the same code and words."""
+
+
 class MethodNotAllowed(KubelendError):
     """The route exists, but not with this method; `allowed` are those it has."""
 
@@ -230,6 +235,6 @@ class InvalidSettings(KubelendError):
     code = "InvalidSettings"
 
 
-def no_reservation(name: str) -> NotFound:
+def no_reservation(name: str, kind: type[NotFound] = NotFound) -> NotFound:
     """To whom it does not concern, one that exists must look like one that does not."""
-    return NotFound(f"no reservation {name!r}", hint="see `kubelend get reservations`")
+    return kind(f"no reservation {name!r}", hint="see `kubelend get reservations`")

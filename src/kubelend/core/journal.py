@@ -84,6 +84,7 @@ class Head(NamedTuple):
     digest: bytes
 
 
+CUT = "JournalCut"
 START = Head(0, bytes(32))
 
 _encode = msgspec.json.Encoder().encode
@@ -107,19 +108,41 @@ def told(line: Line) -> Told:
     return _decode(line.text)
 
 
+def cut(last: Line, now: datetime, moment: datetime) -> Entry:
+    """What the journal tells when it loses all lines up to `last`; without it they would be missing."""
+    message = f"Lines from before {moment:%Y-%m-%dT%H:%M:%SZ} are not kept any longer"
+    return Entry(now, THE_BROKER, CUT, _cut_subject(last.head), message=message)
+
+
 def breaks(lines: Iterable[Line], start: Head, end: Head) -> Iterator[str]:
     """Where the chain from `start` to `end` is broken, a sentence each; none if it is whole."""
     at = start
+    is_attested = start == START
     for line in lines:
+        is_attested = is_attested or _attests(line, start)
         if line.number != at.number + 1:
             yield _gap(at.number + 1, line.number - 1)
         elif sha256(at.digest + line.text).digest() != line.digest:
             yield f"line {line.number} is not what was written"
         at = line.head
+    if not is_attested:
+        yield f"lines up to {start.number} are missing, and no line tells that they were cut off"
     if at.number < end.number:
         yield _gap(at.number + 1, end.number)
     elif at != end:
         yield f"the journal ends with line {at.number}, and not as line {end.number} did"
+
+
+def _attests(line: Line, start: Head) -> bool:
+    if CUT.encode() not in line.text:
+        return False
+    what = told(line)
+    return (what.action, what.subject) == (CUT, _cut_subject(start))
+
+
+def _cut_subject(head: Head) -> str:
+    """With the digest: so nobody can put another beginning in its place."""
+    return f"journal/{head.number}:{head.digest.hex()}"
 
 
 def _gap(first: int, last: int) -> str:
@@ -183,10 +206,12 @@ def _all_facts(record: Subject) -> Facts:
         case Member():
             return {
                 "standing": record.standing,
+                "key": record.key,
                 "asks": record.asks,
                 "reason": record.reason,
                 "certificate": record.certificate,
                 "revokedAt": record.revoked_at,
+                "forgetAt": record.forget_at,
                 "token": record.token,
             }
         case Token():

@@ -16,6 +16,7 @@ from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
+from kubelend.kits.networks import network
 from kubelend.transports.admission import Admission, Limit, Place, Watch
 
 BACKLOG = 1024
@@ -105,7 +106,7 @@ class Acceptor:
                     self._pause(listener)
                     return
             else:
-                self._receive(connection, network_of(connection.family, address[0]))
+                self._receive(connection, network(address[0]))
 
     def _free_a_file(self) -> bool:
         """Whether the next can be accepted now. What the loop closes is free a moment later."""
@@ -202,14 +203,6 @@ class _Arrival:
         if self.deadline is not None:
             self.deadline.cancel()
             self.deadline = None
-
-
-def network_of(family: int, address: str) -> str:
-    """Who counts as one: an address, or the 64 bits of IPv6 within which anybody can have them all."""
-    if family != socket.AF_INET6:
-        return address
-    prefix = socket.inet_pton(family, address.partition("%")[0])[:8]
-    return socket.inet_ntop(family, prefix + bytes(8)) + "/64"
 
 
 def _close(sockets: Iterable[socket.socket]) -> None:

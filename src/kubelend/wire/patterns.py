@@ -51,6 +51,7 @@ WANTED: Final[Schema] = {"properties": {"cpu": _MORE_THAN_ZERO, "memory": _MORE_
 RESOURCE: Final[Schema] = {
     "pattern": f"^{_PREFIX}[A-Za-z0-9]([A-Za-z0-9_.-]{{0,61}}[A-Za-z0-9])?$",
     "maxLength": 253 + 1 + 63,
+    "allOf": [{"pattern": "^[^/]{1,253}(/|$)"}],
 }
 RESOURCE_NAME: Final[Schema] = {**RESOURCE, "not": {"enum": list(_NAMED)}}
 
@@ -86,16 +87,17 @@ CERTIFICATE_REQUEST: Final[Schema] = {
     rf"-----END {_REQUEST}{_SPACE}*$"
 }
 
-REQUESTERS: Final[Schema] = {"pattern": r"^[^\x00-\x1f\x7f-\xa0]*[^\x00-\x20\x7f-\xa0]"}
+REQUESTERS: Final[Schema] = {"pattern": r"^ *[^\x00-\x20\x7f-\xa0][^\x00-\x1f\x7f-\xa0]*$"}
 """A name or a shell pattern: something that can be seen."""
 
-_DAY: Final = "[A-Za-z]{3}"
+_DAY: Final = (
+    "([Mm][Oo][Nn]|[Tt][Uu][Ee]|[Ww][Ee][Dd]|[Tt][Hh][Uu]|[Ff][Rr][Ii]|[Ss][Aa][Tt]|[Ss][Uu][Nn])"
+)
 _DAYS: Final = f"{_DAY}(-{_DAY})?(,{_DAY}(-{_DAY})?)*"
 _CLOCK: Final = "([01]?[0-9]|2[0-3]):[0-5][0-9]"
-HOURS: Final[Schema] = {
-    "pattern": rf"^({_DAYS} )?{_CLOCK}-({_CLOCK}|24:00)( [A-Za-z_]+(/[A-Za-z_]+)*)?$"
-}
-"""Which days and zones there are, and that it does not end when it begins, is for the parser to say."""
+_ZONE: Final = "[A-Za-z0-9_+-]+(/[A-Za-z0-9_+-]+)*"
+HOURS: Final[Schema] = {"pattern": f"^({_DAYS} )?{_CLOCK}-({_CLOCK}|24:00)( {_ZONE})?$"}
+"""Which zones there are, and that it must not end when it begins, is for the parser to say."""
 
 PHASES: Final[Schema] = {"pattern": f"^{_PHASE}(,{_PHASE})*$"}
 SIDE: Final[Schema] = {"enum": ["requester", "provider"]}

@@ -71,7 +71,7 @@ def from_answer(status: int, body: bytes) -> errors.KubelendError:
 def _tree(kind: type[errors.KubelendError]) -> dict[str, type[errors.KubelendError]]:
     found = {kind.code: kind}
     for child in kind.__subclasses__():
-        found |= _tree(child)
+        found = _tree(child) | found  # of two with one code the nearer to the root
     return found
 
 

@@ -6,7 +6,9 @@ import make
 from kubelend.broker.feeds import Feeds
 from kubelend.core.events import Archived, Dropped
 from kubelend.core.lifecycle import Phase
+from kubelend.core.members import Member, Standing
 from kubelend.core.models import ClusterId, ReservationId
+from kubelend.core.roles import Role
 
 A, B, R = ClusterId("a"), ClusterId("b"), ClusterId("r")
 
@@ -106,3 +108,14 @@ async def test_count_follows_what_is_open():
     assert all(stream.closed for stream in streams)
     feeds.publish([change(1, 1)])
     assert await streams[1].read(0.01) == []
+
+
+async def test_streams_of_a_revoked_cluster_end_and_no_others():
+    feeds = Feeds()
+    first, second, other = feeds.open(A, 0), feeds.open(A, 0), feeds.open(B, 0)
+    feeds.publish([Member(Role.VIEWER, "b", Standing.REVOKED, make.T0)])
+    feeds.publish([Member(Role.CLUSTER, "a", Standing.ACCEPTED, make.T0)])
+    assert len(feeds) == 3
+    feeds.publish([Member(Role.CLUSTER, "a", Standing.REVOKED, make.T0)])
+    assert (first.closed, second.closed, other.closed) == (True, True, False)
+    assert (feeds.count(A), feeds.count(B)) == (0, 1)

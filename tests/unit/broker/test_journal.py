@@ -1,5 +1,8 @@
 """The broker's journal: searched newest first, page by page, and shortened without a gap."""
 
+import asyncio
+import contextlib
+
 import pytest
 
 import make
@@ -74,7 +77,7 @@ async def test_what_is_too_old_is_cut_off_and_the_chain_stays_whole(scene):
     start, end = scene.store.journal_ends()
     assert (start.number, end.number) == (30, 36)
     newest, _ = (await scene.journal.search(lambda told: True, None, 1)).lines[0]
-    assert (newest.action, newest.message.partition(" are")[0]) == ("JournalCut", "Lines up to 30")
+    assert (newest.action, newest.subject.partition(":")[0]) == ("JournalCut", "journal/30")
     assert scene.is_whole()
     assert await scene.numbers() == ([36, 35, 34, 33, 32, 31], None)
 
@@ -95,6 +98,19 @@ async def test_flood_is_told_in_full_at_first_and_then_as_a_count(scene):
     found = await scene.journal.search(lambda told: True, None, 100)
     assert len(found.lines) == IN_FULL + 1
     assert found.lines[0][0].message.startswith("7 more within 60 s")
+
+
+async def test_what_was_only_counted_is_told_before_the_end(scene):
+    running = asyncio.create_task(scene.journal.run())
+    await asyncio.sleep(0)
+    for _ in range(IN_FULL + 7):
+        scene.journal.refused(MALLORY, "reserve", "", Forbidden("no"))
+    running.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
+    await scene.broker.settled()
+    newest, _ = (await scene.journal.search(lambda told: True, None, 1)).lines[0]
+    assert newest.message.startswith("7 more within 60 s")
 
 
 async def test_refusal_while_the_store_is_away_is_no_error(scene):

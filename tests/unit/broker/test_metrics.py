@@ -12,6 +12,7 @@ import kubelend
 import make
 from kubelend.broker import families
 from kubelend.broker.metrics import Metrics
+from kubelend.core import commands
 from kubelend.core.decision import NoFit
 from kubelend.core.errors import KubelendError
 from kubelend.core.lifecycle import FINAL
@@ -60,6 +61,8 @@ def well_used():
     metrics = Metrics()
     desk = make.desk(a="cpu=4,memory=8Gi")
     desk.reserve("cpu=1,memory=1Gi")
+    offer, until = make.advertisement("b"), make.T0 + make.HOUR
+    desk.run(commands.advertise(desk.ledger, offer, make.STALE_AFTER, desk.now, until))
     metrics.watch(desk.ledger)
     metrics.answered("reserve", "POST", 201, 0.002)
     metrics.refused("reserve", "Forbidden")

@@ -8,6 +8,8 @@ import pytest
 
 import make
 from kubelend.cli import journal, main
+from kubelend.core import journal as chain
+from kubelend.core.events import Cut
 from kubelend.core.journal import Actor, Entry
 from kubelend.stores import opening
 from kubelend.wire.audit_bodies import Actor as ActorBody
@@ -55,8 +57,13 @@ def test_journal_that_nobody_touched_is_whole(path, capsys):
             "line 2 is not what was written",
         ),
         ("DELETE FROM journal", "lines 1 to 5 are missing"),
+        (
+            "UPDATE meta SET value = 3, digest = (SELECT digest FROM journal WHERE number = 3)"
+            " WHERE key = 'journal start'",
+            "lines up to 3 are missing, and no line tells that they were cut off",
+        ),
     ],
-    ids=["taken out", "cut off", "changed", "emptied"],
+    ids=["taken out", "cut off", "changed", "emptied", "beginning moved"],
 )
 def test_line_that_was_changed_or_taken_out_is_found_and_is_exit_code_8(
     path, capsys, statement, expected
@@ -71,7 +78,7 @@ def test_verdict_for_programs_has_fixed_keys(path, capsys):
     code, out = verify(capsys, path, "--json")
     verdict = json.loads(out)
     assert (code, verdict.pop("head").partition(":")[0]) == (0, "5")
-    assert verdict == {"breaks": 0, "lines": 5, "first": 1, "last": 5, "details": []}
+    assert verdict == {"breaks": 0, "lines": 5, "first": 1, "last": 5, "details": [], "notes": []}
 
 
 def test_anchor_finds_a_journal_that_was_written_anew_from_the_start(path, tmp_path, capsys):
@@ -87,6 +94,18 @@ def test_anchor_finds_a_journal_that_was_written_anew_from_the_start(path, tmp_p
     short = tmp_path / "short.db"
     tell(short, "1")
     assert "line 5 of the anchor is missing" in verify(capsys, short, "--anchor", head)[1]
+
+
+def test_anchor_older_than_what_is_kept_is_a_note(path, capsys):
+    head = json.loads(verify(capsys, path, "--json")[1])["head"]
+    with closing(opening.open_store(str(path))) as store:
+        tell_more = Entry(make.T0, Actor("alice", "admin"), "Cordoned", "cluster/6")
+        store.commit([tell_more], 1)
+        (last,) = store.lines(5, 1)
+        store.commit([Cut(6), chain.cut(last, make.T0, make.T0)], 1)
+    code, out = verify(capsys, path, "--anchor", head)
+    assert code == 0
+    assert "line 5 of the anchor is older than what is kept" in out
 
 
 def test_anchor_that_is_none_is_refused(path, capsys):

@@ -143,6 +143,7 @@ EXPECTED = {
     errors.KeyReused: 2,
     errors.InvalidSettings: 2,
     errors.NotFound: 3,
+    errors.Hidden: 3,
     errors.Forbidden: 4,
     errors.InvalidGrant: 2,
     errors.QuotaExceeded: 4,

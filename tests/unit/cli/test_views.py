@@ -95,8 +95,8 @@ def test_reservations_as_a_table():
 
 def test_reservations_as_a_wide_table():
     header, row, _ = reservation_views.table([RESERVED, WAITING], NOW, wide=True).splitlines()
-    assert header.split()[6:] == ["LEFT", "REQUESTER", "GPU", "STORAGE", "PRIORITY", "REASON"]
-    assert row.split()[6:] == ["55m", "agent-cluster-1", "1", "-", "10", "Locked"]
+    assert " ".join(header.split()[6:]) == "LEFT REQUESTER GPU STORAGE PRIORITY COST REASON"
+    assert row.split()[6:] == ["55m", "agent-cluster-1", "1", "-", "10", "-", "Locked"]
 
 
 def test_a_reservation_in_a_sentence():

@@ -39,7 +39,6 @@ def test_chain_goes_on_where_it_stood():
     first, middle = sealed(2)
     rest = journal.seal([entry(3)], middle)
     assert list(journal.breaks([*first, *rest], START, rest[-1].head)) == []
-    assert list(journal.breaks(rest, middle, rest[-1].head)) == []
 
 
 @pytest.mark.parametrize(
@@ -78,6 +77,34 @@ def test_line_that_is_sealed_anew_breaks_the_next_one():
     anew = journal.seal([entry(3)], forged.head)
     assert list(journal.breaks([lines[0], forged, *anew], START, end)) == [
         "the journal ends with line 3, and not as line 3 did"
+    ]
+
+
+def cut_off(count, last):
+    """A journal that has lost its first lines as the broker would have it."""
+    lines, end = sealed(count)
+    kept = lines[last:]
+    told = journal.seal([journal.cut(lines[last - 1], make.T0, make.T0)], end)
+    return [*kept, *told], lines[last - 1].head, told[-1].head
+
+
+def test_lines_that_were_cut_off_in_good_order_are_not_missing():
+    lines, start, end = cut_off(5, 3)
+    assert list(journal.breaks(lines, start, end)) == []
+
+
+def test_beginning_that_no_line_tells_of_is_missing():
+    """Whoever takes lines out at the front can write where the chain stood, but not the line about it."""
+    lines, end = sealed(5)
+    assert list(journal.breaks(lines[3:], lines[2].head, end)) == [
+        "lines up to 3 are missing, and no line tells that they were cut off"
+    ]
+
+
+def test_cut_at_another_line_does_not_count():
+    lines, _, end = cut_off(5, 3)
+    assert list(journal.breaks(lines[1:], lines[0].head, end)) == [
+        "lines up to 4 are missing, and no line tells that they were cut off"
     ]
 
 

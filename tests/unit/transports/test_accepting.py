@@ -9,20 +9,6 @@ from aiohttp import web
 from kubelend.transports import accepting, http_server
 
 
-@pytest.mark.parametrize(
-    "family, address, counted_as",
-    [
-        (socket.AF_INET, "192.0.2.7", "192.0.2.7"),
-        (socket.AF_INET6, "2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
-        (socket.AF_INET6, "2001:db8:1:2::1", "2001:db8:1:2::/64"),
-        (socket.AF_INET6, "fe80::1%eth0", "fe80::/64"),
-        (socket.AF_INET6, "::1", "::/64"),
-    ],
-)
-def test_who_can_have_many_addresses_of_ipv6_counts_as_one(family, address, counted_as):
-    assert accepting.network_of(family, address) == counted_as
-
-
 async def test_empty_host_listens_on_every_family_of_the_machine():
     listeners = await accepting.open_listeners("", 0)
     try:

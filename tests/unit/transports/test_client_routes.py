@@ -7,7 +7,15 @@ import pytest
 from certificates import Certificates
 from kubelend.kits.backoff import Backoff
 from kubelend.transports.http_client import BrokerClient
-from kubelend.wire import audit_bodies, bodies, certificate_bodies, membership_bodies, route, routes
+from kubelend.wire import (
+    audit_bodies,
+    bodies,
+    certificate_bodies,
+    limit_bodies,
+    membership_bodies,
+    route,
+    routes,
+)
 from scripted_broker import ScriptedBroker, body, raw
 
 QUICK = Backoff(retries=2, first=timedelta(milliseconds=1))
@@ -24,6 +32,8 @@ CLUSTER = bodies.Cluster(
 EXPLANATION = bodies.Explanation("1/1 cluster fits", 1, 1, {})
 TOKEN = membership_bodies.Token("id", "Valid", "cluster", 1, NOW, "alice", NOW)
 MEMBER = membership_bodies.Member("cluster", "a", "Accepted", NOW)
+POLICY = limit_bodies.PolicyStatus("a", admin=bodies.LendingPolicy(deny=["b"]))
+QUOTA = limit_bodies.QuotaStatus("a", limit_bodies.Quota(), limit_bodies.QuotaUse())
 LINE = audit_bodies.AuditLine(1, NOW, audit_bodies.Actor("a", "cluster"), "reserve", "x/y", "d")
 
 
@@ -107,11 +117,26 @@ CALLS = {
         "/members/cluster/a",
         membership_bodies.Removal(False),
     ),
+    "get_policy": (lambda c: c.policies.get("a/b"), "/clusters/a%2Fb/policy", POLICY),
+    "set_policy": (
+        lambda c: c.policies.set("a", limit_bodies.PolicyRequest(deny=["b"])),
+        "/clusters/a/policy",
+        POLICY,
+    ),
+    "list_quotas": (lambda c: c.quotas.page(), "/quotas", limit_bodies.QuotaList([QUOTA])),
+    "get_quota": (lambda c: c.quotas.get("a"), "/quotas/a", QUOTA),
+    "set_quota": (
+        lambda c: c.quotas.set("a", limit_bodies.QuotaRequest(reservations=1)),
+        "/quotas/a",
+        QUOTA,
+    ),
     "audit_log": (lambda c: c.audit.page({}), "/audit", audit_bodies.AuditLog([LINE])),
 }
 OTHERS = {
     "remove_cluster": (lambda c: c.remove_cluster("a"), raw(b"", 204), None),
     "delete_token": (lambda c: c.tokens.delete("id"), raw(b"", 204), None),
+    "clear_policy": (lambda c: c.policies.clear("a"), raw(b"", 204), None),
+    "clear_quota": (lambda c: c.quotas.clear("a"), raw(b"", 204), None),
     "reject_member": (lambda c: c.members.reject("cluster", "a"), raw(b"", 204), None),
     "list_tokens": (
         lambda c: c.tokens.all(),

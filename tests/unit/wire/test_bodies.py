@@ -10,8 +10,10 @@ FIELDS = {
     bodies.Quantities: "cpu memory gpu storage extended",
     bodies.Metrics: "capacity allocatable allocated reserved available",
     bodies.Cost: "cpuCost memoryCost gpuCost storageCost currency",
+    bodies.LendingPolicy: "allow deny keepBack maxLent maxPerRequester hours",
+    bodies.EffectivePolicy: "allow deny keepBack maxLent maxPerRequester hours",
     bodies.Advertisement: (
-        "clusterID resources clusterName timestamp cost labels region validFor endpointURL"
+        "clusterID resources clusterName timestamp cost labels region validFor endpointURL policy"
     ),
     bodies.ReservationRequest: (
         "requestedResources priority duration wait policy weights targetClusterID constraints"
@@ -20,9 +22,10 @@ FIELDS = {
     bodies.ReservationStatus: (
         "phase message reason reservedAt expiresAt waitUntil acknowledgedAt activatedAt finishedAt"
     ),
+    bodies.AgreedCost: "pricePerHour currency",
     bodies.Reservation: (
         "id requesterID targetClusterID requestedResources status createdAt priority duration"
-        " previousClusterIDs"
+        " previousClusterIDs cost"
     ),
     bodies.ReservationList: "reservations next",
     bodies.Published: "advertisement providerInstructions",
@@ -31,15 +34,18 @@ FIELDS = {
     bodies.CordonRequest: "reason",
     bodies.ClusterStatus: (
         "phase active score rating lastUpdateTime validUntil cordoned cordonReason reservations"
-        " message certificateUntil"
+        " message certificateUntil policy withheld closed"
     ),
     bodies.Cluster: "advertisement status",
     bodies.ClusterList: "clusters next",
     bodies.Drained: "cluster reservations",
-    bodies.Instruction: "revision role action message reservation",
+    bodies.Instruction: "revision role action message reservation grant",
+    bodies.SignedGrant: "grant",
+    bodies.PublicKey: "kid x kty crv alg use",
+    bodies.KeySet: "keys",
     bodies.Remedy: "clusterID text less maxPricePerHour currency dropLabels",
     bodies.Candidate: "clusterID fits refusals score pricePerHour currency remedy",
-    bodies.Explanation: "summary total fitting refusals candidates remedy",
+    bodies.Explanation: "summary total fitting refusals candidates remedy quota",
     bodies.Problem: "type title status detail code error hint retryable explanation",
     bodies.Version: "version api",
 }

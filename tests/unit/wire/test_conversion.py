@@ -132,7 +132,7 @@ def test_overcommitted_cluster_has_nothing_left_and_says_so():
     reserved = make.resources("cpu=2,memory=1Gi")
     body = conversion.from_cluster(cluster, reserved)
     assert body.resources.available == bodies.Quantities("0", "6Gi")
-    status = conversion.from_cluster_status(cluster, reserved, 2, make.T0)
+    status = conversion.from_cluster_status(cluster, reserved, 2, None, make.T0)
     assert status.message == "Overcommitted: its own pods use what it has lent"
     assert status.reservations == 2
 
