@@ -84,7 +84,7 @@ async def test_reservation_that_is_hidden_is_told_as_such(broker):
 async def test_handshake_that_is_refused_is_told(broker, certificates):
     with pytest.raises(aiohttp.ClientError):
         await broker.holder(certificates.stranger("mallory")).get("version")
-    (refused,) = await log(broker, refused="true")
+    refused, *_ = await log(broker, refused="true")
     assert (refused["action"], refused["code"]) == ("handshake", "HandshakeRefused")
     assert refused["actor"] == {"name": "", "role": "unknown", "remote": "127.0.0.1"}
 
