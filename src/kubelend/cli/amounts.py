@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from decimal import ROUND_HALF_UP, Decimal
+
 from kubelend.core.errors import InvalidQuantity
 from kubelend.core.quantities import Quantity
 from kubelend.wire import bodies
@@ -26,6 +28,13 @@ def texts(amounts: bodies.Amounts | None) -> dict[str, str]:
 def sentence(amounts: bodies.Quantities) -> str:
     """ "500m cpu, 256Mi memory" """
     return ", ".join(f"{amount} {name}" for name, amount in texts(amounts).items())
+
+
+def money(price: str) -> str:
+    """Four decimals are enough to compare by, unless there is nothing before them."""
+    known = Decimal(price)
+    rounded = known.quantize(Decimal("0.0001"), ROUND_HALF_UP)
+    return price if known and rounded < Decimal("0.001") else f"{rounded.normalize():f}"
 
 
 def short(amount: str) -> str:

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import datetime
 
-from kubelend.cli import amounts, reservation_views, tables
+from kubelend.cli import amounts, limit_views, reservation_views, tables
 from kubelend.wire import bodies
 
 HEADERS = ("NAME", "STATUS", "CPU-FREE", "MEMORY-FREE", "GPU-FREE", "SCORE", "LENT", "SEEN")
-WIDE_HEADERS = (*HEADERS, "CPU", "MEMORY", "STORAGE-FREE", "REGION", "PRICE", "ENDPOINT")
+WIDE_HEADERS = (
+    *HEADERS,
+    "CPU",
+    "MEMORY",
+    "STORAGE-FREE",
+    "REGION",
+    "PRICE",
+    "CERTIFICATE",
+    "ENDPOINT",
+)
 _PARTS = ("capacity", "allocatable", "allocated", "reserved", "available")
 
 
 def table(found: list[bodies.Cluster], now: datetime, *, wide: bool = False) -> str:
     if not wide:
         return tables.columns(HEADERS, [_cells(one, now) for one in found])
-    return tables.columns(WIDE_HEADERS, [(*_cells(one, now), *_more(one)) for one in found])
+    return tables.columns(WIDE_HEADERS, [(*_cells(one, now), *_more(one, now)) for one in found])
 
 
 def details(found: bodies.Cluster, now: datetime) -> str:
@@ -31,12 +41,14 @@ def details(found: bodies.Cluster, now: datetime) -> str:
             ("Region", known.region),
             ("Labels", ", ".join(f"{key}={value}" for key, value in known.labels.items())),
             ("Prices", _prices(known.cost)),
+            *_policy(status),
             ("Endpoint", known.endpoint_url),
             ("Seen", tables.moment(status.last_update_time, now)),
             ("Valid until", tables.moment(status.valid_until, now)),
+            ("Certificate", tables.moment(status.certificate_until, now)),
         ]
     )
-    return f"{facts}\n\n{_amounts(known.resources)}"
+    return f"{facts}\n\n{_amounts(known.resources, status.withheld)}"
 
 
 def drained(found: bodies.Drained, now: datetime) -> str:
@@ -64,8 +76,8 @@ def _cells(found: bodies.Cluster, now: datetime) -> tuple[str, ...]:
     )
 
 
-def _more(found: bodies.Cluster) -> tuple[str, ...]:
-    known = found.advertisement
+def _more(found: bodies.Cluster, now: datetime) -> tuple[str, ...]:
+    known, until = found.advertisement, found.status.certificate_until
     total = amounts.texts(known.resources.allocatable)
     free = amounts.texts(known.resources.available)
     return (
@@ -74,11 +86,20 @@ def _more(found: bodies.Cluster) -> tuple[str, ...]:
         amounts.short(free.get("storage", "")),
         known.region,
         _short_price(known.cost),
+        "" if until is None else tables.left(until, now),
         known.endpoint_url,
     )
 
 
+def _policy(status: bodies.ClusterStatus) -> Iterator[tuple[str, str]]:
+    if status.policy is None:
+        return
+    yield from zip(limit_views.NAMES, limit_views.effective(status.policy), strict=True)
+
+
 def _status(status: bodies.ClusterStatus) -> str:
+    if status.closed and status.active and not status.cordoned:
+        return "Closed"
     if not status.cordoned:
         return status.phase
     return "Cordoned" if status.active else f"{status.phase},Cordoned"
@@ -101,8 +122,10 @@ def _prices(cost: bodies.Cost | None) -> str:
     return f"{', '.join(each)} and hour, in {cost.currency}"
 
 
-def _amounts(resources: bodies.Metrics) -> str:
-    by_part = [amounts.texts(getattr(resources, part)) for part in _PARTS]
-    names = dict.fromkeys(name for texts in by_part for name in texts)
-    rows = [(name, *(texts.get(name, "0") for texts in by_part)) for name in names]
-    return tables.columns(("RESOURCE", *(part.upper() for part in _PARTS)), rows)
+def _amounts(resources: bodies.Metrics, withheld: dict[str, str]) -> str:
+    by_part = {part: amounts.texts(getattr(resources, part)) for part in _PARTS}
+    if withheld:
+        by_part["withheld"] = withheld
+    names = dict.fromkeys(name for texts in by_part.values() for name in texts)
+    rows = [(name, *(texts.get(name, "0") for texts in by_part.values())) for name in names]
+    return tables.columns(("RESOURCE", *(part.upper() for part in by_part)), rows)

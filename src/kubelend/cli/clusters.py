@@ -1,4 +1,4 @@
-"""Clusters from the command line: looked at, closed, opened, emptied and forgotten."""
+"""Clusters from the command line: looked at, closed, opened and emptied."""
 
 from __future__ import annotations
 
@@ -93,17 +93,6 @@ def drain(
         text=lambda: drained(found, output.now()),
         names=[one.id for one in found.reservations],
     )
-
-
-@options.takes(settings=options.client)
-def remove(
-    name: options.ClusterName,
-    *,
-    settings: ClientSettings,
-) -> None:
-    """Forget a cluster that lends nothing. It comes back when it advertises again."""
-    calling.call(settings, lambda client: client.remove_cluster(name))
-    print(f"{name} is removed")
 
 
 def _say(found: bodies.Cluster, sentence: str, format: Format) -> None:

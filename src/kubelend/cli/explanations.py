@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import textwrap
-from decimal import ROUND_HALF_UP, Decimal
 from typing import Annotated
 
 import typer
 
 from kubelend.apps.settings import ClientSettings
-from kubelend.cli import calling, options, output, tables, wishes
+from kubelend.cli import amounts, calling, options, output, tables, wishes
 from kubelend.cli.output import Format
 from kubelend.core.errors import InvalidInput
 from kubelend.wire import bodies
@@ -59,7 +58,7 @@ def show(found: bodies.Explanation, format: Format) -> None:
 
 def text(found: bodies.Explanation, width: int | None) -> str:
     """The sum, the clusters, and the nearest remedy if none fits."""
-    parts = [found.summary]
+    parts = [found.summary, *(_filled(f"Quota: {text}.", width) for text in found.quota)]
     if found.candidates:
         rows = [_cells(one) for one in found.candidates]
         parts.append(tables.columns(HEADERS, rows, width=width))
@@ -67,9 +66,12 @@ def text(found: bodies.Explanation, width: int | None) -> str:
         more = "; --limit shows more" if len(found.candidates) < MOST else ""
         parts.append(f"Shown {len(found.candidates)} of {found.total}{more}.")
     if found.remedy is not None:
-        nearest = f"Nearest: {found.remedy.text}."
-        parts.append(nearest if width is None else textwrap.fill(nearest, width))
+        parts.append(_filled(f"Nearest: {found.remedy.text}.", width))
     return "\n\n".join(parts)
+
+
+def _filled(text: str, width: int | None) -> str:
+    return text if width is None else textwrap.fill(text, width)
 
 
 def _cells(one: bodies.Candidate) -> tuple[str, ...]:
@@ -82,13 +84,6 @@ def _cells(one: bodies.Candidate) -> tuple[str, ...]:
         one.cluster_id,
         "yes" if one.fits else "no",
         "" if one.score is None else f"{one.score:.4f}",
-        f"{_rounded(one.price_per_hour)} {one.currency}/h" if one.price_per_hour else "",
+        f"{amounts.money(one.price_per_hour)} {one.currency}/h" if one.price_per_hour else "",
         why,
     )
-
-
-def _rounded(price: str) -> str:
-    """Four decimals are enough to compare by, unless there is nothing before them."""
-    known = Decimal(price)
-    rounded = known.quantize(Decimal("0.0001"), ROUND_HALF_UP)
-    return price if known and rounded < Decimal("0.001") else f"{rounded.normalize():f}"

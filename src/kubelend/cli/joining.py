@@ -34,7 +34,7 @@ def join(
     token: Annotated[
         str,
         typer.Option(
-            help="From `kubelend token create`. A file or the variable can be seen by fewer.",
+            help="From `kubelend token create`. As a flag, others can see it until the command runs.",
             metavar="TOKEN",
             envvar="KUBELEND_TOKEN",
             show_envvar=True,

@@ -184,7 +184,8 @@ def _row(line: audit_bodies.AuditLine, *, wide: bool) -> list[str]:
         line.subject,
     ]
     if wide:
-        cells.insert(3, line.actor.remote)
+        through = f" via {line.actor.via}" if line.actor.via else ""
+        cells.insert(3, f"{line.actor.remote}{through}")
     return cells
 
 

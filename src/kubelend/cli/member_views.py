@@ -30,10 +30,12 @@ def join_command(made: bodies.NewToken, broker: str, address: str = "") -> str:
     url = address or _on_same_host(broker, made.enrol_port)
     is_cluster = made.role == "cluster"
     name = made.name or ("CLUSTER" if is_cluster else "NAME")
-    parts = ["kubelend", "join", url, "--token", made.token, "--ca-hash", made.ca_hash]
+    parts = ["kubelend", "join", url, "--ca-hash", made.ca_hash]
     parts += ["--cluster-id" if is_cluster else "--name", name]
     parts += [] if is_cluster else ["--role", made.role]
-    return shlex.join([*parts, "--out", f"certs/{quote(name, safe=' @+:,=')}"])
+    command = shlex.join([*parts, "--out", f"certs/{quote(name, safe=' @+:,=')}"])
+    # Not as a flag: every user of the machine could see that in the list of processes.
+    return f"KUBELEND_TOKEN={shlex.quote(made.token)} {command}"
 
 
 def broker_address(enrolment: str, port: int) -> str:
@@ -41,12 +43,20 @@ def broker_address(enrolment: str, port: int) -> str:
     return _on_same_host(enrolment, port)
 
 
+def accepted(member: bodies.Member, now: datetime) -> str:
+    text = f"{member.role} {member.name} is accepted"
+    if member.revoked_at is None:
+        return text
+    since = tables.moment(member.revoked_at, now)
+    return f"{text}; certificates from before {since} stay refused"
+
+
 def revoked(done: bodies.Revocation, *, release: bool) -> str:
     """What a revocation did, in one line."""
     member = done.member
     text = f"{member.role} {member.name} is revoked, and refused from now on"
     if member.role != "cluster":
-        return text
+        return text + _tokens_gone(done.tokens)
     if not release:
         return f"{text}; its reservations stay until they end, or until --release"
     given = tables.counted(len(done.released), "reservation")
@@ -56,10 +66,15 @@ def revoked(done: bodies.Revocation, *, release: bool) -> str:
 
 def removed(role: str, name: str, left: bodies.Removal, now: datetime) -> str:
     if not left.refused:
-        return f"{name} is removed"
+        return f"{name} is removed{_tokens_gone(left.tokens)}"
     until = tables.moment(left.refused_until, now)
-    rest = f"until they have ended, {until}" if until else "from now on"
-    return f"{role} {name} is removed; its certificates are refused {rest}"
+    rest = f"until they have ended, {until}" if until else "until it is accepted again"
+    text = f"{role} {name} is removed; its certificates are refused {rest}"
+    return text + _tokens_gone(left.tokens)
+
+
+def _tokens_gone(tokens: list[str]) -> str:
+    return f"; {tables.counted(len(tokens), 'token')} of it deleted" if tokens else ""
 
 
 def _token_cells(token: bodies.Token, now: datetime) -> tuple[str, ...]:

@@ -58,13 +58,23 @@ def accept(
             help="Only the one with this key's hash, as `kubelend join` shows it.", metavar="HASH"
         ),
     ] = "",
+    keep_old: Annotated[
+        bool,
+        typer.Option(
+            "--keep-old", help="Go on believing the certificates of the key that was in until now."
+        ),
+    ] = False,
     format: options.Output = Format.TABLE,
     *,
     settings: ClientSettings,
 ) -> None:
     """Say yes to who asks to join, or take back a revocation."""
-    found = calling.call(settings, lambda client: client.members.accept(role.value, name, key))
-    output.show(found, format, text=lambda: f"{role} {name} is accepted", names=[name])
+    found = calling.call(
+        settings, lambda client: client.members.accept(role.value, name, key, keep_old=keep_old)
+    )
+    output.show(
+        found, format, text=lambda: member_views.accepted(found, output.now()), names=[name]
+    )
 
 
 @options.takes(settings=options.client)
@@ -101,7 +111,8 @@ def revoke(
         done, format, text=lambda: member_views.revoked(done, release=release), names=[name]
     )
     if not done.known:
-        output.note(f"No {role} {name} has been seen so far: is the name right?")
+        output.note(f"{role} {name} has not joined through the broker: is the name right?")
+    _note_legacy(done.let_in)
 
 
 @options.takes(settings=options.client)
@@ -109,3 +120,9 @@ def remove(name: Name, role: As = Role.CLUSTER, *, settings: ClientSettings) -> 
     """Forget a cluster that lends nothing, or a person, and refuse their certificates."""
     left = calling.call(settings, lambda client: client.members.remove(role.value, name))
     print(member_views.removed(role.value, name, left, output.now()))
+    _note_legacy(left.let_in)
+
+
+def _note_legacy(let_in: list[str]) -> None:
+    if let_in:
+        output.note(f"It let in {', '.join(let_in)}: they stay, so look whether they should.")

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from kubelend.cli import tables
 
 if TYPE_CHECKING:
+    import msgspec
+
     from kubelend.wire import bodies
 
 
@@ -26,7 +28,7 @@ class Format(StrEnum):
 
 
 def show(
-    body: bodies.Body, format: Format, *, text: Callable[[], str], names: Iterable[str] = ()
+    body: msgspec.Struct, format: Format, *, text: Callable[[], str], names: Iterable[str] = ()
 ) -> None:
     """Print one body in the format that was asked for; `text` is what people read."""
     if format is Format.JSON:

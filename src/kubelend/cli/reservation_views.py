@@ -15,6 +15,7 @@ WIDE_HEADERS = (
     "GPU",
     "STORAGE",
     "PRIORITY",
+    "COST",
     "REASON",
 )
 ROW_WIDTHS = (36, 8, 16, 5, 7, 4)
@@ -59,6 +60,7 @@ def details(found: bodies.Reservation, now: datetime) -> str:
             ("Target", found.target_cluster_id),
             ("Before at", ", ".join(found.previous_cluster_ids)),
             ("Resources", amounts.sentence(found.requested_resources)),
+            ("Cost", _cost(found, " per hour")),
             ("Priority", str(found.priority)),
             ("Duration", found.duration),
             ("Created", tables.moment(found.created_at, now)),
@@ -82,5 +84,11 @@ def _more(found: bodies.Reservation, now: datetime) -> tuple[str, ...]:
         str(wanted.gpu),
         str(wanted.storage),
         str(found.priority),
+        _cost(found, "/h"),
         status.reason,
     )
+
+
+def _cost(found: bodies.Reservation, unit: str) -> str:
+    known = found.cost
+    return "" if known is None else f"{amounts.money(known.price_per_hour)} {known.currency}{unit}"

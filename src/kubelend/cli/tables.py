@@ -69,6 +69,14 @@ def moment(at: datetime | None, now: datetime) -> str:
     return f"{text} (in {span(at - now)})" if at > now else f"{text} ({span(now - at)} ago)"
 
 
+def left(end: datetime, now: datetime) -> str:
+    """How long something still lasts; whole days where there are some."""
+    if end <= now:
+        return "ended"
+    days = (end - now).days
+    return f"{days}d" if days else span(end - now)
+
+
 def _lines(cells: list[str], widths: list[int], room: int | None) -> list[str]:
     if room is None or len(cells[-1]) <= room:
         return [row(cells, [*widths[:-1], 0])]

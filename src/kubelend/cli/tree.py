@@ -11,13 +11,22 @@ from typer.main import get_command
 
 import kubelend
 from kubelend.cli import (
+    advertising,
     audit,
     broker,
     ca,
+    certificates,
     clusters,
     completion,
     explanations,
+    grants,
+    joining,
+    journal,
+    members,
+    policies,
+    quotas,
     reservations,
+    tokens,
     version,
 )
 from kubelend.cli.deferred import Deferred
@@ -38,9 +47,16 @@ class Group(NamedTuple):
     commands: Mapping[str, Callable[..., None] | Group | Deferred]
     aliases: Mapping[str, str] = {}
     """Other names, which help does not show."""
+    itself: Callable[..., None] | None = None
+    """What the name does when no command follows; its flags stand before the command."""
 
 
-_SINGULAR = {"cluster": "clusters", "reservation": "reservations", "rsv": "reservations"}
+_SINGULAR = {
+    "cluster": "clusters",
+    "reservation": "reservations",
+    "rsv": "reservations",
+    "member": "members",
+}
 _PLURAL = {"clusters": "cluster", "reservations": "reservation", "rsv": "reservation"}
 
 TREE = Group(
@@ -49,8 +65,12 @@ TREE = Group(
         "borrow": reservations.borrow,
         "explain": explanations.explain,
         "get": Group(
-            "Show clusters or reservations.",
-            {"clusters": clusters.get, "reservations": reservations.get},
+            "Show clusters, reservations or members.",
+            {
+                "clusters": clusters.get,
+                "reservations": reservations.get,
+                "members": members.get,
+            },
             _SINGULAR,
         ),
         "describe": Group(
@@ -64,10 +84,47 @@ TREE = Group(
         "cordon": clusters.cordon,
         "uncordon": clusters.uncordon,
         "drain": clusters.drain,
-        "remove": clusters.remove,
+        "policy": Group(
+            "Say to whom clusters lend, how much and when.",
+            {"show": policies.show, "set": policies.put, "clear": policies.clear},
+        ),
+        "quota": Group(
+            "Say what clusters may hold, wait for and spend.",
+            {
+                "show": quotas.show,
+                "list": quotas.listing,
+                "set": quotas.put,
+                "clear": quotas.clear,
+            },
+        ),
+        "advertise": advertising.advertise,
+        "token": Group(
+            "Let newcomers in.",
+            {"create": tokens.create, "list": tokens.listing, "delete": tokens.delete},
+        ),
+        "join": joining.join,
+        "accept": members.accept,
+        "reject": members.reject,
+        "revoke": members.revoke,
+        "remove": members.remove,
+        "grant": Group(
+            "Show and check what the broker has signed.",
+            {"get": grants.get, "keys": grants.keys, "verify": grants.verify},
+        ),
         "broker": broker.broker,
-        "ca": Group("Make certificates.", {"init": ca.init, "issue": ca.issue}),
-        "audit": audit.audit,
+        "ca": Group(
+            "Make certificates, and exchange the authority that signs them.",
+            {"init": ca.init, "issue": ca.issue, "rotate": ca.rotate, "show": ca.show},
+        ),
+        "certificate": Group(
+            "See and renew the certificate that you call with.",
+            {"show": certificates.show, "renew": certificates.renew},
+        ),
+        "audit": Group(
+            "Check all invariants of a store, from scratch. It is only read.",
+            {"log": journal.log, "verify": journal.verify},
+            itself=audit.audit,
+        ),
         "demo": Deferred(
             "demo",
             "See a broker, three clusters and a reservation's whole life.",
@@ -127,7 +184,7 @@ def _command(
     if isinstance(command, Deferred):
         return command
     if isinstance(command, Group):
-        return _group(command)
+        return _group(command, command.itself or _help)
     app = _app()
     app.command(name)(command)
     built = get_command(app)

@@ -81,7 +81,7 @@ def read(
         raise InvalidInput("--cpu and --memory are needed both", hint="add --cpu 1 or --memory 1Gi")
     return bodies.ReservationRequest(
         requested_resources=bodies.Quantities(
-            cpu, memory, gpu, storage, dict(_pairs("--resource", resource))
+            cpu, memory, gpu, storage, dict(pairs("--resource", resource))
         ),
         priority=priority,
         duration=duration,
@@ -90,7 +90,7 @@ def read(
         weights=_weights(weight),
         target_cluster_id=cluster,
         constraints=bodies.ConstraintsBody(
-            labels=_pairs("--label", label),
+            labels=pairs("--label", label),
             region=region,
             exclude=exclude or [],
             max_price_per_hour=max_price,
@@ -99,7 +99,8 @@ def read(
     )
 
 
-def _pairs(flag: str, texts: Many) -> dict[str, str]:
+def pairs(flag: str, texts: Many) -> dict[str, str]:
+    """`NAME=VALUE`, as often as it was given."""
     found = {}
     for text in texts or []:
         key, equals, value = text.partition("=")
@@ -109,8 +110,13 @@ def _pairs(flag: str, texts: Many) -> dict[str, str]:
     return found
 
 
+def listed(texts: Many) -> list[str]:
+    """What was given with commas, and as often as it was given."""
+    return [part.strip() for text in texts or [] for part in text.split(",") if part.strip()]
+
+
 def _weights(texts: Many) -> dict[str, float]:
     try:
-        return {name: float(value) for name, value in _pairs("--weight", texts).items()}
+        return {name: float(value) for name, value in pairs("--weight", texts).items()}
     except ValueError as error:
         raise InvalidInput(f"--weight: {error}", hint="write for example price=2") from None

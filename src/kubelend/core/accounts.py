@@ -7,7 +7,9 @@ reservations at hand, and is never stored.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from copy import copy
 from datetime import datetime
+from typing import Self
 
 from kubelend.core import instants
 from kubelend.core.instants import DAY, micros
@@ -31,6 +33,12 @@ class Account:
         for reservation in reservations:
             self.add(reservation)
 
+    def copy(self) -> Self:
+        """As it is now: what changes later does not change the copy."""
+        twin = copy(self)
+        twin.spending = self.spending.copy()
+        return twin
+
     def add(self, reservation: Reservation) -> None:
         if reservation.is_live:
             self.held += reservation.request.resources
@@ -50,6 +58,12 @@ class Account:
             self.waits -= 1
         for span in self.spans(reservation):
             self.spending.remove(span)
+
+    def counts_alike(self, one: Reservation, other: Reservation) -> bool:
+        """Whether nothing of one reservation changes that is counted here."""
+        waits = (one.phase is Phase.PENDING) == (other.phase is Phase.PENDING)
+        holds = one.is_live == other.is_live
+        return holds and waits and list(self.spans(one)) == list(self.spans(other))
 
     def spans(self, reservation: Reservation) -> Iterator[Span]:
         """When it costs how much, as far as the budget counts it."""
@@ -114,7 +128,7 @@ class Accounts:
     def move(self, before: Reservation | None, after: Reservation) -> bool:
         """A reservation has changed; True if somebody who waits may see that."""
         account = self.by_requester.get(after.requester)
-        if account is None:
+        if account is None or (before is not None and account.counts_alike(before, after)):
             return False
         if before is not None:
             account.remove(before)

@@ -85,8 +85,7 @@ def reserve(
         return _same_request(known, request).id
     if new_id in ledger.reservations:
         raise Conflict(f"{new_id} exists already", hint="ask again")
-    quotas.check(ledger, request)
-    answer = decision.decide(quotas.question(ledger, request, now), ledger.fleet)
+    answer = decision.decide(quotas.admit(ledger, request, now), ledger.fleet)
     if isinstance(answer, NoFit):
         if not request.wait:
             return answer

@@ -22,13 +22,22 @@ from kubelend.core.events import (
     JoinRequested,
     MemberAccepted,
     MemberRemoved,
+    MemberRevoked,
     TokenCreated,
     TokenRemoved,
     TokenUsed,
     Uncordoned,
 )
 from kubelend.core.ledger import Ledger
-from kubelend.core.members import Certificate, Member, Standing, Token, TokenId, member_id
+from kubelend.core.members import (
+    BY_CERTIFICATE,
+    Certificate,
+    Member,
+    Standing,
+    Token,
+    TokenId,
+    member_id,
+)
 from kubelend.core.models import ClusterId, Record
 from kubelend.core.roles import Role
 
@@ -36,7 +45,7 @@ JOINING = (Role.CLUSTER, Role.VIEWER, Role.ADMIN)
 """What a token can be for. A proxy speaks for everyone: its certificate is made where the authority is."""
 
 MOST_TOKENS = 1000
-LONGEST_TTL = timedelta(days=30)
+SHORTEST_TTL, LONGEST_TTL = timedelta(seconds=1), timedelta(days=30)
 
 REVOKED = "revoked"
 """How the reason begins for which a revoked cluster is cordoned."""
@@ -138,23 +147,35 @@ def join(
         yield MemberAccepted(now, member) if judged.let_in else JoinRequested(now, member)
     if certificate is not None:
         known = ledger.registry.members[member.id]
-        yield CertificateIssued(now, known.certified(certificate))
+        yield CertificateIssued(now, known.certified(certificate, _advertised_until(ledger, known)))
     return ledger.registry.members[member.id]
 
 
 def accept(
-    ledger: Ledger, role: Role, name: str, key: str, by: str, now: datetime
+    ledger: Ledger,
+    role: Role,
+    name: str,
+    key: str,
+    by: str,
+    now: datetime,
+    *,
+    keep_old: bool = False,
 ) -> Command[Member]:
     """Say yes to who waits, or to who was revoked: what it shows from then on is believed again.
 
-    With a key, only to that one. Saying it again changes nothing.
+    With a key, only to that one. If another key was in, its certificates are refused from now on, unless
+    they are kept. Saying it again changes nothing.
     """
     found = ledger.registry.member(role, name)
-    if key and key not in {found.asks, found.key}:
+    if key and key != (found.asks or found.key):
         raise Conflict(
             f"another key asks to join as {role} {name}", hint="compare it: `kubelend get members`"
         )
-    if found.asks or found.standing is Standing.REVOKED:
+    if _is_another_key(found) and not keep_old:
+        gone = found.revoked("another key was accepted", by, now)
+        yield MemberRevoked(now, gone)
+        found = replace(gone, asks=found.asks)
+    if found.asks or not found.was_let_in:
         yield MemberAccepted(now, _accepted(found, by, now))
         yield from _reopen(ledger, role, name, now)
     return ledger.registry.member(role, name)
@@ -182,9 +203,13 @@ def check_renewal(ledger: Ledger, role: Role, name: str) -> Member | None:
 
 
 def certify(
-    ledger: Ledger, holder: Newcomer, certificate: Certificate, now: datetime
+    ledger: Ledger,
+    holder: Newcomer,
+    certificate: Certificate,
+    now: datetime,
+    shown_until: datetime | None = None,
 ) -> Command[Member]:
-    """It showed an older certificate of the same name, and gets a newer one."""
+    """It showed an older certificate of the same name, which ends then, and gets a newer one."""
     found = check_renewal(ledger, holder.role, holder.name)
     if found is None or found.standing is Standing.PENDING:
         waiting = "" if found is None else found.asks
@@ -196,9 +221,9 @@ def certify(
             asks=waiting,
             token=None if found is None else found.token,
             decided_at=now,
-            decided_by="its older certificate",
+            decided_by=BY_CERTIFICATE,
         )
-    yield CertificateIssued(now, replace(found, key=holder.key).certified(certificate))
+    yield CertificateIssued(now, replace(found, key=holder.key).certified(certificate, shown_until))
     return ledger.registry.members[found.id]
 
 
@@ -250,7 +275,8 @@ def _is_expected(newcomer: Newcomer, door: Door) -> bool:
 
 
 def _matches(name: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
+    # A name may have brackets, which mean something else in a pattern.
+    return name in patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _new_member(newcomer: Newcomer, token: Token, now: datetime, *, at_once: bool) -> Member:
@@ -275,11 +301,23 @@ def _new_member(newcomer: Newcomer, token: Token, now: datetime, *, at_once: boo
     )
 
 
+def _is_another_key(found: Member) -> bool:
+    return found.standing is Standing.ACCEPTED and found.asks not in {"", found.key}
+
+
+def _advertised_until(ledger: Ledger, member: Member) -> datetime | None:
+    """When the certificate ends with which a cluster advertised, which may be from elsewhere."""
+    found = ledger.clusters.get(ClusterId(member.name)) if member.role is Role.CLUSTER else None
+    return None if found is None else found.certificate_until
+
+
 def _accepted(found: Member, by: str, now: datetime) -> Member:
+    # The old key of a revoked one is not taken back with it.
+    is_in = found.standing is Standing.ACCEPTED
     return replace(
         found,
         standing=Standing.ACCEPTED,
-        key=found.asks,
+        key=found.asks or (found.key if is_in else ""),
         asks="",
         decided_at=now,
         decided_by=by,

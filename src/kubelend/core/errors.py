@@ -11,7 +11,7 @@
     ├── Forbidden                the caller is known, and may not do this
     │   ├── Revoked              its certificate is not believed any more
     │   ├── TokenRefused         a token that is wrong, over, or for somebody else
-    │   └── QuotaExceeded        it would hold or wait for more than it may
+    │   └── QuotaExceeded        it would hold, wait for or spend more than it may
     ├── NotFound                 no such cluster, reservation or route
     │   └── Hidden               there is, but the caller is not to know; the same on the wire
     ├── MethodNotAllowed         the route exists, but not with this method
@@ -119,7 +119,7 @@ class TokenRefused(Forbidden):
 
 
 class QuotaExceeded(Forbidden):
-    """The caller would hold or wait for more than an administrator allows it."""
+    """The caller would hold, wait for or spend more than an administrator allows it."""
 
     code = "QuotaExceeded"
 

@@ -94,18 +94,23 @@ class Fleet:
 
     def bind(self, cluster: Cluster, lending: Lending | None) -> None:
         """Write what the policy of a cluster says, or that it has none. To be done after each `put`."""
+        if lending is None and self.bounds is None:
+            return
         row = self.find(cluster.id)
-        if row is None or (lending is None and self.bounds is None):
+        if row is None:
             return
         if self.bounds is None:
             self.bounds = Bounds(len(self._open))
         if self.bounds.bind(row, lending):
             self._usable_until = NEVER
         if lending is not None:
-            ceiling = lending.lendable(cluster.ceiling, NOTHING)
+            ceiling, offer = lending.lendable(cluster.ceiling, NOTHING), cluster.advertisement
             for name, column in self._columns.items():
                 column.ceiling[row] = ceiling.amount(name)
-                self.bounds.column(name).bind(row, name, lending)
+                if offer.allocatable.amount(name):
+                    self.bounds.column(name).bind(row, name, lending)
+                else:
+                    self.bounds.column(name).clear(row)
         elif not self.bounds.policies:
             self.bounds = None
 

@@ -22,9 +22,9 @@ HORIZON: Final = 15
 _NAMES: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _EVERY_DAY: Final = frozenset(range(7))
 _TEXT: Final = re.compile(
-    r"(?:(?P<days>[a-z]{3}(?:[-,][a-z]{3})*) +)?"
-    r"(?P<start>\d{1,2}:\d\d) ?- ?(?P<end>\d{1,2}:\d\d)"
-    r"(?: +(?P<zone>\S{1,64}))?",
+    r"(?:(?P<days>[a-z]{3}(?:[-,][a-z]{3})*) )?"
+    r"(?P<start>\d{1,2}:\d\d)-(?P<end>\d{1,2}:\d\d)"
+    r"(?: (?P<zone>\S+))?",
     re.ASCII | re.IGNORECASE,
 )
 _HINT: Final = "write for example Mon-Fri 18:00-08:00 Europe/Rome"
@@ -93,7 +93,7 @@ class Timetable:
 @lru_cache(maxsize=1024)
 def parse(text: str) -> Window:
     """The hours which a text says, or `InvalidInput`."""
-    match = _TEXT.fullmatch(text.strip()) if len(text) <= 160 else None
+    match = _TEXT.fullmatch(text) if len(text) <= 160 else None
     if match is None:
         raise InvalidInput(f"{text[:80]!r} is no opening hours", hint=_HINT)
     start = _minutes(match["start"], text, _WHOLE_DAY - 1)

@@ -28,6 +28,8 @@ class Actor(Record, frozen=True):
     name: str
     role: str
     remote: str = ""
+    via: str = ""
+    """The proxy that passed the call on, if one did."""
 
 
 THE_BROKER = Actor("broker", "broker")

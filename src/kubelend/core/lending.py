@@ -79,8 +79,10 @@ class Lending(msgspec.Struct, frozen=True):
 
 def stricter(advertised: LendingPolicy | None, ordered: LendingPolicy | None) -> Lending | None:
     """What holds of a provider's own policy and the administrator's; None if nothing is limited."""
+    if advertised is None and ordered is None:
+        return None
     one, other = advertised or NO_POLICY, ordered or NO_POLICY
-    if one == NO_POLICY and other == NO_POLICY:
+    if one == other == NO_POLICY:
         return None
     return Lending(
         access=Access(_both(one.allow, other.allow), tuple(sorted({*one.deny, *other.deny}))),

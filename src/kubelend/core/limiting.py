@@ -15,8 +15,6 @@ from kubelend.core.lending import NO_POLICY, LendingPolicy
 from kubelend.core.limits import Limits, Quota
 from kubelend.core.models import ClusterId
 
-NO_QUOTA = Quota()
-
 
 def set_policy(
     ledger: Ledger, cluster: ClusterId, policy: LendingPolicy, now: datetime
@@ -36,10 +34,9 @@ def clear_policy(ledger: Ledger, cluster: ClusterId, now: datetime) -> Command[N
 
 
 def set_quota(ledger: Ledger, cluster: ClusterId, quota: Quota, now: datetime) -> Command[Limits]:
-    """Bound what a requester may hold, wait for and spend."""
-    wanted = None if quota == NO_QUOTA else quota
-    if ledger.limits(cluster).quota != wanted:
-        yield QuotaSet(now, cluster, wanted)
+    """Bound what a requester may hold, wait for and spend; if nothing is bounded, only count it."""
+    if ledger.limits(cluster).quota != quota:
+        yield QuotaSet(now, cluster, quota)
     return ledger.limits(cluster)
 
 
@@ -50,4 +47,4 @@ def clear_quota(ledger: Ledger, cluster: ClusterId, now: datetime) -> Command[No
 
 
 def no_quota(cluster: ClusterId) -> NotFound:
-    return NotFound(f"{cluster!r} has no quota", hint="an administrator sets it: `kubelend quota`")
+    return NotFound(f"{cluster!r} has no quota", hint="an administrator may set one")

@@ -6,7 +6,7 @@ issued it elsewhere. But what is written here decides: who waits is not in yet, 
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import NewType, Self
 
@@ -17,6 +17,9 @@ from kubelend.core.roles import Role
 
 MemberId = NewType("MemberId", str)
 TokenId = NewType("TokenId", str)
+
+BY_CERTIFICATE = "its older certificate"
+"""What decided on a member that nobody let in: it showed a certificate from elsewhere, and renewed it."""
 
 
 class Standing(StrEnum):
@@ -67,14 +70,42 @@ class Member(Record, frozen=True):
     def id(self) -> MemberId:
         return member_id(self.role, self.name)
 
-    def certified(self, certificate: Certificate) -> Self:
-        """The same with a newer certificate."""
-        until = max(self.certified_until or certificate.ends_at, certificate.ends_at)
+    @property
+    def was_let_in(self) -> bool:
+        """Whether an administrator said yes to it, by a token or by name."""
+        return self.standing is Standing.ACCEPTED and self.decided_by != BY_CERTIFICATE
+
+    def was_let_in_by(self, admin: str) -> bool:
+        return self.was_let_in and self.decided_by == admin
+
+    def certified(self, certificate: Certificate, shown_until: datetime | None = None) -> Self:
+        """The same with a newer certificate; the one that it showed for it may end later."""
+        ends = (self.certified_until, certificate.ends_at, shown_until)
+        until = max(end for end in ends if end is not None)
         return replace(self, certificate=certificate, certified_until=until)
+
+    def revoked(self, why: str, by: str, now: datetime) -> Self:
+        """The same, with none of its certificates believed any more."""
+        return replace(
+            self,
+            standing=Standing.REVOKED,
+            asks="",
+            revoked_at=self._after_all_certificates(now),
+            decided_at=now,
+            decided_by=by,
+            reason=why,
+            forget_at=None,
+        )
 
     def is_in_with(self, key: str) -> bool:
         """Whether the holder of this key may have certificates in its name."""
         return self.standing is Standing.ACCEPTED and self.key == key
+
+    def _after_all_certificates(self, now: datetime) -> datetime:
+        """Now. But after a return, certificates start on the next whole second, and that may be later."""
+        if self.certificate is None or self.revoked_at is None:
+            return now
+        return max(now, self.certificate.issued_at + timedelta(seconds=1))
 
 
 class Token(Record, frozen=True):

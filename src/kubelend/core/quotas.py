@@ -18,12 +18,23 @@ from kubelend.core.errors import QuotaExceeded
 from kubelend.core.filters import Purse, Question
 from kubelend.core.instants import micros
 from kubelend.core.ledger import Ledger
+from kubelend.core.lifecycle import Phase
 from kubelend.core.models import Request, Reservation
 from kubelend.core.spending import Span
 
 
+def admit(ledger: Ledger, request: Request, now: datetime) -> Question:
+    """Where can this request go now? `QuotaExceeded` if nowhere, because of what its requester has."""
+    account = ledger.accounts.by_requester.get(request.requester)
+    if account is None:
+        return Question(request, now)
+    for sentence, remedy in _excesses(account, request):
+        raise QuotaExceeded(sentence, hint=remedy)
+    return question(ledger, request, now)
+
+
 def question(ledger: Ledger, request: Request, now: datetime) -> Question:
-    """Where can this request go now, with what its requester may spend?"""
+    """The same, whatever the quota says of amounts and numbers."""
     account = ledger.accounts.get(request.requester)
     if account is None:
         return Question(request, now)
@@ -43,20 +54,17 @@ def question_of(ledger: Ledger, found: Reservation, now: datetime) -> Question:
     return replace(asked, purse=_purse(account, now, until, costs))
 
 
-def check(ledger: Ledger, request: Request) -> None:
-    """Refuse what would exceed the requester's quota, before anything is decided."""
-    account = ledger.accounts.get(request.requester)
-    if account is None:
-        return
-    for sentence, remedy in _excesses(account, request):
-        raise QuotaExceeded(sentence, hint=remedy)
+def excesses(ledger: Ledger, request: Request, asked: Reservation | None = None) -> tuple[str, ...]:
+    """Every way in which a request would exceed its requester's quota, and what would help.
 
-
-def excesses(ledger: Ledger, request: Request) -> tuple[str, ...]:
-    """Every way in which a request would exceed its requester's quota, and what would help."""
+    `asked` is the reservation of this request: while it waits, it does not count against itself.
+    """
     account = ledger.accounts.get(request.requester)
     if account is None:
         return ()
+    if asked is not None and asked.phase is Phase.PENDING:
+        account = account.copy()
+        account.remove(asked)
     return tuple(f"{sentence}; {remedy}" for sentence, remedy in _excesses(account, request))
 
 

@@ -13,7 +13,7 @@ from kubelend.core.errors import NotFound
 from kubelend.core.events import Cordoned, MemberRemoved, MemberRevoked, Released, TokenRemoved
 from kubelend.core.ledger import Ledger
 from kubelend.core.lifecycle import FINAL, Phase, Reason
-from kubelend.core.members import Member, Standing, TokenId, member_id
+from kubelend.core.members import Member, MemberId, Standing, TokenId, member_id
 from kubelend.core.models import ClusterId, Reservation, ReservationId
 from kubelend.core.roles import Role
 
@@ -31,6 +31,24 @@ class Revocation(NamedTuple):
     """What it had asked for."""
     drained: list[ReservationId]
     """What it lent: moved to others, or released."""
+    legacy: Legacy
+
+
+class Removal(NamedTuple):
+    """What is left of who was removed."""
+
+    member: Member | None
+    """The record that stays, so that its certificates are refused; None if there is none."""
+    legacy: Legacy
+
+
+class Legacy(NamedTuple):
+    """What an administrator leaves behind: ways in for others, or for itself by another name."""
+
+    tokens: tuple[TokenId, ...] = ()
+    """That it had made. They are gone."""
+    members: tuple[MemberId, ...] = ()
+    """That it let in, by a token or by name. They stay: somebody has to look at them."""
 
 
 def revoke(
@@ -50,21 +68,24 @@ def revoke(
     """
     known = ledger.registry.members.get(member_id(role, name))
     was_known = known is not None or (role is Role.CLUSTER and _is_heard_of(ledger, name))
-    if known is None or known.standing is not Standing.REVOKED or known.asks:
-        yield MemberRevoked(now, _revoked(known, role, name, why, by, now))
+    if known is None or not _is_put_out(known) or known.asks:
+        before = known or Member(role, name, Standing.REVOKED, now)
+        yield MemberRevoked(now, before.revoked(why, by, now))
+    legacy = yield from _end_tokens(ledger, role, name, now)
     released: list[ReservationId] = []
     drained: list[ReservationId] = []
     if role is Role.CLUSTER:
         released = yield from _give_back(ledger, ClusterId(name), now, waiting_only=not release)
         drained = yield from _close(ledger, ClusterId(name), why, now, drain=release)
-    return Revocation(ledger.registry.member(role, name), was_known, released, drained)
+    return Revocation(ledger.registry.member(role, name), was_known, released, drained, legacy)
 
 
-def remove(ledger: Ledger, role: Role, name: str, by: str, now: datetime) -> Command[Member | None]:
+def remove(ledger: Ledger, role: Role, name: str, by: str, now: datetime) -> Command[Removal]:
     """Forget a member, and its cluster if it lends nothing.
 
     The record of one that has certificates stays until the last has ended: without it they would be
-    believed again. It is answered then.
+    believed again. Of one that was ever revoked it stays for good, until an administrator accepts it:
+    nobody knows what else it holds.
     """
     member = ledger.registry.members.get(member_id(role, name))
     cluster = ledger.clusters.get(ClusterId(name)) if role is Role.CLUSTER else None
@@ -73,16 +94,19 @@ def remove(ledger: Ledger, role: Role, name: str, by: str, now: datetime) -> Com
     end = _last_end(member, None if cluster is None else cluster.certificate_until)
     if cluster is not None:
         yield from commands.remove(ledger, cluster.id, now)
+    legacy = yield from _end_tokens(ledger, role, name, now)
     if member is None:
-        return None
-    if _can_be_forgotten(member, end, now):
+        return Removal(None, legacy)
+    was_revoked = member.revoked_at is not None and member.forget_at is None
+    if not was_revoked and (end is None or end <= now):
         yield MemberRemoved(now, member.id)
-        return None
+        return Removal(None, legacy)
     revoked = member
     if member.standing is not Standing.REVOKED:
-        revoked = _revoked(member, role, name, "removed", by, now)
-    yield MemberRevoked(now, replace(revoked, asks="", forget_at=end))
-    return ledger.registry.member(role, name)
+        revoked = member.revoked("removed", by, now)
+    forget_at = None if was_revoked else end
+    yield MemberRevoked(now, replace(revoked, asks="", forget_at=forget_at))
+    return Removal(ledger.registry.member(role, name), legacy)
 
 
 def sweep(ledger: Ledger, now: datetime) -> Command[None]:
@@ -96,37 +120,26 @@ def sweep(ledger: Ledger, now: datetime) -> Command[None]:
             yield MemberRemoved(now, member.id)
 
 
-def _can_be_forgotten(member: Member, end: datetime | None, now: datetime) -> bool:
-    """Whether nothing is kept out by the record: it never had a certificate, or all have ended."""
-    return member.revoked_at is None if end is None else end <= now
+def _is_put_out(member: Member) -> bool:
+    """Revoked for good; one that was only removed is to be forgotten some time."""
+    return member.standing is Standing.REVOKED and member.forget_at is None
+
+
+def _end_tokens(ledger: Ledger, role: Role, name: str, now: datetime) -> Command[Legacy]:
+    """Or who was put out would come back with a token that it made before."""
+    if role is not Role.ADMIN:
+        return Legacy()
+    registry = ledger.registry
+    tokens = tuple(one.id for one in registry.tokens.values() if one.created_by == name)
+    for token in tokens:
+        yield TokenRemoved(now, token)
+    let_in = sorted(one.id for one in registry.members.values() if one.was_let_in_by(name))
+    return Legacy(tokens, tuple(let_in))
 
 
 def _is_heard_of(ledger: Ledger, name: str) -> bool:
     cluster = ClusterId(name)
     return cluster in ledger.clusters or next(ledger.touching(cluster), None) is not None
-
-
-def _after_all_of(member: Member, now: datetime) -> datetime:
-    """Now. But after a return, certificates start on the next whole second, and that may be later."""
-    newest = member.certificate
-    if newest is None or member.revoked_at is None:
-        return now
-    return max(now, newest.issued_at + timedelta(seconds=1))
-
-
-def _revoked(
-    known: Member | None, role: Role, name: str, why: str, by: str, now: datetime
-) -> Member:
-    before = known or Member(role, name, Standing.REVOKED, now)
-    return replace(
-        before,
-        standing=Standing.REVOKED,
-        asks="",
-        revoked_at=_after_all_of(before, now),
-        decided_at=now,
-        decided_by=by,
-        reason=why,
-    )
 
 
 def _give_back(
@@ -162,5 +175,5 @@ def _close(
 
 
 def _last_end(member: Member | None, advertised: datetime | None) -> datetime | None:
-    issued = None if member is None else member.certified_until
-    return max((end for end in (issued, advertised) if end is not None), default=None)
+    known = () if member is None else (member.certified_until, member.forget_at)
+    return max((end for end in (*known, advertised) if end is not None), default=None)

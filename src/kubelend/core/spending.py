@@ -43,6 +43,11 @@ class Spending:
     def steps(self) -> dict[int, int]:
         return dict(self._steps)
 
+    def copy(self) -> Spending:
+        twin = Spending()
+        twin._steps = self.steps()
+        return twin
+
     def most(self, budget: int, since: int, until: int) -> int:
         """The highest price, in billionths per hour, that fits the budget on each day it would run.
 

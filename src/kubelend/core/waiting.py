@@ -70,12 +70,13 @@ def _serve_one(
     waiter = ledger.reservation(name)
     wanted = waiter.request.resources
     usable = [cluster for cluster in freed if wanted.fits_in(ledger.cluster(cluster).ceiling)]
-    if any(wanted.fits_in(ledger.available(cluster)) for cluster in usable):
-        placed = _place(ledger, waiter, now)
-        if placed is not None:
-            yield placed
-            return
-    if not _is_kept(ledger, waiter, freed, now) and (usable or waiter.earmark is not None):
+    may_fit = any(wanted.fits_in(ledger.available(cluster)) for cluster in usable)
+    looks_on = (usable or waiter.earmark is not None) and not _is_kept(ledger, waiter, freed, now)
+    # Time alone may have opened a cluster, or made room in a budget: better to have it than to keep it.
+    placed = _place(ledger, waiter, now) if may_fit or looks_on else None
+    if placed is not None:
+        yield placed
+    elif looks_on:
         yield from earmark(ledger, waiter, now)
 
 

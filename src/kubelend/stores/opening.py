@@ -98,7 +98,9 @@ def _read_sqlite(rest: str) -> SqliteStore:
 
 
 _KINDS = {
-    "memory": _Kind("memory:", _check_memory, _open_memory, _read_memory, lambda _: [], lambda _: None),
+    "memory": _Kind(
+        "memory:", _check_memory, _open_memory, _read_memory, lambda _: [], lambda _: None
+    ),
     "sqlite": _Kind(
         "a path or sqlite:///path",
         _check_sqlite,

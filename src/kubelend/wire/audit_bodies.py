@@ -16,6 +16,7 @@ class Actor(Body, frozen=True):
     name: str
     role: str
     remote: str = ""
+    via: Annotated[str, Meta(description="The proxy that passed the call on")] = ""
 
 
 class AuditLine(Body, frozen=True):

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from kubelend.core import (
     durations,
     explanations,
+    lending,
     models,
     policies,
     prices,
@@ -22,8 +23,9 @@ from kubelend.core import (
     resources,
 )
 from kubelend.core.errors import InvalidDuration, InvalidInput, InvalidQuantity
+from kubelend.core.hours import Timetable
 from kubelend.core.models import ClusterId, RequestKey
-from kubelend.wire import bodies
+from kubelend.wire import bodies, limit_conversion
 
 
 class Terms(msgspec.Struct, frozen=True):
@@ -58,6 +60,7 @@ def to_advertisement(
         labels=_labels(body.labels, body.region),
         valid_for=duration(body.valid_for, "validFor") if body.valid_for else None,
         endpoint=body.endpoint_url,
+        policy=None if body.policy is None else limit_conversion.to_policy(body.policy, "policy"),
     )
 
 
@@ -217,6 +220,7 @@ def from_cluster(cluster: models.Cluster, reserved: resources.Resources) -> bodi
         region=region,
         valid_for=durations.text(known.valid_for) if known.valid_for else "",
         endpoint_url=known.endpoint,
+        policy=limit_conversion.from_policy(known.policy),
     )
 
 
@@ -242,7 +246,11 @@ def accepted(
 
 
 def from_cluster_status(
-    cluster: models.Cluster, reserved: resources.Resources, lent: int, now: datetime
+    cluster: models.Cluster,
+    reserved: resources.Resources,
+    lent: int,
+    holds: lending.Lending | None,
+    now: datetime,
 ) -> bodies.ClusterStatus:
     stale = cluster.is_stale(now)
     available = cluster.ceiling - reserved
@@ -261,6 +269,9 @@ def from_cluster_status(
         if any(amount < 0 for _, amount in available.items())
         else "",
         certificate_until=cluster.certificate_until,
+        policy=limit_conversion.from_lending(holds),
+        withheld=limit_conversion.withheld(holds, available, reserved),
+        closed=holds is not None and not Timetable(holds.hours).is_open(now),
     )
 
 
@@ -285,7 +296,12 @@ def from_reservation(found: models.Reservation) -> bodies.Reservation:
         priority=found.request.priority,
         duration=durations.text(found.request.duration),
         previous_cluster_ids=list(found.left),
+        cost=_from_agreed(found) if found.currency else None,
     )
+
+
+def _from_agreed(found: models.Reservation) -> bodies.AgreedCost:
+    return bodies.AgreedCost(prices.text(found.hourly), found.currency)
 
 
 def from_explanation(explanation: explanations.Explanation) -> bodies.Explanation:
@@ -296,6 +312,7 @@ def from_explanation(explanation: explanations.Explanation) -> bodies.Explanatio
         refusals={refusal.value: count for refusal, count in explanation.refusals.items()},
         candidates=[_from_candidate(candidate) for candidate in explanation.candidates],
         remedy=_from_remedy(explanation.remedy),
+        quota=list(explanation.quota),
     )
 
 

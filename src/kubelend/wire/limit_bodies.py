@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
+import msgspec
 from msgspec import Meta
 
 from kubelend.wire.bodies import (
@@ -40,7 +41,7 @@ class PolicyStatus(Body, frozen=True):
 class QuotaRequest(Body, frozen=True, forbid_unknown_fields=True):
     """The most that a cluster may hold and wait for at a time, and spend in a day (UTC)."""
 
-    amounts: AmountsByName = {}
+    amounts: AmountsByName = msgspec.field(default_factory=dict)
     """What is not named has no such limit; zero allows none."""
     reservations: Count | None = None
     budget: Price = ""
@@ -51,7 +52,7 @@ class QuotaRequest(Body, frozen=True, forbid_unknown_fields=True):
 class Quota(Body, frozen=True):
     """The same, as it is set."""
 
-    amounts: dict[str, str] = {}
+    amounts: dict[str, str] = msgspec.field(default_factory=dict)
     reservations: int | None = None
     budget: str = ""
     currency: str = ""
@@ -60,8 +61,8 @@ class Quota(Body, frozen=True):
 class QuotaUse(Body, frozen=True):
     """What of a quota is used now."""
 
-    held: dict[str, str] = {}
-    waited_for: dict[str, str] = {}
+    held: dict[str, str] = msgspec.field(default_factory=dict)
+    waited_for: dict[str, str] = msgspec.field(default_factory=dict)
     reservations: int = 0
     waiting: int = 0
     spent_today: str = ""

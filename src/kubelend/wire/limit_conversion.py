@@ -30,7 +30,7 @@ def to_policy(body: bodies.LendingPolicy, where: str = "") -> LendingPolicy:
         max_per_requester=resources.caps(
             _texts(body.max_per_requester), f"{prefix}maxPerRequester"
         ),
-        hours=tuple(_hours(text, f"{prefix}hours") for text in body.hours),
+        hours=_hours(tuple(body.hours), f"{prefix}hours"),
     )
 
 
@@ -43,12 +43,13 @@ def to_quota(body: limit_bodies.QuotaRequest) -> limits.Quota:
     )
 
 
-def _hours(text: str, where: str) -> str:
+def _hours(texts: tuple[str, ...], where: str) -> tuple[str, ...]:
     try:
-        hours.parse(text)
+        for text in texts:
+            hours.parse(text)
     except InvalidInput as problem:
         raise InvalidInput(f"{where}: {problem.message}", hint=problem.hint) from None
-    return " ".join(text.split())
+    return texts
 
 
 def _texts(amounts: Mapping[str, str | int]) -> dict[str, str]:
@@ -84,9 +85,7 @@ def from_lending(holds: Lending | None) -> bodies.EffectivePolicy | None:
     )
 
 
-def withheld(
-    holds: Lending | None, available: Resources, reserved: Resources
-) -> dict[str, str]:
+def withheld(holds: Lending | None, available: Resources, reserved: Resources) -> dict[str, str]:
     """What of the available amounts a policy keeps from being lent now."""
     if holds is None:
         return {}

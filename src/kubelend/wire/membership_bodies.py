@@ -102,6 +102,8 @@ class AcceptRequest(Body, frozen=True):
     """Which key is accepted; whichever asks, if empty."""
 
     key: Pin = ""
+    keep_old: bool = False
+    """Go on believing the certificates of another key that was in until now."""
 
 
 class RevokeRequest(Body, frozen=True):
@@ -122,6 +124,10 @@ class Revocation(Body, frozen=True):
     """Reservations that it had asked for."""
     drained: list[str] = msgspec.field(default_factory=list)
     """Reservations on it: moved to other clusters, or released."""
+    tokens: list[str] = msgspec.field(default_factory=list)
+    """Tokens that this administrator had made: they are gone."""
+    let_in: list[str] = msgspec.field(default_factory=list)
+    """Members (role/name) that this administrator let in. They stay, and should be looked at."""
 
 
 class Removal(Body, frozen=True):
@@ -130,7 +136,10 @@ class Removal(Body, frozen=True):
     refused: bool
     """Whether it still has certificates, which are refused."""
     refused_until: Timestamp | None = None
-    """When the last of them ends, if that is known."""
+    """When the last of them ends; if empty, they are refused until an administrator accepts it."""
+    tokens: list[str] = msgspec.field(default_factory=list)
+    let_in: list[str] = msgspec.field(default_factory=list)
+    """Both as in a revocation."""
 
 
 class JoinRequest(Body, frozen=True):

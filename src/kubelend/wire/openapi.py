@@ -144,5 +144,7 @@ def _errors(route: Route, schema_of: dict[str, Json]) -> Json:
 
 
 def _needs_body(route: Route) -> bool:
-    """A body all of whose fields have defaults may be left out."""
-    return any(field.required for field in msgspec.structs.fields(route.body))
+    """A body all of whose fields have defaults may be left out, unless it replaces what was said before."""
+    return route.method == "PUT" or any(
+        field.required for field in msgspec.structs.fields(route.body)
+    )

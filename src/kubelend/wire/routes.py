@@ -13,6 +13,7 @@ from kubelend.wire.tables import (
     audit,
     clusters,
     instructions,
+    limits,
     membership,
     reservations,
 )
@@ -22,6 +23,7 @@ ROUTES: tuple[Route, ...] = (
     *reservations.ROUTES,
     *instructions.ROUTES,
     *clusters.ROUTES,
+    *limits.ROUTES,
     *membership.ROUTES,
     *audit.ROUTES,
     *about.ROUTES,

@@ -77,6 +77,9 @@ def test_zero_turns_a_listener_off():
         ({"metrics_bind_address": ":8081"}, ":8081 is --health-probe-bind-address already"),
         ({"metrics_bind_address": ":8443"}, "is where the REST interface is served"),
         ({"log_level": "loud"}, "--log-level: 'loud' is unknown"),
+        ({"enrol_port": "65536"}, "--enrol-port: must be from 0 to 65535"),
+        ({"ca_path": "ca", "enrol_port": "8443"}, "--enrol-port: must not be --http-port"),
+        ({"certificate_lifetime": "9s"}, "--certificate-lifetime: must be at least 10s"),
     ],
 )
 def test_what_cannot_run_is_told(texts, problem):
@@ -90,8 +93,9 @@ def test_what_cannot_run_is_told(texts, problem):
         {"rate_limit": "0", "max_wait": "0", "max_waiting": "0", "retention": "0"},
         {"leader_elect": "true"},
         {"http_host": "127.0.0.1", "metrics_bind_address": "127.0.0.2:8443"},
+        {"enrol_port": "8443"},
     ],
-    ids=["free ports", "no limits", "leader election", "another address"],
+    ids=["free ports", "no limits", "leader election", "another address", "no authority"],
 )
 def test_what_can_run_is_taken(texts):
     assert flags.parse(BrokerSettings, {**CERTS, **texts}).problems() == []

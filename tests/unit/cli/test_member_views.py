@@ -3,6 +3,7 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from msgspec.structs import replace
 
 from kubelend.cli import member_views
 from kubelend.wire import membership_bodies as bodies
@@ -23,21 +24,22 @@ def made(role="cluster", name="", port=8444):
             made(name="berlin"),
             "https://broker.example.org:8443",
             "",
-            f"kubelend join https://broker.example.org:8444 --token kl1.abc.xyz --ca-hash {PIN}"
+            "KUBELEND_TOKEN=kl1.abc.xyz"
+            f" kubelend join https://broker.example.org:8444 --ca-hash {PIN}"
             " --cluster-id berlin --out certs/berlin",
         ),
         (
             made(),
             "https://[::1]:8443/",
             "",
-            f"kubelend join 'https://[::1]:8444' --token kl1.abc.xyz --ca-hash {PIN}"
+            f"KUBELEND_TOKEN=kl1.abc.xyz kubelend join 'https://[::1]:8444' --ca-hash {PIN}"
             " --cluster-id CLUSTER --out certs/CLUSTER",
         ),
         (
             made("viewer", "Bob; rm -rf /"),
             "https://b:8443",
             "https://join.example.org",
-            f"kubelend join https://join.example.org --token kl1.abc.xyz --ca-hash {PIN}"
+            f"KUBELEND_TOKEN=kl1.abc.xyz kubelend join https://join.example.org --ca-hash {PIN}"
             " --name 'Bob; rm -rf /' --role viewer --out 'certs/Bob%3B rm -rf %2F'",
         ),
     ],
@@ -101,7 +103,12 @@ def test_revocation_says_what_it_did(role, release, released, drained, text):
     "left, text",
     [
         (bodies.Removal(False), "x is removed"),
-        (bodies.Removal(True), "cluster x is removed; its certificates are refused from now on"),
+        (bodies.Removal(False, tokens=["a"]), "x is removed; 1 token of it deleted"),
+        (
+            bodies.Removal(True, tokens=["a", "b"]),
+            "cluster x is removed; its certificates are refused until it is accepted again;"
+            " 2 tokens of it deleted",
+        ),
         (
             bodies.Removal(True, LATER),
             "cluster x is removed; its certificates are refused until they have ended,"
@@ -111,3 +118,19 @@ def test_revocation_says_what_it_did(role, release, released, drained, text):
 )
 def test_removal_says_what_stays(left, text):
     assert member_views.removed("cluster", "x", left, NOW) == text
+
+
+def test_revoked_administrator_is_told_with_its_tokens():
+    member = bodies.Member("admin", "x", "Revoked", NOW)
+    done = bodies.Revocation(member, True, tokens=["a", "b"])
+    text = "admin x is revoked, and refused from now on; 2 tokens of it deleted"
+    assert member_views.revoked(done, release=False) == text
+
+
+def test_acceptance_says_which_certificates_stay_refused():
+    member = bodies.Member("cluster", "x", "Accepted", NOW)
+    assert member_views.accepted(member, NOW) == "cluster x is accepted"
+    text = (
+        "cluster x is accepted; certificates from before 2026-01-01T00:00:00Z (0s ago) stay refused"
+    )
+    assert member_views.accepted(replace(member, revoked_at=NOW), NOW) == text

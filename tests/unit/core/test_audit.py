@@ -9,6 +9,7 @@ from kubelend.core.ledger import Ledger
 from kubelend.core.lifecycle import Phase
 from kubelend.core.models import ClusterId
 from kubelend.core.records import Records
+from kubelend.core.spending import Span
 
 
 @pytest.fixture
@@ -77,6 +78,53 @@ def test_index_that_lies_is_found(desk, name):
     (found,) = audit.violations(desk.ledger)
     assert found.startswith("a: the index has ")
     assert f" {name} free, not " in found
+
+
+@pytest.fixture
+def limited(desk):
+    """The same with a policy and a quota, set after the first loans were made."""
+    desk.advertise("b", "cpu=4,memory=8Gi", prices=make.price_list(cpu="1"))
+    desk.limit("a", keep_back="cpu=1", max_lent="cpu=3", max_per_requester="cpu=3")
+    desk.allot("r", "cpu=20", budget="100")
+    desk.reserve("cpu=1,memory=1Gi", pinned="b")
+    return desk
+
+
+def test_sound_ledger_with_limits_has_no_violations(limited):
+    assert audit.violations(limited.ledger) == []
+    assert audit.violations(Ledger.restore(limited.kept())) == []
+
+
+def test_index_that_forgets_what_a_policy_withholds_is_found(limited):
+    limited.ledger.fleet.set_free(ClusterId("a"), limited.available("a"))
+    assert audit.violations(limited.ledger) == ["a: the index has 2000 cpu free, not 1000"]
+
+
+def test_account_that_miscounts_is_found(limited):
+    account = limited.ledger.accounts.get(make.R)
+    for spoil in (
+        lambda: account.spending.add(Span(0, 1, 1)),
+        lambda: setattr(account, "waits", 7),
+        lambda: setattr(account, "held", make.resources("cpu=1")),
+    ):
+        spoil()
+        assert audit.violations(limited.ledger) == [
+            "r: the account is not the sum of its reservations"
+        ]
+
+
+def test_account_too_few_is_found(limited):
+    limited.ledger.accounts.by_requester.clear()
+    assert audit.violations(limited.ledger) == [
+        "the accounts are not those of the requesters with a quota"
+    ]
+
+
+def test_loans_that_are_miscounted_are_found(limited):
+    limited.ledger.fleet.loans.remove(ClusterId("a"), limited["rsv-1"])
+    assert audit.violations(limited.ledger) == [
+        "what each requester has of each provider is not the sum of its reservations"
+    ]
 
 
 def test_index_without_a_cluster_is_found(desk):

@@ -3,7 +3,7 @@
 import pytest
 
 import make
-from kubelend.core import enrolment, revocation
+from kubelend.core import commands, enrolment, revocation
 from kubelend.core.enrolment import Door, Newcomer
 from kubelend.core.errors import Conflict, Forbidden, NotFound, Revoked, TokenRefused
 from kubelend.core.members import Certificate, Standing, Token, TokenId
@@ -46,8 +46,10 @@ def join(desk, who, id="abc", door=DOOR):
     return judged.let_in, member
 
 
-def accept(desk, name="berlin", key="", role=Role.CLUSTER):
-    return desk.run(enrolment.accept(desk.ledger, role, name, key, "alice", desk.now))
+def accept(desk, name="berlin", key="", role=Role.CLUSTER, *, keep_old=False):
+    return desk.run(
+        enrolment.accept(desk.ledger, role, name, key, "alice", desk.now, keep_old=keep_old)
+    )
 
 
 def revoke(desk, name="berlin"):
@@ -125,6 +127,14 @@ def test_person_is_expected_by_name_alone_whatever_the_pattern(desk):
     assert join(desk, newcomer("victor", role=Role.VIEWER), "b")[0]
 
 
+def test_name_with_brackets_matches_itself(desk):
+    door = Door(allow=("lab[1]", "edge-*"), auto_accept=("lab[1]",))
+    create(desk, token(uses=2), door=door)
+    assert join(desk, newcomer("lab[1]"), door=door)[0]
+    with pytest.raises(Forbidden, match="no cluster 'lab' may join"):
+        join(desk, newcomer("lab"), door=door)
+
+
 def test_list_of_clusters_that_may_join_does_not_speak_of_people(desk):
     door = Door(allow=("edge-*",))
     create(desk, token("a", Role.ADMIN, name="alice"), token("b"), door=door)
@@ -196,6 +206,26 @@ def test_name_that_is_taken_waits_for_an_administrator(desk):
     assert (member.standing, member.key, member.asks) == (Standing.ACCEPTED, "k1", "k2")
     assert accept(desk, key="k2").key == "k2"
     assert join(desk, newcomer(key="k2"), "b")[0]
+
+
+@pytest.mark.parametrize("keep_old", [False, True])
+def test_certificates_of_a_key_that_was_replaced_are_refused_unless_they_are_kept(desk, keep_old):
+    create(desk, token("a", name="berlin"), token("b", name="berlin"))
+    join(desk, newcomer(key="k1"), "a")
+    desk.pass_time(make.MINUTE)
+    join(desk, newcomer(key="k2"), "b")
+    with pytest.raises(Conflict, match="another key asks"):
+        accept(desk, key="k1")
+    member = accept(desk, keep_old=keep_old)
+    assert (member.standing, member.key, member.asks) == (Standing.ACCEPTED, "k2", "")
+    assert (member.decided_by, member.reason) == ("alice", "")
+    registry = desk.ledger.registry
+    registry.check(Role.CLUSTER, "berlin", desk.now)
+    if keep_old:
+        registry.check(Role.CLUSTER, "berlin", make.T0)
+    else:
+        with pytest.raises(Revoked):
+            registry.check(Role.CLUSTER, "berlin", make.T0)
 
 
 def test_same_key_with_another_token_needs_no_administrator(desk):
@@ -291,6 +321,19 @@ def test_last_end_is_not_forgotten_when_lifetimes_become_shorter(desk):
 def test_holder_of_a_certificate_from_elsewhere_becomes_a_member(desk):
     member = certify(desk)
     assert (member.standing, member.decided_by) == (Standing.ACCEPTED, "its older certificate")
+    assert not member.was_let_in
+    member = accept(desk)
+    assert (member.key, member.was_let_in, member.revoked_at) == ("k2", True, None)
+
+
+def test_certificate_from_elsewhere_of_one_that_joins_is_not_forgotten(desk):
+    until = desk.now + 5 * make.HOUR
+    offer = make.advertisement("berlin")
+    desk.run(commands.advertise(desk.ledger, offer, make.STALE_AFTER, desk.now, until))
+    create(desk)
+    join(desk, newcomer())
+    accept(desk)
+    assert join(desk, newcomer())[1].certified_until == until
 
 
 def test_renewal_of_the_true_one_leaves_the_other_waiting(desk):

@@ -203,12 +203,22 @@ def test_kept_capacity_is_had_by_waiting_or_by_priority():
 
 
 amounts = st.integers(0, 5)
+POLICIES = [
+    None,
+    None,
+    make.policy(keep_back="cpu=1,memory=1Gi"),
+    make.policy(max_lent="cpu=3,gpu=1"),
+    make.policy(max_per_requester="cpu=2,memory=2Gi"),
+    make.policy(max_per_requester="cpu=3", max_lent="cpu=4", keep_back="cpu=1", allow=["r", "a"]),
+    make.policy(hours=["13:00-14:00"]),
+]
 offers = st.builds(
-    lambda cpu, memory, gpu, fpga, prices, labels: make.advertisement(
+    lambda cpu, memory, gpu, fpga, prices, labels, policy: make.advertisement(
         "-",
         Resources(cpu * 1000, memory * GI, gpu, 0, {"example.com/fpga": fpga}),
         prices=prices,
         labels=labels,
+        policy=policy,
     ),
     amounts,
     amounts,
@@ -218,6 +228,7 @@ offers = st.builds(
         [None, make.price_list(cpu="0.1", memory="0.07"), make.price_list("EUR", cpu="0.3")]
     ),
     st.sampled_from([{}, {"zone": "x"}, {"zone": "y", "ssd": "yes"}]),
+    st.sampled_from(POLICIES),
 )
 
 
@@ -273,6 +284,9 @@ CURABLE = {
     Refusal.INSUFFICIENT_MEMORY,
     Refusal.INSUFFICIENT_GPU,
     Refusal.INSUFFICIENT_EXTENDED,
+    Refusal.KEPT_BACK,
+    Refusal.LENDING_CAP_REACHED,
+    Refusal.REQUESTER_CAP_REACHED,
 }
 
 

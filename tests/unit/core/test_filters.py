@@ -1,12 +1,16 @@
 """Each reason to refuse, alone: one cluster, one request, one obstacle."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import make
 from kubelend.core import decision, filters
-from kubelend.core.filters import FILTERS, Question
+from kubelend.core.filters import FILTERS, Purse, Question
 from kubelend.core.models import ClusterId
+from kubelend.core.prices import Prices
 from kubelend.core.refusals import Refusal
+from kubelend.core.resources import Resources
 
 
 def refusals(question, ledger, cluster="a"):
@@ -181,3 +185,19 @@ def test_huge_amounts_are_compared_exactly():
     ledger = make.ledger(a=f"cpu=1,memory={most - 1}")
     assert refusals(make.question(f"memory={most - 1}"), ledger) == []
     assert refusals(make.question(f"memory={most}"), ledger) == ["InsufficientMemory"]
+
+
+@given(
+    st.integers(1, 10**18 - 1),
+    st.integers(0, 10**18 - 1),
+    st.integers(1, 10**7),
+    st.integers(0, 2**50),
+    st.integers(-2, 2),
+)
+def test_budget_is_exact_to_the_billionth_however_large_the_price(cpu, memory, millis, size, more):
+    """Floating point alone would let pass, or refuse, what differs in the last digits of so large a sum."""
+    offer = make.advertisement("a", Resources(millis, size), prices=Prices("USD", cpu, memory))
+    ledger, wanted = make.ledger(a=offer), make.request(Resources(millis, size))
+    agreed = Prices("USD", cpu, memory).agreed(wanted.resources)
+    question = Question(wanted, make.T0, purse=Purse(max(agreed + more, 0), "USD"))
+    assert refusals(question, ledger) == (["OverBudget"] if agreed > agreed + more >= 0 else [])

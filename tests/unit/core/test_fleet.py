@@ -8,15 +8,31 @@ from hypothesis import strategies as st
 
 import make
 from kubelend.core import fleet as fleets
-from kubelend.core import instants
+from kubelend.core import instants, lending
 from kubelend.core.fleet import Fleet
 from kubelend.core.models import Cluster, ClusterId
+from kubelend.core.resources import NOTHING
 
+NOON = instants.micros(make.T0)
+POLICIES = [
+    None,
+    None,
+    make.policy(keep_back="cpu=2,example.com/a=1"),
+    make.policy(allow=["s"], max_lent="cpu=3"),
+    make.policy(deny=["r"], max_per_requester="cpu=1,example.com/b=1"),
+    make.policy(hours=["13:00-14:00"]),
+    make.policy(hours=["11:00-14:00"], deny=["r"]),
+]
 NAMES = ["cpu", "memory", "gpu", "storage", "example.com/a", "example.com/b"]
 
 
 def put(fleet, cluster):
-    fleet.put(cluster, cluster.ceiling.clamped())
+    free = cluster.ceiling.clamped()
+    holds = lending.stricter(cluster.advertisement.policy, None)
+    fleet.put(cluster, free)
+    fleet.bind(cluster, holds)
+    if holds is not None:
+        fleet.withhold(cluster.id, holds, free, NOTHING)
 
 
 def contents(fleet):
@@ -37,9 +53,23 @@ def contents(fleet):
         "currency": _list(fleet.currency),
         "rates": _list(fleet.rates),
         "labelled": _list(fleet.with_label("zone", "x")),
+        "prices": fleet.prices,
+        "available": {name: _list(fleet.available(name)) for name in NAMES},
+        "bounds": {name: bounds(fleet, name) for name in NAMES},
+        "share_left": {name: _list(fleet.share_left(name, make.R)) for name in NAMES},
+        "admits": None
+        if fleet.bounds is None
+        else [_list(mask) for mask in fleet.bounds.admission(make.R, len(fleet))],
+        "within_hours": _list(fleet.within_hours(NOON)),
+        "usable": _list(fleet.usable(NOON)),
         "earmarks": fleet.earmarks,
         "open_to": [_list(fleet.open_to(1, ticket)) for ticket in range(7)],
     }
+
+
+def bounds(fleet, name):
+    found = fleet.bound(name)
+    return None if found is None else [_list(array[: len(fleet)]) for array in found.arrays()]
 
 
 def _list(array):
@@ -148,6 +178,7 @@ def clusters(draw):
         labels=draw(st.sampled_from([{}, {"zone": "x"}, {"zone": "y"}])),
         prices=draw(st.sampled_from([None, make.price_list(cpu="1"), make.price_list("EUR")])),
         cordon=draw(st.sampled_from([None, "closed"])),
+        policy=draw(st.sampled_from(POLICIES)),
     )
 
 

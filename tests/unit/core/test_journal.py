@@ -155,6 +155,13 @@ def test_digest_of_a_token_is_in_no_line():
     assert b"usesLeft" in text
 
 
+def test_removal_is_told_with_the_key_and_when_it_is_forgotten():
+    until = make.T0 + make.HOUR
+    member = Member(Role.CLUSTER, "a", Standing.REVOKED, make.T0, key="sha256:ab", forget_at=until)
+    facts = journal.facts(member)
+    assert (facts["key"], facts["forgetAt"]) == ("sha256:ab", until)
+
+
 def test_start_is_before_the_first_line():
     assert Head(0, bytes(32)) == START
     assert list(journal.breaks([], START, START)) == []

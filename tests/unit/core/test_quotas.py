@@ -121,9 +121,17 @@ def test_quota_that_was_lowered_serves_a_waiter_once_enough_is_given_back(desk):
 
 def test_lifted_quota_bounds_nothing(desk):
     desk.allot("r", "cpu=1")
-    desk.allot("r", make.quota())
+    desk.lift("r")
     desk.reserve("cpu=60,memory=1Gi")
     assert desk.ledger.accounts.get(R) is None
+
+
+def test_quota_that_bounds_nothing_only_counts(desk):
+    desk.allot("r")
+    desk.reserve("cpu=60,memory=1Gi")
+    account = desk.ledger.accounts.get(R)
+    assert account is not None
+    assert account.held == make.resources("cpu=60,memory=1Gi")
 
 
 def test_excesses_say_all_at_once(desk):
@@ -261,18 +269,30 @@ def test_waiter_is_served_when_the_budget_allows_for_it_again(desk):
     assert desk[waiter].is_live
 
 
+def test_waiter_is_served_when_something_ends_elsewhere_that_it_could_not_have_used(desk):
+    """What comes free is too small for it, but the money is enough."""
+    priced(desk, "1", "a")
+    priced(desk, "1", "b", offer="cpu=4,memory=8Gi")
+    desk.allot("r", budget="10", currency="EUR")
+    held = desk.reserve("cpu=4,memory=1Gi", pinned="b")
+    waiter = desk.reserve("cpu=8,memory=1Gi", **WAIT)
+    desk.release(held)
+    assert desk.target(waiter) == "a"
+
+
 def test_waiter_is_served_when_a_new_day_brings_a_new_budget(desk):
     priced(desk)
     desk.allot("r", budget="10", currency="EUR")
     desk.reserve("cpu=10,memory=1Gi", duration=make.HOUR)
     waiter = desk.reserve("cpu=5,memory=1Gi", wait=DAY)
-    for _ in range(12):
-        assert desk[waiter].phase == "Pending"
-        desk.pass_time(make.HOUR)
-        priced(desk)
+    desk.pass_time(12 * make.HOUR - 5 * make.MINUTE)
+    priced(desk)
+    for _ in range(5):
         desk.expire()
-    assert desk[waiter].is_live
-    assert desk.now == make.T0 + 12 * make.HOUR
+        assert desk[waiter].phase == "Pending"
+        desk.pass_time(make.MINUTE)
+    desk.expire()
+    assert desk[waiter].reserved_at == make.T0 + 12 * make.HOUR
 
 
 def test_waiter_is_served_when_the_budget_is_raised(desk):
@@ -301,7 +321,9 @@ def test_finished_reservation_stays_at_hand_while_its_day_counts(desk):
     desk.pass_time(make.HOUR)
     desk.expire(retention=make.MINUTE)
     assert paid not in desk.ledger.reservations
-    assert spent(desk) == "0"
+    account = desk.ledger.accounts.get(R)
+    assert account is not None
+    assert account.spending.steps() == {}, "days that are over leave nothing behind"
 
 
 def test_budget_that_is_set_later_counts_what_is_still_at_hand(desk):

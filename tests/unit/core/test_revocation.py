@@ -5,7 +5,7 @@ import pytest
 import make
 from kubelend.core import commands, enrolment, revocation
 from kubelend.core.errors import Conflict, NotFound, Revoked
-from kubelend.core.members import Certificate, Member, Standing, Token, TokenId
+from kubelend.core.members import Certificate, Standing, Token, TokenId
 from kubelend.core.models import ClusterId
 from kubelend.core.roles import Role
 
@@ -25,10 +25,10 @@ def revoke(desk, name="a", role=Role.CLUSTER, *, release=False, why="stolen"):
     )
 
 
-def certify(desk, name="a", lifetime=make.HOUR, role=Role.CLUSTER):
+def certify(desk, name="a", lifetime=make.HOUR, role=Role.CLUSTER, shown_until=None):
     issued = Certificate("01", desk.now, desk.now + lifetime, "sha256:ca")
     holder = enrolment.Newcomer(role, name, "k1")
-    return desk.run(enrolment.certify(desk.ledger, holder, issued, desk.now))
+    return desk.run(enrolment.certify(desk.ledger, holder, issued, desk.now, shown_until))
 
 
 def remove(desk, name="a", role=Role.CLUSTER):
@@ -153,8 +153,8 @@ def test_revoking_one_who_asks_to_return_refuses_it(desk):
 
 def test_removed_member_stays_refused_until_its_last_certificate_has_ended(desk):
     certify(desk)
-    left = remove(desk)
-    assert isinstance(left, Member)
+    left = remove(desk).member
+    assert left is not None
     assert (left.standing, left.forget_at) == (Standing.REVOKED, desk.now + make.HOUR)
     assert A not in desk.ledger.clusters
     with pytest.raises(Revoked):
@@ -169,7 +169,7 @@ def test_removed_member_stays_refused_until_its_last_certificate_has_ended(desk)
 
 def test_removing_a_revoked_one_does_not_let_it_back_in(desk):
     revoke(desk, "nobody")
-    assert remove(desk, "nobody") is not None
+    assert remove(desk, "nobody").member is not None
     desk.pass_time(1000 * make.HOUR)
     desk.run(revocation.sweep(desk.ledger, desk.now))
     with pytest.raises(Revoked):
@@ -181,7 +181,36 @@ def test_certificate_that_a_cluster_advertised_with_counts_too(desk):
     certify(desk, "c")
     offer = make.advertisement("c")
     desk.run(commands.advertise(desk.ledger, offer, make.STALE_AFTER, desk.now, until))
-    assert remove(desk, "c").forget_at == until
+    assert remove(desk, "c").member.forget_at == until
+    assert remove(desk, "c").member.forget_at == until  # though its cluster is gone by now
+
+
+@pytest.mark.parametrize("role", [Role.CLUSTER, Role.ADMIN])
+def test_certificate_that_was_shown_for_a_newer_one_counts_too(desk, role):
+    until = desk.now + 5 * make.HOUR
+    certify(desk, role=role, shown_until=until)
+    assert remove(desk, role=role).member.forget_at == until
+
+
+@pytest.mark.parametrize("returns", [False, True], ids=["revoked", "came back"])
+def test_one_that_was_revoked_is_never_forgotten(desk, returns):
+    """It may hold a certificate that nobody has seen here, which ends later than all others."""
+    certify(desk)
+    revoke(desk)
+    if returns:
+        desk.run(enrolment.accept(desk.ledger, Role.CLUSTER, "a", "", "alice", desk.now))
+    assert remove(desk).member.forget_at is None
+    desk.pass_time(1000 * make.HOUR)
+    desk.run(revocation.sweep(desk.ledger, desk.now))
+    assert remove(desk).member is not None
+    with pytest.raises(Revoked):
+        check(desk, make.T0)
+
+
+def test_revoking_a_removed_one_keeps_it_out_for_good(desk):
+    certify(desk)
+    remove(desk)
+    assert revoke(desk).member.forget_at is None
 
 
 def test_cluster_that_lends_is_not_removed_and_stays_a_member(desk):
@@ -193,13 +222,47 @@ def test_cluster_that_lends_is_not_removed_and_stays_a_member(desk):
 
 
 def test_cluster_without_membership_is_forgotten(desk):
-    assert remove(desk) is None
+    assert remove(desk).member is None
     assert A not in desk.ledger.clusters
 
 
 def test_nobody_is_removed_who_is_not_known(desk):
     with pytest.raises(NotFound, match="no viewer 'a' is known"):
         remove(desk, role=Role.VIEWER)
+
+
+# -- administrators
+
+
+def make_token(desk, id, by):
+    token = Token(TokenId(id), "d" * 64, Role.ADMIN, make.T0, by, make.T0 + make.HOUR, name=id)
+    desk.run(enrolment.create_token(desk.ledger, token, enrolment.Door(), desk.now))
+    return token
+
+
+def let_in(desk, token):
+    who = enrolment.Newcomer(token.role, token.name, "k1")
+    judged = enrolment.judge(desk.ledger, who, token, enrolment.Door(), desk.now)
+    issued = Certificate("01", desk.now, desk.now + make.HOUR, "sha256:ca")
+    desk.run(enrolment.join(desk.ledger, judged, issued, desk.now))
+
+
+@pytest.mark.parametrize("put_out", [revoke, remove])
+def test_administrator_leaves_no_token_behind_and_who_it_let_in_is_told(desk, put_out):
+    certify(desk, "mallory", role=Role.ADMIN)
+    made = [make_token(desk, id, by) for id, by in (("t1", "mallory"), ("t2", "mallory"))]
+    make_token(desk, "t3", "alice")
+    let_in(desk, made[0])
+    done = put_out(desk, "mallory", Role.ADMIN)
+    assert done.legacy == (("t1", "t2"), ("admin/t1",))
+    assert set(desk.ledger.registry.tokens) == {"t3"}
+
+
+def test_tokens_of_an_administrator_outlive_the_cluster_of_its_name(desk):
+    make_token(desk, "t1", "a")
+    assert revoke(desk, "a").legacy == ((), ())
+    assert revoke(desk, "a", Role.VIEWER).legacy == ((), ())
+    assert set(desk.ledger.registry.tokens) == {"t1"}
 
 
 # -- sweeping

@@ -29,15 +29,17 @@ EASED = {
 @pytest.mark.parametrize("by", ["an administrator", "the cluster itself"])
 def test_limit_that_is_eased_serves_the_waiter(before, after, by):
     desk = make.Desk()
-    for policy in (before, after):
+
+    def say(policy):
+        own = make.policy(**policy) if by == "the cluster itself" else None
+        desk.advertise("a", "cpu=4,memory=8Gi", policy=own)
         if by == "an administrator":
-            desk.advertise("a", "cpu=4,memory=8Gi")
             desk.limit("a", **policy)
-        else:
-            desk.advertise("a", "cpu=4,memory=8Gi", policy=make.policy(**policy))
-        if policy is before:
-            waiter = desk.reserve("cpu=2,memory=1Gi", **WAIT)
-            assert desk[waiter].phase == "Pending"
+
+    say(before)
+    waiter = desk.reserve("cpu=2,memory=1Gi", **WAIT)
+    assert desk[waiter].phase == "Pending"
+    say(after)
     assert desk.target(waiter) == "a"
 
 
@@ -134,6 +136,16 @@ def test_who_has_its_share_of_a_full_cluster_keeps_it_from_nobody():
     assert desk.earmarks() == {}
     desk.release(others[0])
     desk.reserve("cpu=1,memory=1Gi", requester="another")
+
+
+def test_who_takes_its_own_share_keeps_the_cluster_no_more():
+    desk = desk_with(max_per_requester="cpu=2")
+    for requester, cpu in (("s", 2), ("t", 1)):
+        desk.reserve(f"cpu={cpu},memory=1Gi", requester=requester)
+    waiter = desk.reserve("cpu=2,memory=1Gi", **WAIT)
+    assert desk.earmarks() == {waiter: "a"}
+    desk.reserve("cpu=1,memory=1Gi", priority=1)
+    assert desk.earmarks() == {}
 
 
 @pytest.mark.parametrize("policy", [{"keep_back": "cpu=1"}, {"max_lent": "cpu=3"}], ids=str)

@@ -11,7 +11,7 @@ from kubelend.core.errors import InvalidSettings
 from kubelend.core.events import Archived
 from kubelend.core.lifecycle import Phase
 from kubelend.stores.memory import MemoryStore
-from kubelend.stores.opening import check, open_readonly, open_store
+from kubelend.stores.opening import check, exposures, open_readonly, open_store
 from kubelend.stores.sqlite import SqliteStore
 
 
@@ -90,3 +90,52 @@ def test_time_in_the_archive_is_the_callers_choice(tmp_path, monkeypatch, url):
     with closing(open_store(url, archive_for=make.HOUR)) as store:
         store.commit([old, new, Archived(old.id), Archived(new.id)], 1)
         assert (store.archived(old.id), store.archived(new.id)) == (None, new)
+
+
+# -- file modes
+
+
+def test_fresh_store_is_nobody_elses_business(tmp_path):
+    path = tmp_path / "store.db"
+    assert exposures(str(path)) == []
+    with closing(open_store(str(path))) as store:
+        store.commit([make.cluster("a")], 1)
+        assert exposures(str(path)) == []
+
+
+@pytest.mark.parametrize("name", ["store.db", "store.db-wal", "store.db-shm"])
+@pytest.mark.parametrize("mode", [0o644, 0o660, 0o602])
+def test_store_that_others_can_reach_is_told_in_one_sentence(tmp_path, name, mode):
+    path = tmp_path / "store.db"
+    with closing(open_store(str(path))) as store:
+        store.commit([make.cluster("a")], 1)
+        (tmp_path / name).chmod(mode)
+        assert exposures(f"sqlite:{path}") == [
+            f"{tmp_path / name} holds the ledger and has mode {mode:04o}, so others can reach it;"
+            f" chmod 600 {path}*"
+        ]
+
+
+def test_store_that_others_can_reach_in_all_its_files_is_told_once(tmp_path):
+    path = tmp_path / "store.db"
+    with closing(open_store(str(path))) as store:
+        store.commit([make.cluster("a")], 1)
+        for file in tmp_path.iterdir():
+            file.chmod(0o666)
+        assert len(exposures(str(path))) == 1
+
+
+def test_directory_in_which_others_can_replace_the_store_is_told(tmp_path):
+    """Through a link too: what counts is where the file lies."""
+    there = tmp_path / "there"
+    there.mkdir()
+    there.chmod(0o777)
+    (tmp_path / "link.db").symlink_to(there / "store.db")
+    open_store(str(there / "store.db")).close()
+    for path in (there / "store.db", tmp_path / "link.db"):
+        (complaint,) = exposures(str(path))
+        assert complaint.startswith(f"{there} has mode 0777, so others can replace")
+
+
+def test_store_in_memory_has_no_files():
+    assert exposures("memory:") == []

@@ -42,7 +42,13 @@ ROUTES: tuple[Route, ...] = (
         {200: bodies.Explanation, 201: bodies.Reservation, 202: bodies.Reservation},
         bodies.ReservationRequest,
         (_KEY, _DRY_RUN, _CANDIDATES._replace(description="With `dryRun`: as for explain")),
-        (errors.InvalidInput, errors.Forbidden, errors.NoCapacity, errors.KeyReused),
+        (
+            errors.InvalidInput,
+            errors.Forbidden,
+            errors.QuotaExceeded,
+            errors.NoCapacity,
+            errors.KeyReused,
+        ),
     ),
     Route(
         "list_reservations",
@@ -107,7 +113,13 @@ ROUTES: tuple[Route, ...] = (
         Access.REQUESTER,
         {200: bodies.Reservation},
         bodies.RenewRequest,
-        errors=(errors.InvalidInput, errors.Forbidden, errors.NotFound, errors.WrongPhase),
+        errors=(
+            errors.InvalidInput,
+            errors.Forbidden,
+            errors.QuotaExceeded,
+            errors.NotFound,
+            errors.WrongPhase,
+        ),
     ),
     Route(
         "explain_reservation",

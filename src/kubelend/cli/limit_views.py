@@ -1,0 +1,116 @@
+"""How policies and quotas look to people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from kubelend.cli import tables
+from kubelend.cli.amounts import money
+from kubelend.wire import bodies, limit_bodies
+
+POLICY = ("LIMIT", "BY ADMIN", "BY CLUSTER", "HOLDS")
+QUOTAS = ("CLUSTER", "RESERVATIONS", "SPENT TODAY", "AMOUNTS")
+
+
+class Limits(NamedTuple):
+    """A policy in words, in the order in which it is shown."""
+
+    lends_to: str
+    not_to: str
+    keeps_back: str
+    lends_at_most: str
+    to_each_at_most: str
+    opening_hours: str
+
+
+NAMES = Limits(
+    "Lends to", "Not to", "Keeps back", "Lends at most", "To each at most", "Opening hours"
+)
+
+
+def policy(found: limit_bodies.PolicyStatus, width: int | None) -> str:
+    """Who says what, and what holds."""
+    if found.effective is None:
+        return f"{found.cluster_id} lends all that is free, to everyone and at any time"
+    said = _said(found.admin), _said(found.advertised), effective(found.effective)
+    rows = [row for row in zip(NAMES, *said, strict=True) if row[-1]]
+    return tables.columns(POLICY, rows, width=width)
+
+
+def effective(holds: bodies.EffectivePolicy) -> Limits:
+    """What holds, in words; empty where nothing is limited."""
+    return Limits(
+        " and also ".join(", ".join(names) for names in holds.allow),
+        ", ".join(holds.deny),
+        amounts(holds.keep_back),
+        amounts(holds.max_lent),
+        amounts(holds.max_per_requester),
+        " and also ".join(", ".join(texts) for texts in holds.hours),
+    )
+
+
+def amounts(texts: Mapping[str, str | int]) -> str:
+    """ "4 cpu, 8Gi memory" """
+    return ", ".join(f"{amount} {name}" for name, amount in texts.items())
+
+
+def quota(found: limit_bodies.QuotaStatus) -> str:
+    """All of one quota."""
+    limits, used = found.quota, found.used
+    facts = tables.pairs(
+        [
+            ("Cluster", found.cluster_id),
+            ("Reservations", _count(found)),
+            ("Spent today", _money(found)),
+        ]
+    )
+    names = dict.fromkeys([*limits.amounts, *used.held, *used.waited_for])
+    rows = [
+        (
+            name,
+            used.held.get(name, "0"),
+            used.waited_for.get(name, "0"),
+            limits.amounts.get(name, ""),
+        )
+        for name in names
+    ]
+    if not rows:
+        return facts
+    return f"{facts}\n\n{tables.columns(('RESOURCE', 'HELD', 'WAITED FOR', 'AT MOST'), rows)}"
+
+
+def quotas(found: list[limit_bodies.QuotaStatus]) -> str:
+    return tables.columns(QUOTAS, [_cells(one) for one in found])
+
+
+def _cells(found: limit_bodies.QuotaStatus) -> tuple[str, ...]:
+    held, most = found.used.held, found.quota.amounts
+    parts = (f"{held.get(name, '0')} of {cap} {name}" for name, cap in most.items())
+    return found.cluster_id, _count(found), _money(found), ", ".join(parts)
+
+
+def _count(found: limit_bodies.QuotaStatus) -> str:
+    used, most = found.used, found.quota.reservations
+    count = f"{used.reservations + used.waiting}" + ("" if most is None else f" of {most}")
+    return f"{count}, {used.waiting} waiting" if used.waiting else count
+
+
+def _money(found: limit_bodies.QuotaStatus) -> str:
+    limits = found.quota
+    if not limits.budget:
+        return ""
+    return f"{money(found.used.spent_today)} of {limits.budget} {limits.currency}"
+
+
+def _said(policy: bodies.LendingPolicy | None) -> Limits:
+    if policy is None:
+        return Limits("", "", "", "", "", "")
+    return Limits(
+        ", ".join(policy.allow),
+        ", ".join(policy.deny),
+        amounts(policy.keep_back),
+        amounts(policy.max_lent),
+        amounts(policy.max_per_requester),
+        ", ".join(policy.hours),
+    )

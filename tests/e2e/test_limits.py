@@ -1,0 +1,163 @@
+"""The page on limits as an administrator works through it: every block, in order, pasted into one shell."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from broker_process import running
+from certificates import Certificates
+from kubelend.cli import main
+
+PAGE = Path(__file__).parents[2] / "docs" / "limits.md"
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A directory with the certificates that the page speaks of, and a broker."""
+    directory = tmp_path_factory.mktemp("limits")
+    certificates = Certificates(directory / "pki")
+    (directory / "certs").mkdir()
+    for name, made in (
+        ("alice", certificates.admin("alice")),
+        ("milan", certificates.cluster("milan")),
+        ("team-a", certificates.cluster("team-a")),
+    ):
+        (directory / "certs" / name).symlink_to(made)
+    with running(certificates.server(), directory) as broker:
+        yield directory, broker.url
+
+
+@pytest.fixture(scope="module")
+def pasted(place):
+    """Exit code and all that was printed."""
+    directory, url = place
+    blocks = re.findall(r"^```bash\n(.*?)^```$", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    assert len(blocks) > 5
+    kept = {name: text for name, text in os.environ.items() if not name.startswith("KUBELEND_")}
+    done = subprocess.run(
+        ["bash", "-c", "set -euo pipefail\n" + "\n".join(blocks)],
+        cwd=directory,
+        env={
+            **kept,
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "KUBELEND_BROKER": url,
+        },
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    return done.returncode, done.stdout
+
+
+def test_every_command_of_the_page_succeeds(pasted):
+    code, out = pasted
+    assert code == 0, out
+
+
+def test_the_page_shows_what_it_promises(pasted):
+    out = pasted[1]
+    shown = [
+        "4 cpu, 8Gi memory",
+        "WITHHELD",
+        "0 of 8 cpu",
+        "is Reserved on milan for 2h",
+        "team-a holds 4 of 8 cpu, and 6 more would exceed its quota; ask for 2 cpu less",
+        "exit code 4",
+        " of 2 EUR\n\nRESOURCE  HELD  WAITED FOR  AT MOST\ncpu       4 ",
+        "Quota: team-a holds 4 of 8 cpu",
+        "RequesterCapReached: ask for 4 cpu less",
+        "OverBudget: ask for less, or for less time (your budget leaves",
+        "0.4 EUR/h",
+        "PolicySet",
+        "team-a has no quota any more",
+        "no policy is set for milan any more",
+    ]
+    assert [text for text in shown if text not in out] == [], out
+    assert sorted(shown, key=out.index) == shown
+
+
+# -- one command at a time
+
+
+@pytest.fixture
+def kubelend(place, monkeypatch, capsys):
+    """Runs a command; gives exit code, output and errors."""
+
+    def run(*words, who="alice"):
+        directory, url = place
+        monkeypatch.setenv("KUBELEND_BROKER", url)
+        monkeypatch.setenv("KUBELEND_CERT_PATH", str(directory / "certs" / who))
+        capsys.readouterr()
+        code = main.run(list(words))
+        out, err = capsys.readouterr()
+        return code, out.strip(), err.strip()
+
+    return run
+
+
+def test_policy_comes_from_a_file_or_from_flags(kubelend, tmp_path):
+    path = tmp_path / "policy.yaml"
+    path.write_text("deny: [team-x]\nkeepBack: {cpu: 4, memory: 8Gi}\nhours: ['22:00-06:00']\n")
+    code, from_file, err = kubelend("policy", "set", "berlin", "-f", str(path), "-o", "json")
+    assert (code, err) == (0, "")
+    flags = ("--deny", "team-x", "--keep-back", "cpu=4,memory=8Gi", "--hours", "22:00-06:00")
+    assert kubelend("policy", "set", "berlin", *flags, "-o", "json") == (0, from_file, "")
+    assert kubelend("policy", "show", "berlin", "-o", "json") == (0, from_file, "")
+    assert kubelend("policy", "set", "berlin", *flags, "-f", str(path))[0] == 2
+
+
+@pytest.mark.parametrize(
+    "words, code, problem",
+    [
+        (["policy", "set", "x"], 2, "error: nothing is limited; `kubelend policy clear` lifts"),
+        (["policy", "set", "x", "--keep-back", "4"], 2, "error: --keep-back: '4' has no name"),
+        (["policy", "set", "x", "--keep-back", "cpu=much"], 2, "error: keepBack.cpu: 'much'"),
+        (["policy", "set", "x", "--hours", "noon"], 2, "error: hours: 'noon' is no opening hours"),
+        (
+            ["policy", "set", "x", "-f", "/nowhere"],
+            2,
+            "error: /nowhere cannot be read: No such file",
+        ),
+        (["policy", "show", "nobody"], 3, "error: no cluster 'nobody'"),
+        (["policy", "clear", "nobody"], 3, "error: no policy is set for 'nobody'"),
+        (["quota", "set", "x"], 2, "error: nothing is bounded"),
+        (["quota", "set", "x", "--budget", "lots"], 2, "error: --budget: 'lots' is no money"),
+        (["quota", "show", "nobody"], 3, "error: 'nobody' has no quota"),
+        (["quota", "clear", "nobody"], 3, "error: 'nobody' has no quota"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_mistakes_are_one_line_with_what_to_do(kubelend, words, code, problem):
+    found, out, err = kubelend(*words)
+    assert (found, out) == (code, "")
+    assert err.startswith(problem)
+    assert "\n" not in err
+
+
+def test_file_that_is_no_policy_is_refused(kubelend, tmp_path):
+    path = tmp_path / "policy.yaml"
+    path.write_text("keepback: {cpu: 4}\n")
+    code, _, err = kubelend("policy", "set", "x", "--file", str(path))
+    assert code == 2
+    assert "is no policy: Object contains unknown field `keepback`" in err
+
+
+def test_limits_are_for_administrators_to_set_and_for_clusters_to_see(kubelend):
+    assert kubelend("quota", "set", "team-a", "--budget", "7.5", who="team-a")[0] == 4
+    assert kubelend("quota", "set", "team-a", "--budget", "7.5")[0] == 0
+    code, out, _ = kubelend("quota", "show", "team-a", who="team-a")
+    assert code == 0
+    assert "of 7.5 USD" in out
+    assert kubelend("quota", "list", who="team-a")[0] == 4
+    assert kubelend("quota", "list", "-o", "name")[1] == "team-a"
+    assert kubelend("quota", "clear", "team-a") == (0, "team-a has no quota any more", "")
+    assert kubelend("quota", "list") == (0, "", "No quotas found.")
