@@ -63,7 +63,10 @@ async def answer_of(reader: asyncio.StreamReader) -> bytes:
 
 
 async def others_are_served(broker: Callers) -> None:
-    assert (await broker.cluster("other").get("version")).status == 200
+    """On a connection of their own: a kept one may just have been idle for too long."""
+    other = broker.cluster("other")
+    assert (await other.get("version")).status == 200
+    await other.hang_up()
 
 
 @contextlib.contextmanager

@@ -117,6 +117,11 @@ class Caller:
             content = json.dumps(body).encode()
         return await self.call("POST", *path, query=query, content=content, headers=headers)
 
+    async def put(self, *path_and_body: Json) -> Answer:
+        """The last argument is the body."""
+        *path, body = path_and_body
+        return await self.call("PUT", *path, content=json.dumps(body).encode())
+
     async def delete(self, *path: str) -> Answer:
         return await self.call("DELETE", *path)
 

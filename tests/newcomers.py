@@ -73,10 +73,13 @@ class Newcomer:
         self.key = keys.generate(algorithm)
         self.request = requests.make(name, role, self.key)
 
-    async def ask(self, broker: brokers.Running, token: Any, **fields: Any) -> Answer:
-        """Ask to be let in; `fields` replace those of the body."""
+    async def ask(
+        self, broker: brokers.Running, token: Any, *, source: str = "127.0.0.1", **fields: Any
+    ) -> Answer:
+        """Ask to be let in, from this address; `fields` replace those of the body."""
         body = {"token": token, "name": self.name, "request": self.request} | fields
-        return await call(broker, "POST", "/enrol/v1/join", json.dumps(body).encode())
+        content = json.dumps(body).encode()
+        return await call(broker, "POST", "/enrol/v1/join", content, source=source)
 
     async def join(self, broker: brokers.Running, token: str, directory: Path) -> Path:
         """Be let in at once; gives the directory, which holds the three files."""

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 import make
 import reference
 from kubelend.core.events import Change, Event
+from kubelend.core.ledger import Ledger
 from kubelend.core.models import ClusterId, Reservation, ReservationId
 from kubelend.core.resources import Resources
 
@@ -96,7 +97,7 @@ class Watched(make.Recorder):
         return _sum([r for r in self.reservations.values() if r.is_live and r.target == cluster])
 
 
-def holds(ledger: make.Ledger) -> Holds:
+def holds(ledger: Ledger) -> Holds:
     """Every live hold there is, as the records tell it: which reservation, on which cluster."""
     return {
         (found.id, found.target)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -112,7 +113,9 @@ def test_two_clusters_join_lend_and_borrow_and_one_is_revoked(alice, tmp_path):
     out, _ = alice.paste("kubelend revoke berlin --release")
     assert "1 reservation on it moved or released" in out
     out, _ = alice.paste("kubelend remove berlin")
-    assert out.startswith("cluster berlin is removed; its certificates are refused until")
+    assert out == (
+        "cluster berlin is removed; its certificates are refused until it is accepted again\n"
+    )
     code, _, _ = berlin.run("kubelend advertise --cpu 16 --memory 64Gi")
     assert code == FORBIDDEN
 
@@ -122,7 +125,7 @@ def test_unbound_newcomer_waits_resumes_and_is_accepted(alice, tmp_path):
     out, err = alice.paste("kubelend token create --ttl 1h")
     assert "kubelend accept" in err
     command = out.strip().replace("CLUSTER", "rome")
-    waiting = machine.start(f"exec {command}")
+    waiting = machine.start(in_its_place(command))
     read_until(waiting.stderr, "kubelend accept rome")
     waiting.send_signal(signal.SIGINT)
     assert waiting.wait(PATIENCE) == 130
@@ -143,11 +146,20 @@ def test_unbound_newcomer_waits_resumes_and_is_accepted(alice, tmp_path):
     assert (machine.directory / "certs/rome/tls.key").read_bytes() == key
 
 
-def test_token_of_a_running_join_is_not_in_the_process_list(alice, tmp_path):
+def test_token_is_in_no_argument_of_the_command_that_is_pasted(alice):
+    variable, *arguments = shlex.split(alice.paste("kubelend token create")[0])
+    assert variable.startswith("KUBELEND_TOKEN=kl1.")
+    assert arguments[:2] == ["kubelend", "join"]
+    assert "kl1." not in " ".join(arguments)
+
+
+@pytest.mark.parametrize("as_flag", [False, True], ids=["pasted", "flag"])
+def test_token_of_a_running_join_is_not_in_the_process_list(alice, tmp_path, as_flag):
     machine = Machine(tmp_path / "rome")
     command = alice.paste("kubelend token create")[0].strip().replace("CLUSTER", "rome")
-    token = next(word for word in command.split() if word.startswith("kl1."))
-    waiting = machine.start(f"exec {command}")
+    variable, _, rest = command.partition(" ")
+    token = variable.removeprefix("KUBELEND_TOKEN=")
+    waiting = machine.start(f"exec {rest} --token {token}" if as_flag else in_its_place(command))
     try:
         read_until(waiting.stderr, "kubelend accept rome")
         (seen,) = [one for one in processes.naming(Path("certs/rome")) if one.pid == waiting.pid]
@@ -175,7 +187,7 @@ def test_token_may_come_from_a_file_or_the_environment(alice, tmp_path, place):
 def test_mistakes_are_told_in_one_line_with_what_to_do(alice, tmp_path):
     machine = Machine(tmp_path / "rome")
     command = alice.paste("kubelend token create --cluster-id rome")[0].strip()
-    url = command.split()[2]
+    url = command.split()[3]
     for change, code, text in (
         (("sha256:", "sha256:0"), USAGE, "hash is not sha256: and 64 hex digits"),
         (("--cluster-id rome", "--cluster-id paris"), FORBIDDEN, "is for 'rome' alone"),
@@ -214,9 +226,32 @@ def test_people_join_and_are_put_out(alice, broker, tmp_path):
     assert out == "viewer bob is revoked, and refused from now on\n"
     assert machine.run(get)[0] == FORBIDDEN
     _, err = alice.paste("kubelend revoke bbo --role viewer")
-    assert "No viewer bbo has been seen so far" in err
+    assert "viewer bbo has not joined through the broker: is the name right?" in err
     _, _, err = alice.run("kubelend revoke alice --role admin")
     assert "put you out yourself" in err
+
+
+def test_administrator_is_put_out_with_its_tokens_and_who_it_let_in_is_named(
+    alice, certificates, tmp_path
+):
+    own = {**alice.environment, "KUBELEND_CERT_PATH": str(certificates.admin("mallory"))}
+    mallory = Machine(tmp_path / "mallory", **own)
+    first, second = (
+        mallory.paste(f"kubelend token create --role admin --name {name}")[0]
+        for name in ("eve", "oscar")
+    )
+    Machine(tmp_path / "eve").paste(first)
+    out, err = alice.paste("kubelend revoke mallory --role admin")
+    assert out == "admin mallory is revoked, and refused from now on; 2 tokens of it deleted\n"
+    assert "It let in admin/eve: they stay, so look whether they should." in err
+    code, _, err = Machine(tmp_path / "oscar").run(second)
+    assert (code, "this token is not known here" in err) == (FORBIDDEN, True)
+
+
+def in_its_place(command):
+    """The same, so that the shell becomes the command and has its process number."""
+    variable, _, rest = command.partition(" ")
+    return f"export {variable}; exec {rest}"
 
 
 def read_until(stream, text):

@@ -25,9 +25,12 @@ class Log:
     def text(self):
         return self.stream.getvalue()
 
+    @property
+    def all(self):
+        return [json.loads(line) for line in self.text.splitlines()]
+
     def lines(self, event):
-        found = [json.loads(line) for line in self.text.splitlines()]
-        return [line for line in found if line["event"] == event]
+        return [line for line in self.all if line["event"] == event]
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import pytest
 
 import make
 from callers import wish
+from kubelend.transports import tls
 
 
 @pytest.fixture
@@ -23,7 +24,9 @@ async def fleet(broker):
 
 
 @pytest.mark.usefixtures("fleet")
-async def test_clusters_are_shown_with_what_the_broker_makes_of_them(broker, admin, r):
+async def test_clusters_are_shown_with_what_the_broker_makes_of_them(
+    broker, certificates, admin, r
+):
     await r.reserve("2", "4Gi")
     listed = (await admin.read("clusters"))["clusters"]
     assert [found["advertisement"]["clusterID"] for found in listed] == ["a", "b"]
@@ -37,6 +40,7 @@ async def test_clusters_are_shown_with_what_the_broker_makes_of_them(broker, adm
         "lastUpdateTime": "2026-01-01T12:00:00Z",
         "validUntil": "2026-01-01T12:10:00Z",
         "reservations": 1,
+        "certificateUntil": f"{tls.expires_at(certificates.cluster('a')):%Y-%m-%dT%H:%M:%SZ}",
     }
     assert listed[0]["advertisement"]["resources"]["reserved"] == {"cpu": "2", "memory": "4Gi"}
 

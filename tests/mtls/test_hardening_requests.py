@@ -198,7 +198,11 @@ async def test_deep_or_huge_values_are_refused(broker, log, sent):
 @pytest.mark.parametrize(
     "sent, status",
     [
-        pytest.param(CHUNKED + b"1\r\n \r\n" * 300_000, 413, id="without end, in small chunks"),
+        pytest.param(
+            CHUNKED + (b"10\r\n" + b" " * 16 + b"\r\n") * 20_000,
+            413,
+            id="without end, in small chunks",
+        ),
         pytest.param(CHUNKED + b"f" * 18 + b"\r\n", 400, id="astronomic chunk"),
         pytest.param(CHUNKED + b"-5\r\nabc", 400, id="negative chunk"),
         pytest.param(CHUNKED + b"2\r\n{}\r\n0\r\n" + b"X: y\r\n" * 100_000, 400, id="trailers"),
@@ -241,21 +245,20 @@ async def test_body_where_none_is_read_holds_the_connection_up_for_a_moment_only
 @pytest.mark.parametrize("path", [b"instructions/stream", b"reservations?limit=1000"])
 async def test_one_large_answer_that_is_not_read_is_let_go_of(start, path):
     """More than all buffers hold, and the client asks for nothing else."""
-    broker = await start(idle_timeout=make.SECOND / 5)
+    broker = await start(idle_timeout=make.SECOND)
     a, r = broker.cluster("a"), broker.cluster("r")
     await a.post("advertisements", {"clusterID": "a", "resources": {"capacity": heavy(1000)}})
     wish = {"requestedResources": heavy(1)}
     for _ in range(20):
         made = await asyncio.gather(*(r.post("reservations", wish) for _ in range(30)))
         assert {answer.status for answer in made} == {201}
-    await broker.hang_up()
+        await broker.hang_up()  # kept ones may be closed just when they are used again
     await brokers.until(lambda: broker.metric("kubelend_connections") == 0)
     async with connected(a) as (_, writer):
         transport_of(writer).pause_reading()
         writer.write(GET.replace(b"version", path))
         await brokers.until(lambda: broker.metric("kubelend_connections") == 1)
         await others_are_served(broker)
-        await broker.cluster("other").hang_up()
         await brokers.until(lambda: broker.metric("kubelend_connections") == 0)
     assert len(broker.service.feeds) == 0
 

@@ -27,7 +27,7 @@ from kubelend.core.errors import (
 )
 from kubelend.core.roles import Role
 from kubelend.kits.backoff import Backoff
-from kubelend.pki import files, pins, profiles
+from kubelend.pki import files, keys, pins, profiles
 from kubelend.pki.keys import Algorithm
 from kubelend.pki.profiles import Profile
 from kubelend.wire.membership_bodies import JoinWaits
@@ -112,6 +112,45 @@ async def test_certificate_that_is_there_is_not_replaced(broker, tmp_path):
     with pytest.raises(InvalidSettings, match="is there already"):
         await joining.join(await invitation(broker, "paris"), directory, wait=SOON)
     assert (directory / "tls.crt").read_bytes() == before
+
+
+def authority_with_its_key(directory, other):
+    other.authority.save(directory)
+
+
+def authorities_of_another(directory, other):
+    directory.mkdir()
+    (directory / "ca.crt").write_bytes(files.to_pem(other.authority.trusted))
+
+
+@pytest.mark.parametrize("fill", [authority_with_its_key, authorities_of_another])
+async def test_files_of_another_authority_are_left_alone(broker, other, tmp_path, fill):
+    directory = tmp_path / "there"
+    fill(directory, other)
+    before = {path.name: path.read_bytes() for path in directory.iterdir()}
+    with pytest.raises(InvalidSettings, match="holds the files of another authority"):
+        await joining.join(await invitation(broker), directory, wait=SOON)
+    assert {path.name: path.read_bytes() for path in directory.iterdir()} == before
+
+
+async def test_authorities_that_an_earlier_try_left_are_no_hindrance(
+    broker, other, certificates, tmp_path
+):
+    directory = tmp_path / "there"
+    directory.mkdir()
+    left = [*other.authority.trusted, *certificates.authority.trusted]
+    (directory / "ca.crt").write_bytes(files.to_pem(left))
+    await joining.join(await invitation(broker), directory, wait=SOON)
+    assert files.load_credentials(directory).authorities == certificates.authority.trusted
+
+
+async def test_key_that_others_can_read_gets_no_certificate(broker, tmp_path):
+    directory = tmp_path / "there"
+    files.make_directory(directory)
+    (directory / "tls.key").write_bytes(keys.to_pem(keys.generate(Algorithm.P256)))
+    (directory / "tls.key").chmod(0o644)
+    with pytest.raises(InvalidSettings, match="others can reach it"):
+        await joining.join(await invitation(broker), directory, wait=SOON)
 
 
 @pytest.mark.parametrize(

@@ -134,6 +134,8 @@ async def test_bodies_are_needed_where_they_are(document):
         "refuse": False,
         "cordon": False,
         "drain": False,
+        "set_policy": True,
+        "set_quota": True,
         "create_token": False,
         "accept_member": False,
         "revoke_member": False,

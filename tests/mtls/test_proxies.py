@@ -1,12 +1,9 @@
 """Behind a proxy that ends TLS, the caller is who the passed-on certificate names."""
 
-import base64
 import json
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from msgspec.structs import replace
 
@@ -14,14 +11,7 @@ import brokers
 from callers import offer
 from kubelend.core.roles import Role
 from kubelend.pki import profiles
-
-HEADER = "Client-Cert"
-
-
-def passed_on(directory, file="tls.crt"):
-    certificate = x509.load_pem_x509_certificate((directory / file).read_bytes())
-    der = certificate.public_bytes(Encoding.DER)
-    return {HEADER: f":{base64.b64encode(der).decode()}:"}
+from mtls_headers import HEADER, passed_on
 
 
 @pytest.fixture

@@ -51,7 +51,7 @@ async def test_too_many_calls_are_logged_and_counted(start, log):
     r = broker.cluster("r")
     for _ in range(3):
         await r.get("version")
-    assert [line["caller"] for line in log.lines("refused")] == ["r", "r"]
+    assert [line["caller"] for line in log.lines("refused")] == ["r"]
     assert refused(broker, "version", "RateLimited") == 2
 
 
@@ -109,10 +109,11 @@ async def test_failure_inside_the_broker_is_logged_and_told_without_details(brok
 async def test_a_handshake_that_is_refused_is_logged_and_counted(broker, certificates, log, kind):
     with pytest.raises(aiohttp.ClientError):
         await broker.holder(getattr(certificates, kind)("a")).get("version")
-    lines = log.lines("refused")  # one for each time that the client tried
-    assert {(line["code"], line["route"]) for line in lines} == {("HandshakeRefused", "handshake")}
-    assert all("CERTIFICATE" in line["problem"] for line in lines)
-    assert refused(broker, "handshake", "HandshakeRefused") == len(lines)
+    (line,) = log.lines("refused")  # however often the client tried
+    assert (line["code"], line["route"]) == ("HandshakeRefused", "handshake")
+    assert line["remote"] == "127.0.0.1"
+    assert "CERTIFICATE" in line["problem"]
+    assert refused(broker, "handshake", "HandshakeRefused") >= 1
 
 
 async def test_a_certificate_that_ends_on_an_open_connection_is_refused(broker):

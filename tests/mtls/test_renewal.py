@@ -14,7 +14,16 @@ from kubelend.apps import renewal
 from kubelend.core.errors import Forbidden, Revoked
 from kubelend.core.roles import Role
 from kubelend.kits import backoff
-from kubelend.pki import chains, files, identities, keys, requests, rotation
+from kubelend.pki import (
+    chains,
+    files,
+    identities,
+    keys,
+    lifetimes,
+    profiles,
+    requests,
+    rotation,
+)
 from kubelend.transports import tls
 from kubelend.transports.http_client import BrokerClient
 
@@ -82,6 +91,20 @@ async def test_a_client_that_lives_on_calls_with_its_new_certificate(scene):
     assert new.certificate == renewed.certificate != old
     assert identities.holder(new.certificate) == identities.holder(old)
     assert chains.is_issued_by(new.certificate, scene.certificates.authority.certificate)
+
+
+async def test_who_was_not_let_in_here_gets_no_longer_life_however_often_it_renews(scene):
+    hour = timedelta(hours=1)
+    profile = profiles.client("temp", Role.ADMIN)
+    made = scene.certificates.write("temp", profile, at=now(), lifetime=hour)
+    directory = shutil.copytree(made, scene.root / "live-temp")
+    for _ in range(2):
+        credentials = await scene.renew(directory)
+        assert lifetimes.life(credentials.certificate) == hour
+    async with scene.client(scene.certificates.admin("alice")) as admin:
+        await admin.members.accept(Role.ADMIN, "temp")
+    credentials = await scene.renew(directory)
+    assert lifetimes.life(credentials.certificate) == timedelta(days=365)
 
 
 async def test_nobody_renews_in_another_name(scene):

@@ -13,7 +13,7 @@ import newcomers
 from callers import PATIENCE, wish
 from kubelend.api import instructions
 from kubelend.core.roles import Role
-from kubelend.pki import profiles
+from kubelend.pki import files, profiles
 from kubelend.stores.sqlite import SqliteStore
 from mtls_headers import passed_on
 from newcomers import Newcomer
@@ -94,6 +94,22 @@ async def test_certificate_from_elsewhere_is_refused_too(broker):
     assert done["known"] is True
     assert (await rome.get("version")).refusal == (403, "Revoked")
     assert (await revoke(broker, "nobody"))["known"] is False
+
+
+async def test_revoked_administrator_does_not_return_with_a_token_it_made(
+    broker, certificates, tmp_path
+):
+    mallory = broker.holder(certificates.admin("mallory"), "mallory")
+    made = [
+        (await mallory.post("tokens", {"role": "admin", "name": name})).json["token"]
+        for name in ("eve", "oscar")
+    ]
+    await Newcomer("eve", Role.ADMIN).join(broker, made[0], tmp_path / "eve")
+    done = await revoke(broker, "mallory", "admin")
+    assert sorted(done["tokens"]) == sorted(token.split(".")[1] for token in made)
+    assert done["letIn"] == ["admin/eve"]
+    answer = await Newcomer("oscar", Role.ADMIN).ask(broker, made[1])
+    assert answer.refusal == (403, "TokenRefused")
 
 
 @pytest.mark.parametrize("role", ["viewer", "admin"])
@@ -187,6 +203,24 @@ async def test_after_an_accepted_return_the_old_certificate_is_refused_and_the_n
     await renewed.advertise()  # it is no older than the return
 
 
+@pytest.mark.parametrize("keep", [False, True], ids=["refused", "kept"])
+async def test_certificate_of_a_key_that_was_replaced_is_refused_and_its_stream_ends(
+    broker, tmp_path, keep
+):
+    old = await joined(broker, tmp_path)
+    second, token = Newcomer("berlin"), await newcomers.token(broker, name="berlin")
+    assert (await second.ask(broker, token)).status == 202
+    async with old.stream() as stream:
+        await stream.event()
+        body = {"keepOld": True} if keep else {}
+        answer = await broker.admin().post("members", "cluster", "berlin", "accept", body)
+        assert answer.json["standing"] == "Accepted"
+        assert broker.service.feeds.count("berlin") == (1 if keep else 0)
+    new = broker.holder(await second.join(broker, token, tmp_path / "second"), "berlin")
+    await new.advertise()
+    assert (await old.get("version")).status == (200 if keep else 403)
+
+
 async def test_revocation_survives_a_restart(certificates, tmp_path):
     path = tmp_path / "kubelend.db"
     for run in (1, 2):
@@ -212,6 +246,36 @@ async def test_removed_member_is_refused_until_its_certificate_has_ended(broker,
     broker.clock.pass_time(timedelta(days=366))
     await broker.expire()
     assert not broker.service.registry.members
+
+
+async def test_removed_one_that_was_revoked_is_refused_for_good(broker, certificates, tmp_path):
+    """With a certificate from elsewhere that the broker never saw, and that outlives all others."""
+    berlin = await joined(broker, tmp_path)
+    lifetime = timedelta(days=3000)
+    profile = profiles.client("berlin")
+    longer = certificates.write("longer", profile, at=datetime.now(UTC), lifetime=lifetime)
+    await revoke(broker)
+    answer = await broker.admin().delete("members", "cluster", "berlin")
+    assert answer.json == {"refused": True}
+    broker.clock.pass_time(timedelta(days=366))
+    await broker.expire()
+    broker.clock.pass_time(timedelta(days=-366))
+    for holder in (berlin, broker.holder(longer, "berlin")):
+        assert (await holder.get("version")).refusal == (403, "Revoked")
+
+
+async def test_longer_certificate_from_elsewhere_that_was_renewed_is_not_forgotten(
+    broker, certificates
+):
+    lifetime = timedelta(days=3000)
+    profile = profiles.client("rome")
+    path = certificates.write("long", profile, at=datetime.now(UTC), lifetime=lifetime)
+    rome = broker.holder(path, "rome")
+    answer = await rome.post("certificates", {"request": Newcomer("rome").request})
+    assert answer.status == 200
+    answer = await broker.admin().delete("members", "cluster", "rome")
+    end = files.load_credentials(path).certificate.not_valid_after_utc
+    assert datetime.fromisoformat(answer.json["refusedUntil"]) == end
 
 
 async def test_revocation_is_in_the_journal_with_who_and_why(broker, tmp_path):

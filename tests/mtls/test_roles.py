@@ -49,6 +49,8 @@ BODIES = {
     "publish": lambda caller: offer(caller.name, *PLENTY),
     "reserve": lambda _: wish(),
     "explain": lambda _: wish(),
+    "set_policy": lambda _: {"deny": ["somebody"]},
+    "set_quota": lambda _: {"reservations": 1_000_000},
     "renew_certificate": lambda caller: {"request": Newcomer(*who(caller)).request},
 }
 """What to send where a body has to be; anywhere else none is sent."""
@@ -166,7 +168,12 @@ async def objects(broker, route):
 
 
 async def provider(broker):
-    assert (await broker.admin().post("clusters", "provider", "uncordon")).status == 200
+    """Open, and with limits that bound nothing: they can be looked at and lifted."""
+    admin = broker.admin()
+    await broker.cluster("provider").advertise(*PLENTY)
+    assert (await admin.post("clusters", "provider", "uncordon")).status == 200
+    assert (await admin.put("clusters", "provider", "policy", {"deny": ["nobody"]})).status == 200
+    assert (await admin.put("quotas", "provider", {})).status == 200
     return "provider"
 
 

@@ -69,6 +69,8 @@ UNSAYABLE = re.compile(
     r"|invisible characters"  # Unicode's classes, which regular expressions have no common words for
     r"|request is damaged"  # what is between BEGIN and END
     r"|ttl: .* is more than"  # a duration has a largest value
+    r"|is no time zone|begins when it ends"  # of opening hours
+    r"|names no cluster"  # as with invisible characters
 )
 """Demands that JSON Schema has no words for."""
 
@@ -95,6 +97,8 @@ class Service:
         for name, caller in (("me", self.cluster), ("other", self.other)):
             self.post(caller, "advertisements", offer(name, "4P", "4E"))
             self.post(self.admin, f"clusters/{name}/uncordon")
+            for limits in (f"clusters/{name}/policy", f"quotas/{name}"):
+                self.admin.delete(f"{self.url}/api/v1/{limits}", timeout=LATE)
         borrowed = [self.reserve(self.cluster, "other") for _ in range(3)]
         lent = [self.reserve(self.other, "me") for _ in range(3)]
         token = self.post(self.admin, "tokens", {"uses": 1000})

@@ -130,7 +130,6 @@ async def test_client_that_does_not_read_its_answers_is_let_go_of(start):
         writer.write(GET.replace(b"version", b"reservations?limit=200") * 200)
         await brokers.until(lambda: len(connections()) == 1)
         await others_are_served(broker)
-        await broker.cluster("other").hang_up()
         await brokers.until(lambda: not connections())
         transport_of(writer).resume_reading()
         assert len(await end_of(reader)) < 100 * whole

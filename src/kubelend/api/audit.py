@@ -27,7 +27,7 @@ def _line(told: Told, digest: bytes) -> AuditLine:
     return AuditLine(
         number=told.number,
         at=told.at,
-        actor=Actor(told.actor.name, told.actor.role, told.actor.remote),
+        actor=Actor(told.actor.name, told.actor.role, told.actor.remote, told.actor.via),
         action=told.action,
         subject=told.subject,
         digest=digest.hex(),

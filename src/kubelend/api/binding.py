@@ -48,6 +48,9 @@ RETRY_AFTER = "2"
 GATHERED = frozenset({"publish"})
 """Calls that come all day from everyone, and whose answer nobody waits for: done several at a time."""
 
+PROBES = frozenset({"healthz", "readyz"})
+"""What is answered also while the store is not read that knows who was put out."""
+
 TOLD = (Forbidden, Hidden, InvalidIdentity, LimitExceeded, Conflict, KeyReused)
 """Refusals that the journal tells of: somebody may not, or cannot now. Mistakes are not among them."""
 
@@ -70,7 +73,8 @@ log = structlog.get_logger("kubelend.api")
 def bind(handlers: Mapping[str, Handler], context: Context) -> HttpHandler:
     """All handlers, by the names of their routes, as the one that the server calls."""
     metrics, admit = context.metrics, context.limiter.admit
-    caller_of, check = context.callers.of, context.callers.check
+    holder_of, caller_of = context.callers.holder, context.callers.of
+    check = context.callers.check
     repeats = Repeats()
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
@@ -81,10 +85,12 @@ def bind(handlers: Mapping[str, Handler], context: Context) -> HttpHandler:
         if name in GATHERED:
             await context.rhythm.join()
         try:
-            caller = caller_of(request)
+            caller = holder_of(request)  # a proxy is named, where it is the proxy that is refused
+            caller = caller_of(caller, request)
             ACTOR.set(_actor(caller, request))
             admit(f"{caller.role} {caller.name}")  # a cluster may have the name of a person
-            check(caller)
+            if name not in PROBES or context.broker.unready is None:
+                check(caller)
             if not isinstance(found, Match):
                 raise found
             _check_role(caller, found.route)
@@ -116,9 +122,9 @@ def _check_role(caller: Caller, route: Route) -> None:
 
 def _actor(caller: Caller | None, request: web.BaseRequest) -> Actor:
     remote = request.remote or ""
-    return (
-        Actor("", "unknown", remote) if caller is None else Actor(caller.name, caller.role, remote)
-    )
+    if caller is None:
+        return Actor("", "unknown", remote)
+    return Actor(caller.name, caller.role, remote, caller.proxy)
 
 
 def _subject(found: Match | KubelendError) -> str:
@@ -148,6 +154,7 @@ def _log_refusal(
             route=name,
             caller=None if caller is None else caller.name,
             remote=request.remote,
+            **({"via": caller.proxy} if caller is not None and caller.via else {}),
             code=error.code,
             problem=error.message,
             **({"left_out": left_out} if left_out else {}),

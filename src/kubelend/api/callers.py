@@ -1,9 +1,13 @@
-"""Who calls: the certificate that TLS verified, or the one that a trusted proxy passes on."""
+"""Who calls: the certificate that TLS verified, or the one that a trusted proxy passes on.
+
+TLS verified it when the connection began, which may be long ago: what can have changed since is asked
+here for every call. Who was revoked, when it ends, and whether its authority is still trusted.
+"""
 
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
@@ -11,81 +15,120 @@ from typing import cast
 
 from aiohttp import web
 from cryptography import x509
+from msgspec.structs import replace
 
-from kubelend.broker.ports import Clock
-from kubelend.core.errors import InvalidIdentity
-from kubelend.core.registry import Registry
+from kubelend.broker.writer import Writer
+from kubelend.core.errors import InvalidIdentity, Revoked, Unavailable
 from kubelend.core.roles import Role
-from kubelend.kits import keyfiles
-from kubelend.pki import files, forwarding, identities
+from kubelend.pki import chains, forwarding, identities
 from kubelend.pki.forwarding import ForwardedCertificates
 from kubelend.pki.identities import Caller
+from kubelend.transports.tls import ReloadingServerContext, ServerContext
 
 
 class Callers:
-    """Knows the broker's own names, who is revoked and, where proxies are trusted, its authorities."""
+    """Knows the broker's own names, who is revoked, and which authorities are trusted and were once."""
 
     def __init__(
         self,
         directory: Path,
-        clock: Clock,
-        registry: Callable[[], Registry],
+        writer: Writer,
+        trust: ReloadingServerContext,
         *,
         trust_proxies: bool,
-        authorities: Callable[[], Sequence[x509.Certificate]] = tuple,
     ) -> None:
-        """`authorities` are trusted beside those of the directory."""
         self._directory = directory
-        self._clock = clock
-        self._registry = registry
+        self._writer = writer
+        self._trust = trust
         self._trust_proxies = trust_proxies
-        self._authorities = authorities
+        self._former: set[x509.Certificate] = set()
+        self._authorities: set[x509.Certificate] = set()
         self.refresh()
 
     def refresh(self) -> None:
         """Read the directory anew: its certificates have changed."""
         self._own_names = identities.own_names(self._directory)
+        known = {x509.load_der_x509_certificate(each) for each in self._trust.authorities}
+        self._former = (self._former | self._authorities) - known
+        self._authorities = known
+        self._judged: dict[bytes, bool] = {}
+        """Certificates of connections from before an authority was taken away."""
         self._forwarded = None
         if self._trust_proxies:
-            own = files.load_certificates(self._directory / keyfiles.AUTHORITIES)
-            trusted = [*own, *self._authorities()]
-            self._forwarded = ForwardedCertificates(trusted, self._own_names)
+            self._forwarded = ForwardedCertificates(list(known), self._own_names)
 
-    def of(self, request: web.BaseRequest) -> Caller:
-        """The caller of a request; `InvalidIdentity` if there is none."""
+    def holder(self, request: web.BaseRequest) -> Caller:
+        """Whose connection it is; `InvalidIdentity` if nobody's, `Revoked` if it is not believed."""
         transport = request.transport
         peercert = None if transport is None else transport.get_extra_info("peercert")
-        if not peercert:
+        if transport is None or not peercert:
             raise InvalidIdentity("no verified client certificate")
         caller = identities.caller_of(
             cast("Mapping[str, object]", peercert), broker_names=self._own_names
         )
         since, until = _moment(peercert["notBefore"]), _moment(peercert["notAfter"])
-        # TLS looked at the time when the connection began, which may be long ago.
-        if until < self._clock():
+        if until < self._writer.clock():
             raise InvalidIdentity(f"the certificate of {caller.name} has ended", hint="renew it")
-        caller = Caller(caller.name, caller.role, since, until)
-        return self._behind(caller, request) if caller.role is Role.PROXY else caller
+        connection: ssl.SSLObject = transport.get_extra_info("ssl_object")
+        generation = cast("ServerContext", connection.context).generation
+        if generation != self._trust.generation:
+            self._judge(caller, connection, request)
+        return Caller(caller.name, caller.role, since, until)
+
+    def of(self, holder: Caller, request: web.BaseRequest) -> Caller:
+        """The caller of a request on the connection of `holder`: itself, unless that is a proxy."""
+        return self._behind(holder, request) if holder.role is Role.PROXY else holder
 
     def check(self, caller: Caller) -> None:
-        """Refuse who is revoked. One look into a dictionary: it is done for every call."""
-        if caller.since is not None:
-            self._registry().check(caller.role, caller.name, caller.since)
+        """Refuse who is revoked, or came through a proxy that is; `NotReady` if that is not known now.
+
+        One look into a dictionary: it is done for every call.
+        """
+        registry = self._writer.registry
+        for each in (caller, caller.via):
+            if each is not None and each.since is not None:
+                registry.check(each.role, each.name, each.since)
+
+    def check_again(self, request: web.BaseRequest) -> None:
+        """The same with all else that may have changed since the call began."""
+        self.check(self.of(self.holder(request), request))
+
+    def _judge(self, caller: Caller, connection: ssl.SSLObject, request: web.BaseRequest) -> None:
+        """Refuse who would not be let in any more, and let go of the connection after that."""
+        der = connection.getpeercert(binary_form=True) or b""
+        if der not in self._judged:
+            self._judged[der] = _is_signed(der, self._authorities)
+        if self._judged[der]:
+            return
+        request.protocol.close()  # once this is answered
+        if _is_signed(der, self._former):
+            raise Revoked(
+                f"the authority of {caller.role} {caller.name}'s certificate is not trusted any more",
+                hint="join anew with a token from an administrator",
+            )
+        # There is an authority in between, which was shown in the handshake and is not kept.
+        raise Unavailable("the trusted authorities have changed", hint="connect again")
 
     def _behind(self, proxy: Caller, request: web.BaseRequest) -> Caller:
         if self._forwarded is None:
             raise InvalidIdentity(
                 f"{proxy.name} is a proxy, and this broker trusts none", hint="see --trust-proxies"
             )
-        self.check(proxy)
+        if self._writer.unready is None:
+            self.check(proxy)
         passed_on = request.headers.getall(forwarding.HEADER, [])
         if len(passed_on) != 1:
             raise InvalidIdentity(
                 f"{proxy.name} passed on {len(passed_on)} certificates",
                 hint=f"one {forwarding.HEADER} header for each call",
             )
-        caller, since, until = self._forwarded.read(passed_on[0], self._clock())
-        return Caller(caller.name, caller.role, since, until)
+        caller, since, until = self._forwarded.read(passed_on[0], self._writer.clock())
+        return replace(caller, since=since, until=until, via=proxy)
+
+
+def _is_signed(der: bytes, authorities: Iterable[x509.Certificate]) -> bool:
+    certificate = x509.load_der_x509_certificate(der)
+    return any(chains.is_issued_by(certificate, each) for each in authorities)
 
 
 @lru_cache(maxsize=4096)

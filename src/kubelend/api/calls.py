@@ -84,14 +84,18 @@ class Call:
     async def body(self, kind: type[Body]) -> Body:
         """The body, read within the limits of size and time, and checked against its type."""
         body = await reading.body(self.request, kind, self.context.read_timeout)
-        self.context.callers.check(self.caller)  # it may have been revoked while it sent
+        self.check_again()  # it may have been revoked while it sent
         return body
 
     async def optional_body(self, kind: type[Body]) -> Body:
         """The same for a body which may be left out."""
         body = await reading.optional_body(self.request, kind, self.context.read_timeout)
-        self.context.callers.check(self.caller)
+        self.check_again()
         return body
+
+    def check_again(self) -> None:
+        """Refuse who is not believed any more, and was when the call began."""
+        self.context.callers.check_again(self.request)
 
     def number(self, name: str, default: int, largest: int) -> int:
         """A whole number from the query."""

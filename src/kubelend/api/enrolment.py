@@ -1,12 +1,12 @@
 """The enrolment listener: where newcomers come, who have a token and no certificate yet.
 
-Nothing of the REST interface can be reached here. Whoever shows a wrong token is slowed down, by address
-and all together, and logged; a token is looked at in the same time whether it is known or not.
+Nothing of the REST interface can be reached here. Whoever shows a wrong token is slowed down, by address,
+and logged; a token is looked at in the same time whether it is known or not. No limit is shared by all:
+secrets of 160 bits need none, and whoever used it up would keep out those with the right ones.
 """
 
 from __future__ import annotations
 
-import ipaddress
 import time
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
@@ -35,13 +35,21 @@ from kubelend.core.errors import (
 from kubelend.core.journal import Actor
 from kubelend.core.members import TokenId
 from kubelend.core.roles import Role
+from kubelend.kits.networks import network
 from kubelend.kits.repeats import Repeats
 from kubelend.pki import identities, tokens
+from kubelend.transports.admission import Room
 from kubelend.wire import enrolment, membership_bodies
 from kubelend.wire.enrolment import EnrolmentRoute
 
 MOST_BYTES = 24 * 1024
 """Of a body: the longest certificate request, a token and a name."""
+
+ROOM = Room(connections=512, caller=8, handshakes=16)
+"""Anybody may come, from as many addresses as they have, so one of them gets little."""
+
+PATIENCE = 3.0
+"""Seconds at most for a request to arrive: it is short, and here strangers wait with us."""
 
 CALLS, CALLS_AT_ONCE = 5.0, 50
 """Calls per second of one address, and at once."""
@@ -49,8 +57,8 @@ CALLS, CALLS_AT_ONCE = 5.0, 50
 WRONG, WRONG_AT_ONCE = 10 / 60, 10
 """Wrong tokens per second of one address, and at once."""
 
-ALL_WRONG, ALL_WRONG_AT_ONCE = 5.0, 100
-"""The same of all addresses together."""
+LOGGED, LOGGED_AT_ONCE = 5.0, 100
+"""Lines per second about refusals, of all addresses together, and at once."""
 
 NEWCOMER = "newcomer"
 """What the journal calls who is nobody yet."""
@@ -70,12 +78,10 @@ class Tries:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._by_network = RateLimiter(WRONG, WRONG_AT_ONCE, clock)
-        self._together = RateLimiter(ALL_WRONG, ALL_WRONG_AT_ONCE, clock)
 
     def take(self, network: str) -> None:
         try:
             self._by_network.admit(network)
-            self._together.admit("")
         except LimitExceeded as problem:
             raise LimitExceeded(
                 "too many wrong tokens", hint="try again later", retry_after=problem.retry_after
@@ -83,7 +89,6 @@ class Tries:
 
     def give_back(self, network: str) -> None:
         self._by_network.give_back(network)
-        self._together.give_back("")
 
 
 class Enrolment(NamedTuple):
@@ -96,6 +101,7 @@ class Enrolment(NamedTuple):
     calls: RateLimiter
     tries: Tries
     repeats: Repeats
+    lines: RateLimiter
 
 
 def bind(
@@ -110,6 +116,7 @@ def bind(
         RateLimiter(CALLS, CALLS_AT_ONCE, time.monotonic),
         Tries(),
         Repeats(),
+        RateLimiter(LOGGED, LOGGED_AT_ONCE, time.monotonic),
     )
 
     async def answer(request: web.BaseRequest) -> web.Response:
@@ -133,17 +140,6 @@ def bind(
         return response
 
     return answer
-
-
-def network(remote: str) -> str:
-    """Who counts as one: an address, or the 64 bits of IPv6 within which anybody can have them all."""
-    try:
-        address = ipaddress.ip_address(remote.partition("%")[0])
-    except ValueError:
-        return remote
-    if address.version == 4:
-        return remote
-    return str(ipaddress.ip_network((address, 64), strict=False))
 
 
 async def _authorities(_: web.BaseRequest, context: Enrolment) -> web.Response:
@@ -214,7 +210,7 @@ def _refused(error: KubelendError, name: str, request: web.BaseRequest, context:
     actor = _actor(request) if isinstance(error, LimitExceeded) else ACTOR.get()
     context.journal.refused(actor, name, "", error)
     left_out = context.repeats.left_out((error.code, network(request.remote or "")))
-    if left_out is not None:
+    if left_out is not None and _may_log(context.lines):
         log.warning(
             "refused",
             route=name,
@@ -224,3 +220,11 @@ def _refused(error: KubelendError, name: str, request: web.BaseRequest, context:
             problem=error.message,
             left_out=left_out,
         )
+
+
+def _may_log(lines: RateLimiter) -> bool:
+    try:
+        lines.admit("")
+    except LimitExceeded:
+        return False
+    return True

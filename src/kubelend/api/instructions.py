@@ -15,7 +15,7 @@ from kubelend.api.calls import Call, json
 from kubelend.broker import instructions
 from kubelend.broker.views import Opening
 from kubelend.core import commands
-from kubelend.core.errors import InvalidInput, LimitExceeded
+from kubelend.core.errors import InvalidInput, KubelendError, LimitExceeded
 from kubelend.core.models import Reservation
 from kubelend.wire import bodies, conversion
 from kubelend.wire.route import LAST_EVENT_ID
@@ -57,7 +57,7 @@ async def stream(call: Call) -> web.StreamResponse:
     after, cluster = _last_event(call), call.caller.cluster
     if call.broker.feeds.count(cluster) >= MOST_STREAMS:
         raise LimitExceeded(f"{cluster} has {MOST_STREAMS} streams open", retry_after=HEARTBEAT)
-    async with call.broker.stream(cluster, after) as opening:
+    async with call.broker.stream(cluster, after, call.caller.proxy) as opening:
         response = web.StreamResponse(headers=_HEADERS)
         with suppress(ConnectionResetError):  # the client went away, which is its right
             await response.prepare(call.request)
@@ -71,7 +71,19 @@ async def _pour(response: web.StreamResponse, opening: Opening, call: Call) -> N
         await response.write(b"event: reset\ndata: {}\n\n")
     await _tell(response, opening.news, call, b": open\n\n")
     while not opening.feed.closed and (patience := _patience(call)) > 0:
-        await _tell(response, await opening.feed.read(patience), call, b": alive\n\n")
+        news = await opening.feed.read(patience)
+        if not _is_believed(call):
+            return
+        await _tell(response, news, call, b": alive\n\n")
+
+
+def _is_believed(call: Call) -> bool:
+    """Whether the caller, and the proxy that it came through, would be let in now."""
+    try:
+        call.check_again()
+    except KubelendError:
+        return False  # the stream ends, and the client hears why when it asks for another
+    return True
 
 
 def _patience(call: Call) -> float:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from aiohttp import web
 
 from kubelend.api.calls import Call, json
+from kubelend.broker.membership import Shown
 from kubelend.core.errors import Conflict, InvalidIdentity, InvalidInput, NotFound
 from kubelend.core.members import MemberId, Standing
 from kubelend.core.roles import Role
-from kubelend.pki import identities
+from kubelend.pki import identities, lifetimes
+from kubelend.pki.identities import Caller
 from kubelend.wire import certificate_bodies, membership_bodies
 from kubelend.wire.membership_conversion import from_member
 
@@ -25,7 +27,9 @@ async def list_members(call: Call) -> web.Response:
 async def accept_member(call: Call) -> web.Response:
     body = await call.optional_body(membership_bodies.AcceptRequest)
     role, name = _who(call)
-    member = await call.context.membership.accept(role, name, body.key, call.caller.name)
+    member = await call.context.membership.accept(
+        role, name, body.key, call.caller.name, keep_old=body.keep_old
+    )
     return json(from_member(member))
 
 
@@ -42,24 +46,43 @@ async def revoke_member(call: Call) -> web.Response:
     )
     return json(
         membership_bodies.Revocation(
-            from_member(done.member), done.was_known, list(done.released), list(done.drained)
+            from_member(done.member),
+            done.was_known,
+            list(done.released),
+            list(done.drained),
+            list(done.legacy.tokens),
+            list(done.legacy.members),
         )
     )
 
 
 async def remove_member(call: Call) -> web.Response:
     role, name = _other(call)
-    left = await call.context.membership.remove(role, name, call.caller.name)
+    done = await call.context.membership.remove(role, name, call.caller.name)
     return json(
-        membership_bodies.Removal(left is not None, None if left is None else left.forget_at)
+        membership_bodies.Removal(
+            done.member is not None,
+            None if done.member is None else done.member.forget_at,
+            list(done.legacy.tokens),
+            list(done.legacy.members),
+        )
     )
 
 
 async def renew_certificate(call: Call) -> web.Response:
     """Who asks, and so for whom, the caller's certificate says; of the request only the key counts."""
     body = await call.body(certificate_bodies.CertificateRequest)
-    issued = await call.context.membership.renew(call.caller.role, call.caller.name, body.request)
+    caller = call.caller
+    issued = await call.context.membership.renew(
+        caller.role, caller.name, body.request, _shown(caller)
+    )
     return json(certificate_bodies.IssuedCertificate(issued.chain, issued.authorities))
+
+
+def _shown(caller: Caller) -> Shown:
+    if caller.since is None or caller.until is None:
+        raise InvalidIdentity("the certificate does not say when it ends")
+    return Shown(lifetimes.least_life(caller.since, caller.until), caller.until)
 
 
 def _who(call: Call) -> tuple[Role, str]:

@@ -8,7 +8,7 @@ from aiohttp import web
 
 from kubelend.api.calls import Call, json
 from kubelend.core import durations
-from kubelend.core.enrolment import LONGEST_TTL
+from kubelend.core.enrolment import LONGEST_TTL, SHORTEST_TTL
 from kubelend.core.errors import InvalidIdentity, InvalidInput
 from kubelend.core.members import Token, TokenId
 from kubelend.core.roles import Role
@@ -76,6 +76,8 @@ def _ttl(text: str) -> timedelta:
             f"ttl: {text} is more than {durations.short(LONGEST_TTL)}",
             hint="make another one when it is needed",
         )
+    if asked < SHORTEST_TTL:
+        raise InvalidInput(f"ttl: {text} is less than {durations.short(SHORTEST_TTL)}")
     return asked
 
 

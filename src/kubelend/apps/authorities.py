@@ -6,10 +6,10 @@ the broker's own certificate, since that is what a newcomer must be given the ha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 from cryptography import x509
 
@@ -23,7 +23,15 @@ from kubelend.pki.keys import PublicKey
 from kubelend.pki.passphrases import Passphrase
 from kubelend.transports.following import Following, Report
 
+_PUBLIC = (keyfiles.AUTHORITIES, keyfiles.CERTIFICATE, files.DROPPED)
 _NAMES = (*files.OURS, *files.CERT_MANAGERS, files.CROSS)
+
+
+class _Public(NamedTuple):
+    """What can be read without the key."""
+
+    trusted: tuple[x509.Certificate, ...]
+    dropped: tuple[x509.Certificate, ...]
 
 
 class FollowedAuthority:
@@ -32,19 +40,23 @@ class FollowedAuthority:
     def __init__(
         self,
         directory: Path,
-        passphrase: Passphrase | None,
+        passphrase: Callable[[], Passphrase | None],
         server: Path,
         lifetime: timedelta,
         report: Report,
     ) -> None:
-        """`server` is the directory of the broker's own certificate."""
+        """`server` is the directory of the broker's own certificate.
+
+        The passphrase is asked for whenever the key is read: a rotation may bring another.
+        """
         self.lifetime = lifetime
-        self.dropped: set[x509.Certificate] = set()
-        """Predecessors that were trusted here once, and are no more: a rotation was finished."""
+        self._gone: set[x509.Certificate] = set()
+        """Those that were trusted here once, and are no more, whether or not a file says so."""
         self._server = server
         self._following = Following(
-            directory, lambda path: Authority.load(path, passphrase), report, _NAMES
+            directory, lambda path: Authority.load(path, passphrase()), report, _NAMES
         )
+        self._public = Following(directory, _public, report, _PUBLIC)
         self.look()
 
     @property
@@ -53,18 +65,24 @@ class FollowedAuthority:
 
     @property
     def trusted(self) -> tuple[x509.Certificate, ...]:
-        return self.current.trusted
+        """Whom holders are to trust. While the key cannot be read, what is written beside it counts."""
+        if self._following.problem is None:
+            return self.current.trusted
+        return self._public.current.trusted
 
     @property
-    def trusted_text(self) -> str:
-        return files.to_pem(self.trusted).decode()
+    def dropped(self) -> set[x509.Certificate]:
+        """Predecessors that nobody may believe any more: their rotation was finished."""
+        return {*self._public.current.dropped, *self._gone}.difference(self.trusted)
 
     def refresh(self) -> bool:
         """Take up changed files; True if it did."""
-        before = self.trusted
-        if not self._following.refresh():
+        before = (self.trusted, self.dropped)
+        has_new_key = self._following.refresh()
+        self._public.refresh()
+        self._gone |= set(before[0]).difference(self.trusted)
+        if not has_new_key and before == (self.trusted, self.dropped):
             return False
-        self.dropped |= set(before) - set(self.trusted)
         self._put_together()
         return True
 
@@ -77,6 +95,17 @@ class FollowedAuthority:
         others = files.load_certificates(self._server / keyfiles.AUTHORITIES)
         self._anchor = _anchor(shown, (*self.trusted, *others)) or self.current.certificate
         self._put_together()
+
+    def signing(self) -> Authority:
+        """The authority, to sign with; `InvalidSettings` if the files hold another that cannot be used.
+
+        It may have been exchanged because its key was stolen, so the old one is not signed with.
+        """
+        if self._following.problem is not None:
+            raise InvalidSettings(
+                "the authority on disk cannot be used", hint="the broker's log says why"
+            )
+        return self.current
 
     # -- the port
 
@@ -94,14 +123,20 @@ class FollowedAuthority:
         profiles.client(claims.name, claims.role)
         return Applicant(claims.role, claims.name, pins.of_key(key), key)
 
-    def issue(self, applicant: Applicant, now: datetime, not_before: datetime | None) -> Issued:
-        authority = self.current
+    def issue(
+        self,
+        applicant: Applicant,
+        now: datetime,
+        not_before: datetime | None,
+        longest: timedelta | None = None,
+    ) -> Issued:
         profile = profiles.client(applicant.name, applicant.role)
         try:
+            authority = self.signing()
             certificate = authority.sign(
                 profile,
                 cast("PublicKey", applicant.public_key),
-                self.lifetime,
+                min(self.lifetime, longest or self.lifetime),
                 now=now,
                 not_before=not_before,
             )
@@ -123,6 +158,10 @@ class FollowedAuthority:
         self._pin = str(pins.pin(self._anchor))
         trusted = dict.fromkeys((*self.trusted, self._anchor))
         self._authorities = files.to_pem(trusted).decode()
+
+
+def _public(directory: Path) -> _Public:
+    return _Public(files.load_trusted(directory), files.load_dropped(directory))
 
 
 def _anchor(

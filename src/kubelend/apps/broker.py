@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -99,13 +100,13 @@ async def started(
     _look_at_modes(settings)
     metrics = Metrics()
     broker = Broker(open_store or _opener(settings), now, _rules(settings), metrics)
-    trust = Trust(settings, now, lambda: broker.registry, metrics)
+    trust = Trust(settings, broker, metrics)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(broker.close)
         context = _context(settings, broker, metrics, trust)
         stack.callback(context.granting.close)
         listeners = _listeners(settings, context, trust)
-        visitors = Visitors(metrics, trust_proxies=settings.trust_proxies)
+        visitors = Visitors(metrics, context.journal, trust_proxies=settings.trust_proxies)
         ports = await _listen(stack, listeners, _limits(settings), visitors)
         stack.callback(broker.feeds.close_all)
         context.membership.enrol_port = ports.get("enrol", 0)
@@ -157,7 +158,8 @@ def _listeners(settings: BrokerSettings, context: Context, trust: Trust) -> Iter
         yield _Listener("metrics", settings.metrics_bind_address, scrape)
     if trust.authority is not None:
         enrol = Address(settings.http_host, settings.enrol_port)
-        handler = enrolment.bind(context.membership, metrics, context.journal, context.read_timeout)
+        patience = min(context.read_timeout, enrolment.PATIENCE)
+        handler = enrolment.bind(context.membership, metrics, context.journal, patience)
         yield _Listener("enrol", enrol, handler, trust.enrolment)
     api = Address(settings.http_host, settings.http_port)
     yield _Listener("api", api, binding.bind(routing.HANDLERS, context), trust.server)
@@ -172,15 +174,29 @@ async def _listen(
     ports = {}
     for what, (host, port), handler, context in listeners:
         # All but the REST interface have few users, and must answer when that is full.
-        own = limits if what == "api" else limits._replace(room=Room())
+        own = limits if what == "api" else limits._replace(room=_FEW)
         if what == "enrol":
-            own = own._replace(body=min(own.body, enrolment.MOST_BYTES))
+            own = _for_strangers(limits)
         watch = visitors if context else None
         ports[what] = await stack.enter_async_context(
             http_server.listening(handler, host, port, own, context, watch, visitors.who)
         )
         log.info("listening", what=what, host=host, port=ports[what])
     return ports
+
+
+_FEW = Room(connections=128)
+"""For probes and metrics."""
+
+
+def _for_strangers(limits: http_server.Limits) -> http_server.Limits:
+    """The enrolment listener's: who sends no body keeps nobody else out."""
+    return limits._replace(
+        read=min(limits.read, timedelta(seconds=enrolment.PATIENCE)),
+        body=min(limits.body, enrolment.MOST_BYTES),
+        room=enrolment.ROOM,
+        spares_bodies=False,
+    )
 
 
 def _context(settings: BrokerSettings, broker: Broker, metrics: Metrics, trust: Trust) -> Context:

@@ -71,7 +71,7 @@ async def join(
     """Be let in, and have the three files in the directory; `waits` is told, once, that it takes a yes."""
     tokens.parse(invitation.token)  # what is mistaken is said before a key is made
     profiles.client(invitation.name, invitation.role)
-    key = prepare(directory, algorithm)
+    key = prepare(directory, algorithm, invitation.pin)
     body = JoinRequest(
         token=invitation.token.strip(),
         name=invitation.name,
@@ -88,19 +88,35 @@ async def join(
     return Welcome(credentials, answer.port)
 
 
-def prepare(directory: Path, algorithm: Algorithm) -> PrivateKey:
-    """The key of an earlier try, or a new one, which is written at once. A pair that is there stays."""
+def prepare(directory: Path, algorithm: Algorithm, pin: Pin) -> PrivateKey:
+    """The key of an earlier try, or a new one, which is written at once. What others put there stays."""
     certificate, path = directory / keyfiles.CERTIFICATE, directory / keyfiles.KEY
     if certificate.exists():
         raise InvalidSettings(
             f"{certificate} is there already", hint="it renews itself; or choose another directory"
         )
+    _check_authorities(directory, pin)
     if path.exists():
-        return files.load_key(path)
+        return _earlier(path)
     files.make_directory(directory)
     key = keys.generate(algorithm)
     keyfiles.write(path, keys.to_pem(key), mode=keyfiles.PRIVATE)
     return key
+
+
+def _check_authorities(directory: Path, pin: Pin) -> None:
+    """An earlier try may have left a `ca.crt`, which names our authority; no other is overwritten."""
+    key, path = directory / files.AUTHORITY_KEY, directory / keyfiles.AUTHORITIES
+    if key.exists() or (path.exists() and not pins.pinned(files.load_certificates(path), pin)):
+        raise InvalidSettings(
+            f"{directory} holds the files of another authority", hint="choose another directory"
+        )
+
+
+def _earlier(path: Path) -> PrivateKey:
+    if complaint := keyfiles.exposure(path):
+        raise InvalidSettings(complaint, hint="delete it, and a new one is made")
+    return files.load_key(path)
 
 
 async def recognise(invitation: Invitation) -> str:

@@ -62,7 +62,7 @@ class OwnCertificate:
         )
 
     def _renew(self, old: Credentials, now: datetime) -> bool:
-        authority = self._authority.current
+        authority = self._authority.signing()
         key = keys.generate(keys.algorithm_like(old.key))
         lifetime = lifetimes.life(old.certificate)
         certificate = authority.sign(_profile(old.certificate), key.public_key(), lifetime, now=now)

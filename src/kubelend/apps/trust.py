@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import structlog
+from cryptography import x509
 
 from kubelend.api.callers import Callers
 from kubelend.apps.authorities import FollowedAuthority
 from kubelend.apps.own_certificate import OwnCertificate
 from kubelend.apps.settings import BrokerSettings
 from kubelend.broker.metrics import Metrics
-from kubelend.broker.ports import Clock
+from kubelend.broker.writer import Writer
 from kubelend.core.errors import InvalidSettings
-from kubelend.core.registry import Registry
-from kubelend.pki import passphrases
+from kubelend.kits import keyfiles
+from kubelend.pki import files, passphrases, pins
+from kubelend.pki.passphrases import Passphrase
 from kubelend.transports import tls
 
 log = structlog.get_logger("kubelend.broker")
@@ -29,25 +30,18 @@ log = structlog.get_logger("kubelend.broker")
 class Trust:
     """Made by the composition root; `follow` is a root task."""
 
-    def __init__(
-        self,
-        settings: BrokerSettings,
-        now: Clock,
-        registry: Callable[[], Registry],
-        metrics: Metrics,
-    ) -> None:
+    def __init__(self, settings: BrokerSettings, writer: Writer, metrics: Metrics) -> None:
         self._directory = settings.http_cert_path
         self._interval = settings.certificate_check_interval.total_seconds()
-        self._now = now
+        self._writer = writer
         self._metrics = metrics
+        self._told_of: set[x509.Certificate] = set()
         self.authority = _authority(settings)
         self._has_new_authority = False
         authority = self.authority
         self._own = None if authority is None else OwnCertificate(self._directory, authority)
         self._server = tls.ReloadingServerContext(
-            self._directory,
-            report=_keeps_old,
-            authorities=lambda: "" if authority is None else authority.trusted_text,
+            self._directory, report=_keeps_old, authorities=self._believed
         )
         # It reads the same files as the one above, which reports what is wrong with them.
         self._enrolment = tls.ReloadingServerContext(
@@ -58,15 +52,14 @@ class Trust:
         self.enrolment = self._enrolment.context
         """For newcomers, who have none."""
         self.callers = Callers(
-            self._directory,
-            now,
-            registry,
-            trust_proxies=settings.trust_proxies,
-            authorities=lambda: () if authority is None else authority.trusted,
+            self._directory, writer, self._server, trust_proxies=settings.trust_proxies
         )
 
     async def follow(self) -> None:
-        """Take up changed files: new connections see the new certificate, open ones go on."""
+        """Take up changed files: new connections see the new certificate, open ones go on.
+
+        Unless an authority was taken away: then they are judged anew, each by its next call.
+        """
         self._measure()
         while True:
             await self.refresh()
@@ -78,12 +71,36 @@ class Trust:
             self._has_new_authority = True
             log.info("authority reloaded")
         if self._own is not None:
-            await self._own.renew_if_due(self._now())
+            await self._own.renew_if_due(self._writer.clock())
         self._enrolment.refresh()
+        believed = self._server.generation
         if self._server.refresh(again=self._has_new_authority):
             self._has_new_authority = False
             log.info("certificates reloaded", path=str(self._directory))
             self._take_up()
+        if self._server.generation != believed:
+            log.warning("an authority is not trusted any more: open connections are judged anew")
+            self._writer.feeds.wake_all()
+
+    def _believed(self) -> str:
+        """Whose certificates are let in, in PEM form: who was dropped is not, whatever `ca.crt` says."""
+        if self.authority is None:
+            return ""
+        own = files.load_certificates(self._directory / keyfiles.AUTHORITIES)
+        dropped = self.authority.dropped
+        self._tell_of(dropped.intersection(own))
+        believed = dict.fromkeys((*own, *self.authority.trusted))
+        return files.to_pem(each for each in believed if each not in dropped).decode()
+
+    def _tell_of(self, dropped: set[x509.Certificate]) -> None:
+        for each in dropped - self._told_of:
+            log.warning(
+                "authority was dropped by a rotation: it is not trusted, though ca.crt has it",
+                path=str(self._directory / keyfiles.AUTHORITIES),
+                authority=each.subject.rfc4514_string(),
+                pin=str(pins.pin(each)),
+            )
+        self._told_of |= dropped
 
     def _take_up(self) -> None:
         try:
@@ -105,13 +122,21 @@ def _authority(settings: BrokerSettings) -> FollowedAuthority | None:
     if not settings.ca_path:
         return None
     file = Path(settings.ca_passphrase_file) if settings.ca_passphrase_file else None
+
+    def passphrase() -> Passphrase | None:
+        return passphrases.find(file, os.environ)
+
     return FollowedAuthority(
         Path(settings.ca_path),
-        passphrases.find(file, os.environ),
+        passphrase,
         settings.http_cert_path,
         settings.certificate_lifetime,
-        _keeps_old,
+        _cannot_sign,
     )
+
+
+def _cannot_sign(problem: InvalidSettings) -> None:
+    log.error("authority not reloaded, no certificates until it can be", problem=str(problem))
 
 
 def _keeps_old(problem: InvalidSettings) -> None:

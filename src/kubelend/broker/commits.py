@@ -69,6 +69,8 @@ class GroupCommit:
 
     async def ask(self, question: Callable[[Store], Result]) -> Result:
         """Read what only the store has, in its thread; what is being written waits meanwhile."""
+        if self._failure is not None:
+            raise self._failure
         return await self._in_thread(partial(question, self._opened()))
 
     def submit(self, changes: Sequence[Change], revision: int) -> None:

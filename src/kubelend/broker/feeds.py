@@ -19,8 +19,10 @@ from kubelend.core.roles import Role
 class Feed:
     """One open stream of one cluster."""
 
-    def __init__(self, cluster: ClusterId, since: int) -> None:
+    def __init__(self, cluster: ClusterId, since: int, via: str = "") -> None:
         self.cluster = cluster
+        self.via = via
+        """The proxy through which its reader came, if any."""
         self.since = since
         """The revision up to which its reader is told everything when the stream opens."""
         self.closed = False
@@ -31,6 +33,10 @@ class Feed:
         if reservation.revision > self.since:
             self._unread[reservation.id] = reservation
             self._news.set()
+
+    def wake(self) -> None:
+        """Let the reader look around, though there is nothing new."""
+        self._news.set()
 
     def close(self) -> None:
         """Let the reader finish: the stream ends, and its client resumes elsewhere or later."""
@@ -61,8 +67,8 @@ class Feeds:
     def count(self, cluster: ClusterId) -> int:
         return len(self._feeds.get(cluster, ()))
 
-    def open(self, cluster: ClusterId, since: int) -> Feed:
-        feed = Feed(cluster, since)
+    def open(self, cluster: ClusterId, since: int, via: str = "") -> Feed:
+        feed = Feed(cluster, since, via)
         self._feeds.setdefault(cluster, set()).add(feed)
         return feed
 
@@ -74,8 +80,13 @@ class Feeds:
             self._feeds.pop(feed.cluster, None)
 
     def close_all(self) -> None:
-        for feed in [feed for feeds in self._feeds.values() for feed in feeds]:
+        for feed in self._all():
             self.close(feed)
+
+    def wake_all(self) -> None:
+        """Have every reader ask again whether it may go on."""
+        for feed in self._all():
+            feed.wake()
 
     def publish(self, changes: Iterable[Change]) -> None:
         """Hand durable changes to whoever they concern; who was revoked hears no more."""
@@ -93,3 +104,9 @@ class Feeds:
         if revoked.role is Role.CLUSTER:
             for feed in list(self._feeds.get(ClusterId(revoked.name), ())):
                 self.close(feed)
+        elif revoked.role is Role.PROXY:
+            for feed in [feed for feed in self._all() if feed.via == revoked.name]:
+                self.close(feed)
+
+    def _all(self) -> list[Feed]:
+        return [feed for feeds in self._feeds.values() for feed in feeds]

@@ -7,8 +7,9 @@ changed nothing, and what was signed is handed out only when it is written down.
 from __future__ import annotations
 
 import asyncio
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import islice
+from typing import NamedTuple
 
 from kubelend.broker.ports import Applicant, CertificateAuthority, Issued
 from kubelend.broker.writer import Writer
@@ -18,8 +19,15 @@ from kubelend.core.enrolment import Door, Newcomer
 from kubelend.core.errors import Conflict, Forbidden, InvalidInput
 from kubelend.core.ledger import Ledger
 from kubelend.core.members import Member, MemberId, Standing, Token, TokenId
-from kubelend.core.revocation import Revocation
+from kubelend.core.revocation import Removal, Revocation
 from kubelend.core.roles import Role
+
+
+class Shown(NamedTuple):
+    """The certificate with which somebody asks for a newer one."""
+
+    life: timedelta
+    until: datetime
 
 
 class Membership:
@@ -87,8 +95,11 @@ class Membership:
         answer = await self._writer.change(command, lambda _, answer: answer)
         return await self._once_valid(answer) if isinstance(answer, Issued) else answer
 
-    async def renew(self, role: Role, name: str, request: str) -> Issued:
-        """A newer certificate for who has shown one; in the same name, whatever the request says."""
+    async def renew(self, role: Role, name: str, request: str, shown: Shown) -> Issued:
+        """A newer certificate for who has shown one; in the same name, whatever the request says.
+
+        Whom nobody let in here gets none that lives longer: who issued the older one chose its life.
+        """
         authority = self.authority
 
         def command(ledger: Ledger, now: datetime) -> Command[Issued]:
@@ -99,8 +110,11 @@ class Membership:
                     hint="ask for a certificate in your own name",
                 )
             known = enrolment.check_renewal(ledger, role, name)
-            issued = authority.issue(applicant, now, None if known is None else known.revoked_at)
-            yield from enrolment.certify(ledger, _newcomer(applicant), issued.certificate, now)
+            not_before = None if known is None else known.revoked_at
+            longest = None if known is not None and known.was_let_in else shown.life
+            issued = authority.issue(applicant, now, not_before, longest)
+            holder = _newcomer(applicant)
+            yield from enrolment.certify(ledger, holder, issued.certificate, now, shown.until)
             return issued
 
         return await self._once_valid(
@@ -109,9 +123,13 @@ class Membership:
 
     # -- administrators
 
-    async def accept(self, role: Role, name: str, key: str, by: str) -> Member:
+    async def accept(
+        self, role: Role, name: str, key: str, by: str, *, keep_old: bool = False
+    ) -> Member:
         return await self._writer.change(
-            lambda ledger, now: enrolment.accept(ledger, role, name, key, by, now),
+            lambda ledger, now: enrolment.accept(
+                ledger, role, name, key, by, now, keep_old=keep_old
+            ),
             lambda _, member: member,
         )
 
@@ -130,11 +148,10 @@ class Membership:
             lambda _, done: done,
         )
 
-    async def remove(self, role: Role, name: str, by: str) -> Member | None:
-        """The member that stays refused until its certificates have ended; None if it is gone."""
+    async def remove(self, role: Role, name: str, by: str) -> Removal:
         return await self._writer.change(
             lambda ledger, now: revocation.remove(ledger, role, name, by, now),
-            lambda _, left: left,
+            lambda _, done: done,
         )
 
     async def members(

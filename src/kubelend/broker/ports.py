@@ -86,5 +86,14 @@ class CertificateAuthority(Protocol):
     def read(self, request: str) -> Applicant:
         """A certificate request from anybody; `InvalidInput` if it cannot be relied on."""
 
-    def issue(self, applicant: Applicant, now: datetime, not_before: datetime | None) -> Issued:
-        """A certificate in this name and role, which does not start before `not_before`."""
+    def issue(
+        self,
+        applicant: Applicant,
+        now: datetime,
+        not_before: datetime | None,
+        longest: timedelta | None = None,
+    ) -> Issued:
+        """A certificate in this name and role, which does not start before `not_before`.
+
+        It lives as long as others do, and not longer than `longest`.
+        """

@@ -203,10 +203,15 @@ class Broker(Writer):
         return await self.read(lambda ledger: views.page_of(ledger, wanted, cluster, page))
 
     @asynccontextmanager
-    async def stream(self, cluster: ClusterId, after: int | None) -> AsyncIterator[views.Opening]:
-        """A feed of what changes from now on, with what the cluster has to know first."""
+    async def stream(
+        self, cluster: ClusterId, after: int | None, via: str = ""
+    ) -> AsyncIterator[views.Opening]:
+        """A feed of what changes from now on, with what the cluster has to know first.
+
+        `via` is the proxy through which the cluster came.
+        """
         ledger, _ = self.present()
-        feed = self.feeds.open(cluster, ledger.revision)
+        feed = self.feeds.open(cluster, ledger.revision, via)
         self._metrics.stream_opened()
         try:
             opening = views.opening(ledger, feed, after)

@@ -53,12 +53,15 @@ class Writer:
         self._retention = retention
         self._commits = GroupCommit(open_store, self._landed, self._store_failed)
         self._ledger = Ledger()
+        self._is_loaded = False
         self._wake = asyncio.Event()
         self._swept_at = datetime.min.replace(tzinfo=UTC)
 
     @property
     def registry(self) -> Registry:
-        """Who belongs. It is empty while the store is not read: no call is answered then."""
+        """Who belongs, and who was put out; `NotReady` while the store that knows is not read."""
+        if not self._is_loaded:
+            raise NotReady(f"the broker is {self.unready}", hint="try again in a moment")
         return self._ledger.registry
 
     # -- life
@@ -76,6 +79,7 @@ class Writer:
         """Take the state from the store, and be ready."""
         records = await self._commits.load()
         self._ledger = Ledger.restore(records)
+        self._is_loaded = True
         self._metrics.watch(self._ledger)
         self.unready = None
         log.info(
@@ -168,6 +172,7 @@ class Writer:
 
     def _store_failed(self, problem: Exception) -> None:
         self.unready = f"without its store: {problem}"
+        self._is_loaded = False
         self._ledger = Ledger()
         self._metrics.watch(self._ledger)
         self._metrics.store_up(up=False)

@@ -2,6 +2,7 @@
 
     a server's or client's: tls.crt, tls.key, ca.crt      (as a Kubernetes TLS secret mounts them)
     the authority's own:    ca.crt, ca.key, cross.crt     (the last while authorities are exchanged)
+                            dropped.crt                   (predecessors that nobody may believe)
     or cert-manager's:      tls.crt, tls.key, ca.crt      (of a CA issuer; tls.crt is an authority's)
 
 The authority and the commands call this; the TLS contexts (`kubelend.transports.tls`) read the same
@@ -29,6 +30,8 @@ AUTHORITY_KEY = "ca.key"
 NO_AUTHORITY = "make an authority with `kubelend ca init`"
 CROSS = "cross.crt"
 """Where the certificates are that holders show and nobody need trust."""
+DROPPED = "dropped.crt"
+"""Where the predecessors are: other files may still hold them, and those who read these must not."""
 
 
 class Credentials(msgspec.Struct, frozen=True):
@@ -117,7 +120,7 @@ def save_authority(
 
 def remove_leftovers(directory: Path) -> None:
     """What a killed process left of an authority's files. For who holds the directory's lock."""
-    for name in (CROSS, *OURS):
+    for name in (CROSS, DROPPED, *OURS):
         keyfiles.remove_leftovers(directory / name)
 
 
@@ -155,6 +158,18 @@ def load_cross(directory: Path) -> tuple[x509.Certificate, ...]:
     """What `cross.crt` holds; nothing if there is none."""
     path = directory / CROSS
     return load_certificates(path) if path.exists() else ()
+
+
+def load_dropped(directory: Path) -> tuple[x509.Certificate, ...]:
+    """What `dropped.crt` holds; nothing if no rotation was ever finished here."""
+    path = directory / DROPPED
+    return load_certificates(path) if path.exists() else ()
+
+
+def save_dropped(directory: Path, certificates: Iterable[x509.Certificate]) -> None:
+    """Add to `dropped.crt`: whoever was away for several rotations needs all of them."""
+    dropped = dict.fromkeys((*load_dropped(directory), *certificates))
+    _save_certificates(directory / DROPPED, dropped, overwrite=True)
 
 
 def load_certificates(path: Path, *, hint: str = "") -> tuple[x509.Certificate, ...]:

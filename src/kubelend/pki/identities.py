@@ -41,6 +41,13 @@ class Caller(msgspec.Struct, frozen=True):
     since: datetime | None = None
     until: datetime | None = None
     """When the certificate begins and ends that says so, where that is known."""
+    via: Caller | None = None
+    """The proxy that passed the call on, if one did."""
+
+    @property
+    def proxy(self) -> str:
+        """The name of that proxy; empty if there is none."""
+        return "" if self.via is None else self.via.name
 
     @property
     def cluster(self) -> ClusterId:

@@ -71,10 +71,13 @@ def life(certificate: x509.Certificate) -> timedelta:
 
     Of another issuer's it may be up to five minutes too short, or half of what is shorter than ten.
     """
-    whole = certificate.not_valid_after_utc - certificate.not_valid_before_utc
-    if certificate.serial_number & 1:
-        return whole
-    return whole - min(CLOCK_SKEW, whole / 2)
+    start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    return end - start if certificate.serial_number & 1 else least_life(start, end)
+
+
+def least_life(start: datetime, end: datetime) -> timedelta:
+    """The same, where the serial number is not known: it may be shorter by the backdating."""
+    return (end - start) - min(CLOCK_SKEW, (end - start) / 2)
 
 
 def renew_at(certificate: x509.Certificate) -> datetime:

@@ -5,7 +5,8 @@
 
 In between nobody refuses anybody: who trusts only the predecessor follows the cross certificate,
 which every new holder shows, and who has the new `ca.crt` trusts both. The predecessor's key is gone
-with the first step. It has nothing left to sign, and a key that is kept can be stolen.
+with the first step. It has nothing left to sign, and a key that is kept can be stolen. Its certificate
+is kept in `dropped.crt` after the second: a broker that did not run then must learn of it later.
 
 A crash leaves a directory that can be used, wherever it comes: `files.save_authority` replaces the
 key last and at one stroke, and what an unfinished rotation left behind is cleared by the next.
@@ -63,9 +64,13 @@ def finish(
                 f"no rotation is under way in {directory}", hint="begin one: `kubelend ca rotate`"
             )
         finished = authority.finish_rotation()
+        dropped = tuple(each for each in authority.trusted if each not in finished.trusted)
         files.remove_leftovers(directory)
+        # First: a crash in between leaves a rotation that can be finished again, and none that is
+        # finished without a word of whom it dropped.
+        files.save_dropped(directory, dropped)
         finished.save(directory, overwrite=True)
-    return finished, tuple(each for each in authority.trusted if each not in finished.trusted)
+    return finished, dropped
 
 
 def _check_can_be_succeeded(authority: Authority, directory: Path) -> None:

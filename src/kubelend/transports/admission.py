@@ -129,6 +129,7 @@ class Admission:
         """The call is over. Its connection may be, too."""
         if place.is_open:
             self._resting[place] = None
+            self._resting.move_to_end(place)
 
     def leave(self, place: Place) -> None:
         """It is closed. May be said again."""

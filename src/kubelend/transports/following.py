@@ -39,6 +39,8 @@ class Following(Generic[Made]):
         self._report = report
         self._reported = ""
         self._signature: _Signature = ()
+        self.problem: InvalidSettings | None = None
+        """Why the files that are there now are not what `current` was made of; None if they are."""
         self.current = self._first()
 
     def refresh(self, *, again: bool = False) -> bool:
@@ -46,14 +48,17 @@ class Following(Generic[Made]):
         # Before the files are read: a change in between is then seen by the next look.
         signature = _signature(self._paths)
         if signature == self._signature and not again:
+            self.problem = None
             return False
         try:
             self.current = self._make(self._directory)
         except InvalidSettings as error:
+            self.problem = error
             self._report_once(error)
             return False
         self._signature = signature
         self._reported = ""
+        self.problem = None
         return True
 
     def _first(self) -> Made:

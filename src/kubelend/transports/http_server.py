@@ -54,6 +54,8 @@ class Limits(NamedTuple):
     """Bytes of a request's body."""
     room: Room = Room()
     """How many connections there may be."""
+    spares_bodies: bool = True
+    """Whether a connection that waits for a body is kept; if not, it may go like an idle one."""
 
 
 class Unwatched:
@@ -129,6 +131,7 @@ class _Connections(web.Server):
         self.admission = admission
         self.who = who
         self.repeats = Repeats()
+        self.spares_bodies = limits.spares_bodies
         self._body = limits.body
 
     def of(self, place: Place) -> _Connection:
@@ -138,7 +141,8 @@ class _Connections(web.Server):
     def _request(
         self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any
     ) -> web.BaseRequest:
-        self.admission.work(protocol.place)
+        if self.spares_bodies or payload.is_eof():
+            self.admission.work(protocol.place)
         return _Request(
             message, payload, protocol, writer, task, self._loop, client_max_size=self._body
         )
@@ -160,6 +164,7 @@ class _Connection(web.RequestHandler):
         "_header_deadline",
         "_header_timeout",
         "_repeats",
+        "_spares_bodies",
         "_who",
         "place",
     )
@@ -170,6 +175,7 @@ class _Connection(web.RequestHandler):
         self._admission = connections.admission
         self._who = connections.who
         self._repeats = connections.repeats
+        self._spares_bodies = connections.spares_bodies
         self._header_timeout = connections.header_timeout
         self._header_deadline: asyncio.TimerHandle | None = None
         self._answer_timeout = connections.answer_timeout
@@ -177,8 +183,14 @@ class _Connection(web.RequestHandler):
 
     @property
     def is_resting(self) -> bool:
-        """Whether it waits for a request; a header may have begun."""
-        return self._waiter is not None and not self._waiter.done()
+        """Whether it waits for a request, which may have begun."""
+        if self._waiter is not None:
+            return not self._waiter.done()
+        if self._spares_bodies:
+            return False
+        # Or the rest of a body is awaited that was answered already.
+        request = self._current_request
+        return request is None or not request.content.is_eof()
 
     @property
     def has_file(self) -> bool:

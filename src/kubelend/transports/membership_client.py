@@ -47,8 +47,10 @@ class Members:
             if not (after := page.next):
                 return found
 
-    async def accept(self, role: str, name: str, key: str = "") -> bodies.Member:
-        body = bodies.AcceptRequest(key)
+    async def accept(
+        self, role: str, name: str, key: str = "", *, keep_old: bool = False
+    ) -> bodies.Member:
+        body = bodies.AcceptRequest(key, keep_old)
         return await self._session.ask(bodies.Member, "accept_member", role, name, body=body)
 
     async def reject(self, role: str, name: str) -> None:

@@ -27,14 +27,24 @@ _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 _HINT = "make one with `kubelend ca issue`, or name the right directory"
 
 
-def server_context(directory: Path, authorities: str = "", *, ask: bool = True) -> ssl.SSLContext:
+class ServerContext(ssl.SSLContext):
+    """A server's context that remembers whom the server believed when it was made."""
+
+    generation = 0
+    """How often an authority had been taken away by then: each connection has that of its handshake."""
+
+
+def server_context(directory: Path, authorities: str = "", *, ask: bool = True) -> ServerContext:
     """Lets in whoever shows a certificate signed by an authority in `ca.crt`, and nobody else.
 
-    `authorities`, in PEM form, are as good as those. Without `ask` anybody is let in, unasked.
+    `authorities`, in PEM form, count instead of those. Without `ask` anybody is let in, unasked.
     """
-    context = _context(ssl.PROTOCOL_TLS_SERVER, directory)
+    context = ServerContext(ssl.PROTOCOL_TLS_SERVER)
+    _prepare(context, directory)
     if authorities:
         context.load_verify_locations(cadata=authorities)
+    else:
+        _load_authorities(context, directory / keyfiles.AUTHORITIES)
     context.verify_mode = ssl.CERT_REQUIRED if ask else ssl.CERT_NONE
     # A resumed session is not verified again, and could outlive its certificate: no tickets. (The
     # session IDs of TLS 1.2 cannot be switched off from here; they end with the context.)
@@ -45,7 +55,9 @@ def server_context(directory: Path, authorities: str = "", *, ask: bool = True) 
 
 def client_context(directory: Path) -> ssl.SSLContext:
     """Shows `tls.crt`, and speaks only to a server whose certificate names the host asked for."""
-    context = _context(ssl.PROTOCOL_TLS_CLIENT, directory)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    _prepare(context, directory)
+    _load_authorities(context, directory / keyfiles.AUTHORITIES)
     context.hostname_checks_common_name = False
     return context
 
@@ -97,7 +109,8 @@ class ReloadingServerContext:
     """A server's context which follows the files of its directory.
 
     Pass `context` to the server once, and call `refresh` now and then. New handshakes see the new
-    certificate and the new authorities; open connections go on. `report` is told, once, why changed
+    certificate and the new authorities; open connections go on, and know by their `generation` if
+    an authority was taken away since (`api.callers` judges them). `report` is told, once, why changed
     files could not be taken up.
     """
 
@@ -109,7 +122,9 @@ class ReloadingServerContext:
         authorities: Callable[[], str] = str,
         ask: bool = True,
     ) -> None:
-        """`authorities`, in PEM form, are trusted beside `ca.crt`; without `ask` anybody is let in."""
+        """`authorities`, in PEM form, count instead of `ca.crt`; without `ask` anybody is let in."""
+        self.generation = 0
+        """How often an authority was taken away: what older connections showed is to be judged anew."""
         self._authorities = authorities
         self._ask = ask
         self._contexts = Following(directory, self._server_context, report)
@@ -126,12 +141,21 @@ class ReloadingServerContext:
 
         With `again` they are read in any case: the authorities beside them have changed.
         """
+        before = self.authorities
         if not self._contexts.refresh(again=again):
             return False
+        if not set(before) <= set(self.authorities):
+            self.generation += 1
+        self._contexts.current.generation = self.generation
         self._switch.current = self._contexts.current
         return True
 
-    def _server_context(self, directory: Path) -> ssl.SSLContext:
+    @property
+    def authorities(self) -> list[bytes]:
+        """Whom it believes now, in DER form."""
+        return self._contexts.current.get_ca_certs(binary_form=True)
+
+    def _server_context(self, directory: Path) -> ServerContext:
         return server_context(directory, self._authorities(), ask=self._ask)
 
 
@@ -176,12 +200,9 @@ class _SwitchingContext(ssl.SSLContext):
         )
 
 
-def _context(protocol: ssl._SSLMethod, directory: Path) -> ssl.SSLContext:
-    context = ssl.SSLContext(protocol)
+def _prepare(context: ssl.SSLContext, directory: Path) -> None:
     _strengthen(context)
     _load_pair(context, directory / keyfiles.CERTIFICATE, directory / keyfiles.KEY)
-    _load_authorities(context, directory / keyfiles.AUTHORITIES)
-    return context
 
 
 def _strengthen(context: ssl.SSLContext) -> None:

@@ -179,6 +179,19 @@ async def test_archive_is_read_in_turn(scene):
     assert await scene.commits.ask(lambda store: store.archived(ReservationId("rsv-1"))) is None
 
 
+async def test_nothing_is_asked_of_a_store_that_has_failed(scene):
+    """It may answer: what it says is not trusted until it was opened anew."""
+    scene.store.broken = StoreFailed("full")
+    scene.submit("a")
+    with contextlib.suppress(StoreFailed):
+        await scene.commits.settled()
+    scene.store.broken = None
+    with pytest.raises(StoreFailed, match="full"):
+        await scene.commits.ask(lambda store: store.journal_ends())
+    await scene.commits.load()
+    await scene.commits.ask(lambda store: store.journal_ends())
+
+
 async def test_close_finishes_what_was_handed_over_and_takes_no_more():
     made = Scene()
     await made.commits.load()

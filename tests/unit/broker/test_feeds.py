@@ -119,3 +119,18 @@ async def test_streams_of_a_revoked_cluster_end_and_no_others():
     feeds.publish([Member(Role.CLUSTER, "a", Standing.REVOKED, make.T0)])
     assert (first.closed, second.closed, other.closed) == (True, True, False)
     assert (feeds.count(A), feeds.count(B)) == (0, 1)
+
+
+async def test_streams_through_a_revoked_proxy_end_and_no_others():
+    feeds = Feeds()
+    through, past, other = feeds.open(A, 0, "edge"), feeds.open(A, 0), feeds.open(B, 0, "core")
+    feeds.publish([Member(Role.PROXY, "edge", Standing.REVOKED, make.T0)])
+    assert (through.closed, past.closed, other.closed) == (True, False, False)
+
+
+async def test_woken_reader_finds_nothing_and_goes_on():
+    feeds = Feeds()
+    a = feeds.open(A, 0)
+    feeds.wake_all()
+    assert await asyncio.wait_for(a.read(60), 1) == []
+    assert not a.closed

@@ -199,5 +199,6 @@ def test_budget_is_exact_to_the_billionth_however_large_the_price(cpu, memory, m
     offer = make.advertisement("a", Resources(millis, size), prices=Prices("USD", cpu, memory))
     ledger, wanted = make.ledger(a=offer), make.request(Resources(millis, size))
     agreed = Prices("USD", cpu, memory).agreed(wanted.resources)
-    question = Question(wanted, make.T0, purse=Purse(max(agreed + more, 0), "USD"))
-    assert refusals(question, ledger) == (["OverBudget"] if agreed > agreed + more >= 0 else [])
+    most = max(agreed + more, 0)
+    question = Question(wanted, make.T0, purse=Purse(most, "USD"))
+    assert refusals(question, ledger) == (["OverBudget"] if agreed > most else [])

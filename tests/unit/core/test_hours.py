@@ -1,5 +1,7 @@
 """When a cluster is open: by the clock on the wall there, over midnight, and when clocks are changed."""
 
+import subprocess
+import sys
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -154,3 +156,16 @@ def test_nothing_changes_before_the_next_change(lists, moment):
         assert table.is_open(moment) == now
         moment += 7 * MINUTE
     assert change is None or table.is_open(change) != now
+
+
+def test_zones_are_known_where_the_system_has_none():
+    """A slim container, for example: without its own data Python finds what the package brings along."""
+    check = "from kubelend.core import hours; print(hours.parse('08:00-18:00 Europe/Rome').zone)"
+    done = subprocess.run(
+        [sys.executable, "-c", check],
+        env={"PYTHONTZPATH": ""},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.strip() == "Europe/Rome"

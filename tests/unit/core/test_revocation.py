@@ -250,9 +250,9 @@ def let_in(desk, token):
 @pytest.mark.parametrize("put_out", [revoke, remove])
 def test_administrator_leaves_no_token_behind_and_who_it_let_in_is_told(desk, put_out):
     certify(desk, "mallory", role=Role.ADMIN)
-    made = [make_token(desk, id, by) for id, by in (("t1", "mallory"), ("t2", "mallory"))]
+    first, *_ = [make_token(desk, name, "mallory") for name in ("t1", "t2")]
     make_token(desk, "t3", "alice")
-    let_in(desk, made[0])
+    let_in(desk, first)
     done = put_out(desk, "mallory", Role.ADMIN)
     assert done.legacy == (("t1", "t2"), ("admin/t1",))
     assert set(desk.ledger.registry.tokens) == {"t3"}

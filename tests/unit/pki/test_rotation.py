@@ -170,12 +170,20 @@ def test_to_finish_drops_the_old_authority_and_the_cross_certificate_and_nothing
     finished, dropped = rotation.finish(directory)
     assert dropped == (old.certificate,)
     assert finished.trusted == (new.certificate, friend)
-    assert set(contents(directory)) == {"ca.crt", "ca.key"}
+    assert set(contents(directory)) == {"ca.crt", "ca.key", "dropped.crt"}
     loaded = Authority.load(directory)
     assert loaded.certificate == new.certificate
     assert loaded.trusted == (new.certificate, friend)
     assert not loaded.is_rotating
     assert loaded.issue(CLIENT, now=NOW).chain == ()
+
+
+def test_all_that_were_ever_dropped_are_kept_for_who_was_away(directory):
+    for _ in range(2):
+        rotation.rotate(directory, now=NOW)
+        rotation.finish(directory)
+    assert names(files.load_dropped(directory)) == ["kubelend", "kubelend-2"]
+    assert (directory / "dropped.crt").stat().st_mode & 0o777 == 0o644
 
 
 def test_there_is_nothing_to_finish_when_nothing_was_begun(directory):

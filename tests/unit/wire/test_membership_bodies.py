@@ -17,10 +17,10 @@ FIELDS = {
         "role name standing askedAt asks token decidedAt decidedBy certificate revokedAt reason"
     ),
     membership_bodies.MemberList: "members next",
-    membership_bodies.AcceptRequest: "key",
+    membership_bodies.AcceptRequest: "key keepOld",
     membership_bodies.RevokeRequest: "release reason",
-    membership_bodies.Revocation: "member known released drained",
-    membership_bodies.Removal: "refused refusedUntil",
+    membership_bodies.Revocation: "member known released drained tokens letIn",
+    membership_bodies.Removal: "refused refusedUntil tokens letIn",
     membership_bodies.JoinRequest: "token name request role",
     membership_bodies.Joined: "certificate authorities port",
     membership_bodies.JoinWaits: "standing key",

@@ -1,0 +1,110 @@
+"""A proxy that is put out takes everything with it that came through it, and is named where it was part of it."""
+
+import asyncio
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+
+import pytest
+
+import brokers
+from callers import PATIENCE, Stream, address
+from kubelend.api import instructions
+from kubelend.core.members import Member, Standing
+from kubelend.core.roles import Role
+from kubelend.pki import profiles
+from mtls_headers import passed_on
+
+
+@pytest.fixture
+async def broker(certificates):
+    now = brokers.Clock(datetime.now(UTC))
+    async with brokers.running(certificates, clock=now, trust_proxies=True) as broker:
+        yield broker
+
+
+@pytest.fixture
+def edge(broker, certificates):
+    return broker.holder(certificates.write("edge", profiles.client("edge", Role.PROXY)), "edge")
+
+
+async def revoke(broker, role, name):
+    assert (await broker.admin().post("members", role, name, "revoke", {})).status == 200
+
+
+@asynccontextmanager
+async def streaming(proxy, certificates, name):
+    """A cluster's stream through a proxy."""
+    headers = passed_on(certificates.cluster(name))
+    url = address("instructions", "stream")
+    async with proxy.session.get(url, headers=headers) as response:
+        stream = Stream(response)
+        await stream.event()
+        yield stream
+
+
+async def test_streams_through_a_revoked_proxy_end_at_once_and_others_go_on(
+    broker, edge, certificates
+):
+    async with (
+        streaming(edge, certificates, "berlin") as through,
+        broker.cluster("berlin").stream() as past,
+    ):
+        await past.event()
+        await revoke(broker, "proxy", "edge")
+        assert {event.comment for event in await through.rest()} <= {"open", "alive"}
+        assert broker.service.feeds.count("berlin") == 1
+
+
+@pytest.mark.parametrize(
+    "role, name", [(Role.PROXY, "edge"), (Role.CLUSTER, "berlin")], ids=["proxy", "cluster"]
+)
+async def test_stream_asks_at_each_turn_whether_it_may_go_on(
+    broker, edge, certificates, monkeypatch, role, name
+):
+    """Also where nobody closes it: here the registry knows without an event."""
+    monkeypatch.setattr(instructions, "HEARTBEAT", 0.02)
+    async with streaming(edge, certificates, "berlin") as stream:
+        gone = Member(role, name, Standing.REVOKED, broker.clock(), revoked_at=broker.clock())
+        broker.service.registry._members[gone.id] = gone
+        async with asyncio.timeout(PATIENCE):
+            await stream.rest()
+
+
+async def test_stream_through_a_proxy_ends_with_the_proxys_certificate(
+    broker, certificates, monkeypatch
+):
+    monkeypatch.setattr(instructions, "HEARTBEAT", 0.02)
+    profile = profiles.client("brief", Role.PROXY)
+    brief = certificates.write("brief", profile, lifetime=brokers.make.HOUR)
+    async with streaming(broker.holder(brief, "brief"), certificates, "berlin") as stream:
+        broker.clock.pass_time(2 * brokers.make.HOUR)
+        async with asyncio.timeout(PATIENCE):
+            await stream.rest()
+
+
+async def test_journal_and_log_name_the_proxy_of_a_call(broker, edge, certificates, log):
+    answer = await edge.call(
+        "POST",
+        "clusters",
+        "berlin",
+        "cordon",
+        content=b"{}",
+        headers=passed_on(certificates.cluster("berlin")),
+    )
+    assert answer.refusal == (403, "Forbidden")
+    (line,) = (await broker.admin().read("audit", actor="berlin"))["lines"]
+    assert (line["actor"]["role"], line["actor"]["via"]) == ("cluster", "edge")
+    assert [line["via"] for line in log.lines("refused")] == ["edge"]
+    await broker.cluster("berlin").post("clusters", "berlin", "cordon", {})
+    (direct, _) = (await broker.admin().read("audit", actor="berlin"))["lines"]
+    assert "via" not in direct["actor"]
+
+
+async def test_refusal_of_a_revoked_proxy_names_the_proxy(broker, edge, certificates, log):
+    await revoke(broker, "proxy", "edge")
+    headers = passed_on(certificates.cluster("berlin"))
+    answer = await edge.call("GET", "version", headers=headers)
+    assert answer.refusal == (403, "Revoked")
+    (line,) = (await broker.admin().read("audit", refused="true"))["lines"]
+    assert (line["actor"]["name"], line["actor"]["role"]) == ("edge", "proxy")
+    assert [line["caller"] for line in log.lines("refused")] == ["edge"]
