@@ -82,12 +82,13 @@ def test_a_rotation_killed_anywhere_leaves_an_authority_and_can_be_done_again(di
     assert rotated.trusted == (rotated.certificate, old.certificate)
     rotation.finish(directory)
     assert Authority.load(directory).trusted == (rotated.certificate,)
-    assert written(directory) == {"ca.crt", "ca.key"}
+    assert written(directory) == {"ca.crt", "ca.key", "dropped.crt"}
 
 
 @openssl.needed
-@pytest.mark.parametrize("step", range(5))
+@pytest.mark.parametrize("step", range(7))
 def test_an_end_killed_anywhere_leaves_an_authority_and_can_be_done_again(directory, step):
+    old = Authority.load(directory)
     new = rotation.rotate(directory, now=NOW)
     finish = ("ca", "rotate", "--finish", "--yes", "--ca", directory)
     assert killed_before(step, *finish)
@@ -95,12 +96,13 @@ def test_an_end_killed_anywhere_leaves_an_authority_and_can_be_done_again(direct
 
     assert not killed_before(1000, *finish)
     assert Authority.load(directory).trusted == (new.certificate,)
-    assert written(directory) == {"ca.crt", "ca.key"}
+    assert files.load_dropped(directory) == (old.certificate,)
+    assert written(directory) == {"ca.crt", "ca.key", "dropped.crt"}
 
 
 def test_no_step_is_left_out_above(directory):
     assert not killed_before(6, "ca", "rotate", "--ca", directory)
-    assert not killed_before(5, "ca", "rotate", "--finish", "--yes", "--ca", directory)
+    assert not killed_before(7, "ca", "rotate", "--finish", "--yes", "--ca", directory)
 
 
 class Terminal:

@@ -1,4 +1,4 @@
-"""Who was let in by an authority that a rotation has dropped is not believed any more, wherever it comes from."""
+"""Who was let in by an authority that a rotation has dropped is not believed any more."""
 
 import shutil
 from datetime import UTC, datetime, timedelta

@@ -5,14 +5,17 @@ import contextlib
 import ssl
 import time
 
+import aiohttp
 import pytest
 
 import bare
+import brokers
 import newcomers
 from callers import PATIENCE
 from kubelend.api import enrolment
 from kubelend.transports.admission import Room
 from newcomers import Newcomer
+from troubled import TroubledStore
 
 HEAD = b"POST /enrol/v1/join HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n"
 
@@ -100,23 +103,17 @@ async def test_body_is_not_waited_for_long(broker):
 
 async def test_call_in_progress_is_not_ended_for_another(certificates, tmp_path, monkeypatch):
     """The whole body has come, and the answer waits for the store."""
-    monkeypatch.setattr(enrolment, "ROOM", Room(connections=1, caller=1, handshakes=1))
-    async with newcomers.enrolling(certificates, tmp_path) as broker:
+    monkeypatch.setattr(enrolment, "ROOM", Room(connections=2, caller=1, handshakes=2))
+    store = TroubledStore()
+    async with newcomers.enrolling(
+        certificates, tmp_path, open_store=brokers.reopening(store)
+    ) as broker:
         token = await newcomers.token(broker, name="berlin")
-        entered, go = asyncio.Event(), asyncio.Event()
-        settled = broker.service.settled
-        commits = broker.service._commits
-
-        async def held():
-            entered.set()
-            await go.wait()
-            await settled()
-
-        monkeypatch.setattr(commits, "settled", held)
+        before = store.commits
+        store.hold()
         asking = asyncio.create_task(Newcomer("berlin").ask(broker, token))
-        await entered.wait()
-        monkeypatch.undo()
-        with pytest.raises(Exception, match=r"disconnected|reset|Cannot connect"):
+        await brokers.until(lambda: store.commits > before)
+        with pytest.raises(aiohttp.ClientError):
             await newcomers.call(broker, "GET", "/enrol/v1/authorities")
-        go.set()
+        store.let_go()
         assert (await asking).status == 200

@@ -1,4 +1,4 @@
-"""A proxy that is put out takes everything with it that came through it, and is named where it was part of it."""
+"""A proxy that is put out takes all with it that came through it, and is named where it was part."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -7,8 +7,10 @@ from datetime import UTC, datetime
 import pytest
 
 import brokers
+import make
 from callers import PATIENCE, Stream, address
 from kubelend.api import instructions
+from kubelend.core.events import MemberChanged
 from kubelend.core.members import Member, Standing
 from kubelend.core.roles import Role
 from kubelend.pki import profiles
@@ -24,7 +26,9 @@ async def broker(certificates):
 
 @pytest.fixture
 def edge(broker, certificates):
-    return broker.holder(certificates.write("edge", profiles.client("edge", Role.PROXY)), "edge")
+    return broker.holder(
+        certificates.write("proxy-edge", profiles.client("edge", Role.PROXY)), "edge"
+    )
 
 
 async def revoke(broker, role, name):
@@ -65,7 +69,7 @@ async def test_stream_asks_at_each_turn_whether_it_may_go_on(
     monkeypatch.setattr(instructions, "HEARTBEAT", 0.02)
     async with streaming(edge, certificates, "berlin") as stream:
         gone = Member(role, name, Standing.REVOKED, broker.clock(), revoked_at=broker.clock())
-        broker.service.registry._members[gone.id] = gone
+        broker.service.registry.apply(MemberChanged(broker.clock(), gone), 1)
         async with asyncio.timeout(PATIENCE):
             await stream.rest()
 
@@ -75,9 +79,9 @@ async def test_stream_through_a_proxy_ends_with_the_proxys_certificate(
 ):
     monkeypatch.setattr(instructions, "HEARTBEAT", 0.02)
     profile = profiles.client("brief", Role.PROXY)
-    brief = certificates.write("brief", profile, lifetime=brokers.make.HOUR)
+    brief = certificates.write("brief", profile, lifetime=make.HOUR)
     async with streaming(broker.holder(brief, "brief"), certificates, "berlin") as stream:
-        broker.clock.pass_time(2 * brokers.make.HOUR)
+        broker.clock.pass_time(2 * make.HOUR)
         async with asyncio.timeout(PATIENCE):
             await stream.rest()
 

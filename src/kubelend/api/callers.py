@@ -41,21 +41,24 @@ class Callers:
         self._writer = writer
         self._trust = trust
         self._trust_proxies = trust_proxies
+        self._own_names: frozenset[str] = frozenset()
         self._former: set[x509.Certificate] = set()
         self._authorities: set[x509.Certificate] = set()
+        self._judged: dict[bytes, bool] = {}
+        """Certificates of connections from before an authority was taken away."""
+        self._forwarded: ForwardedCertificates | None = None
         self.refresh()
 
     def refresh(self) -> None:
         """Read the directory anew: its certificates have changed."""
-        self._own_names = identities.own_names(self._directory)
         known = {x509.load_der_x509_certificate(each) for each in self._trust.authorities}
         self._former = (self._former | self._authorities) - known
         self._authorities = known
-        self._judged: dict[bytes, bool] = {}
-        """Certificates of connections from before an authority was taken away."""
-        self._forwarded = None
-        if self._trust_proxies:
-            self._forwarded = ForwardedCertificates(list(known), self._own_names)
+        self._judged = {}
+        self._read_forwarded()
+        # Last, for it may fail: who is trusted no more is so in any case.
+        self._own_names = identities.own_names(self._directory)
+        self._read_forwarded()
 
     def holder(self, request: web.BaseRequest) -> Caller:
         """Whose connection it is; `InvalidIdentity` if nobody's, `Revoked` if it is not believed."""
@@ -108,6 +111,10 @@ class Callers:
             )
         # There is an authority in between, which was shown in the handshake and is not kept.
         raise Unavailable("the trusted authorities have changed", hint="connect again")
+
+    def _read_forwarded(self) -> None:
+        if self._trust_proxies:
+            self._forwarded = ForwardedCertificates(list(self._authorities), self._own_names)
 
     def _behind(self, proxy: Caller, request: web.BaseRequest) -> Caller:
         if self._forwarded is None:

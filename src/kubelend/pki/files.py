@@ -168,8 +168,8 @@ def load_dropped(directory: Path) -> tuple[x509.Certificate, ...]:
 
 def save_dropped(directory: Path, certificates: Iterable[x509.Certificate]) -> None:
     """Add to `dropped.crt`: whoever was away for several rotations needs all of them."""
-    dropped = dict.fromkeys((*load_dropped(directory), *certificates))
-    _save_certificates(directory / DROPPED, dropped, overwrite=True)
+    if dropped := dict.fromkeys((*load_dropped(directory), *certificates)):
+        _save_certificates(directory / DROPPED, dropped, overwrite=True)
 
 
 def load_certificates(path: Path, *, hint: str = "") -> tuple[x509.Certificate, ...]:

@@ -136,6 +136,13 @@ def test_table_shows_what_changed_for_people():
     ]
 
 
+def test_wide_table_shows_from_where_and_through_which_proxy():
+    actor = ActorBody("paris", "cluster", "192.0.2.1", "edge")
+    line = AuditLine(7, make.T0, actor, "Cordoned", "cluster/paris", "")
+    assert "192.0.2.1 via edge" in journal.table([line], wide=True)
+    assert "edge" not in journal.table([line], wide=False)
+
+
 def test_on_a_terminal_nothing_but_a_name_passes_its_edge():
     line = AuditLine(
         number=7,
