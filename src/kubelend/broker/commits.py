@@ -121,7 +121,8 @@ class GroupCommit:
             self._on_landed(group.changes, time.perf_counter() - began)
         finally:  # whatever listeners do, the group is durable, and its callers are to hear so
             group.wake()
-            self._take_off()
+            # Behind those who wake: they answer, and what has come in meanwhile joins the next group.
+            asyncio.get_running_loop().call_soon(self._take_off)
 
     def _fail(self, group: _Group, problem: BaseException) -> None:
         failure = problem if isinstance(problem, StoreFailed) else StoreFailed(str(problem))
