@@ -7,15 +7,15 @@ here for every call. Who was revoked, when it ends, and whether its authority is
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import cast
+from weakref import WeakKeyDictionary
 
 from aiohttp import web
 from cryptography import x509
-from msgspec.structs import replace
 
 from kubelend.broker.writer import Writer
 from kubelend.core.errors import InvalidIdentity, Revoked, Unavailable
@@ -47,6 +47,7 @@ class Callers:
         self._judged: dict[bytes, bool] = {}
         """Certificates of connections from before an authority was taken away."""
         self._forwarded: ForwardedCertificates | None = None
+        self._holders: WeakKeyDictionary[ssl.SSLObject, Caller] = WeakKeyDictionary()
         self.refresh()
 
     def refresh(self) -> None:
@@ -58,25 +59,22 @@ class Callers:
         self._read_forwarded()
         # Last, for it may fail: who is trusted no more is so in any case.
         self._own_names = identities.own_names(self._directory)
+        self._holders.clear()
         self._read_forwarded()
 
     def holder(self, request: web.BaseRequest) -> Caller:
         """Whose connection it is; `InvalidIdentity` if nobody's, `Revoked` if it is not believed."""
         transport = request.transport
-        peercert = None if transport is None else transport.get_extra_info("peercert")
-        if transport is None or not peercert:
+        connection = None if transport is None else transport.get_extra_info("ssl_object")
+        if connection is None:
             raise InvalidIdentity("no verified client certificate")
-        caller = identities.caller_of(
-            cast("Mapping[str, object]", peercert), broker_names=self._own_names
-        )
-        since, until = _moment(peercert["notBefore"]), _moment(peercert["notAfter"])
-        if until < self._writer.clock():
+        caller = self._holders.get(connection) or self._read(connection)
+        if caller.until is not None and caller.until < self._writer.clock():
             raise InvalidIdentity(f"the certificate of {caller.name} has ended", hint="renew it")
-        connection: ssl.SSLObject = transport.get_extra_info("ssl_object")
         generation = cast("ServerContext", connection.context).generation
         if generation != self._trust.generation:
             self._judge(caller, connection, request)
-        return Caller(caller.name, caller.role, since, until)
+        return caller
 
     def of(self, holder: Caller, request: web.BaseRequest) -> Caller:
         """The caller of a request on the connection of `holder`: itself, unless that is a proxy."""
@@ -95,6 +93,16 @@ class Callers:
     def check_again(self, request: web.BaseRequest) -> None:
         """The same with all else that may have changed since the call began."""
         self.check(self.of(self.holder(request), request))
+
+    def _read(self, connection: ssl.SSLObject) -> Caller:
+        """Once for each connection: a certificate does not change in the middle of one."""
+        peercert = connection.getpeercert()
+        if not peercert:
+            raise InvalidIdentity("no verified client certificate")
+        caller = identities.caller_of(peercert, broker_names=self._own_names)
+        since, until = _moment(str(peercert["notBefore"])), _moment(str(peercert["notAfter"]))
+        self._holders[connection] = caller = Caller(caller.name, caller.role, since, until)
+        return caller
 
     def _judge(self, caller: Caller, connection: ssl.SSLObject, request: web.BaseRequest) -> None:
         """Refuse who would not be let in any more, and let go of the connection after that."""
@@ -130,7 +138,7 @@ class Callers:
                 hint=f"one {forwarding.HEADER} header for each call",
             )
         caller, since, until = self._forwarded.read(passed_on[0], self._writer.clock())
-        return replace(caller, since=since, until=until, via=proxy)
+        return Caller(caller.name, caller.role, since, until, proxy)
 
 
 def _is_signed(der: bytes, authorities: Iterable[x509.Certificate]) -> bool:
