@@ -221,7 +221,7 @@ def _by_policies(question: Question, cluster: Cluster, ledger: Ledger) -> Iterat
 
 
 def is_named(name: str, names: tuple[str, ...]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in names)
+    return name in names or any(fnmatchcase(name, pattern) for pattern in names)
 
 
 def exceeds_quota(request: Request, ledger: Ledger, *, served: bool = False) -> bool:

@@ -116,7 +116,8 @@ class _Matcher:
 
     def __init__(self, names: Names) -> None:
         patterns = [name for name in names if not _WILD.isdisjoint(name)]
-        self._exact = frozenset(names).difference(patterns)
+        self._exact = frozenset(names)
+        """All of them: a cluster may be called `edge[1]`, and means itself by that."""
         self._patterns = [re.compile(fnmatch.translate(pattern)).match for pattern in patterns]
 
     def matches(self, name: str) -> bool:

@@ -20,6 +20,8 @@ from kubelend.core.lending import NO_POLICY, Access
         (("team-[ab]",), "team-c", False),
         (("team-[!ab]",), "team-c", True),
         (("TEAM-*",), "team-a", False),
+        (("edge[1]",), "edge[1]", True),
+        (("edge[1]",), "edge1", True),
         (("a.b",), "axb", False),
         ((), "a", False),
         (("*",), "any name\nat all", True),
