@@ -277,8 +277,10 @@ def test_loaded_lists_are_the_callers_own(shelf):
 
 
 def test_closing_twice_is_harmless(shelf):
+    shelf.commit(make.cluster("a"), revision=1)
     shelf.store.close()
     shelf.store.close()
+    assert shelf.contents()[0].keys() == {"a"}
 
 
 # -- replay equals live

@@ -121,7 +121,8 @@ async def test_nobody_renews_in_another_name_or_role(broker, tmp_path):
 
 async def test_holder_of_a_certificate_from_elsewhere_renews_here(broker, tmp_path):
     newcomer, answer = await renew(broker.cluster("rome"), "rome")
-    await broker.holder(newcomer.save(answer, tmp_path / "rome"), "rome").advertise()
+    rome = broker.holder(newcomer.save(answer, tmp_path / "rome"), "rome")
+    assert (await rome.get("version")).status == 200
 
 
 @pytest.mark.parametrize("request_text", ["", "nonsense", "-----BEGIN CERTIFICATE REQUEST-----"])
@@ -279,7 +280,8 @@ async def test_encrypted_authority_is_opened_with_a_passphrase(own, tmp_path):
     async with newcomers.enrolling(
         own, tmp_path, ca_path=str(tmp_path / "locked"), ca_passphrase_file=str(secret)
     ) as broker:
-        await joined(broker, tmp_path / "berlin")
+        directory = await joined(broker, tmp_path / "berlin")
+        assert (await broker.holder(directory, "berlin").get("version")).status == 200
 
 
 async def test_authority_that_has_ended_signs_nothing_and_says_so(own, tmp_path):

@@ -72,6 +72,7 @@ async def test_stream_asks_at_each_turn_whether_it_may_go_on(
         broker.service.registry.apply(MemberChanged(broker.clock(), gone), 1)
         async with asyncio.timeout(PATIENCE):
             await stream.rest()
+        assert broker.service.feeds.count("berlin") == 0
 
 
 async def test_stream_through_a_proxy_ends_with_the_proxys_certificate(
@@ -84,6 +85,7 @@ async def test_stream_through_a_proxy_ends_with_the_proxys_certificate(
         broker.clock.pass_time(2 * make.HOUR)
         async with asyncio.timeout(PATIENCE):
             await stream.rest()
+        assert broker.service.feeds.count("berlin") == 0
 
 
 async def test_journal_and_log_name_the_proxy_of_a_call(broker, edge, certificates, log):

@@ -16,6 +16,21 @@ from kubelend.wire import bodies
 
 Used = Annotated[str, typer.Option(help="Of that in use by its own pods.", metavar="QUANTITY")]
 Price = Annotated[str, typer.Option(help="For each hour.", metavar="NUMBER")]
+Label = Annotated[
+    wishes.Many, typer.Option(help="A label of the cluster; may be repeated.", metavar="KEY=VALUE")
+]
+ValidFor = Annotated[
+    str,
+    typer.Option(
+        help="How long to believe it; not above the broker's own limit.", metavar="DURATION"
+    ),
+]
+File = Annotated[
+    str,
+    typer.Option(
+        "--file", "-f", help="The whole body as YAML or JSON; - for stdin.", metavar="FILE"
+    ),
+]
 
 
 def read(
@@ -29,28 +44,15 @@ def read(
     allocated_memory: Used = "",
     allocated_gpu: Used = "",
     allocated_storage: Used = "",
-    label: Annotated[
-        wishes.Many,
-        typer.Option(help="A label of the cluster; may be repeated.", metavar="KEY=VALUE"),
-    ] = None,
+    label: Label = None,
     region: Annotated[str, typer.Option(help="Where it is.", metavar="TEXT")] = "",
     cpu_cost: Price = "",
     memory_cost: Price = "",
     gpu_cost: Price = "",
     storage_cost: Price = "",
     currency: Annotated[str, typer.Option(help="Of the costs.", metavar="TEXT")] = "USD",
-    valid_for: Annotated[
-        str,
-        typer.Option(
-            help="How long to believe it; not above the broker's own limit.", metavar="DURATION"
-        ),
-    ] = "",
-    file: Annotated[
-        str,
-        typer.Option(
-            "--file", "-f", help="The whole body as YAML or JSON; - for stdin.", metavar="FILE"
-        ),
-    ] = "",
+    valid_for: ValidFor = "",
+    file: File = "",
 ) -> bodies.Advertisement:
     """The body that the flags or the file say; its cluster ID is not known yet."""
     if file:

@@ -21,25 +21,29 @@ if TYPE_CHECKING:
     from kubelend.wire.membership_bodies import JoinWaits
 
 
+Door = Annotated[
+    str,
+    typer.Argument(
+        metavar="BROKER",
+        help="Where it lets newcomers in, as https://HOST:8444.",
+        show_default=False,
+    ),
+]
+Token = Annotated[
+    str,
+    typer.Option(
+        help="From `kubelend token create`. As a flag, others can see it until the command runs.",
+        metavar="TOKEN",
+        envvar="KUBELEND_TOKEN",
+        show_envvar=True,
+    ),
+]
+
+
 def join(
     *,
-    broker: Annotated[
-        str,
-        typer.Argument(
-            metavar="BROKER",
-            help="Where it lets newcomers in, as https://HOST:8444.",
-            show_default=False,
-        ),
-    ],
-    token: Annotated[
-        str,
-        typer.Option(
-            help="From `kubelend token create`. As a flag, others can see it until the command runs.",
-            metavar="TOKEN",
-            envvar="KUBELEND_TOKEN",
-            show_envvar=True,
-        ),
-    ] = "",
+    broker: Door,
+    token: Token = "",
     token_file: Annotated[
         Path | None, typer.Option(help="File that holds the token.", metavar="FILE")
     ] = None,

@@ -1,12 +1,9 @@
 """Every route has its method at the client, which sends to the right place and reads what comes back."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 import pytest
 
-from certificates import Certificates
-from kubelend.kits.backoff import Backoff
-from kubelend.transports.http_client import BrokerClient
 from kubelend.wire import (
     audit_bodies,
     bodies,
@@ -16,9 +13,8 @@ from kubelend.wire import (
     route,
     routes,
 )
-from scripted_broker import ScriptedBroker, body, raw
+from scripted_broker import body, raw
 
-QUICK = Backoff(retries=2, first=timedelta(milliseconds=1))
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 AMOUNTS = bodies.Quantities("500m", "256Mi")
 REQUEST = bodies.ReservationRequest(AMOUNTS, duration="1h")
@@ -35,23 +31,6 @@ MEMBER = membership_bodies.Member("cluster", "a", "Accepted", NOW)
 POLICY = limit_bodies.PolicyStatus("a", admin=bodies.LendingPolicy(deny=["b"]))
 QUOTA = limit_bodies.QuotaStatus("a", limit_bodies.Quota(), limit_bodies.QuotaUse())
 LINE = audit_bodies.AuditLine(1, NOW, audit_bodies.Actor("a", "cluster"), "reserve", "x/y", "d")
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory):
-    return Certificates(tmp_path_factory.mktemp("pki"))
-
-
-@pytest.fixture
-async def broker(certificates):
-    async with ScriptedBroker(certificates.server()) as broker:
-        yield broker
-
-
-@pytest.fixture
-async def client(broker, certificates):
-    async with BrokerClient(broker.url, certificates.cluster("a"), backoff=QUICK) as client:
-        yield client
 
 
 CALLS = {

@@ -7,12 +7,11 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
-from certificates import Certificates
 from kubelend.core import errors
 from kubelend.kits.backoff import Backoff
 from kubelend.transports.http_client import BrokerClient
 from kubelend.wire import bodies, route
-from scripted_broker import ScriptedBroker, body, hang_up, problem, raw
+from scripted_broker import body, hang_up, problem, raw
 
 QUICK = Backoff(retries=2, first=timedelta(milliseconds=1))
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -26,23 +25,6 @@ CLUSTER = bodies.Cluster(
     ADVERTISEMENT, bodies.ClusterStatus("Active", True, "1.00", "Limited", NOW, NOW)
 )
 EXPLANATION = bodies.Explanation("1/1 cluster fits", 1, 1, {})
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory):
-    return Certificates(tmp_path_factory.mktemp("pki"))
-
-
-@pytest.fixture
-async def broker(certificates):
-    async with ScriptedBroker(certificates.server()) as broker:
-        yield broker
-
-
-@pytest.fixture
-async def client(broker, certificates):
-    async with BrokerClient(broker.url, certificates.cluster("a"), backoff=QUICK) as client:
-        yield client
 
 
 async def test_a_broker_that_is_not_ready_says_why(broker, client):

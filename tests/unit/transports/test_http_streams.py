@@ -6,12 +6,10 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
-from certificates import Certificates
 from kubelend.core.errors import BrokerUnreachable, Forbidden, NotReady, UnexpectedAnswer
 from kubelend.kits.backoff import Backoff
-from kubelend.transports.http_client import BrokerClient
 from kubelend.wire import bodies
-from scripted_broker import ScriptedBroker, events, hang_up, problem
+from scripted_broker import events, hang_up, problem
 
 QUICK = Backoff(retries=2, first=timedelta(milliseconds=1))
 RESERVATION = bodies.Reservation(
@@ -22,23 +20,6 @@ RESERVATION = bodies.Reservation(
     bodies.ReservationStatus("Reserved", "Locked"),
     datetime(2026, 1, 1, tzinfo=UTC),
 )
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory):
-    return Certificates(tmp_path_factory.mktemp("pki"))
-
-
-@pytest.fixture
-async def broker(certificates):
-    async with ScriptedBroker(certificates.server()) as broker:
-        yield broker
-
-
-@pytest.fixture
-async def client(broker, certificates):
-    async with BrokerClient(broker.url, certificates.cluster("a"), backoff=QUICK) as client:
-        yield client
 
 
 def event(revision, name="instruction"):

@@ -4,26 +4,14 @@ from datetime import UTC, datetime
 
 import pytest
 
-from certificates import Certificates
 from kubelend.core.errors import BrokerUnreachable
 from kubelend.kits import backoff
 from kubelend.transports.http_client import BrokerClient
 from kubelend.wire import membership_bodies as bodies
-from scripted_broker import ScriptedBroker, body, hang_up
+from scripted_broker import body, hang_up
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 MEMBER = bodies.Member("cluster", "a/b", "Accepted", NOW)
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory):
-    return Certificates(tmp_path_factory.mktemp("pki"))
-
-
-@pytest.fixture
-async def broker(certificates):
-    async with ScriptedBroker(certificates.server()) as broker:
-        yield broker
 
 
 @pytest.fixture
