@@ -64,6 +64,20 @@ MIGRATIONS: tuple[Migration, ...] = (
         f"ALTER TABLE meta ADD COLUMN digest BLOB NOT NULL DEFAULT x'{'00' * 32}'",
         "INSERT INTO meta (key, value, checksum) VALUES ('journal start', 0, 0)",
     ),
+    (
+        # Rows in the order in which they came, and no index: see `stores.numbering`.
+        "ALTER TABLE reservations RENAME TO indexed_reservations",
+        """CREATE TABLE reservations (
+            number INTEGER PRIMARY KEY NOT NULL,
+            id TEXT NOT NULL,
+            phase TEXT NOT NULL,
+            checksum INTEGER NOT NULL,
+            record TEXT NOT NULL
+        )""",
+        """INSERT INTO reservations
+            SELECT rowid, id, phase, checksum, record FROM indexed_reservations""",
+        "DROP TABLE indexed_reservations",
+    ),
 )
 
 

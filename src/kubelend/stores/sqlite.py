@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -23,6 +23,7 @@ from kubelend.core.records import Records
 from kubelend.stores import batches, databases, journals, records, statements
 from kubelend.stores.batches import Batch
 from kubelend.stores.databases import Database
+from kubelend.stores.numbering import Numbering
 from kubelend.stores.records import Damaged, Some
 from kubelend.stores.statements import Rows
 
@@ -38,6 +39,7 @@ class SqliteStore:
         self._archive_for = archive_for
         self._revision: int | None = None
         self._end = journal.START
+        self._numbering: Numbering | None = None
         """What the file holds, once this store, the only one to write it, has looked or written."""
 
     @classmethod
@@ -59,13 +61,11 @@ class SqliteStore:
             clusters = [
                 records.decode(records.CLUSTERS, row) for row in connection.execute(_CLUSTERS)
             ]
-            reservations = [
-                records.decode(records.RESERVATIONS, row)
-                for row in connection.execute(_RESERVATIONS)
-            ]
+            numbered = _numbered(connection)
+            self._numbering = Numbering((number, found.id) for number, found in numbered)
             return Records(
                 clusters,
-                reservations,
+                [found for _, found in numbered],
                 _revision(connection),
                 _documents(connection, "member", records.MEMBERS),
                 _documents(connection, "token", records.TOKENS),
@@ -76,25 +76,33 @@ class SqliteStore:
         batch = batches.fold(changes)
         clusters = [records.encode(found) for found in batch.clusters.values() if found]
         dropped = [(records.key(name),) for name, found in batch.clusters.items() if not found]
-        reservations = [_reservation_row(found) for found in batch.reservations.values()]
         with self._database.transaction("IMMEDIATE") as connection:
-            stored, end = self._standing(connection)
+            stored, end, numbering = self._standing(connection)
             batches.check_order(stored, revision)
+            numbers = numbering.with_new(batch.reservations)
+            reservations = [
+                (numbers[found.id], found.phase.value, *records.encode(found))
+                for found in batch.reservations.values()
+            ]
             statements.put(connection, _PUT_CLUSTERS, clusters)
             if dropped:
                 connection.executemany(_DROP_CLUSTER, dropped)
             statements.put(connection, _PUT_RESERVATIONS, reservations)
             _put_documents(connection, batch)
-            self._archive(connection, batch.archived)
+            self._archive(
+                connection,
+                {found: numbers.get(found) or numbering.find(found) for found in batch.archived},
+            )
             end = journals.append(connection, batch.entries, end)
             if batch.cut:
                 journals.cut(connection, batch.cut)
             connection.execute(_SET_REVISION, (*_revision_row(revision), *end))
-        self._revision, self._end = revision, end
+        numbering.keep(numbers, batch.archived)
+        self._revision, self._end, self._numbering = revision, end, numbering
 
     def archived(self, reservation: ReservationId) -> Reservation | None:
         with self._database.transaction("DEFERRED") as connection:
-            return _find(connection, _ARCHIVED, reservation)
+            return _find(connection, _ARCHIVED, records.key(reservation))
 
     def lines(self, after: int, limit: int) -> list[Line]:
         with self._database.transaction("DEFERRED") as connection:
@@ -107,21 +115,23 @@ class SqliteStore:
     def close(self) -> None:
         self._database.close()
 
-    def _standing(self, connection: sqlite3.Connection) -> tuple[int, Head]:
+    def _standing(self, connection: sqlite3.Connection) -> tuple[int, Head, Numbering]:
+        numbering = self._numbering or Numbering(connection.execute(_NUMBERS))
         if self._revision is None:
-            return _revision(connection), journals.ends(connection)[1]
-        return self._revision, self._end
+            return _revision(connection), journals.ends(connection)[1], numbering
+        return self._revision, self._end, numbering
 
-    def _archive(self, connection: sqlite3.Connection, ids: Iterable[ReservationId]) -> None:
-        finishes = {
-            found: batches.finish(found, _find(connection, _RESERVATION, found)) for found in ids
-        }
-        if not finishes:
+    def _archive(
+        self, connection: sqlite3.Connection, numbers: Mapping[ReservationId, int | None]
+    ) -> None:
+        if not numbers:
             return
-        connection.executemany(
-            _ARCHIVE, [(_text(at), records.key(found)) for found, at in finishes.items()]
-        )
-        connection.executemany(_FORGET, [(records.key(found),) for found in finishes])
+        finishes = {
+            number: batches.finish(found, _find(connection, _RESERVATION, number))
+            for found, number in numbers.items()
+        }
+        connection.executemany(_ARCHIVE, [(_text(at), found) for found, at in finishes.items()])
+        connection.executemany(_FORGET, [(found,) for found in finishes])
         kept_from = batches.kept_from(finishes.values(), self._archive_for)
         connection.execute(_PRUNE, (_text(kept_from),))
 
@@ -131,11 +141,14 @@ _WORKING_SET = ("meta", "clusters", "reservations", "documents")
 
 # Texts come as bytes: the decoder takes them so, and a damaged one must reach the checksum.
 _CLUSTERS = "SELECT CAST(id AS BLOB), checksum, CAST(record AS BLOB) FROM clusters"
-_RESERVATIONS = "SELECT CAST(id AS BLOB), checksum, CAST(record AS BLOB) FROM reservations"
+_NUMBERED = "SELECT number, CAST(id AS BLOB), checksum, CAST(record AS BLOB) FROM reservations"
+_NUMBERS = "SELECT number, id FROM reservations"
 _DOCUMENTS = """
     SELECT CAST(id AS BLOB), checksum, CAST(record AS BLOB) FROM documents WHERE kind = ?
 """
-_RESERVATION = f"{_RESERVATIONS} WHERE id = CAST(? AS TEXT)"
+_RESERVATION = """
+    SELECT CAST(id AS BLOB), checksum, CAST(record AS BLOB) FROM reservations WHERE number = ?
+"""
 _ARCHIVED = """
     SELECT CAST(id AS BLOB), checksum, CAST(record AS BLOB) FROM archive WHERE id = CAST(? AS TEXT)
 """
@@ -148,9 +161,9 @@ _PUT_CLUSTERS = Rows(
     "ON CONFLICT (id) DO UPDATE SET checksum = excluded.checksum, record = excluded.record",
 )
 _PUT_RESERVATIONS = Rows(
-    "INSERT INTO reservations (phase, id, checksum, record) VALUES",
-    "(?, ?, ?, CAST(? AS TEXT))",
-    "ON CONFLICT (id) DO UPDATE"
+    "INSERT INTO reservations (number, phase, id, checksum, record) VALUES",
+    "(?, ?, ?, ?, CAST(? AS TEXT))",
+    "ON CONFLICT (number) DO UPDATE"
     " SET phase = excluded.phase, checksum = excluded.checksum, record = excluded.record",
 )
 _PUT_DOCUMENTS = Rows(
@@ -161,9 +174,9 @@ _DROP_DOCUMENT = "DELETE FROM documents WHERE kind = ? AND id = CAST(? AS TEXT)"
 _DROP_CLUSTER = "DELETE FROM clusters WHERE id = CAST(? AS TEXT)"
 _ARCHIVE = """
     INSERT OR REPLACE INTO archive (id, finished_at, checksum, record)
-    SELECT id, ?, checksum, record FROM reservations WHERE id = CAST(? AS TEXT)
+    SELECT id, ?, checksum, record FROM reservations WHERE number = ?
 """
-_FORGET = "DELETE FROM reservations WHERE id = CAST(? AS TEXT)"
+_FORGET = "DELETE FROM reservations WHERE number = ?"
 _PRUNE = "DELETE FROM archive WHERE finished_at < ?"
 _SET_REVISION = """
     UPDATE meta SET value = ?, checksum = ?, line = ?, digest = ? WHERE key = 'revision'
@@ -218,12 +231,17 @@ def _put_documents(connection: sqlite3.Connection, batch: Batch) -> None:
         connection.executemany(_DROP_DOCUMENT, gone)
 
 
-def _reservation_row(reservation: Reservation) -> tuple[str, str, int, bytes]:
-    return reservation.phase.value, *records.encode(reservation)
+def _numbered(connection: sqlite3.Connection) -> list[tuple[int, Reservation]]:
+    return [
+        (number, records.decode(records.RESERVATIONS, (id, checksum, text)))
+        for number, id, checksum, text in connection.execute(_NUMBERED)
+    ]
 
 
-def _find(connection: sqlite3.Connection, query: str, id: ReservationId) -> Reservation | None:
-    row = connection.execute(query, (records.key(id),)).fetchone()
+def _find(
+    connection: sqlite3.Connection, query: str, key: bytes | int | None
+) -> Reservation | None:
+    row = connection.execute(query, (key,)).fetchone()
     return None if row is None else records.decode(records.RESERVATIONS, row)
 
 
