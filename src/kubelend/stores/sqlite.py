@@ -233,8 +233,8 @@ def _put_documents(connection: sqlite3.Connection, batch: Batch) -> None:
 
 def _numbered(connection: sqlite3.Connection) -> list[tuple[int, Reservation]]:
     return [
-        (number, records.decode(records.RESERVATIONS, (id, checksum, text)))
-        for number, id, checksum, text in connection.execute(_NUMBERED)
+        (number, records.decode(records.RESERVATIONS, (name, checksum, text)))
+        for number, name, checksum, text in connection.execute(_NUMBERED)
     ]
 
 

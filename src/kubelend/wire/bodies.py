@@ -268,6 +268,8 @@ class Reservation(Body, frozen=True):
     duration: str = ""
     previous_cluster_ids: list[str] = []
     cost: AgreedCost | None = None
+    revision: int = 0
+    """Grows with every change: of two answers, the one with the larger is the newer."""
 
 
 class ReservationList(Body, frozen=True):

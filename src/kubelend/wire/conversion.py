@@ -297,6 +297,7 @@ def from_reservation(found: models.Reservation) -> bodies.Reservation:
         duration=durations.text(found.request.duration),
         previous_cluster_ids=list(found.left),
         cost=_from_agreed(found) if found.currency else None,
+        revision=found.revision,
     )
 
 

@@ -25,7 +25,7 @@ FIELDS = {
     bodies.AgreedCost: "pricePerHour currency",
     bodies.Reservation: (
         "id requesterID targetClusterID requestedResources status createdAt priority duration"
-        " previousClusterIDs cost"
+        " previousClusterIDs cost revision"
     ),
     bodies.ReservationList: "reservations next",
     bodies.Published: "advertisement providerInstructions",

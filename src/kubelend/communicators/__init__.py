@@ -1,0 +1,1 @@
+"""How an agent reaches its broker: the implementations of `agent.ports.BrokerCommunicator`."""

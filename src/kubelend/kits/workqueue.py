@@ -1,0 +1,93 @@
+"""Keys of objects that want looking at: each once, by one worker at a time, and again after a delay.
+
+Controllers are level-triggered: an event only says which object to look at, and the look decides. What is
+added while its key is being worked on is looked at once more afterwards, so no change is missed and no
+object is ever handled twice at the same moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Hashable
+from datetime import timedelta
+from typing import Generic, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+
+FIRST, LONGEST = timedelta(milliseconds=500), timedelta(minutes=1)
+
+
+class Workqueue(Generic[Key]):
+    """Feed it with `add`, and let `work` run as a task."""
+
+    def __init__(self, chance: Callable[[], float] = random.random) -> None:
+        self._chance = chance
+        self._waiting: dict[Key, None] = {}
+        self._busy: set[Key] = set()
+        self._again: set[Key] = set()
+        self._timers: dict[Key, asyncio.TimerHandle] = {}
+        self._failures: dict[Key, int] = {}
+        self._news = asyncio.Event()
+
+    def __len__(self) -> int:
+        """How many keys wait to be looked at now; those that come back later are not counted."""
+        return len(self._waiting)
+
+    def add(self, key: Key) -> None:
+        """Look at it as soon as a worker is free."""
+        self._cancel(key)
+        if key in self._busy:
+            self._again.add(key)
+        else:
+            self._waiting[key] = None
+            self._news.set()
+
+    def add_after(self, key: Key, delay: timedelta) -> None:
+        """Look at it after a delay, unless that is going to happen earlier anyway."""
+        if key in self._waiting or key in self._again:
+            return
+        loop = asyncio.get_running_loop()
+        due = loop.time() + max(delay.total_seconds(), 0)
+        known = self._timers.get(key)
+        if known is None or due < known.when():
+            self._cancel(key)
+            self._timers[key] = loop.call_at(due, self.add, key)
+
+    def retry(self, key: Key) -> timedelta:
+        """Look at it again after a pause that doubles each time, up to a longest; returns the pause."""
+        tried = self._failures.get(key, 0)
+        self._failures[key] = tried + 1
+        pause: timedelta = min(FIRST * 2 ** min(tried, 20), LONGEST) * (1 - self._chance() / 2)
+        self.add_after(key, pause)
+        return pause
+
+    def forget(self, key: Key) -> None:
+        """Its next failure is its first."""
+        self._failures.pop(key, None)
+
+    async def work(self, handle: Callable[[Key], Awaitable[None]]) -> None:
+        """One worker, for ever; start as many as may work at a time. What `handle` raises ends it."""
+        while True:
+            key = await self._next()
+            self._busy.add(key)
+            try:
+                await handle(key)
+            finally:
+                self._busy.discard(key)
+                if key in self._again:
+                    self._again.discard(key)
+                    self.add(key)
+
+    async def _next(self) -> Key:
+        while not self._waiting:
+            self._news.clear()
+            await self._news.wait()
+        key = next(iter(self._waiting))
+        del self._waiting[key]
+        return key
+
+    def _cancel(self, key: Key) -> None:
+        timer = self._timers.pop(key, None)
+        if timer is not None:
+            timer.cancel()

@@ -1,0 +1,1 @@
+"""How two clusters are joined: the implementations of `agent.ports.Peering`."""
