@@ -7,7 +7,7 @@ import pytest
 
 import processes
 from kubelend.apps import trials
-from kubelend.core.errors import BrokerUnreachable
+from kubelend.core.errors import Unavailable
 from kubelend.core.roles import Role
 from kubelend.transports.http_client import BrokerClient
 
@@ -36,7 +36,7 @@ def test_leaving_stops_the_broker_and_stopping_again_does_nothing(trial, tmp_pat
 
 
 def test_a_broker_that_does_not_start_says_why(trial):
-    with trial.broker("--http-port=99999") as broker, pytest.raises(BrokerUnreachable) as problem:
+    with trial.broker("--http-port=99999") as broker, pytest.raises(Unavailable) as problem:
         broker.wait_until_ready()
     assert "--http-port" in problem.value.hint
 

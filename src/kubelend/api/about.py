@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from aiohttp import web
 
+from kubelend.api import pages
 from kubelend.api.calls import JSON, Call, json
 from kubelend.wire import bodies, openapi
-
-SERVICE_UNAVAILABLE = 503
 
 
 async def healthz(_: Call) -> web.Response:
@@ -15,7 +14,7 @@ async def healthz(_: Call) -> web.Response:
 
 
 async def readyz(call: Call) -> web.Response:
-    return readiness(call.broker.unready)
+    return pages.readiness(call.broker.unready)
 
 
 async def grant_keys(call: Call) -> web.Response:
@@ -28,10 +27,3 @@ async def version(call: Call) -> web.Response:
 
 async def description(call: Call) -> web.Response:
     return web.Response(body=openapi.text(call.context.version), headers=JSON)
-
-
-def readiness(unready: str | None) -> web.Response:
-    """The answer to a probe: `ok`, or 503 and why not."""
-    if unready is None:
-        return web.Response(text="ok")
-    return web.Response(text=f"not ready: {unready}", status=SERVICE_UNAVAILABLE)

@@ -6,19 +6,14 @@ from aiohttp import web
 
 from kubelend.api import access
 from kubelend.api.calls import Call, json
-from kubelend.core.errors import Forbidden
+from kubelend.broker import parties
 from kubelend.wire import bodies, conversion
 
 
 async def publish(call: Call) -> web.Response:
-    """A cluster speaks only for itself: the certificate names it, the body has to agree."""
     body = await call.body(bodies.Advertisement)
     cluster = call.caller.cluster
-    if body.cluster_id != cluster:
-        raise Forbidden(
-            f"clusterID {body.cluster_id[:64]!r} is not the certificate's {cluster!r}",
-            hint="send the common name of the certificate",
-        )
+    parties.check_speaker(body.cluster_id, cluster)
     advertisement = conversion.to_advertisement(body, cluster, call.broker.clock())
     view, holds = await call.broker.advertise(advertisement, call.caller.until)
     return json(

@@ -10,11 +10,9 @@ from itertools import islice
 import msgspec
 from aiohttp import web
 
-from kubelend.api import access
 from kubelend.api.calls import Call, json
-from kubelend.broker import instructions
+from kubelend.broker import instructions, parties
 from kubelend.broker.views import Opening
-from kubelend.core import commands
 from kubelend.core.errors import InvalidInput, KubelendError, LimitExceeded
 from kubelend.core.models import Reservation
 from kubelend.wire import bodies, conversion
@@ -38,17 +36,14 @@ async def list_instructions(call: Call) -> web.Response:
 
 
 async def acknowledge(call: Call) -> web.Response:
-    found = await access.visible(call)
-    found = await call.broker.acknowledge(access.ongoing(found), call.caller.cluster)
+    found = await parties.acknowledge(call.broker, call.reservation, call.caller.cluster)
     return json(conversion.from_reservation(found))
 
 
 async def refuse(call: Call) -> web.Response:
-    """Said again, because the first answer was lost: the answer is what became of it."""
     body = await call.optional_body(bodies.RefuseRequest)
-    found, cluster = await access.visible(call), call.caller.cluster
-    if not commands.has_refused(found, cluster):
-        found = await call.broker.refuse(access.ongoing(found), cluster, body.reason)
+    cluster = call.caller.cluster
+    found = await parties.refuse(call.broker, call.reservation, cluster, body.reason)
     return json(conversion.from_reservation(found))
 
 
@@ -118,15 +113,8 @@ async def _events(news: Iterable[Reservation], call: Call) -> bytes:
 
 async def _event(instruction: instructions.Instruction, call: Call) -> bytes:
     found = instruction.reservation
-    body = bodies.Instruction(
-        revision=found.revision,
-        role=instruction.role.value,
-        action=instruction.action.value,
-        message=instruction.message,
-        reservation=conversion.from_reservation(found),
-        grant=await call.context.granting.grant(found, call.caller.cluster) or "",
-    )
-    text = msgspec.json.encode(body)
+    grant = await call.context.granting.grant(found, call.caller.cluster)
+    text = msgspec.json.encode(parties.told(instruction, grant or ""))
     return b"id: %d\nevent: instruction\ndata: %s\n\n" % (found.revision, text)
 
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
 
 from aiohttp import web
 
-from kubelend.api import about
+from kubelend.api import pages
+from kubelend.api.pages import HttpHandler
 from kubelend.broker.metrics import CONTENT_TYPE, Metrics
 from kubelend.broker.ports import Clock
 from kubelend.broker.service import Broker
-
-Answer = Callable[[], Awaitable[web.Response]]
-HttpHandler = Callable[[web.BaseRequest], Awaitable[web.Response]]
 
 
 def health(broker: Broker) -> HttpHandler:
@@ -23,9 +20,9 @@ def health(broker: Broker) -> HttpHandler:
         return web.Response(text="ok")
 
     async def readyz() -> web.Response:
-        return about.readiness(broker.unready)
+        return pages.readiness(broker.unready)
 
-    return _pages({"/healthz": healthz, "/readyz": readyz})
+    return pages.serve({"/healthz": healthz, "/readyz": readyz})
 
 
 def metrics(known: Metrics, clock: Clock) -> HttpHandler:
@@ -35,16 +32,4 @@ def metrics(known: Metrics, clock: Clock) -> HttpHandler:
         text = await asyncio.to_thread(known.render, known.snapshot(clock()))
         return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
 
-    return _pages({"/metrics": scrape})
-
-
-def _pages(pages: Mapping[str, Answer]) -> HttpHandler:
-    async def answer(request: web.BaseRequest) -> web.Response:
-        page = pages.get(request.path)
-        if page is None:
-            return web.Response(text=f"only {', '.join(pages)} here\n", status=404)
-        if request.method not in {"GET", "HEAD"}:
-            return web.Response(text="only GET here\n", status=405, headers={"Allow": "GET, HEAD"})
-        return await page()
-
-    return answer
+    return pages.serve({"/metrics": scrape})

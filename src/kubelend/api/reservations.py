@@ -8,6 +8,7 @@ from aiohttp import web
 
 from kubelend.api import access
 from kubelend.api.calls import Call, json
+from kubelend.broker import parties
 from kubelend.broker.instructions import Role as Side
 from kubelend.broker.views import Page
 from kubelend.core import explanations
@@ -66,7 +67,7 @@ async def release(call: Call) -> web.Response:
 
 async def activate(call: Call) -> web.Response:
     found = await access.owned(call)
-    found = await call.broker.activate(access.ongoing(found))
+    found = await call.broker.activate(parties.ongoing(found))
     return json(conversion.from_reservation(found))
 
 
@@ -75,7 +76,7 @@ async def renew(call: Call) -> web.Response:
     found = await access.owned(call)
     terms = call.context.terms
     duration = conversion.bounded_duration(body.duration, terms) if body.duration else None
-    found = await call.broker.renew(access.ongoing(found), duration)
+    found = await call.broker.renew(parties.ongoing(found), duration)
     return json(conversion.from_reservation(found))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import signal
 import ssl
 import sys
 import time
@@ -24,7 +23,7 @@ from kubelend.api.calls import Context
 from kubelend.api.granting import Granting
 from kubelend.api.limits import RateLimiter
 from kubelend.api.visitors import Visitors
-from kubelend.apps import descriptors
+from kubelend.apps import descriptors, stopping
 from kubelend.apps.flags import Address
 from kubelend.apps.settings import BrokerSettings
 from kubelend.apps.trust import Trust
@@ -71,7 +70,7 @@ def _tune_interpreter() -> None:
 async def serve(settings: BrokerSettings) -> None:
     """The same inside an event loop."""
     async with started(settings) as process:
-        await tasks.run_all(process.roots() | {"signals": _told_to_stop()})
+        await tasks.run_all(process.roots() | {"signals": stopping.told()})
 
 
 class Process(NamedTuple):
@@ -252,12 +251,3 @@ def _room(settings: BrokerSettings) -> Room:
             wanted=settings.max_connections,
         )
     return Room(connections, settings.max_connections_per_caller, settings.max_handshakes)
-
-
-async def _told_to_stop() -> None:
-    told = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, told.set)
-    await told.wait()
-    log.info("stopping")

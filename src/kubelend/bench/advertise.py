@@ -14,7 +14,8 @@ import time
 import msgspec
 
 from kubelend.apps import trials
-from kubelend.apps.trials import BrokerProcess, Trial
+from kubelend.apps.children import BrokerProcess
+from kubelend.apps.trials import Trial
 from kubelend.bench import fleets, processes, progress, requests, running
 from kubelend.bench.identities import Identities
 from kubelend.bench.processes import Usage

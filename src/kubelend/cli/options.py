@@ -19,6 +19,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from kubelend.apps import flags
+from kubelend.apps.agent_settings import AgentSettings
 from kubelend.apps.flags import Flag, Settings
 from kubelend.apps.settings import BrokerSettings, ClientSettings
 from kubelend.cli.output import Format
@@ -123,6 +124,12 @@ def _with_parameters(
 
 client = reader(ClientSettings)
 broker = reader(BrokerSettings)
+agent = reader(AgentSettings)
 
-_SWITCHES = "|".join(flag.name for flag in flags.of(BrokerSettings) if flag.is_switch)
+_SWITCHES = "|".join(
+    flag.name
+    for record in (BrokerSettings, AgentSettings)
+    for flag in flags.of(record)
+    if flag.is_switch
+)
 _SWITCH = re.compile(rf"(?:{_SWITCHES})=(?:(?P<yes>1|t|true)|0|f|false)", re.IGNORECASE)

@@ -12,6 +12,7 @@ from typer.main import get_command
 import kubelend
 from kubelend.cli import (
     advertising,
+    agent,
     audit,
     broker,
     ca,
@@ -112,6 +113,7 @@ TREE = Group(
             {"get": grants.get, "keys": grants.keys, "verify": grants.verify},
         ),
         "broker": broker.broker,
+        "agent": agent.agent,
         "ca": Group(
             "Make certificates, and exchange the authority that signs them.",
             {"init": ca.init, "issue": ca.issue, "rotate": ca.rotate, "show": ca.show},

@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-from kubelend.apps.trials import BrokerProcess, Trial
+from kubelend.apps.children import BrokerProcess
+from kubelend.apps.trials import Trial
 from kubelend.core.errors import KubelendError
 from kubelend.core.roles import Role
 from kubelend.demo import clusters

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from kubelend.apps.trials import BrokerProcess, Trial
+from kubelend.apps.children import BrokerProcess
+from kubelend.apps.trials import Trial
 from kubelend.core.errors import KubelendError
 from kubelend.demo import stage as staging
 from kubelend.demo import steps, telling

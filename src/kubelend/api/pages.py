@@ -1,0 +1,36 @@
+"""What answers without TLS, on addresses of their own: a few pages for probes and for Prometheus.
+
+The broker and the agent serve theirs with it, so it knows neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+
+from aiohttp import web
+
+Answer = Callable[[], Awaitable[web.Response]]
+HttpHandler = Callable[[web.BaseRequest], Awaitable[web.Response]]
+
+SERVICE_UNAVAILABLE = 503
+
+
+def serve(pages: Mapping[str, Answer]) -> HttpHandler:
+    """A handler for these paths, and a word about them for all others."""
+
+    async def answer(request: web.BaseRequest) -> web.Response:
+        page = pages.get(request.path)
+        if page is None:
+            return web.Response(text=f"only {', '.join(pages)} here\n", status=404)
+        if request.method not in {"GET", "HEAD"}:
+            return web.Response(text="only GET here\n", status=405, headers={"Allow": "GET, HEAD"})
+        return await page()
+
+    return answer
+
+
+def readiness(unready: str | None) -> web.Response:
+    """The answer to a probe: `ok`, or 503 and why not."""
+    if not unready:
+        return web.Response(text="ok")
+    return web.Response(text=f"not ready: {unready}", status=SERVICE_UNAVAILABLE)

@@ -1,0 +1,102 @@
+"""The agent's certificate, kept fresh by child processes.
+
+The library that reads and makes certificates costs a process 11 MB, and an agent would need it for a moment
+a year. So it asks the command line: `kubelend certificate show` says when it is time, and `renew` does it.
+The connections follow the files by themselves (`transports.following`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import msgspec
+
+from kubelend.agent.standing import Standing
+from kubelend.core.errors import InvalidSettings, KubelendError, Unavailable
+from kubelend.kits.backoff import Backoff
+
+LOOK_EVERY = timedelta(hours=1)
+"""Others may exchange the files as well, and clocks are set."""
+
+BACKOFF = Backoff(retries=sys.maxsize, first=timedelta(seconds=10), longest=timedelta(minutes=30))
+PATIENCE = timedelta(minutes=2)
+PART = "certificate"
+
+_MOMENT = timedelta(seconds=1)
+
+
+class _Shown(msgspec.Struct, rename="camel"):
+    name: str
+    renew_at: datetime
+
+
+class CertificateKeeper:
+    """Keeps the certificate of one directory fresh; `run` is a root task."""
+
+    def __init__(
+        self, directory: Path, url: str, standing: Standing, clock: Callable[[], datetime]
+    ) -> None:
+        self._files = ("--cert-path", str(directory))
+        self._url = url
+        self._standing = standing
+        self._clock = clock
+        self._delays = BACKOFF.delays()
+
+    async def run(self) -> None:
+        while True:
+            try:
+                pause = await self._look()
+            except KubelendError as problem:
+                self._standing.report(PART, str(problem))
+                pause = timedelta(seconds=next(self._delays))
+            else:
+                self._standing.report(PART)
+                self._delays = BACKOFF.delays()
+            await asyncio.sleep(pause.total_seconds())
+
+    async def _look(self) -> timedelta:
+        """Renew it if it is time; returns for how long there is nothing to do."""
+        due = await self._due()
+        if due <= self._clock():
+            await _child("certificate", "renew", *self._files, "--broker", self._url)
+            due = await self._due()
+        return min(max(due - self._clock(), _MOMENT), LOOK_EVERY)
+
+    async def _due(self) -> datetime:
+        shown = await _child("certificate", "show", *self._files, "--output", "json")
+        return msgspec.json.decode(shown, type=_Shown).renew_at
+
+
+async def _child(*arguments: str) -> bytes:
+    """What a command prints; what it says went wrong, as an error."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "kubelend", *arguments),
+        env=_environment(),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(PATIENCE.total_seconds()):
+            out, said = await process.communicate()
+    except TimeoutError:
+        raise Unavailable(f"`kubelend {arguments[0]} {arguments[1]}` takes too long") from None
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+    if process.returncode:
+        words = said.decode(errors="replace").strip().removeprefix("error: ")
+        raise InvalidSettings(f"the certificate cannot be renewed: {words}")
+    return out
+
+
+def _environment() -> dict[str, str]:
+    """Without this agent's own settings, which are not those of the command."""
+    return {name: text for name, text in os.environ.items() if not name.startswith("KUBELEND_")}

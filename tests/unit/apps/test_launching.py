@@ -1,0 +1,70 @@
+"""How the command line becomes an agent: the name that its certificate says, and settings in a variable."""
+
+import os
+
+import pytest
+
+from certificates import Certificates
+from kubelend.apps import flags, launching
+from kubelend.apps.agent_settings import AgentSettings
+from kubelend.core.errors import InvalidSettings
+
+
+@pytest.fixture
+def certificates(tmp_path):
+    return Certificates(tmp_path)
+
+
+def settings(directory, **texts):
+    needed = {"source": "simulated", "simulation": "berlin.yaml"}
+    return flags.parse(AgentSettings, needed | {"broker_cert_path": str(directory)} | texts)
+
+
+def test_the_certificate_names_the_cluster(certificates):
+    found = launching.prepared(settings(certificates.cluster("berlin")))
+    assert found.cluster_id == "berlin"
+
+
+def test_a_name_that_the_certificate_says_too_is_fine(certificates):
+    found = launching.prepared(settings(certificates.cluster("berlin"), cluster_id="berlin"))
+    assert found.cluster_id == "berlin"
+
+
+def test_another_name_than_the_certificates_is_refused(certificates):
+    with pytest.raises(InvalidSettings, match="paris has a certificate in the name of berlin"):
+        launching.prepared(settings(certificates.cluster("berlin"), cluster_id="paris"))
+
+
+def test_a_persons_certificate_is_refused(certificates):
+    with pytest.raises(InvalidSettings, match="alice is no cluster, its role is admin"):
+        launching.prepared(settings(certificates.admin("alice")))
+
+
+def test_a_directory_without_certificate_is_told(tmp_path):
+    with pytest.raises(InvalidSettings, match="nowhere"):
+        launching.prepared(settings(tmp_path / "nowhere"))
+
+
+def test_without_a_broker_no_certificate_is_read(tmp_path):
+    alone = settings(tmp_path / "nowhere", broker_transport="")
+    assert launching.prepared(alone) == alone
+
+
+def test_the_settings_arrive_as_they_were(certificates, monkeypatch):
+    monkeypatch.setenv("KUBELEND_BROKER_URL", "https://not-this-one:1")
+    monkeypatch.setenv("LANG", "C.UTF-8")
+    sent = settings(
+        certificates.cluster("berlin"),
+        labels="tier=gold",
+        metrics_bind_address="0",
+        finished_for="90s",
+    )
+    environment = launching.environment(sent)
+    assert launching.read(environment) == sent
+    assert environment["LANG"] == "C.UTF-8"
+    assert [name for name in environment if name.startswith("KUBELEND_")] == [launching.VARIABLE]
+
+
+def test_who_starts_the_module_by_hand_is_told_how():
+    with pytest.raises(InvalidSettings, match="start it as `kubelend agent`"):
+        launching.read({name: "" for name in os.environ if name != launching.VARIABLE})
