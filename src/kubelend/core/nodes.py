@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
+from kubelend.core import resources
 from kubelend.core.resources import NOTHING, Resources
 
 
@@ -16,3 +19,85 @@ class Node(msgspec.Struct, frozen=True, gc=False):
     labels: dict[str, str] = {}
     is_ready: bool = True
     is_schedulable: bool = True
+
+
+class Part(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """The common shape of all that is read; other fields are passed over."""
+
+
+class Metadata(Part, frozen=True, gc=False):
+    name: str
+    labels: dict[str, str] = {}
+
+
+class NodeSpec(Part, frozen=True, gc=False):
+    unschedulable: bool = False
+
+
+class Condition(Part, frozen=True, gc=False):
+    type: str = ""
+    status: str = ""
+
+
+class NodeStatus(Part, frozen=True, gc=False):
+    conditions: tuple[Condition, ...] = ()
+    capacity: dict[str, str] = {}
+    allocatable: dict[str, str] = {}
+
+
+class KubernetesNode(Part, frozen=True, gc=False):
+    """A Node of Kubernetes, as far as it says what it has and whether it may be used."""
+
+    metadata: Metadata
+    spec: NodeSpec = NodeSpec()
+    status: NodeStatus = NodeStatus()
+
+
+def node_of(found: KubernetesNode) -> Node:
+    """The little that is kept of it. `InvalidInput` names the node and a quantity that cannot be read."""
+    where = f"node {found.metadata.name}: status"
+    labels = found.metadata.labels
+    return Node(
+        name=found.metadata.name,
+        capacity=_offered(found.status.capacity, f"{where}.capacity"),
+        allocatable=_offered(found.status.allocatable, f"{where}.allocatable"),
+        labels={name: labels[name] for name in _MARKS if name in labels},
+        is_ready=any(
+            one.type == "Ready" and one.status == "True" for one in found.status.conditions
+        ),
+        is_schedulable=not found.spec.unschedulable,
+    )
+
+
+def is_own(node: Node) -> bool:
+    """Whether it counts as capacity: a machine of this cluster on which pods can be placed now."""
+    return node.is_ready and node.is_schedulable and not is_virtual(node)
+
+
+def is_virtual(node: Node) -> bool:
+    """Whether it stands for another cluster: what is borrowed must never be lent on."""
+    return (
+        _LIQO in node.labels
+        or _VIRTUAL_KUBELET in node.labels
+        or node.labels.get(_TYPE) == "virtual-kubelet"
+    )
+
+
+_LIQO: Final = "liqo.io/type"
+_TYPE: Final = "type"
+_VIRTUAL_KUBELET: Final = "virtual-kubelet.io/provider"
+_MARKS: Final = (_LIQO, _TYPE, _VIRTUAL_KUBELET)
+
+
+def _offered(texts: dict[str, str], where: str) -> Resources:
+    ours = {_renamed(name): text for name, text in texts.items() if not _is_counter(name)}
+    return resources.offered(ours, where)
+
+
+def _renamed(name: str) -> str:
+    return "storage" if name == "ephemeral-storage" else name
+
+
+def _is_counter(name: str) -> bool:
+    """Pods take of these without asking: as no request says how much is left, none can be lent."""
+    return name == "pods" or name.startswith("attachable-volumes-")

@@ -1,0 +1,246 @@
+"""What a pod asks of its node, by the rules of Kubernetes' own scheduler.
+
+Called by the sources that read a real cluster: they decode a Pod into `KubernetesPod`, which has only
+the fields that matter here, and keep the small `core.pods.Pod` that `pod_of` makes of it.
+
+The rules are those of Kubernetes 1.34. Where releases differ the larger amount is taken, for a cluster
+must not offer what its own scheduler holds to be taken: an allocation is counted also before the
+container's resources are reported, and a resize in progress counts at its largest per container.
+
+Amounts are added up in billionths, to which Kubernetes itself rounds what is finer, and rounded up
+once, in the end: ten containers of "100u" take one thousandth of a core and not ten.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from kubelend.core import errors
+from kubelend.core.pods import Guest, Pod
+from kubelend.core.quantities import LARGEST, REMEMBERED, Quantity
+from kubelend.core.resources import NOTHING, Resources
+
+Texts = dict[str, str]
+"""Quantities by the name of the resource, as Kubernetes writes them."""
+
+
+class Part(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """The common shape of all that is read; other fields are passed over."""
+
+
+class Requirements(Part, frozen=True, gc=False):
+    requests: Texts = {}
+
+
+class Container(Part, frozen=True, gc=False):
+    name: str = ""
+    restart_policy: str = ""
+    """Of an init container: "Always" makes it a sidecar, which stays while the others run."""
+    resources: Requirements = Requirements()
+
+
+class PodSpec(Part, frozen=True, gc=False):
+    node_name: str = ""
+    containers: tuple[Container, ...] = ()
+    init_containers: tuple[Container, ...] = ()
+    overhead: Texts = {}
+    resources: Requirements = Requirements()
+
+
+class ContainerStatus(Part, frozen=True, gc=False):
+    name: str = ""
+    resources: Requirements | None = None
+    """What it really runs with; None if the node has not said so."""
+    allocated_resources: Texts = {}
+    """What its node has set aside for it."""
+
+
+class Condition(Part, frozen=True, gc=False):
+    type: str = ""
+    reason: str = ""
+
+
+class PodStatus(Part, frozen=True, gc=False):
+    phase: str = ""
+    resize: str = ""
+    """Until 1.32; the condition `PodResizePending` says it since."""
+    conditions: tuple[Condition, ...] = ()
+    container_statuses: tuple[ContainerStatus, ...] = ()
+    init_container_statuses: tuple[ContainerStatus, ...] = ()
+    resources: Requirements = Requirements()
+    """As in `ContainerStatus`, of the pod as a whole and with its overhead; so is the next one."""
+    allocated_resources: Texts = {}
+
+
+class Metadata(Part, frozen=True, gc=False):
+    uid: str
+    name: str
+    namespace: str = ""
+    labels: Texts = {}
+
+
+class KubernetesPod(Part, frozen=True, gc=False):
+    """A Pod of Kubernetes, as far as it says what it asks for, where, and for whom."""
+
+    metadata: Metadata
+    spec: PodSpec = PodSpec()
+    status: PodStatus = PodStatus()
+
+
+def pod_of(found: KubernetesPod) -> Pod:
+    """The little that is kept of it. `InvalidInput`, as of `requests_of`."""
+    is_finished = found.status.phase in ("Succeeded", "Failed")
+    return Pod(
+        id=found.metadata.uid,
+        node=sys.intern(found.spec.node_name),
+        requests=NOTHING if is_finished else requests_of(found),
+        is_finished=is_finished,
+        guest=_guest_of(found.metadata.labels),
+    )
+
+
+def requests_of(found: KubernetesPod) -> Resources:
+    """What its node must have for it. A pod on no node yet asks for the same.
+
+    `InvalidInput` names the pod and the resource whose quantity cannot be read or is out of range.
+    An API server lets none of the first kind in, and no node has room for the second: it is safe
+    to leave such a pod out, and wise to say so.
+    """
+    try:
+        total = _of_containers(found)
+        total.update(_of_pod(found))
+        _add(total, _nanos(found.spec.overhead))
+        return _shared(tuple(sorted((name, _rounded(name, n)) for name, n in total.items() if n)))
+    except errors.InvalidInput as problem:
+        whose = f"pod {found.metadata.namespace}/{found.metadata.name}"
+        raise type(problem)(f"{whose}: {problem.message}", hint=problem.hint) from None
+
+
+Nanos = dict[str, int]
+"""Billionths by the name of the resource: of a core, of a byte, of a device."""
+
+_OURS: Final = {"ephemeral-storage": "storage"}
+_MANAGED_BY, _SHADOW = "liqo.io/managed-by", "shadowpod"
+_ORIGIN, _VIRTUAL_NODE = "offloading.liqo.io/origin", "offloading.liqo.io/nodename"
+
+
+def _of_containers(found: KubernetesPod) -> Nanos:
+    """Init containers run one after the other, each beside the sidecars that were started before it;
+    then the containers run beside all sidecars. The pod needs the most that it ever needs."""
+    status, is_infeasible = found.status, _is_infeasible(found.status)
+    known = {one.name: one for one in (*status.container_statuses, *status.init_container_statuses)}
+    running: Nanos = {}
+    most: Nanos = {}
+    for container in found.spec.init_containers:
+        if container.restart_policy == "Always":
+            _add(running, _of_container(container, known.get(container.name), is_infeasible))
+        else:
+            starting = _nanos(container.resources.requests)
+            _add(starting, running)
+            _raise(most, starting)
+    for container in found.spec.containers:
+        _add(running, _of_container(container, known.get(container.name), is_infeasible))
+    _raise(most, running)
+    return most
+
+
+def _of_container(
+    container: Container, status: ContainerStatus | None, is_infeasible: bool
+) -> Nanos:
+    """The largest of what it is to have, has, and has been promised, while it is being resized.
+
+    A resize that its node can never make does not count as wanted.
+    """
+    wanted = container.resources.requests
+    if status is None:
+        return _nanos(wanted)
+    if status.resources is None:
+        return _largest((wanted, status.allocated_resources))
+    actual = (status.resources.requests, status.allocated_resources)
+    return _largest(actual if is_infeasible else (wanted, *actual))
+
+
+def _of_pod(found: KubernetesPod) -> Nanos:
+    """What it asks for as a whole, which stands in for the sum of its containers' requests."""
+    wanted = _nanos(found.spec.resources.requests)
+    actual = _largest((found.status.resources.requests, found.status.allocated_resources))
+    overhead = _nanos(found.spec.overhead)
+    total: Nanos = {}
+    for name, amount in wanted.items():
+        if name in ("cpu", "memory") or name.startswith("hugepages-"):
+            has = max(actual.get(name, 0) - overhead.get(name, 0), 0)
+            is_void = name in actual and _is_infeasible(found.status)
+            total[name] = has if is_void else max(amount, has)
+    return total
+
+
+def _is_infeasible(status: PodStatus) -> bool:
+    pending = (one.reason for one in status.conditions if one.type == "PodResizePending")
+    return next(pending, status.resize) == "Infeasible"
+
+
+def _largest(lists: Iterable[Texts]) -> Nanos:
+    most: Nanos = {}
+    for texts in lists:
+        _raise(most, _nanos(texts))
+    return most
+
+
+def _nanos(texts: Texts) -> Nanos:
+    name = ""
+    try:
+        amounts: Nanos = {}
+        for name, text in texts.items():
+            _add(amounts, {_OURS.get(name, name): _nano(text)})
+        return amounts
+    except errors.InvalidInput as problem:
+        raise type(problem)(f"{name}: {problem.message}", hint=problem.hint) from None
+
+
+@functools.lru_cache(maxsize=REMEMBERED)
+def _nano(text: str) -> int:
+    amount = Quantity.parse(text).rounded_up(9)
+    if amount < 0:
+        raise errors.InvalidQuantity(f"{text!r} is negative", hint="write zero or more")
+    return amount
+
+
+def _rounded(name: str, nanos: int) -> int:
+    unit = 10**6 if name == "cpu" else 10**9
+    amount = -(-nanos // unit)
+    if amount > LARGEST:
+        raise errors.InvalidQuantity(f"{name}: is out of range", hint="ask for less")
+    return amount
+
+
+def _add(total: Nanos, more: Nanos) -> None:
+    for name, amount in more.items():
+        total[name] = total.get(name, 0) + amount
+
+
+def _raise(most: Nanos, others: Nanos) -> None:
+    for name, amount in others.items():
+        most[name] = max(most.get(name, 0), amount)
+
+
+# The pods of one deployment ask for the same: one record of it serves them all.
+@functools.lru_cache(maxsize=REMEMBERED)
+def _shared(amounts: tuple[tuple[str, int], ...]) -> Resources:
+    return Resources.of(dict(amounts))
+
+
+def _guest_of(labels: Texts) -> Guest | None:
+    """Whose it is, by the labels that Liqo puts on the pods it brings here."""
+    if labels.get(_MANAGED_BY) != _SHADOW or not labels.get(_ORIGIN):
+        return None
+    return _guest(labels[_ORIGIN], labels.get(_VIRTUAL_NODE, ""))
+
+
+@functools.lru_cache(maxsize=REMEMBERED)
+def _guest(origin: str, virtual_node: str) -> Guest:
+    return Guest(origin, virtual_node)

@@ -1,0 +1,322 @@
+"""However a cluster came to be as it is, its sums are those of what is there, and a change is cheap."""
+
+import json
+import sys
+import tracemalloc
+from collections import defaultdict
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kubelend.core import requests
+from kubelend.core.inventory import Hold, Inventory
+from kubelend.core.nodes import Node
+from kubelend.core.pods import Guest, Pod
+from kubelend.core.resources import NOTHING, Resources
+
+FPGA = "example.com/fpga"
+NAMES = ("cpu", "memory", "gpu", "storage", FPGA)
+NODES = ("n1", "n2", "n3")
+IDS = ("p1", "p2", "p3", "p4", "p5")
+ORIGINS = ("rome", "oslo")
+RESERVATIONS = ("res1", "res2", "res3")
+
+some = st.integers(0, 9)
+amounts = st.just(NOTHING) | st.builds(
+    Resources, some, some, some, some, st.dictionaries(st.just(FPGA), some)
+)
+labels = st.sampled_from([{}, {}, {}, {"liqo.io/type": "virtual-node"}])
+mostly = st.sampled_from([True, True, True, False])
+nodes = st.builds(Node, st.sampled_from(NODES), amounts, amounts, labels, mostly, mostly)
+guests = st.builds(Guest, st.sampled_from(ORIGINS), st.sampled_from([*RESERVATIONS, "", "other"]))
+pods = st.builds(
+    Pod,
+    st.sampled_from(IDS),
+    st.sampled_from([*NODES, ""]),
+    amounts,
+    mostly.map(lambda usual: not usual),
+    st.none() | guests,
+)
+holds = st.builds(Hold, st.sampled_from(ORIGINS), amounts)
+
+
+def calls(name, *arguments):
+    return st.tuples(st.just(name), *arguments)
+
+
+steps = st.lists(
+    calls("put_node", nodes)
+    | calls("drop_node", st.sampled_from(NODES))
+    | calls("put_pod", pods)
+    | calls("put_pod", pods)
+    | calls("drop_pod", st.sampled_from(IDS))
+    | calls("put_hold", st.sampled_from(RESERVATIONS), holds)
+    | calls("drop_hold", st.sampled_from(RESERVATIONS))
+    | calls("reset", st.lists(nodes, max_size=4), st.lists(pods, max_size=6)),
+    max_size=25,
+)
+
+
+class Plain:
+    """What is there, and sums that are made of it anew each time, by loops that hide nothing."""
+
+    def __init__(self):
+        self.nodes, self.pods, self.holds = {}, {}, {}
+
+    def apply(self, name, *arguments):
+        if name == "reset":
+            self.nodes = {node.name: node for node in arguments[0]}
+            self.pods = {pod.id: pod for pod in arguments[1]}
+            return
+        kept = {"node": self.nodes, "pod": self.pods, "hold": self.holds}[name.split("_")[1]]
+        if name.startswith("drop"):
+            kept.pop(arguments[0], None)
+        elif name == "put_hold":
+            kept[arguments[0]] = arguments[1]
+        else:
+            found = arguments[0]
+            kept[found.name if name == "put_node" else found.id] = found
+
+    def own_nodes(self):
+        good = (node for node in self.nodes.values() if node.is_ready and node.is_schedulable)
+        return [node for node in good if not node.labels]
+
+    def running(self):
+        names = {node.name for node in self.own_nodes()}
+        return [p for p in self.pods.values() if not p.is_finished and p.node in names]
+
+    def sums(self, of):
+        """Each sum of `Totals`, of one resource."""
+        own = self.own_nodes()
+        left = {node.name: node.allocatable.amount(of) for node in own}
+        for pod in self.running():
+            left[pod.node] -= pod.requests.amount(of)
+        unscheduled = (p for p in self.pods.values() if not p.is_finished and not p.node)
+        beyond, committed = self.guests(of)
+        local = sum(pod.requests.amount(of) for pod in self.running() if pod.guest is None)
+        allocatable = sum(node.allocatable.amount(of) for node in own)
+        return {
+            "capacity": sum(node.capacity.amount(of) for node in own),
+            "allocatable": allocatable,
+            "allocated": local + beyond,
+            "pending": sum(pod.requests.amount(of) for pod in unscheduled),
+            "largest": max([0, *left.values()]),
+            "free": allocatable - local - committed,
+        }
+
+    def guests(self, of):
+        """What they use beyond what is held, and the sum of the larger of both."""
+        used: dict[Guest, int] = defaultdict(int)
+        for pod in self.running():
+            if pod.guest is not None:
+                used[pod.guest] += pod.requests.amount(of)
+        rest = {origin: [0, 0] for origin in ORIGINS}
+        pairs = []
+        for reservation, hold in self.holds.items():
+            held = hold.resources.amount(of)
+            its_own = Guest(hold.requester, reservation)
+            if its_own in used:
+                pairs.append((held, used.pop(its_own)))
+            else:
+                rest[hold.requester][0] += held
+        for guest, amount in used.items():
+            rest[guest.origin][1] += amount
+        pairs += [(held, amount) for held, amount in rest.values()]
+        beyond = sum(max(0, amount - held) for held, amount in pairs)
+        return beyond, sum(max(held, amount) for held, amount in pairs)
+
+
+@given(steps)
+def test_any_way_to_the_same_cluster_gives_the_same_sums(steps):
+    inventory, plain = Inventory(), Plain()
+    known = (inventory.totals(), inventory.revision)
+    for name, *arguments in steps:
+        getattr(inventory, name)(*arguments)
+        plain.apply(name, *arguments)
+        totals = inventory.totals()
+        for of in NAMES:
+            sums = plain.sums(of)
+            assert {part: getattr(totals, part).amount(of) for part in sums} == sums
+        assert (totals.nodes, totals.pods) == (len(plain.own_nodes()), len(plain.running()))
+        assert inventory.free() == totals.free
+        assert inventory.holds == plain.holds
+        assert totals == known[0] or inventory.revision > known[1]
+        known = (totals, inventory.revision)
+
+
+@given(steps)
+def test_room_for_a_reservation_is_what_is_free_once_it_and_its_guests_are_gone(steps):
+    inventory, plain = Inventory(), Plain()
+    for name, *arguments in steps:
+        getattr(inventory, name)(*arguments)
+        plain.apply(name, *arguments)
+    visitors = {pod.id: pod.guest for pod in plain.running() if pod.guest is not None}
+    for name, guest in visitors.items():
+        hold = plain.holds.get(guest.virtual_node)
+        if hold is None or hold.requester != guest.origin:
+            inventory.drop_pod(name)  # it bears no hold's name: one cannot know whose it is
+    room = inventory.free("res1")
+    for name, guest in visitors.items():
+        if guest.virtual_node == "res1":
+            inventory.drop_pod(name)
+    inventory.drop_hold("res1")
+    assert inventory.free() == room
+
+
+# -- what a change costs
+
+
+def crowd(count, nodes=10):
+    """A cluster of so many pods, a third of them guests."""
+    found = Inventory()
+    for i in range(nodes):
+        found.put_node(Node(f"n{i}", allocatable=Resources(cpu=10**6)))
+    for i in range(count):
+        guest = Guest("rome", "res1") if i % 3 == 0 else None
+        found.put_pod(
+            Pod(f"p{i}", f"n{i % nodes}", Resources(1, 2, extended={FPGA: 1}), guest=guest)
+        )
+    found.put_hold("res1", Hold("rome", Resources(cpu=5)))
+    return found
+
+
+def cost(action):
+    """Every instruction that it executes, and every function in C that it calls."""
+    instructions, functions = 0, []
+
+    def trace(frame, event, argument):
+        nonlocal instructions
+        frame.f_trace_opcodes = True
+        instructions += event == "opcode"
+        return trace
+
+    def profile(frame, event, argument):
+        if event == "c_call":
+            functions.append(argument.__qualname__)
+
+    before = sys.gettrace(), sys.getprofile()
+    sys.setprofile(profile)
+    sys.settrace(trace)
+    try:
+        action()
+    finally:
+        sys.settrace(before[0])
+        sys.setprofile(before[1])
+    return instructions, [name for name in functions if name not in ("settrace", "setprofile")]
+
+
+def new(found):
+    found.put_pod(
+        Pod("new", "n1", Resources(1, 2, extended={FPGA: 1}), guest=Guest("rome", "res1"))
+    )
+
+
+def changed(found):
+    found.put_pod(Pod("p1", "n2", Resources(3, extended={FPGA: 2})))
+
+
+def unchanged(found):
+    found.put_pod(Pod("p1", "n1", Resources(1, 2, extended={FPGA: 1})))
+
+
+def finished(found):
+    found.put_pod(Pod("p3", "n3", is_finished=True))
+
+
+def gone(found):
+    found.drop_pod("p3")
+
+
+def node_changed(found):
+    found.put_node(Node("n1", allocatable=Resources(cpu=7)))
+
+
+def node_lost(found):
+    found.put_node(Node("n1", is_ready=False))
+
+
+def summed(found):
+    found.totals()
+    found.free("res1")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [new, changed, unchanged, finished, gone, node_changed, node_lost, summed],
+    ids=lambda change: change.__name__,
+)
+def test_change_costs_the_same_among_few_pods_and_many(change):
+    few, many = crowd(100), crowd(10_000)
+    assert cost(lambda: change(few)) == cost(lambda: change(many))
+
+
+@pytest.mark.parametrize("change", [new, changed, finished, gone], ids=lambda it: it.__name__)
+def test_change_costs_the_same_among_few_nodes_and_many(change):
+    few, many = crowd(3000), crowd(3000, nodes=500)
+    assert cost(lambda: change(few)) == cost(lambda: change(many))
+
+
+def test_change_of_a_pod_calls_nothing_that_could_hide_a_loop():
+    """But the copy of a sum's extended resources, of which there are as many as kinds."""
+    found = crowd(50)
+    _, functions = cost(lambda: (new(found), changed(found), gone(found), finished(found)))
+    assert set(functions) <= {
+        "dict.get",
+        "dict.pop",
+        "dict.setdefault",
+        "dict.items",
+        "dict.values",
+        "dict.copy",
+        "tuple.__new__",
+    }
+
+
+def test_costs_are_counted():
+    numbers = list(range(100))
+    less, more = (cost(lambda n=n: [i + 1 for i in numbers[:n]]) for n in (10, 100))
+    assert more[0] > less[0] > 0
+    assert "dict.get" in cost(lambda: {1: 2}.get(1))[1]
+
+
+def test_pods_that_are_gone_leave_nothing_behind():
+    found = crowd(30)
+    for i in range(30):
+        found.drop_pod(f"p{i}")
+    for i in range(10):
+        found.drop_node(f"n{i}")
+    found.drop_hold("res1")
+    assert sizes(found) == sizes(Inventory())
+
+
+def sizes(found):
+    """How much each part of it keeps, at any depth."""
+    slots = [name for kind in type(found).__mro__ for name in getattr(kind, "__slots__", ())]
+    parts = {**getattr(found, "__dict__", {}), **{name: getattr(found, name) for name in slots}}
+    kept = {name: len(part) for name, part in parts.items() if isinstance(part, dict)}
+    deeper = {name: sizes(part) for name, part in parts.items() if hasattr(part, "__slots__")}
+    return {**kept, **{name: part for name, part in deeper.items() if name not in kept}}
+
+
+def test_ten_thousand_pods_are_small():
+    """Under 0.2 kB each, half of it the ID: what pods have in common is kept once."""
+    tracemalloc.start()
+    try:
+        found = Inventory()
+        for i in range(10_000):
+            found.put_pod(requests.pod_of(read(f"{i:012}", f"node-{i % 100}")))
+        used = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert sizes(found)["_pods"] == 10_000
+    assert used < 2_500_000
+
+
+def read(id, node):
+    wanted = {"requests": {"cpu": "250m", "memory": "64Mi"}}
+    found = {
+        "metadata": {"uid": f"0f0e7c1e-5a59-4c1c-a70d-{id}", "name": "web", "labels": {"a": "b"}},
+        "spec": {"nodeName": node, "containers": [{"name": "web", "resources": wanted}]},
+    }
+    return msgspec.json.decode(json.dumps(found), type=requests.KubernetesPod)
