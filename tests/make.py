@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 
 import states
-from kubelend.core import commands, limiting, prices, quotas
+from kubelend.core import commands, limiting, prices, quotas, silence
 from kubelend.core import resources as amounts
 from kubelend.core.commands import Answer, Command
 from kubelend.core.decision import NoFit
@@ -41,6 +41,7 @@ from kubelend.core.models import (
 from kubelend.core.prices import Prices
 from kubelend.core.records import Records
 from kubelend.core.resources import Resources
+from kubelend.core.silence import Vigil
 
 T0 = datetime(2026, 1, 1, 12, tzinfo=UTC)
 NO_TIME = timedelta()
@@ -297,6 +298,22 @@ class Desk:
 
     def expire(self, retention: timedelta = RETENTION) -> None:
         self.run(commands.expire(self.ledger, retention, self.now))
+
+    def vigil(self, lost_after: timedelta = 5 * MINUTE) -> Vigil:
+        """What a broker that starts now knows of the silence of others."""
+        return Vigil(lost_after, self.ledger, self.now)
+
+    def leave(self, vigil: Vigil) -> list[Cluster]:
+        """Look once for providers that fell silent; gives those that are given up."""
+        return self.run(silence.leave(self.ledger, vigil, self.now))
+
+    def listen(self, vigil: Vigil, duration: timedelta) -> list[Cluster]:
+        """Let time pass for a broker that looks around all the while."""
+        until, given_up = self.now + duration, []
+        while self.now < until:
+            self.pass_time(min(5 * SECOND, until - self.now))
+            given_up += self.leave(vigil)
+        return given_up
 
     # -- questions
 

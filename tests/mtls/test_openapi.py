@@ -111,7 +111,7 @@ async def test_errors_are_problems_with_their_codes(document):
                 types = set(response["content"])
                 assert types <= {problems.CONTENT_TYPE, "text/plain"}
     reserve = document["paths"]["/api/v1/reservations"]["post"]["responses"]
-    assert reserve["409"]["description"] == "NoCapacity"
+    assert reserve["409"]["description"] == "NoCapacity, IdentityInUse"
     assert reserve["422"]["description"] == "KeyReused"
 
 

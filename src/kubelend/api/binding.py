@@ -12,6 +12,7 @@ import msgspec
 import structlog
 from aiohttp import web
 
+from kubelend.api import speaking
 from kubelend.api.calls import Call, Context
 from kubelend.broker.writer import ACTOR
 from kubelend.core.errors import (
@@ -19,6 +20,7 @@ from kubelend.core.errors import (
     Conflict,
     Forbidden,
     Hidden,
+    IdentityInUse,
     InvalidIdentity,
     KeyReused,
     KubelendError,
@@ -36,7 +38,7 @@ from kubelend.pki import forwarding
 from kubelend.pki.identities import Caller
 from kubelend.wire import matching, problems
 from kubelend.wire.matching import Match
-from kubelend.wire.route import Access, Route
+from kubelend.wire.route import AGENT, Access, Route
 
 Handler = Callable[[Call], Awaitable[web.StreamResponse]]
 HttpHandler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
@@ -53,6 +55,8 @@ PROBES = frozenset({"healthz", "readyz"})
 
 TOLD = (Forbidden, Hidden, InvalidIdentity, LimitExceeded, Conflict, KeyReused)
 """Refusals that the journal tells of: somebody may not, or cannot now. Mistakes are not among them."""
+
+_LOGGED = (Forbidden, InvalidIdentity, IdentityInUse, LimitExceeded)
 
 _PARTIES = frozenset({Role.CLUSTER, Role.VIEWER, Role.ADMIN})
 _ALLOWED: dict[Access, frozenset[Role]] = {
@@ -94,6 +98,9 @@ def bind(handlers: Mapping[str, Handler], context: Context) -> HttpHandler:
             if not isinstance(found, Match):
                 raise found
             _check_role(caller, found.route)
+            instance = request.headers.get(AGENT)
+            if instance:
+                speaking.admit(context.speakers, name, instance, caller, request.remote)
             response = await handlers[name](Call(request, caller, context, found.names))
         except KubelendError as error:
             metrics.refused(name, error.code)
@@ -143,12 +150,12 @@ def _log_refusal(
 ) -> None:
     """Who was kept out, and of what. A request that merely does not fit or is mistaken is no such line.
 
-    No limit of calls keeps these two from being repeated, so their lines have one.
+    Those that come again and again by themselves, or without a limit of calls, are told now and then.
     """
     left_out: int | None = 0
-    if isinstance(error, RateLimited | InvalidIdentity):
+    if isinstance(error, RateLimited | InvalidIdentity | IdentityInUse):
         left_out = repeats.left_out((error.code, caller or request.remote))
-    if left_out is not None and isinstance(error, Forbidden | InvalidIdentity | LimitExceeded):
+    if left_out is not None and isinstance(error, _LOGGED):
         log.warning(
             "refused",
             route=name,

@@ -17,6 +17,7 @@ from kubelend.broker.limiting import Limiting
 from kubelend.broker.membership import Membership
 from kubelend.broker.metrics import Metrics
 from kubelend.broker.service import Broker
+from kubelend.broker.speakers import Speakers
 from kubelend.core.errors import InvalidInput
 from kubelend.core.models import ClusterId, ReservationId
 from kubelend.kits.rhythm import Rhythm
@@ -43,6 +44,7 @@ class Context(NamedTuple):
     limiting: Limiting
     journal: Journal
     granting: Granting
+    speakers: Speakers
     version: str
     rhythm: Rhythm
     """In which advertisements are taken in, once there are many."""

@@ -10,6 +10,7 @@ from itertools import islice
 import msgspec
 from aiohttp import web
 
+from kubelend.api import speaking
 from kubelend.api.calls import Call, json
 from kubelend.broker import instructions, parties
 from kubelend.broker.views import Opening
@@ -53,11 +54,12 @@ async def stream(call: Call) -> web.StreamResponse:
     if call.broker.feeds.count(cluster) >= MOST_STREAMS:
         raise LimitExceeded(f"{cluster} has {MOST_STREAMS} streams open", retry_after=HEARTBEAT)
     async with call.broker.stream(cluster, after, call.caller.proxy) as opening:
-        response = web.StreamResponse(headers=_HEADERS)
-        with suppress(ConnectionResetError):  # the client went away, which is its right
-            await response.prepare(call.request)
-            await _pour(response, opening, call)
-        return response
+        with speaking.streaming(call, opening.feed):
+            response = web.StreamResponse(headers=_HEADERS)
+            with suppress(ConnectionResetError):  # the client went away, which is its right
+                await response.prepare(call.request)
+                await _pour(response, opening, call)
+            return response
 
 
 async def _pour(response: web.StreamResponse, opening: Opening, call: Call) -> None:

@@ -33,6 +33,7 @@ from kubelend.broker.membership import Membership
 from kubelend.broker.metrics import Metrics
 from kubelend.broker.ports import Clock, OpenStore
 from kubelend.broker.service import Broker, Rules
+from kubelend.broker.speakers import Speakers
 from kubelend.core.enrolment import Door
 from kubelend.kits import clock, logs, modes, tasks
 from kubelend.kits.rhythm import Rhythm
@@ -124,6 +125,7 @@ def _rules(settings: BrokerSettings) -> Rules:
         stale_after=settings.stale_after,
         retention=settings.retention,
         max_waiting=settings.max_waiting,
+        lost_after=settings.lost_after,
     )
 
 
@@ -209,6 +211,7 @@ def _context(settings: BrokerSettings, broker: Broker, metrics: Metrics, trust: 
         limiting=Limiting(broker),
         journal=Journal(broker, settings.audit_retention),
         granting=Granting(_grant_keys(settings)),
+        speakers=Speakers(broker.clock, settings.agent_timeout),
         version=kubelend.__version__,
         rhythm=Rhythm(BEAT),
         read_timeout=settings.read_timeout.total_seconds(),

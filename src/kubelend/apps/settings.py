@@ -54,6 +54,14 @@ class BrokerSettings(Settings, frozen=True, kw_only=True):
     stale_after: timedelta = timedelta(minutes=10)
     """How long an advertisement is believed after it arrived. A cluster may ask for less, not for more."""
 
+    lost_after: timedelta = timedelta(minutes=5)
+    """How long an advertisement has to be stale until what its cluster lends moves to others; 0: never.
+    Time while the broker was down does not count. What fits nowhere else stays, and is tried again."""
+
+    agent_timeout: timedelta = timedelta(seconds=90)
+    """How long an agent may say nothing until another one may speak for its cluster. Three intervals of
+    advertisements: with less, a slow one would lose its place."""
+
     default_duration: timedelta = timedelta(hours=1)
     """How long a reservation lasts that does not say. All end: a lost client locks nothing for ever."""
 
@@ -187,6 +195,8 @@ class BrokerSettings(Settings, frozen=True, kw_only=True):
 _MOMENT = timedelta(milliseconds=1)
 _LEAST: dict[str, int | timedelta] = {
     "stale_after": _MOMENT,
+    "lost_after": timedelta(),
+    "agent_timeout": _MOMENT,
     "default_duration": _MOMENT,
     "max_duration": _MOMENT,
     "max_wait": timedelta(),

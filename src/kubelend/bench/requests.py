@@ -13,7 +13,7 @@ import msgspec
 from kubelend.core.models import Cluster, Request
 from kubelend.core.resources import NOTHING
 from kubelend.pki import forwarding
-from kubelend.wire import bodies, conversion, route, routes
+from kubelend.wire import bodies, conversion, quantities, route, routes
 
 _HOST = b"Host: localhost\r\n"
 
@@ -32,7 +32,7 @@ def advertisement(cluster: Cluster, passed_on: bytes = b"") -> bytes:
 def reservations(request: Request, keys: str) -> Callable[[int], bytes]:
     """Makes the same request again and again, each with an idempotency key of its own."""
     body = bodies.ReservationRequest(
-        requested_resources=conversion.from_resources(request.resources),
+        requested_resources=quantities.of(request.resources),
         duration=f"{round(request.duration.total_seconds())}s",
     )
     before, after = _with_header(

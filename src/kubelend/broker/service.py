@@ -45,13 +45,15 @@ class Rules(msgspec.Struct, frozen=True):
     """How long a finished reservation stays at hand before it is archived."""
     max_waiting: int = 1000
     """How many requests may wait for capacity at a time."""
+    lost_after: timedelta = timedelta(minutes=5)
+    """How long a provider may be stale until what it lends moves to others; zero: for ever."""
 
 
 class Broker(Writer):
     """Lending and borrowing. Use `run` as a root task; all else may be called once `unready` is None."""
 
     def __init__(self, open_store: OpenStore, clock: Clock, rules: Rules, metrics: Metrics) -> None:
-        super().__init__(open_store, clock, metrics, rules.retention)
+        super().__init__(open_store, clock, metrics, rules.retention, rules.lost_after)
         self._rules = rules
 
     # -- providers

@@ -19,13 +19,14 @@ from kubelend.broker.commits import GroupCommit
 from kubelend.broker.feeds import Feeds
 from kubelend.broker.metrics import Metrics
 from kubelend.broker.ports import Clock, OpenStore, Store
-from kubelend.core import commands, revocation
+from kubelend.core import commands, revocation, silence
 from kubelend.core.commands import Command
 from kubelend.core.errors import KubelendError, NotReady
 from kubelend.core.events import Change
 from kubelend.core.journal import THE_BROKER, Actor, Entry
 from kubelend.core.ledger import Ledger
 from kubelend.core.registry import Registry
+from kubelend.core.silence import Vigil
 
 Answer = TypeVar("Answer")
 View = TypeVar("View")
@@ -36,6 +37,9 @@ ACTOR: ContextVar[Actor] = ContextVar("actor", default=THE_BROKER)
 SWEEP_EVERY = timedelta(minutes=1)
 """How often tokens and members are looked at that may be over: it costs a look at each of them."""
 
+PAUSE = 0.05
+"""Seconds between two portions of much that is to be moved: meanwhile callers are answered."""
+
 log = structlog.get_logger("kubelend.broker")
 
 
@@ -43,7 +47,12 @@ class Writer:
     """Use `run` as a root task; everything else may be called once `unready` is None."""
 
     def __init__(
-        self, open_store: OpenStore, clock: Clock, metrics: Metrics, retention: timedelta
+        self,
+        open_store: OpenStore,
+        clock: Clock,
+        metrics: Metrics,
+        retention: timedelta,
+        lost_after: timedelta,
     ) -> None:
         self.feeds = Feeds()
         self.clock = clock
@@ -51,11 +60,13 @@ class Writer:
         """Why no call can be answered now, or None."""
         self._metrics = metrics
         self._retention = retention
+        self._lost_after = lost_after
         self._commits = GroupCommit(open_store, self._landed, self._store_failed)
         self._ledger = Ledger()
         self._is_loaded = False
         self._wake = asyncio.Event()
         self._swept_at = datetime.min.replace(tzinfo=UTC)
+        self._vigil = Vigil(lost_after, self._ledger, clock())
 
     @property
     def registry(self) -> Registry:
@@ -80,6 +91,8 @@ class Writer:
         records = await self._commits.load()
         self._ledger = Ledger.restore(records)
         self._is_loaded = True
+        # Anew: until now nobody could be heard.
+        self._vigil = Vigil(self._lost_after, self._ledger, self.clock())
         self._metrics.watch(self._ledger)
         self.unready = None
         log.info(
@@ -90,9 +103,15 @@ class Writer:
         )
 
     async def expire(self) -> None:
-        """End what is over, and archive what ended long ago."""
+        """End what is over, archive what ended long ago, and leave providers that fell silent."""
         ledger, now = self.present()
         self._run(ledger, commands.expire(ledger, self._retention, now), now)
+        for lost in self._run(ledger, silence.leave(ledger, self._vigil, now), now):
+            log.warning(
+                "provider is silent, what it lends moves",
+                cluster=lost.id,
+                heard_at=lost.received_at.isoformat(),
+            )
         if now >= self._swept_at + SWEEP_EVERY:
             self._swept_at = now
             self._run(ledger, revocation.sweep(ledger, now), now)
@@ -198,6 +217,7 @@ class Writer:
     async def _sleep_until_due(self, patience: float) -> None:
         due = self._ledger.next_deadline()
         wait = patience if due is None else (due - self.clock()).total_seconds()
+        wait = min(wait, PAUSE) if self._vigil.is_busy else wait
         try:
             async with asyncio.timeout(min(max(wait, 0.001), patience)):
                 await self._wake.wait()

@@ -161,7 +161,7 @@ def refuse(
         message = f"Refused by {provider}: {why or 'no reason given'}; then {answer.explanation}"
         yield Failed(now, reservation, Reason.REFUSED, message)
     else:
-        yield _moved(ledger, found, answer.cluster, now)
+        yield moved(ledger, found, answer.cluster, now)
 
 
 def has_refused(found: Reservation, provider: ClusterId) -> bool:
@@ -195,8 +195,15 @@ def drain(
             message = f"Cluster {cluster} was drained: {why}; then {answer.explanation}"
             yield Released(now, found.id, Reason.DRAINED, message)
         else:
-            yield _moved(ledger, found, answer.cluster, now)
+            yield moved(ledger, found, answer.cluster, now)
     return [found.id for found in lent]
+
+
+def moved(ledger: Ledger, found: Reservation, target: ClusterId, now: datetime) -> Placed:
+    """To another provider. It keeps the end that was promised, but not the price."""
+    expires_at = found.expires_at or now + found.request.duration
+    prices = ledger.cluster(target).advertisement.prices
+    return transitions.placed(found, target, prices, expires_at, Reason.MOVED, now)
 
 
 def remove(ledger: Ledger, cluster: ClusterId, now: datetime) -> Command[None]:
@@ -274,13 +281,6 @@ def _held_by(ledger: Ledger, reservation: ReservationId, provider: ClusterId) ->
             f"{found.id} is {found.phase}", hint="it is over: nothing need be held for it"
         )
     return found
-
-
-def _moved(ledger: Ledger, found: Reservation, target: ClusterId, now: datetime) -> Placed:
-    """A move keeps the end that was promised, but not the price."""
-    expires_at = found.expires_at or now + found.request.duration
-    prices = ledger.cluster(target).advertisement.prices
-    return transitions.placed(found, target, prices, expires_at, Reason.MOVED, now)
 
 
 def _time_out(ledger: Ledger, waiter: Reservation, now: datetime) -> Command[None]:

@@ -17,7 +17,8 @@
     ├── MethodNotAllowed         the route exists, but not with this method
     ├── Conflict                 the state of the object does not allow it
     │   ├── NoCapacity           no cluster fits the request; carries the explanation
-    │   └── WrongPhase           the reservation's phase does not allow the transition
+    │   ├── WrongPhase           the reservation's phase does not allow the transition
+    │   └── IdentityInUse        another agent speaks for this cluster; retryable
     ├── LimitExceeded            too much, or too often; retryable after a delay
     │   ├── RateLimited          more calls per second than this cluster may make
     │   ├── QueueFull            more waiting requests than the broker keeps
@@ -166,6 +167,13 @@ class WrongPhase(Conflict):
     """The reservation's phase does not allow the transition."""
 
     code = "WrongPhase"
+
+
+class IdentityInUse(Conflict):
+    """Another agent speaks for this cluster. It may stop, or fall silent."""
+
+    code = "IdentityInUse"
+    retryable = True
 
 
 class LimitExceeded(KubelendError):

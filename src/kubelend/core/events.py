@@ -66,6 +66,18 @@ class Placed(ReservationEvent, frozen=True):
     reason: Reason
     hourly: int = 0
     currency: str = ""
+    why: str = ""
+    """Why it has left the provider before, as a sentence; empty where somebody knows who did it."""
+
+
+class Stranded(ReservationEvent, frozen=True):
+    """Its provider is silent and no other fits: it stays, and says so."""
+
+    message: str
+
+
+class Regained(ReservationEvent, frozen=True):
+    """Its provider is heard again."""
 
 
 class Acknowledged(ReservationEvent, frozen=True):

@@ -23,6 +23,11 @@ def instant(at: int) -> datetime:
     return EPOCH + timedelta(microseconds=at)
 
 
+def time_of_day(at: datetime, now: datetime) -> str:
+    """An instant as it is told to people: with its date, unless that is today's."""
+    return f"{at:%H:%M:%S} UTC" if at.date() == now.date() else f"{at:%Y-%m-%d %H:%M:%S} UTC"
+
+
 def day_of(at: datetime) -> int:
     """The number of the UTC day that an instant falls into."""
     return micros(at) // DAY

@@ -26,8 +26,9 @@ class Reason(_Word):
 
     WAITING = "Waiting"  # Pending: nothing fits yet
     LOCKED = "Locked"  # Reserved: placed at the first provider
-    MOVED = "Moved"  # Reserved: placed anew, because the provider before refused or was drained
+    MOVED = "Moved"  # Reserved: placed anew, for the one before refused, was drained or silent
     IN_USE = "InUse"  # Active: the requester said so
+    PROVIDER_SILENT = "ProviderSilent"  # Reserved, Active: its provider is, and no other fits
     BY_REQUESTER = "ReleasedByRequester"  # Released: the requester gave it back
     BY_ADMIN = "ReleasedByAdmin"  # Released: an administrator took it back
     EXPIRED = "Expired"  # Released: its duration is over
@@ -46,7 +47,7 @@ FOLLOWS: dict[Phase, frozenset[Phase]] = {
     Phase.RELEASED: frozenset(),
     Phase.FAILED: frozenset(),
 }
-"""Active goes back to Reserved when a drain moves it: the requester has to connect anew."""
+"""Active goes back to Reserved when it moves to another provider: the requester has to connect anew."""
 
 
 def may_follow(phase: Phase, next_phase: Phase) -> bool:

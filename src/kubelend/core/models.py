@@ -123,7 +123,7 @@ class Reservation(Record, frozen=True):
     message: str = ""
     target: ClusterId | None = None
     left: tuple[ClusterId, ...] = ()
-    """Providers it was placed on before: they refused, or were drained."""
+    """Providers it was placed on before: they refused, were drained or fell silent."""
     earmark: ClusterId | None = None
     """While waiting: the cluster whose capacity is kept for it, so that smaller requests cannot starve it."""
     ticket: int = 0

@@ -15,9 +15,11 @@ from kubelend.core.events import (
     Earmarked,
     Failed,
     Placed,
+    Regained,
     Released,
     Renewed,
     ReservationEvent,
+    Stranded,
 )
 from kubelend.core.lifecycle import FINAL, FOLLOWS, Phase, Reason, may_follow
 from kubelend.core.models import Charge, ClusterId, Request, Reservation, ReservationId
@@ -105,7 +107,7 @@ def _(event: Placed, reservation: Reservation) -> Fields:
     return {
         "phase": Phase.RESERVED,
         "reason": event.reason,
-        "message": _locked(event.target),
+        "message": _locked(event.target) + (f". {event.why}" if event.why else ""),
         "target": event.target,
         "left": left,
         "earmark": None,
@@ -129,9 +131,22 @@ def _(event: Activated, reservation: Reservation) -> Fields:
     return {
         "phase": Phase.ACTIVE,
         "reason": Reason.IN_USE,
-        "message": f"Resources in use in cluster {reservation.target}",
+        "message": _in_use(reservation),
         "activated_at": event.at,
     }
+
+
+@_fields.register
+def _(event: Stranded, _: Reservation) -> Fields:
+    return {"reason": Reason.PROVIDER_SILENT, "message": event.message}
+
+
+@_fields.register
+def _(event: Regained, reservation: Reservation) -> Fields:  # noqa: ARG001 - it says all by its kind
+    if reservation.phase is Phase.ACTIVE:
+        return {"reason": Reason.IN_USE, "message": _in_use(reservation)}
+    reason = Reason.MOVED if reservation.left else Reason.LOCKED
+    return {"reason": reason, "message": _locked(reservation.target)}
 
 
 @_fields.register
@@ -157,8 +172,12 @@ def _charge(reservation: Reservation, until: datetime) -> tuple[Charge, ...]:
     return (Charge(since, until, reservation.hourly, reservation.currency),)
 
 
-def _locked(target: ClusterId) -> str:
+def _locked(target: ClusterId | None) -> str:
     return f"Resources locked in cluster {target}"
+
+
+def _in_use(reservation: Reservation) -> str:
+    return f"Resources in use in cluster {reservation.target}"
 
 
 def _finished(phase: Phase, event: Released | Failed) -> Fields:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import aiohttp
 
+from kubelend.core.errors import BrokerUnreachable
 from kubelend.transports import tls
 from kubelend.transports.following import Following, Report
 
@@ -37,11 +38,13 @@ class Connections:
         self._exchanged = exchanged
         self._checked_at = float("-inf")
         self._contexts: Following[ssl.SSLContext] | None = None
+        self._is_closed = False
         self._generations: list[Generation] = []
         """The newest last; those before it are there for calls that have begun."""
 
     def open(self) -> None:
         """Read the files; no connection is made before the first call."""
+        self._is_closed = False
         self._contexts = Following(self._directory, tls.client_context, self._report)
         self._checked_at = asyncio.get_running_loop().time()
         self._generations = [Generation(self._contexts.current)]
@@ -49,6 +52,7 @@ class Connections:
     async def close(self) -> None:
         generations, self._generations = self._generations, []
         self._contexts = None
+        self._is_closed = True
         for generation in generations:
             await generation.session.close()
 
@@ -56,6 +60,9 @@ class Connections:
     async def lease(self) -> AsyncIterator[Generation]:
         """The newest connections, for one call."""
         await self.check()
+        if self._is_closed:
+            # What was under way is cut off, which is no mistake of whoever waits for it.
+            raise BrokerUnreachable("the connection to the broker was closed on this side")
         if not self._generations:
             raise RuntimeError("open the client with `async with` first")
         generation = self._generations[-1]

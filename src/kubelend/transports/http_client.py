@@ -40,10 +40,20 @@ class BrokerClient:
         backoff: Backoff = sessions.BACKOFF,
         check_every: timedelta = sessions.CHECK_EVERY,
         report: Report = lambda _: None,
+        instance: str = "",
     ) -> None:
-        """`check_every` and `report`: how its directory is followed, see `sessions.Session`."""
+        """`check_every` and `report`: how its directory is followed, see `sessions.Session`.
+
+        `instance` is for agents: a name made anew at each start. Of those of one cluster, only one speaks.
+        """
         self._session = Session(
-            url, directory, timeout=timeout, backoff=backoff, check_every=check_every, report=report
+            url,
+            directory,
+            timeout=timeout,
+            backoff=backoff,
+            check_every=check_every,
+            report=report,
+            instance=instance,
         )
         # Lending is below, flat. Every other noun has its own small class, in a module of its own.
         self.certificates = Certificates(self._session)

@@ -24,7 +24,7 @@ from kubelend.transports import calls, failures
 from kubelend.transports.calls import Answer, Call
 from kubelend.transports.connections import Connections
 from kubelend.transports.following import Report
-from kubelend.wire import bodies, problems
+from kubelend.wire import bodies, problems, route
 
 Answered = TypeVar("Answered")
 
@@ -50,12 +50,15 @@ class Session:
         backoff: Backoff = BACKOFF,
         check_every: timedelta = CHECK_EVERY,
         report: Report = lambda _: None,
+        instance: str = "",
     ) -> None:
+        """`instance` is the name of the agent that calls, see `route.AGENT`."""
         self.backoff = backoff
         self._url = url.rstrip("/")
         self._peer = failures.Peer(self._url, directory)
         self._timeout = timeout
         self._check_every = check_every
+        self._headers = {route.AGENT: instance} if instance else {}
         self._connections = Connections(directory, check_every, report, self._peer.forget)
 
     async def __aenter__(self) -> Self:
@@ -146,7 +149,7 @@ class Session:
             call.route.method,
             yarl.URL(self._url + call.target, encoded=True),
             data=call.body,
-            headers=call.headers,
+            headers={**call.headers, **self._headers},
             timeout=timeout,
             allow_redirects=False,
         )

@@ -37,8 +37,11 @@ async def instructions(
                     after, delays = event.id or after, backoff.delays()
                     if event.name == "instruction":
                         yield Answer(200, event.data.encode()).read(bodies.Instruction)
-                    elif event.name == "reset" and on_reset is not None:
-                        on_reset()
+                    elif event.name == "reset":
+                        # What was read before it is not behind us: the broker may count anew.
+                        after = event.id
+                        if on_reset is not None:
+                            on_reset()
         except KubelendError as error:
             if clock() - began > backoff.longest.total_seconds():
                 delays = backoff.delays()

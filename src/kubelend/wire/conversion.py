@@ -5,7 +5,6 @@ Identity is a parameter: a body says what is asked, the verified certificate say
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import datetime, timedelta
 
 import msgspec
@@ -25,7 +24,7 @@ from kubelend.core import (
 from kubelend.core.errors import InvalidDuration, InvalidInput, InvalidQuantity
 from kubelend.core.hours import Timetable
 from kubelend.core.models import ClusterId, RequestKey
-from kubelend.wire import bodies, limit_conversion
+from kubelend.wire import bodies, limit_conversion, quantities
 
 
 class Terms(msgspec.Struct, frozen=True):
@@ -43,7 +42,7 @@ def to_advertisement(
     body: bodies.Advertisement, cluster: ClusterId, now: datetime
 ) -> models.Advertisement:
     """Capacity stands in for a missing allocatable, nothing for a missing allocated."""
-    capacity = offered(body.resources.capacity, "resources.capacity")
+    capacity = quantities.offered(body.resources.capacity, "resources.capacity")
     allocatable, allocated = body.resources.allocatable, body.resources.allocated
     return models.Advertisement(
         cluster=cluster,
@@ -51,10 +50,10 @@ def to_advertisement(
         capacity=capacity,
         allocatable=capacity
         if allocatable is None
-        else offered(allocatable, "resources.allocatable"),
+        else quantities.offered(allocatable, "resources.allocatable"),
         allocated=resources.NOTHING
         if allocated is None
-        else resources.asked(_texts(allocated), "resources.allocated"),
+        else quantities.asked(allocated, "resources.allocated"),
         sent_at=body.timestamp or now,
         prices=None if body.cost is None else to_prices(body.cost),
         labels=_labels(body.labels, body.region),
@@ -84,7 +83,7 @@ def to_request(
 
 def wanted(body: bodies.Quantities) -> resources.Resources:
     """What is asked for, rounded up. CPU and memory must be; the rest may be left out."""
-    amounts = resources.asked(_texts(body), "requestedResources")
+    amounts = quantities.asked(body, "requestedResources")
     for name in ("cpu", "memory"):
         if not amounts.amount(name):
             raise InvalidQuantity(
@@ -92,10 +91,6 @@ def wanted(body: bodies.Quantities) -> resources.Resources:
                 hint="ask for 100m or 64Mi at least",
             )
     return amounts
-
-
-def offered(body: bodies.Quantities, where: str) -> resources.Resources:
-    return resources.offered(_texts(body), where)
 
 
 def bounded_duration(text: str, terms: Terms) -> timedelta:
@@ -168,36 +163,7 @@ def _labels(labels: dict[str, str], region: str) -> dict[str, str]:
     return {**labels, models.REGION_LABEL: region} if region else labels
 
 
-def _texts(body: bodies.Quantities) -> Mapping[str, str]:
-    texts = {"cpu": str(body.cpu), "memory": str(body.memory)}
-    if body.gpu != "":
-        texts["gpu"] = str(body.gpu)
-    if body.storage != "":
-        texts["storage"] = str(body.storage)
-    for name, text in body.extended.items():
-        if name in _NAMED:
-            raise InvalidInput(
-                f"extended.{name}: is no extended resource", hint=f"use the field {name}"
-            )
-        texts[name] = str(text)
-    return texts
-
-
-_NAMED = frozenset({"cpu", "memory", "gpu", "storage"})
-
-
 # -- to the wire
-
-
-def from_resources(amounts: resources.Resources) -> bodies.Quantities:
-    texts = amounts.texts()
-    return bodies.Quantities(
-        cpu=texts.pop("cpu"),
-        memory=texts.pop("memory"),
-        gpu=texts.pop("gpu", ""),
-        storage=texts.pop("storage", ""),
-        extended=dict(texts),
-    )
 
 
 def from_cluster(cluster: models.Cluster, reserved: resources.Resources) -> bodies.Advertisement:
@@ -208,11 +174,11 @@ def from_cluster(cluster: models.Cluster, reserved: resources.Resources) -> bodi
         cluster_id=known.cluster,
         cluster_name=known.name,
         resources=bodies.Metrics(
-            capacity=from_resources(known.capacity),
-            allocatable=from_resources(known.allocatable),
-            allocated=from_resources(known.allocated),
-            reserved=from_resources(reserved),
-            available=from_resources((cluster.ceiling - reserved).clamped()),
+            capacity=quantities.of(known.capacity),
+            allocatable=quantities.of(known.allocatable),
+            allocated=quantities.of(known.allocated),
+            reserved=quantities.of(reserved),
+            available=quantities.of((cluster.ceiling - reserved).clamped()),
         ),
         timestamp=known.sent_at,
         cost=None if known.prices is None else _from_prices(known.prices),
@@ -237,9 +203,9 @@ def accepted(
         resources=bodies.Metrics(
             capacity=sent.capacity,
             allocatable=sent.allocatable or sent.capacity,
-            allocated=sent.allocated or from_resources(cluster.advertisement.allocated),
-            reserved=from_resources(reserved),
-            available=from_resources((cluster.ceiling - reserved).clamped()),
+            allocated=sent.allocated or quantities.of(cluster.advertisement.allocated),
+            reserved=quantities.of(reserved),
+            available=quantities.of((cluster.ceiling - reserved).clamped()),
         ),
         timestamp=cluster.advertisement.sent_at,
     )
@@ -280,7 +246,7 @@ def from_reservation(found: models.Reservation) -> bodies.Reservation:
         id=found.id,
         requester_id=found.requester,
         target_cluster_id=found.target or "",
-        requested_resources=from_resources(found.request.resources),
+        requested_resources=quantities.of(found.request.resources),
         status=bodies.ReservationStatus(
             phase=found.phase.value,
             message=found.message,

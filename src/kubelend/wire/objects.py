@@ -131,6 +131,14 @@ class ResourceRequestSpec(Part, frozen=True):
     """Keep it for as long as this object lives, instead of for `duration`."""
 
 
+class Asked(Part, frozen=True):
+    """The question that the broker was, or is about to be, asked: kept, to be repeated word for word."""
+
+    generation: int
+    """Of the spec that it was made of."""
+    request: bodies.ReservationRequest
+
+
 class ResourceRequestStatus(Part, frozen=True):
     """Where the request stands. `reason` is for programs, `message` for people."""
 
@@ -143,6 +151,7 @@ class ResourceRequestStatus(Part, frozen=True):
     last_update_time: Timestamp | None = None
     expires_at: Timestamp | None = None
     observed_generation: int = 0
+    asked: Asked | None = None
 
 
 class ResourceRequest(Object, frozen=True):
@@ -179,6 +188,8 @@ class ReservationInstructionStatus(Part, frozen=True):
     """Connecting, Ready, Failed, or Finished once the reservation is over."""
     message: str = ""
     finished_at: Timestamp | None = None
+    peered_cluster_ids: tuple[str, ...] = ()
+    """With whom this cluster was joined for it, or was about to be, and from whom it has not parted yet."""
 
 
 class ReservationInstruction(Object, frozen=True):

@@ -17,7 +17,9 @@ Json = dict[str, Any]
 _TITLE = "Kubelend broker"
 _DESCRIPTION = (
     "Kubernetes clusters lend each other spare capacity. Every call is made over mutual TLS: the common"
-    " name of the client certificate is the cluster, its organisation the role."
+    " name of the client certificate is the cluster, its organisation the role. An agent names itself in the"
+    " header Kubelend-Agent, by a name that is new at each start: while it speaks for its cluster, another"
+    " agent is refused with IdentityInUse."
 )
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 _NAME: Json = {"type": "string", "minLength": 1}

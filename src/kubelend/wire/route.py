@@ -51,6 +51,8 @@ API = "/api/v1"
 EVENT_STREAM = "text/event-stream"
 IDEMPOTENCY_KEY = "Idempotency-Key"
 LAST_EVENT_ID = "Last-Event-ID"
+AGENT = "Kubelend-Agent"
+"""Which agent calls: a name that it gives itself at its start. Callers that are no agents have none."""
 MAX_KEY_LENGTH = 255
 
 _LIMIT = Parameter(

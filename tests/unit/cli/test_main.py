@@ -152,6 +152,7 @@ EXPECTED = {
     errors.Conflict: 5,
     errors.NoCapacity: 5,
     errors.WrongPhase: 5,
+    errors.IdentityInUse: 5,
     errors.LimitExceeded: 6,
     errors.RateLimited: 6,
     errors.QueueFull: 6,

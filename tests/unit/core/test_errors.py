@@ -53,6 +53,7 @@ def test_code_is_the_name_of_the_class(error):
 def test_what_may_help_when_tried_again():
     assert {error.__name__ for error in ERRORS if error.retryable} == {
         "TooSlow",
+        "IdentityInUse",
         "LimitExceeded",
         "RateLimited",
         "QueueFull",

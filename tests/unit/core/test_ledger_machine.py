@@ -27,6 +27,7 @@ from watched import Watched
 
 GI = 2**30
 CLUSTERS = ["a", "b", "c"]
+LOST_AFTER = 20 * make.SECOND
 clusters = st.sampled_from(CLUSTERS)
 sizes = st.tuples(st.integers(0, 6), st.integers(1, 4), st.sampled_from([0, 0, 1]))
 picks = st.integers(0, 50)
@@ -92,6 +93,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.desk.max_waiting = 5
         self.looked_at = START
         """When the broker last looked at the clock."""
+        self.vigil = self.desk.vigil(LOST_AFTER)
 
     @property
     def ledger(self) -> Watched:
@@ -223,6 +225,23 @@ class LedgerMachine(RuleBasedStateMachine):
             deadlines = [found.deadline for found in self.ledger.reservations.values()]
             assert all(deadline is None or deadline > self.desk.now for deadline in deadlines)
 
+    @rule(silent=clusters, size=sizes, seconds=st.sampled_from([1, 30, 30]))
+    def fall_silent(self, silent, size, seconds):
+        """What the only silent one lends finds another place, or stays; nothing else is touched."""
+        self.desk.pass_time(make.STALE_AFTER)
+        for name in sorted(self.ledger.clusters.keys() - {silent}):
+            self.desk.advertise(name, vector(size))
+        self.looked_at = self.desk.now
+        self.desk.expire()
+        before = {found.id: found for found in self.ledger.reservations.values() if found.is_live}
+        given_up = self.desk.listen(self.vigil, seconds * make.SECOND)
+        assert {found.id for found in given_up} <= {silent}
+        for name, held in before.items():
+            after = self.desk[name]
+            moved = held.target == silent and after.left == (*held.left, silent)
+            assert moved or (after.target, after.left) == (held.target, held.left)
+            assert (after.is_live, after.expires_at) == (True, held.expires_at)
+
     @rule()
     def restart(self):
         restored = Watched.restore(self.desk.kept())
@@ -230,6 +249,7 @@ class LedgerMachine(RuleBasedStateMachine):
         restored.events = self.ledger.events
         restored.overbooked = self.ledger.overbooked
         self.desk.ledger = restored
+        self.vigil = self.desk.vigil(LOST_AFTER)
 
     # -- what must hold
 

@@ -11,8 +11,10 @@ from kubelend.core.events import (
     Failed,
     Forgotten,
     Placed,
+    Regained,
     Released,
     Renewed,
+    Stranded,
 )
 from kubelend.core.lifecycle import FINAL, LIVE, Phase, Reason, may_follow
 from kubelend.core.models import ClusterId, ReservationId
@@ -24,6 +26,8 @@ ID = ReservationId("rsv-1")
 EVENTS = {
     "Earmarked": Earmarked(LATER, ID, ClusterId("a")),
     "Placed": Placed(LATER, ID, ClusterId("b"), END, Reason.LOCKED),
+    "Stranded": Stranded(LATER, ID, "nobody is heard"),
+    "Regained": Regained(LATER, ID),
     "Acknowledged": Acknowledged(LATER, ID),
     "Activated": Activated(LATER, ID),
     "Renewed": Renewed(LATER, ID, END),
@@ -52,6 +56,7 @@ def test_reasons_keep_their_names():
         "Locked",
         "Moved",
         "InUse",
+        "ProviderSilent",
         "ReleasedByRequester",
         "ReleasedByAdmin",
         "Expired",

@@ -11,7 +11,7 @@ from kubelend.core import errors
 from kubelend.kits.backoff import Backoff
 from kubelend.transports.http_client import BrokerClient
 from kubelend.wire import bodies, route
-from scripted_broker import body, hang_up, problem, raw
+from scripted_broker import body, events, hang_up, problem, raw
 
 QUICK = Backoff(retries=2, first=timedelta(milliseconds=1))
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -42,6 +42,25 @@ async def test_bodies_are_sent_as_the_contract_has_them(broker, client):
     }
     assert broker.seen[0].headers["Idempotency-Key"] == "k-1"
     assert broker.seen[0].headers["Content-Type"] == "application/json"
+
+
+async def test_an_agent_names_itself_in_every_call(broker, certificates):
+    broker.answers += [body(CLUSTER), body(RESERVATION, 201), events(b"event: reset\ndata: {}\n\n")]
+    once = Backoff(retries=0)
+    directory = certificates.cluster("a")
+    async with BrokerClient(broker.url, directory, backoff=once, instance="one") as client:
+        await client.get_cluster("a")
+        await client.reserve(REQUEST, key="k-1")
+        with pytest.raises(errors.BrokerUnreachable):
+            await anext(client.stream())
+    assert [seen.headers["Kubelend-Agent"] for seen in broker.seen] == ["one"] * 3
+    assert broker.seen[1].headers["Idempotency-Key"] == "k-1"
+
+
+async def test_who_is_no_agent_has_no_name(broker, client):
+    broker.answers.append(body(CLUSTER))
+    await client.get_cluster("a")
+    assert "Kubelend-Agent" not in broker.seen[0].headers
 
 
 async def test_a_dry_run_is_a_reservation_that_changes_nothing(broker, client):
@@ -188,6 +207,13 @@ async def test_calls_share_a_connection(broker, client):
 async def test_a_client_that_is_not_open_says_so(certificates):
     with pytest.raises(RuntimeError, match="async with"):
         await BrokerClient("https://localhost:1", certificates.cluster("a")).version()
+
+
+async def test_a_client_that_was_closed_says_so(broker, certificates):
+    async with BrokerClient(broker.url, certificates.cluster("a"), backoff=QUICK) as client:
+        pass
+    with pytest.raises(errors.BrokerUnreachable, match="was closed on this side"):
+        await client.version()
 
 
 def test_importing_the_client_is_light():

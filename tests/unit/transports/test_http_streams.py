@@ -70,6 +70,17 @@ async def test_the_caller_hears_that_the_broker_begins_anew(broker, client):
     assert broker.seen[1].headers["Last-Event-ID"] == "5"
 
 
+async def test_after_a_reset_without_an_id_the_stream_is_not_resumed_behind_an_older_one(
+    broker, client
+):
+    """A broker that lost its store counts from the start, and may never come to the old number."""
+    broker.answers += [events(event(7)), events(b"event: reset\ndata: {}\n\n")]
+    broker.answers += [events(event(2), stay=True)]
+    assert await read(client.stream(), 2) == [7, 2]
+    resumed = [seen.headers.get("Last-Event-ID", "") for seen in broker.seen]
+    assert resumed == ["", "7", ""]
+
+
 async def test_events_of_a_later_version_are_passed_over(broker, client):
     broker.answers.append(events(event(1, name="weather") + event(2), stay=True))
     assert await read(client.stream(), 1) == [2]

@@ -10,7 +10,7 @@ from kubelend.core import errors, explanations
 from kubelend.core.lifecycle import Phase, Reason
 from kubelend.core.models import REGION_LABEL, ClusterId
 from kubelend.core.resources import Resources
-from kubelend.wire import bodies, conversion
+from kubelend.wire import bodies, conversion, quantities
 from kubelend.wire.conversion import Terms
 
 A, R = ClusterId("a"), ClusterId("r")
@@ -36,12 +36,12 @@ def request(key="", **fields):
 
 @given(amounts)
 def test_amounts_come_back_exactly_as_offered(found):
-    assert conversion.offered(conversion.from_resources(found), "x") == found
+    assert quantities.offered(quantities.of(found), "x") == found
 
 
 @given(amounts.filter(lambda found: found.cpu and found.memory))
 def test_amounts_come_back_exactly_as_asked(found):
-    assert conversion.wanted(conversion.from_resources(found)) == found
+    assert conversion.wanted(quantities.of(found)) == found
 
 
 def test_identity_is_the_callers_and_not_the_bodys():

@@ -10,7 +10,7 @@ from kubelend.core import durations, policies, resources
 from kubelend.core.errors import InvalidInput
 from kubelend.core.lifecycle import Phase
 from kubelend.core.models import ClusterId
-from kubelend.wire import bodies, conversion, patterns
+from kubelend.wire import bodies, conversion, patterns, quantities
 
 TERMS = conversion.Terms(*[durations.LONGEST] * 3)
 
@@ -41,7 +41,7 @@ def near(schema, letters):
 
 
 def offered(cpu="1", **amounts):
-    return conversion.offered(bodies.Quantities(cpu, "1", **amounts), "x")
+    return quantities.offered(bodies.Quantities(cpu, "1", **amounts), "x")
 
 
 def with_gpu(text):

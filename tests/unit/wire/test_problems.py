@@ -34,6 +34,7 @@ STATUSES = {
     "Conflict": 409,
     "NoCapacity": 409,
     "WrongPhase": 409,
+    "IdentityInUse": 409,
     "LimitExceeded": 429,
     "RateLimited": 429,
     "QueueFull": 429,

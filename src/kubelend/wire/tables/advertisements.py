@@ -15,7 +15,7 @@ ROUTES: tuple[Route, ...] = (
         Access.CLUSTER,
         {200: bodies.Published},
         bodies.Advertisement,
-        errors=(errors.InvalidInput, errors.Forbidden),
+        errors=(errors.InvalidInput, errors.Forbidden, errors.IdentityInUse),
     ),
     Route(
         "get_advertisement",

@@ -29,7 +29,7 @@ ROUTES: tuple[Route, ...] = (
         Access.CLUSTER,
         {200: bodies.Instruction},
         parameters=(Parameter(LAST_EVENT_ID, "Go on after this event", "header", _EVENT_ID),),
-        errors=(errors.InvalidInput,),
+        errors=(errors.InvalidInput, errors.IdentityInUse),
         media_type=EVENT_STREAM,
     ),
     Route(
@@ -39,7 +39,7 @@ ROUTES: tuple[Route, ...] = (
         "The provider has set the capacity aside",
         Access.PROVIDER,
         {200: bodies.Reservation},
-        errors=(errors.Forbidden, errors.NotFound, errors.WrongPhase),
+        errors=(errors.Forbidden, errors.NotFound, errors.WrongPhase, errors.IdentityInUse),
     ),
     Route(
         "refuse",
@@ -49,6 +49,12 @@ ROUTES: tuple[Route, ...] = (
         Access.PROVIDER,
         {200: bodies.Reservation},
         bodies.RefuseRequest,
-        errors=(errors.InvalidInput, errors.Forbidden, errors.NotFound, errors.WrongPhase),
+        errors=(
+            errors.InvalidInput,
+            errors.Forbidden,
+            errors.NotFound,
+            errors.WrongPhase,
+            errors.IdentityInUse,
+        ),
     ),
 )

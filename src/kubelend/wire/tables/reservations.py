@@ -48,6 +48,7 @@ ROUTES: tuple[Route, ...] = (
             errors.QuotaExceeded,
             errors.NoCapacity,
             errors.KeyReused,
+            errors.IdentityInUse,
         ),
     ),
     Route(
@@ -94,7 +95,7 @@ ROUTES: tuple[Route, ...] = (
         "Give it back; once or many times, the effect is the same",
         Access.REQUESTER,
         {200: bodies.Reservation},
-        errors=(errors.Forbidden, errors.NotFound),
+        errors=(errors.Forbidden, errors.NotFound, errors.IdentityInUse),
     ),
     Route(
         "activate",
@@ -103,7 +104,7 @@ ROUTES: tuple[Route, ...] = (
         "Say that it is in use",
         Access.REQUESTER,
         {200: bodies.Reservation},
-        errors=(errors.Forbidden, errors.NotFound, errors.WrongPhase),
+        errors=(errors.Forbidden, errors.NotFound, errors.WrongPhase, errors.IdentityInUse),
     ),
     Route(
         "renew",
@@ -119,6 +120,7 @@ ROUTES: tuple[Route, ...] = (
             errors.QuotaExceeded,
             errors.NotFound,
             errors.WrongPhase,
+            errors.IdentityInUse,
         ),
     ),
     Route(

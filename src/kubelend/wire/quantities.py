@@ -1,0 +1,52 @@
+"""Amounts between the wire and the core: a body of texts to an exact vector, and back.
+
+Apart from `wire.conversion`, because agents need it too, and must not load what decisions are made with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kubelend.core import resources
+from kubelend.core.errors import InvalidInput
+from kubelend.wire import bodies
+
+
+def asked(body: bodies.Quantities, where: str) -> resources.Resources:
+    """What somebody asks for, rounded up; errors name the field."""
+    return resources.asked(_texts(body), where)
+
+
+def offered(body: bodies.Quantities, where: str) -> resources.Resources:
+    """What somebody offers, rounded down; errors name the field."""
+    return resources.offered(_texts(body), where)
+
+
+def of(amounts: resources.Resources) -> bodies.Quantities:
+    """The body which says these amounts."""
+    texts = amounts.texts()
+    return bodies.Quantities(
+        cpu=texts.pop("cpu"),
+        memory=texts.pop("memory"),
+        gpu=texts.pop("gpu", ""),
+        storage=texts.pop("storage", ""),
+        extended=dict(texts),
+    )
+
+
+def _texts(body: bodies.Quantities) -> Mapping[str, str]:
+    texts = {"cpu": str(body.cpu), "memory": str(body.memory)}
+    if body.gpu != "":
+        texts["gpu"] = str(body.gpu)
+    if body.storage != "":
+        texts["storage"] = str(body.storage)
+    for name, text in body.extended.items():
+        if name in _NAMED:
+            raise InvalidInput(
+                f"extended.{name}: is no extended resource", hint=f"use the field {name}"
+            )
+        texts[name] = str(text)
+    return texts
+
+
+_NAMED = frozenset({"cpu", "memory", "gpu", "storage"})

@@ -1,0 +1,258 @@
+"""Two agents with one identity over real connections: the second is refused until the first is gone."""
+
+import asyncio
+import json
+import sys
+from datetime import UTC, datetime
+from functools import cached_property
+
+import aiohttp
+import pytest
+
+import brokers
+import make
+from callers import PATIENCE, Caller, offer, wish
+from kubelend.api import speaking
+from kubelend.core.roles import Role
+from kubelend.pki import profiles
+from kubelend.wire.route import AGENT
+from mtls_headers import passed_on
+
+
+class Agent(Caller):
+    """A caller that names itself in every call, over connections of its own."""
+
+    def __init__(self, port, directory, name, headers):
+        super().__init__(port, directory, name)
+        self.headers = headers
+
+    @cached_property
+    def session(self):
+        return aiohttp.ClientSession(
+            f"https://localhost:{self.port}",
+            connector=aiohttp.TCPConnector(ssl=self.context, limit=0),
+            headers=self.headers,
+        )
+
+
+@pytest.fixture
+async def agent(broker, certificates):
+    made = []
+
+    def agent(instance, name="a"):
+        directory = certificates.cluster(name)
+        made.append(Agent(broker.port, directory, name, {AGENT: instance}))
+        return made[-1]
+
+    yield agent
+    for one in made:
+        await one.hang_up()
+
+
+async def is_refused(caller):
+    answer = await caller.post("advertisements", offer(caller.name))
+    if answer.status == 200:
+        return False
+    assert answer.refusal == (409, "IdentityInUse")
+    return True
+
+
+async def until_free(caller):
+    """The end of a connection takes a moment to arrive."""
+    await brokers.until(lambda: _is_free(caller), patience=PATIENCE / 2)
+
+
+async def _is_free(caller):
+    return not await is_refused(caller)
+
+
+async def test_second_agent_is_refused_with_a_clear_reason(agent):
+    one, two = agent("one"), agent("two")
+    await one.advertise()
+    answer = await two.post("advertisements", offer("a", "64"))
+    assert answer.refusal == (409, "IdentityInUse")
+    assert answer.problem.retryable
+    assert answer.problem.error == (
+        "another agent speaks for a since 12:00:00 UTC (from 127.0.0.1, last heard 0 s ago);"
+        " stop it, or give this cluster a certificate of its own"
+    )
+    own = await one.read("advertisements", "a")
+    assert own["resources"]["capacity"]["cpu"] == "4", "what it sent has changed nothing"
+
+
+def test_what_an_agent_does_in_its_clusters_name():
+    assert sorted(speaking.SPOKEN) == [
+        "acknowledge",
+        "activate",
+        "publish",
+        "refuse",
+        "release",
+        "renew",
+        "reserve",
+        "stream",
+    ]
+
+
+async def test_all_that_changes_something_is_refused_and_nothing_else(agent, broker):
+    await broker.cluster("b").advertise("8")
+    one, two = agent("one"), agent("two")
+    await one.advertise()
+    held = (await one.reserve())["id"]
+    lent = (await broker.cluster("b").reserve())["id"]
+    for method, *path in (
+        ("POST", "reservations"),
+        ("POST", "reservations", held, "activate"),
+        ("POST", "reservations", held, "renew"),
+        ("DELETE", "reservations", held),
+        ("POST", "instructions", lent, "acknowledge"),
+        ("POST", "instructions", lent, "refuse"),
+        ("GET", "instructions", "stream"),
+    ):
+        content = json.dumps(wish()).encode() if path == ["reservations"] else None
+        answer = await two.call(method, *path, content=content)
+        assert answer.refusal == (409, "IdentityInUse"), (method, path)
+    for path in (["instructions"], ["reservations"], ["reservations", held], ["version"]):
+        assert (await two.get(*path)).status == 200
+    assert (await one.read("reservations", held))["status"]["phase"] == "Reserved"
+
+
+async def test_callers_that_do_not_name_themselves_are_not_concerned(agent, broker):
+    await agent("one").advertise()
+    plain = broker.cluster("a")
+    await plain.advertise()
+    await broker.cluster("b").advertise()
+    held = await plain.reserve()
+    assert (await plain.delete("reservations", held["id"])).status == 200
+    nameless = agent("")
+    await nameless.advertise()
+    assert await is_refused(agent("two")), "and they free no place"
+
+
+async def test_people_are_not_concerned(agent, broker, certificates):
+    await broker.cluster("b").advertise()
+    await agent("one").advertise()
+    held = (await agent("one").reserve())["id"]
+    alice = Agent(broker.port, certificates.admin("a"), "a", {AGENT: "two"})
+    assert (await alice.delete("reservations", held)).status == 200
+    await alice.hang_up()
+    await agent("one").advertise()
+
+
+async def test_refusals_are_counted_and_told_but_no_flood_of_them(agent, broker, log):
+    await agent("one").advertise()
+    two = agent("two")
+    assert all(await asyncio.gather(*(is_refused(two) for _ in range(50))))
+    counted = broker.metric("kubelend_refused_calls_total", route="publish", code="IdentityInUse")
+    assert counted == 50
+    (line,) = log.lines("refused")
+    assert (line["caller"], line["code"]) == ("a", "IdentityInUse")
+    told = await broker.viewer().read("audit", refused="true")
+    assert {line["code"] for line in told["lines"]} == {"IdentityInUse"}
+    assert len(told["lines"]) == 20
+
+
+# -- the place becomes free
+
+
+async def test_end_of_the_stream_frees_the_place_at_once(agent):
+    one, two = agent("one"), agent("two")
+    await one.advertise()
+    async with one.stream() as stream:
+        await stream.event()
+        assert await is_refused(two)
+    await until_free(two)
+    assert await is_refused(one)
+
+
+async def test_agent_that_is_killed_can_be_started_again_at_once(broker, certificates, agent):
+    """Nothing is said any more: the kernel closes its connections, and the clock stands still."""
+    url, directory = f"https://localhost:{broker.port}", str(certificates.cluster("a"))
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", _AGENT, url, directory, stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        assert await asyncio.wait_for(process.stdout.readline(), 3 * PATIENCE) == b"open\n"
+        two = agent("two")
+        assert await is_refused(two)
+        process.kill()
+        await until_free(two)
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+_AGENT = """
+import asyncio, sys
+from pathlib import Path
+from kubelend.transports.http_client import BrokerClient
+from kubelend.wire import bodies
+
+async def main():
+    async with BrokerClient(sys.argv[1], Path(sys.argv[2]), instance="one") as client:
+        await client.publish(
+            bodies.Advertisement("a", bodies.Metrics(bodies.Quantities("4", "8Gi")))
+        )
+        async for _ in client.stream(on_reset=lambda: print("open", flush=True)):
+            pass
+
+asyncio.run(main())
+"""
+
+
+async def test_silent_agent_loses_its_place_and_its_stream(agent, broker):
+    one, two = agent("one"), agent("two")
+    async with one.stream() as stream:
+        await stream.event()
+        broker.clock.pass_time(90 * make.SECOND - make.MOMENT)
+        assert await is_refused(two)
+        broker.clock.pass_time(make.MOMENT)
+        assert not await is_refused(two)
+        assert [event for event in await stream.rest() if not event.comment] == []
+    assert await is_refused(one)
+
+
+async def test_polls_keep_the_place(agent, broker):
+    one, two = agent("one"), agent("two")
+    await one.advertise()
+    for _ in range(5):
+        broker.clock.pass_time(make.MINUTE)
+        assert (await one.get("instructions")).status == 200
+        assert await is_refused(two)
+
+
+async def test_how_long_it_may_be_silent_is_a_setting(start, certificates):
+    broker = await start(agent_timeout=make.SECOND)
+    directory = certificates.cluster("a")
+    one, two = (Agent(broker.port, directory, "a", {AGENT: name}) for name in ("one", "two"))
+    await one.advertise()
+    assert await is_refused(two)
+    broker.clock.pass_time(make.SECOND)
+    assert not await is_refused(two)
+    await one.hang_up()
+    await two.hang_up()
+
+
+async def test_behind_a_proxy_it_is_the_caller_that_counts(certificates):
+    proxy = certificates.write("edge", profiles.client("envoy", Role.PROXY))
+    clock = brokers.Clock(datetime.now(UTC))
+    async with brokers.running(certificates, clock=clock, trust_proxies=True) as broker:
+        found = {
+            (name, instance): Agent(
+                broker.port,
+                proxy,
+                name,
+                {AGENT: instance, **passed_on(certificates.cluster(name))},
+            )
+            for name, instance in (("a", "one"), ("a", "two"), ("b", "two"))
+        }
+        assert not await is_refused(found["a", "one"])
+        assert not await is_refused(found["b", "two"])
+        answer = await found["a", "two"].post("advertisements", offer("a"))
+        assert answer.refusal == (409, "IdentityInUse")
+        assert "(through envoy, last heard 0 s ago)" in answer.problem.detail
+        async with found["a", "one"].stream() as stream:
+            await stream.event()
+        await until_free(found["a", "two"])
+        for caller in found.values():
+            await caller.hang_up()

@@ -1,0 +1,179 @@
+"""One agent speaks for a cluster: who is refused, for how long, and when the place is free again."""
+
+from contextlib import ExitStack
+from datetime import timedelta
+
+import pytest
+
+import make
+from brokers import Clock
+from kubelend.broker.feeds import Feed
+from kubelend.broker.speakers import LONGEST_NAME, Speakers
+from kubelend.core.errors import IdentityInUse
+from kubelend.core.models import ClusterId
+
+BERLIN, PARIS = ClusterId("berlin"), ClusterId("paris")
+TIMEOUT = timedelta(seconds=90)
+
+
+class Street:
+    """Speakers, and a clock to move."""
+
+    def __init__(self):
+        self.clock = Clock()
+        self.speakers = Speakers(self.clock, TIMEOUT)
+
+    def speak(self, instance, cluster=BERLIN, origin="from 10.0.0.7"):
+        self.speakers.speak(cluster, instance, origin)
+
+    def is_refused(self, instance, cluster=BERLIN):
+        try:
+            self.speak(instance, cluster)
+        except IdentityInUse:
+            return True
+        return False
+
+    def stream(self, instance, feed=None):
+        feed = feed or Feed(BERLIN, 0)
+        return self.speakers.streaming(BERLIN, instance, "from 10.0.0.7", feed)
+
+
+@pytest.fixture
+def street():
+    return Street()
+
+
+def test_second_agent_hears_who_speaks_since_when_and_what_to_do(street):
+    street.speak("one")
+    street.clock.pass_time(27 * make.SECOND)
+    street.speak("one")
+    street.clock.pass_time(3 * make.SECOND)
+    with pytest.raises(IdentityInUse) as refused:
+        street.speak("two", origin="from 10.0.0.8")
+    assert str(refused.value) == (
+        "another agent speaks for berlin since 12:00:00 UTC (from 10.0.0.7, last heard 3 s ago);"
+        " stop it, or give this cluster a certificate of its own"
+    )
+
+
+def test_the_day_is_told_once_it_is_another(street):
+    street.speak("one")
+    street.clock.pass_time(24 * make.HOUR)
+    street.speak("one")
+    with pytest.raises(IdentityInUse, match="since 2026-01-01 12:00:00 UTC"):
+        street.speak("two")
+
+
+def test_address_is_the_one_it_called_from_last(street):
+    street.speak("one")
+    street.speak("one", origin="through envoy")
+    with pytest.raises(IdentityInUse, match=r"\(through envoy, last heard 0 s ago\)"):
+        street.speak("two")
+
+
+def test_each_cluster_has_a_speaker_of_its_own(street):
+    street.speak("one", BERLIN)
+    street.speak("two", PARIS)
+    assert street.is_refused("two", BERLIN)
+    assert street.is_refused("one", PARIS)
+
+
+def test_agent_that_is_refused_takes_nothing(street):
+    street.speak("one")
+    for _ in range(10):
+        street.clock.pass_time(8 * make.SECOND)
+        assert street.is_refused("two")
+    street.speak("one")
+
+
+def test_silence_frees_the_place_in_its_moment(street):
+    street.speak("one")
+    street.clock.pass_time(TIMEOUT - make.MOMENT)
+    assert street.is_refused("two")
+    street.clock.pass_time(make.MOMENT)
+    street.speak("two")
+    assert street.is_refused("one")
+
+
+def test_question_is_a_sign_of_life_of_who_speaks_and_of_nobody_else(street):
+    street.speak("one")
+    street.clock.pass_time(TIMEOUT / 2)
+    street.speakers.hear(BERLIN, "one")
+    street.speakers.hear(BERLIN, "two")
+    street.speakers.hear(PARIS, "one")
+    street.clock.pass_time(TIMEOUT / 2)
+    assert street.is_refused("two")
+    street.clock.pass_time(TIMEOUT / 2)
+    street.speakers.hear(BERLIN, "two")
+    street.speak("two")
+    street.speak("three", PARIS)
+
+
+def test_end_of_the_last_stream_frees_the_place_at_once(street):
+    with ExitStack() as outer:
+        outer.enter_context(street.stream("one"))
+        with street.stream("one"):
+            assert street.is_refused("two")
+        assert street.is_refused("two"), "the other stream is open"
+    street.speak("two")
+    assert street.is_refused("one")
+
+
+def test_stream_that_breaks_frees_the_place_too(street):
+    with pytest.raises(ConnectionResetError), street.stream("one"):
+        raise ConnectionResetError
+    street.speak("two")
+
+
+def test_agent_that_speaks_again_after_its_stream_has_its_place_and_its_age(street):
+    with street.stream("one"):
+        street.clock.pass_time(make.MINUTE)
+    street.speak("one")
+    with pytest.raises(IdentityInUse, match="since 12:00:00 UTC"):
+        street.speak("two")
+
+
+def test_open_stream_is_no_sign_of_life_and_ends_with_the_place(street):
+    """A host that lost its power closes nothing."""
+    old = Feed(BERLIN, 0)
+    with street.stream("one", old):
+        street.clock.pass_time(TIMEOUT)
+        assert not old.closed
+        new = Feed(BERLIN, 0)
+        with street.stream("two", new):
+            assert old.closed
+            assert not new.closed
+            assert street.is_refused("one")
+    assert not street.is_refused("three")
+
+
+def test_late_end_of_an_old_stream_takes_nothing_from_who_speaks_now(street):
+    with ExitStack() as stack:
+        stack.enter_context(street.stream("one"))
+        street.clock.pass_time(TIMEOUT)
+        street.speak("two")
+        stack.close()
+        assert street.is_refused("one")
+
+
+def test_refused_stream_is_not_begun(street):
+    street.speak("one")
+    feed = Feed(BERLIN, 0)
+    with pytest.raises(IdentityInUse), street.stream("two", feed):
+        pytest.fail("it has begun")
+    assert not feed.closed
+
+
+def test_clock_that_goes_back_makes_nobody_silent(street):
+    street.speak("one")
+    street.clock.pass_time(-make.HOUR)
+    with pytest.raises(IdentityInUse, match="last heard 0 s ago"):
+        street.speak("two")
+
+
+def test_of_a_long_name_the_beginning_counts(street):
+    street.speak("x" * LONGEST_NAME + "one")
+    street.clock.pass_time(TIMEOUT / 2)
+    street.speakers.hear(BERLIN, "x" * LONGEST_NAME + "two")
+    street.clock.pass_time(TIMEOUT / 2)
+    assert street.is_refused("y")
