@@ -11,6 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from kubelend.apps.launching import VARIABLE
+
 PATIENCE = 30.0
 
 
@@ -30,10 +32,10 @@ def kubelend(*arguments: str, temporary: Path) -> subprocess.Popen[str]:
     )
 
 
-def finished(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+def finished(process: subprocess.Popen[str], patience: float = PATIENCE) -> tuple[int, str, str]:
     """Wait for its end: exit code, output and errors."""
     try:
-        out, err = process.communicate(timeout=PATIENCE)
+        out, err = process.communicate(timeout=patience)
     finally:
         process.kill()
     return process.returncode, out, err
@@ -47,15 +49,22 @@ class Running(NamedTuple):
 
 
 def naming(directory: Path) -> list[Running]:
-    """The running processes whose command line mentions a directory."""
+    """The running processes whose command line, or settings of an agent, mention a directory."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         # It may end while we look.
         with suppress(OSError):
             command = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            if str(directory) in command:
+            if str(directory) in command + _settings(path.parent):
                 found.append(Running(int(path.parent.name), command))
     return found
+
+
+def _settings(process: Path) -> str:
+    """An agent's command line is short: it is started anew with its settings in a variable."""
+    variables = (process / "environ").read_bytes().split(b"\0")
+    ours = (text for text in variables if text.startswith(VARIABLE.encode()))
+    return next(ours, b"").decode(errors="replace")
 
 
 def wait_for(what: Callable[[], bool]) -> None:

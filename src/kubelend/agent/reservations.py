@@ -7,7 +7,7 @@ reservations listens, and decides by what is known now and not by the message.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 from kubelend.core.lifecycle import Phase
 from kubelend.wire import bodies
@@ -32,9 +32,9 @@ class Reservations:
     def find(self, reservation: str) -> bodies.Reservation | None:
         return self._known.get(reservation)
 
-    def open(self) -> Iterator[bodies.Reservation]:
-        """Those that are not over, as far as is known."""
-        return (found for found in self._known.values() if found.status.phase in OPEN)
+    def open(self) -> list[bodies.Reservation]:
+        """Those that are not over, as far as is known. A list: news may come while one goes through it."""
+        return [found for found in self._known.values() if found.status.phase in OPEN]
 
     def put(self, found: bodies.Reservation) -> bool:
         """Take it in, unless something newer is known; True if it was news."""

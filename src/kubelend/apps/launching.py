@@ -52,7 +52,7 @@ def prepared(settings: AgentSettings) -> AgentSettings:
 
 
 def command() -> list[str]:
-    return [sys.executable, "-P", "-m", "kubelend.apps.agent"]
+    return [sys.executable, "-P", "-X", "no_debug_ranges", "-m", "kubelend.apps.agent_process"]
 
 
 def environment(settings: AgentSettings) -> dict[str, str]:

@@ -1,114 +1,76 @@
-"""Simulated clusters: each says what it has, listens to its instructions, and does as it is told.
-
-They speak to the broker as any cluster does, over mutual TLS with a certificate of their own; only the
-nodes behind them are made up.
-"""
+"""The four clusters of the demo, as descriptions for simulated ones, and what is asked for."""
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import Callable
-from typing import NamedTuple
-
-from kubelend.transports.http_client import BrokerClient
 from kubelend.wire import bodies
 
-INTERVAL = 5.0
-"""Seconds between two advertisements."""
-PATIENCE = 5.0
-"""Seconds after which an instruction that has not come will not."""
+BERLIN, TURIN, ZURICH, PARIS = "berlin", "turin", "zurich", "paris"
 
+EVERYONE = {
+    # Busy, and without GPUs: it borrows.
+    BERLIN: """
+region: eu-central
+seed: 1
+nodes:
+  - {count: 3, capacity: {cpu: 16, memory: 64Gi}}
+pods:
+  - {share: 90%, requests: {cpu: 500m, memory: 2Gi}}
+cost: {cpuCost: "0.03", memoryCost: "0.004", currency: EUR}
+""",
+    # Has GPUs, and is cheap.
+    TURIN: """
+region: eu-south
+seed: 2
+nodes:
+  - {count: 2, capacity: {cpu: 24, memory: 96Gi, nvidia.com/gpu: 4}}
+pods:
+  - {count: 20, requests: {cpu: "1", memory: 3Gi}}
+  - {count: 4, requests: {cpu: 500m, memory: 2Gi, nvidia.com/gpu: 1}}
+cost: {cpuCost: "0.03", memoryCost: "0.004", gpuCost: "0.60", currency: EUR}
+""",
+    # Has GPUs too, and nobody wants to pay for them.
+    ZURICH: """
+region: eu-central
+seed: 3
+nodes:
+  - {count: 2, capacity: {cpu: 32, memory: 128Gi, nvidia.com/gpu: 8}}
+pods:
+  - {count: 30, requests: {cpu: 200m, memory: 512Mi}}
+cost: {cpuCost: "0.20", memoryCost: "0.020", gpuCost: "4.50", currency: EUR}
+""",
+    # Idle, cheap, and about to die.
+    PARIS: """
+region: eu-west
+seed: 4
+nodes:
+  - {count: 2, capacity: {cpu: 16, memory: 64Gi, nvidia.com/gpu: 2}}
+pods:
+  - {count: 6, requests: {cpu: 200m, memory: 512Mi}}
+cost: {cpuCost: "0.02", memoryCost: "0.003", gpuCost: "0.45", currency: EUR}
+""",
+}
 
-class Described(NamedTuple):
-    """A cluster in figures."""
+SPEC = """\
+requestedCPU: "4"
+requestedMemory: 16Gi
+requestedGPU: "1"
+duration: 2h
+constraints: {maxPricePerHour: "2", currency: EUR}
+"""
 
-    name: str
-    region: str
-    allocatable: bodies.Quantities
-    allocated: bodies.Quantities
-    cost: bodies.Cost
-
-    def advertisement(self) -> bodies.Advertisement:
-        return bodies.Advertisement(
-            cluster_id=self.name,
-            resources=bodies.Metrics(self.allocatable, self.allocatable, self.allocated),
-            region=self.region,
-            cost=self.cost,
-        )
-
-
-class Heard(NamedTuple):
-    """An instruction, and when it came."""
-
-    instruction: bodies.Instruction
-    at: float
-
-
-class SimulatedCluster:
-    """Run it as a task; `joined` says when it has advertised and listens."""
-
-    def __init__(self, described: Described, client: BrokerClient) -> None:
-        self.name = described.name
-        self.client = client
-        self.joined = asyncio.Event()
-        self.on_instruction: Callable[[bodies.Instruction], None] | None = None
-        """With this set, it acknowledges by itself and tells; without, it leaves that to the story."""
-        self._described = described
-        self._heard: asyncio.Queue[Heard] = asyncio.Queue()
-
-    async def run(self) -> None:
-        """Until it is cancelled; a failure ends it."""
-        await self.client.publish(self._described.advertisement())
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._listen())
-            group.create_task(self._advertise())
-
-    async def hears(self, action: str, wanted: Callable[[bodies.Reservation], bool]) -> Heard:
-        """Wait for an instruction about such a reservation; those before it are passed over."""
-        async with asyncio.timeout(PATIENCE):
-            while True:
-                heard = await self._heard.get()
-                if heard.instruction.action == action and wanted(heard.instruction.reservation):
-                    return heard
-
-    async def _advertise(self) -> None:
-        while True:
-            await asyncio.sleep(INTERVAL)
-            await self.client.publish(self._described.advertisement())
-
-    async def _listen(self) -> None:
-        async for instruction in self.client.stream(on_reset=self.joined.set):
-            self._heard.put_nowait(Heard(instruction, time.perf_counter()))
-            if self.on_instruction is not None:
-                await self._obey(instruction)
-                self.on_instruction(instruction)
-
-    async def _obey(self, instruction: bodies.Instruction) -> None:
-        found = instruction.reservation
-        if instruction.action == "Hold" and found.status.acknowledged_at is None:
-            await self.client.acknowledge(found.id)
-
-
-TURIN = Described(
-    "turin",
-    "eu-south",
-    bodies.Quantities("24", "96Gi", gpu="4"),
-    bodies.Quantities("6", "20Gi", gpu="1"),
-    bodies.Cost("0.03", "0.004", "0.60", currency="EUR"),
+WISH = bodies.ReservationRequest(
+    bodies.Quantities("4", "16Gi", gpu="1"),
+    duration="2h",
+    constraints=bodies.ConstraintsBody(max_price_per_hour="2", currency="EUR"),
 )
-LYON = Described(
-    "lyon",
-    "eu-west",
-    bodies.Quantities("48", "192Gi"),
-    bodies.Quantities("41", "150Gi"),
-    bodies.Cost("0.02", "0.003", currency="EUR"),
-)
-OSLO = Described(
-    "oslo",
-    "eu-north",
-    bodies.Quantities("16", "64Gi", gpu="2"),
-    bodies.Quantities("9", "30Gi", gpu="1"),
-    bodies.Cost("0.02", "0.003", "0.45", currency="EUR"),
-)
-EVERYONE = (TURIN, LYON, OSLO)
+
+
+def request(name: str, spec: str) -> str:
+    """A ResourceRequest as a user writes it."""
+    lines = "".join(f"  {line}\n" for line in spec.splitlines())
+    head = "apiVersion: rear.fluidos.eu/v1alpha1\nkind: ResourceRequest\n"
+    return f"{head}metadata: {{name: {name}}}\nspec:\n{lines}"
+
+
+REQUEST = request("training", SPEC)
+TOO_MUCH = request("too-much", 'requestedCPU: "60"\nrequestedMemory: 16Gi\n')

@@ -4,126 +4,146 @@ from __future__ import annotations
 
 import asyncio
 import time
+from datetime import datetime
 
 from kubelend.core import audit
-from kubelend.core.errors import NoCapacity
 from kubelend.core.ledger import Ledger
 from kubelend.demo import clusters, telling
-from kubelend.demo.stage import Stage, expect
+from kubelend.demo.clusters import BERLIN, PARIS
+from kubelend.demo.stage import ADMIN, Stage, expect
 from kubelend.kits import columns
 from kubelend.stores import opening
 from kubelend.wire import bodies
+from kubelend.wire.objects import ProviderInstruction, ReservationInstruction, ResourceRequest
 
-KEY = "demo-1"
-WISH = bodies.ReservationRequest(bodies.Quantities("4", "16Gi", gpu="1"), duration="2h")
-TOO_MUCH = bodies.ReservationRequest(bodies.Quantities("20", "32Gi", gpu="2"), duration="2h")
+NAME, TOO_MUCH = "training", "too-much"
+FAILED, WITHDRAWN = "Failed", "Withdrawn"
 
 
-async def clusters_advertise(stage: Stage) -> list[str]:
-    async with asyncio.timeout(clusters.PATIENCE):
-        for member in stage.clusters.values():
-            await member.joined.wait()
-    known = await stage.admin.all_clusters()
-    expect(
-        sorted(one.advertisement.cluster_id for one in known if one.status.active)
-        == sorted(stage.clusters),
-        "not all clusters are active",
-    )
-    for one in known:
-        name = one.advertisement.cluster_id
+async def agents_join(stage: Stage) -> list[str]:
+    for agent in stage.agents.values():
+        await asyncio.to_thread(agent.wait_until_ready)
+    async with stage.client(ADMIN) as admin:
+        known = await admin.all_clusters()
+    active = sorted(one.advertisement.cluster_id for one in known if one.status.active)
+    expect(active == sorted(stage.agents), f"only {', '.join(active)} are active")
+    for name in stage.agents:
         stage.before[name] = await stage.available(name)
-    headers = ("CLUSTER", "REGION", "CPU FREE", "MEMORY FREE", "GPU FREE", "RATING")
-    return columns.aligned(headers, map(_offer, known), right=(2, 3, 4))
+    headers = ("CLUSTER", "REGION", "CPU FREE", "MEMORY FREE", "GPU FREE", "EUR/CORE-HOUR")
+    return columns.aligned(headers, map(_offer, known), right=(2, 3, 4, 5))
 
 
 async def explain_shows_where_it_fits(stage: Stage) -> list[str]:
-    found = await stage.borrower.client.explain(WISH)
+    async with stage.client(BERLIN) as borrower:
+        found = await borrower.explain(clusters.WISH)
     expect(found.fitting == 2, f"expected two clusters to fit, but {found.summary}")
     headers = ("CLUSTER", "FITS", "SCORE", "PRICE PER HOUR", "WHY NOT")
     rows = [_candidate(one) for one in found.candidates]
-    asked = f"{_amounts(WISH.requested_resources)} for {WISH.duration}: {found.summary}"
+    asked = f"{_amounts(clusters.WISH.requested_resources)}: {found.summary}"
     return [*telling.sentence(asked), *columns.aligned(headers, rows, right=(2, 3))]
 
 
-async def borrow_locks_the_amount(stage: Stage) -> list[str]:
-    best = (await stage.borrower.client.plan(WISH)).candidates[0].cluster_id
-    stage.asked_at = time.perf_counter()
-    stage.held = await stage.borrower.client.reserve(WISH, key=KEY)
-    expect(stage.held.status.phase == "Reserved", f"it is {stage.held.status.phase}")
-    expect(stage.held.target_cluster_id == best, f"it went to {stage.held.target_cluster_id}")
-    left = await stage.available(best)
+async def user_asks(stage: Stage) -> list[str]:
+    path = stage.path(BERLIN, ResourceRequest, NAME)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(clusters.REQUEST, "utf-8")
+    stage.asked_at = time.time()
+    found = await stage.sees(
+        BERLIN, ResourceRequest, NAME, lambda one: bool(one.status.reservation_name)
+    )
+    stage.reservation, stage.lender = found.status.reservation_name, found.status.target_cluster_id
+    expect(stage.lender == PARIS, f"it went to {stage.lender}")
+    lines = [f"{path.name}, by hand:", *(f"  {line}" for line in clusters.SPEC.splitlines())]
+    return [*lines, f"{stage.reservation} is reserved in {stage.lender}"]
+
+
+async def amount_is_locked(stage: Stage) -> list[str]:
+    before, now = stage.before[stage.lender], await stage.available(stage.lender)
+    expect(before != now, f"{stage.lender} still offers {_amounts(now)}")
+    return [
+        f"{stage.lender} had {_amounts(before)} to lend,",
+        f"and has {_amounts(now)} now, durably",
+    ]
+
+
+async def both_sides_are_told(stage: Stage) -> list[str]:
+    use = await stage.sees(
+        BERLIN, ReservationInstruction, stage.reservation, lambda one: one.status.delivered
+    )
+    hold = await _held(stage)
+    headers = ("CLUSTER", "INSTRUCTION", "AFTER")
+    rows = [
+        (BERLIN, use.spec.message, _after(stage, use.metadata.creation_timestamp)),
+        (stage.lender, hold.spec.message, _after(stage, hold.metadata.creation_timestamp)),
+    ]
+    return columns.aligned(headers, rows, right=(2,))
+
+
+async def borrower_uses_it(stage: Stage) -> list[str]:
+    found = await stage.sees(
+        BERLIN, ResourceRequest, NAME, lambda one: one.status.phase == "Active"
+    )
+    seconds = _after(stage, found.status.last_update_time)
+    return [f"{found.status.reservation_name} is Active, {seconds} after the request"]
+
+
+async def provider_dies(stage: Stage) -> list[str]:
+    lost, killed_at = stage.lender, time.time()
+    await asyncio.to_thread(stage.agents[lost].kill)
+    found = await stage.sees(
+        BERLIN,
+        ResourceRequest,
+        NAME,
+        lambda one: one.status.target_cluster_id not in {"", lost},
+    )
+    stage.lender = found.status.target_cluster_id
+    seconds = telling.duration(time.time() - killed_at)
     return telling.sentence(
-        f"{stage.held.id} is Reserved on {best}, and durable: {_amounts(left)} are left there"
+        f"{lost} is not heard any more: after {seconds} {stage.reservation} is {stage.lender}'s."
+        f" {BERLIN} reads: {found.status.message}"
     )
 
 
-async def provider_hears_of_it(stage: Stage) -> list[str]:
-    heard = await stage.lender.hears("Hold", stage.is_held)
-    return telling.sentence(
-        f"To {stage.lender.name}, {telling.duration(heard.at - stage.asked_at)} after"
-        f" {stage.borrower.name} asked: {heard.instruction.message}"
+async def next_one_holds_it(stage: Stage) -> list[str]:
+    hold = await _held(stage)
+    use = await stage.sees(
+        BERLIN,
+        ReservationInstruction,
+        stage.reservation,
+        lambda one: one.spec.target_cluster_id == stage.lender,
     )
-
-
-async def provider_acknowledges(stage: Stage) -> list[str]:
-    stage.held = await stage.lender.client.acknowledge(stage.held.id)
-    expect(stage.held.status.acknowledged_at is not None, "it is not acknowledged")
-    heard = await stage.borrower.hears(
-        "Use", lambda found: stage.is_held(found) and found.status.acknowledged_at is not None
-    )
-    return telling.sentence(f"To {stage.borrower.name}, by stream: {heard.instruction.message}")
-
-
-async def retry_changes_nothing(stage: Stage) -> list[str]:
-    again = await stage.borrower.client.reserve(WISH, key=KEY)
-    expect(again.id == stage.held.id, f"it became another reservation, {again.id}")
-    return [f"The same key, the same reservation: {again.id}"]
-
-
-async def borrower_starts(stage: Stage) -> list[str]:
-    stage.held = await stage.borrower.client.activate(stage.held.id)
-    expect(stage.held.status.phase == "Active", f"it is {stage.held.status.phase}")
-    return [f"{stage.held.id} is Active"]
+    return [f"{stage.lender}: {hold.spec.message}", f"{BERLIN}: {use.spec.message}"]
 
 
 async def no_is_explained(stage: Stage) -> list[str]:
-    try:
-        placed = await stage.borrower.client.reserve(TOO_MUCH)
-    except NoCapacity as problem:
-        lines = telling.sentence(f"{_amounts(TOO_MUCH.requested_resources)}? {problem.message}")
-        expect(bool(problem.hint), "no remedy is given")
-        return [*lines, *telling.sentence(f"What would help: {problem.hint}")]
-    expect(False, f"it was placed on {placed.target_cluster_id}")
-    return []
-
-
-async def renew_keeps_it_longer(stage: Stage) -> list[str]:
-    end = stage.held.status.expires_at
-    stage.held = await stage.borrower.client.renew(stage.held.id, "4h")
-    later = stage.held.status.expires_at
-    if end is None or later is None or later <= end:
-        expect(False, f"its end was {end} and is {later}")
-        return []
-    return [f"It ended at {end:%H:%M:%S} UTC, and now ends at {later:%H:%M:%S} UTC"]
-
-
-async def release_gives_it_back(stage: Stage) -> list[str]:
-    released_at = time.perf_counter()
-    stage.held = await stage.borrower.client.release(stage.held.id)
-    expect(stage.held.status.phase == "Released", f"it is {stage.held.status.phase}")
-    heard = await stage.lender.hears("Withdraw", stage.is_held)
-    return telling.sentence(
-        f"To {stage.lender.name}, after {telling.duration(heard.at - released_at)}:"
-        f" {heard.instruction.message}"
+    path = stage.path(BERLIN, ResourceRequest, TOO_MUCH)
+    path.write_text(clusters.TOO_MUCH, "utf-8")
+    found = await stage.sees(
+        BERLIN, ResourceRequest, TOO_MUCH, lambda one: one.status.phase == FAILED
     )
+    path.unlink()
+    return telling.sentence(f"{FAILED}, {found.status.reason}: {found.status.message}")
+
+
+async def request_is_deleted(stage: Stage) -> list[str]:
+    deleted_at = time.time()
+    stage.path(BERLIN, ResourceRequest, NAME).unlink()
+    name = f"{stage.reservation}-provider"
+    over = await stage.sees(
+        stage.lender, ProviderInstruction, name, lambda one: one.status.phase == WITHDRAWN
+    )
+    await stage.misses(BERLIN, ResourceRequest, NAME)
+    seconds = telling.duration(time.time() - deleted_at)
+    return telling.sentence(f"{stage.lender}, after {seconds}: {over.status.message}")
 
 
 async def capacity_is_back(stage: Stage) -> list[str]:
     for name, before in stage.before.items():
         now = await stage.available(name)
-        expect(now == before, f"{name} has {_amounts(now)} free, and had {_amounts(before)}")
-    name = stage.lender.name
-    return [f"{name} has {_amounts(stage.before[name])} to lend, exactly as before"]
+        expect(
+            name == PARIS or now == before, f"{name} has {_amounts(now)}, had {_amounts(before)}"
+        )
+    return [f"{stage.lender} has {_amounts(stage.before[stage.lender])} to lend, exactly as before"]
 
 
 async def audit_finds_nothing(stage: Stage) -> list[str]:
@@ -140,17 +160,39 @@ async def audit_finds_nothing(stage: Stage) -> list[str]:
     )
 
 
-async def broker_stops(stage: Stage) -> list[str]:
-    code = await asyncio.to_thread(stage.broker.stop)
-    expect(code == 0, f"the broker ended with exit code {code}")
-    return ["Calls in flight are finished, the store is closed, exit code 0"]
+async def all_stop(stage: Stage) -> list[str]:
+    living = [agent for name, agent in stage.agents.items() if name != PARIS]
+    codes = await asyncio.gather(
+        *(asyncio.to_thread(process.stop) for process in (*living, stage.broker))
+    )
+    expect(not any(codes), f"they ended with exit codes {codes}")
+    return ["Calls in flight are finished, the store is closed, all exit codes are 0"]
+
+
+async def _held(stage: Stage) -> ProviderInstruction:
+    name = f"{stage.reservation}-provider"
+    return await stage.sees(
+        stage.lender, ProviderInstruction, name, lambda one: one.status.enforced
+    )
+
+
+def _after(stage: Stage, moment: datetime | None) -> str:
+    """How long after the request."""
+    return "" if moment is None else telling.duration(max(moment.timestamp() - stage.asked_at, 0))
 
 
 def _offer(one: bodies.Cluster) -> tuple[str, ...]:
     offer = one.advertisement
     free = offer.resources.available or bodies.Quantities("0", "0")
-    gpus = str(free.gpu or 0)
-    return offer.cluster_id, offer.region, str(free.cpu), str(free.memory), gpus, one.status.rating
+    price = offer.cost.cpu_cost if offer.cost else ""
+    return (
+        offer.cluster_id,
+        offer.region,
+        str(free.cpu),
+        str(free.memory),
+        str(free.gpu or 0),
+        price,
+    )
 
 
 def _candidate(one: bodies.Candidate) -> tuple[str, ...]:

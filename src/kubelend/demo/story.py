@@ -1,4 +1,4 @@
-"""The demo as a story: its steps in order, told while the simulated clusters live their lives beside it."""
+"""The demo as a story: its steps in order, told while the agents live their lives beside it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from rich.console import Console
+
 from kubelend.apps.children import BrokerProcess
 from kubelend.apps.trials import Trial
 from kubelend.core.errors import KubelendError
+from kubelend.core.roles import Role
+from kubelend.demo import clusters, screen, steps
 from kubelend.demo import stage as staging
-from kubelend.demo import steps, telling
 from kubelend.demo.stage import Stage
+from kubelend.demo.telling import PlainTeller, Teller
 from kubelend.kits import logs, tasks
-from kubelend.wire import bodies
+
+_LOOK_EVERY = 0.3
 
 
 class Step(NamedTuple):
@@ -29,21 +34,21 @@ class Step(NamedTuple):
 
 
 LIFE = (
-    Step("Three clusters say what they offer, over mutual TLS", steps.clusters_advertise),
+    Step("Four agents measure their clusters and advertise, a process each", steps.agents_join),
     Step("Where would it go? Nothing changes yet", steps.explain_shows_where_it_fits),
-    Step("lyon borrows", steps.borrow_locks_the_amount),
-    Step("The provider's instruction arrives, pushed", steps.provider_hears_of_it),
-    Step("The provider has set it aside, and acknowledges", steps.provider_acknowledges),
-    Step("lyon asks again, as after a lost answer", steps.retry_changes_nothing),
-    Step("lyon starts to use it", steps.borrower_starts),
+    Step("A user of berlin asks, with a ResourceRequest", steps.user_asks),
+    Step("The broker has locked the amount", steps.amount_is_locked),
+    Step("Both sides have their instruction", steps.both_sides_are_told),
+    Step("berlin uses it", steps.borrower_uses_it),
+    Step("paris dies: its agent is killed", steps.provider_dies),
+    Step("The next one holds it", steps.next_one_holds_it),
     Step("A request that does not fit", steps.no_is_explained),
-    Step("lyon needs it for longer", steps.renew_keeps_it_longer),
-    Step("lyon gives it back", steps.release_gives_it_back),
+    Step("The user deletes the ResourceRequest", steps.request_is_deleted),
     Step("Every amount is where it was", steps.capacity_is_back),
 )
 END = (
     Step("The audit checks all invariants from scratch", steps.audit_finds_nothing),
-    Step("The broker stops", steps.broker_stops),
+    Step("All stop", steps.all_stop),
 )
 
 
@@ -51,51 +56,70 @@ def tell(trial: Trial, broker: BrokerProcess, *, stay: bool) -> None:
     """All of it; raises at the first step that does not show what it should."""
     # What tasks report of their ends is part of no story; failures reach us as exceptions.
     logs.setup("critical")
-    telling.heading("Kubelend: three clusters, one broker, and a reservation's whole life")
-    seconds = broker.wait_until_ready()
-    telling.step(
-        1,
-        "A broker starts, in a process of its own",
-        seconds,
-        [f"{broker.url}, on a SQLite file and certificates made just now"],
-    )
-    asyncio.run(_play(trial, broker, stay))
-    telling.heading("\nThat was the whole life of a reservation.")
+    with _teller() as teller:
+        teller.heading("Kubelend: four clusters, one broker, and a reservation's whole life")
+        seconds = broker.wait_until_ready()
+        teller.step(
+            1,
+            "A broker starts, in a process of its own",
+            seconds,
+            [f"{broker.url}, on a SQLite file and certificates made just now"],
+        )
+        with staging.opened(trial, broker) as stage:
+            asyncio.run(_play(stage, teller, stay))
+        teller.heading("\nThat was the whole life of a reservation.")
 
 
-async def _play(trial: Trial, broker: BrokerProcess, stay: bool) -> None:
-    async with staging.open_stage(trial, broker) as stage:
-        lives = {name: member.run() for name, member in stage.clusters.items()}
-        await tasks.run_all({**lives, "story": _story(stage, stay)})
+@contextmanager
+def _teller() -> Iterator[Teller]:
+    """A live screen on a terminal, plain lines elsewhere."""
+    console = Console(highlight=False)
+    if not console.is_terminal or console.is_dumb_terminal:
+        yield PlainTeller()
+        return
+    with screen.opened(console) as teller:
+        yield teller
 
 
-async def _story(stage: Stage, stay: bool) -> None:
-    number = await _tell(LIFE, stage, 2)
+async def _play(stage: Stage, teller: Teller, stay: bool) -> None:
+    await tasks.run_all({"fleet": _watch(stage, teller), "story": _story(stage, teller, stay)})
+
+
+async def _watch(stage: Stage, teller: Teller) -> None:
+    """Show the clusters as they are, for as long as there is a broker to ask."""
+    async with stage.client(staging.ADMIN) as admin:
+        while True:
+            try:
+                teller.fleet(await admin.all_clusters())
+            except KubelendError:
+                teller.fleet(())
+            await asyncio.sleep(_LOOK_EVERY)
+
+
+async def _story(stage: Stage, teller: Teller, stay: bool) -> None:
+    number = await _tell(LIFE, stage, teller, 2)
     if stay:
-        await _stay(stage)
-    await _tell(END, stage, number)
+        await _stay(stage, teller)
+    await _tell(END, stage, teller, number)
 
 
-async def _tell(chapter: tuple[Step, ...], stage: Stage, number: int) -> int:
+async def _tell(chapter: tuple[Step, ...], stage: Stage, teller: Teller, number: int) -> int:
     for step in chapter:
         began = time.perf_counter()
+        teller.begin(number, step.title)
         try:
             lines = await step.run(stage)
-        except (KubelendError, TimeoutError) as problem:
-            why = "it took too long" if isinstance(problem, TimeoutError) else problem
-            raise KubelendError(f"step {number}, {step.title!r}: {why}") from problem
-        telling.step(number, step.title, time.perf_counter() - began, lines)
+        except KubelendError as problem:
+            raise KubelendError(f"step {number}, {step.title!r}: {problem}") from problem
+        teller.step(number, step.title, time.perf_counter() - began, lines)
         number += 1
     return number
 
 
-async def _stay(stage: Stage) -> None:
-    """Leave everything running, with the clusters doing their part, until Ctrl-C."""
-    for name, member in stage.clusters.items():
-        member.on_instruction = _teller(name)
+async def _stay(stage: Stage, teller: Teller) -> None:
+    """Leave everything running until Ctrl-C."""
     with _ctrl_c() as pressed:
-        telling.heading("\nThe broker stays until Ctrl-C. To try, in another terminal:")
-        print("\n".join(["", *_commands(stage), ""]), flush=True)
+        teller.advice("It stays until Ctrl-C. To try, in another terminal:", _commands(stage))
         await pressed.wait()
 
 
@@ -115,22 +139,20 @@ def _ctrl_c() -> Iterator[asyncio.Event]:
             signal.signal(number, handler)
 
 
-def _teller(cluster: str) -> Callable[[bodies.Instruction], None]:
-    def tell_of(instruction: bodies.Instruction) -> None:
-        print(f"{cluster}: {instruction.message}", flush=True)
-
-    return tell_of
-
-
 def _commands(stage: Stage) -> list[str]:
     called = sys.argv[0] if Path(sys.argv[0]).name == "kubelend" else "kubelend"
-    admin = stage.certificates[staging.ADMIN]
+    admin = stage.trial.certificate(staging.ADMIN, Role.ADMIN)
+    requests = stage.agents[clusters.BERLIN].objects / "resourcerequests"
     return [
         f"export KUBELEND_BROKER={stage.broker.url}",
-        f"export KUBELEND_CERT_PATH={stage.certificates[stage.borrower.name]}",
-        f"{called} explain --cpu 4 --memory 16Gi --gpu 1",
-        f"{called} borrow --cpu 4 --memory 16Gi --gpu 1 --duration 10m",
+        f"export KUBELEND_CERT_PATH={stage.trial.certificate(clusters.BERLIN)}",
+        f"cat > {requests}/default.mine.yaml <<'EOF'",
+        *clusters.request("mine", clusters.SPEC).splitlines(),
+        "EOF",
+        f"cat {requests}/default.mine.yaml",
         f"{called} get reservations",
+        f"{called} explain --cpu 4 --memory 16Gi --gpu 1",
+        f"rm {requests}/default.mine.yaml",
         f"{called} get clusters --cert-path {admin}",
         f"{called} audit --store {stage.trial.store}",
     ]

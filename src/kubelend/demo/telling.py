@@ -1,32 +1,59 @@
 """How the demo speaks: a title with its time for each step, and below it what there is to see.
 
-Plain text that fits 80 columns; colour is for terminals only.
+Plain text that fits 80 columns, for pipes and files; on a terminal `demo.screen` takes its place.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Sequence
+from typing import Protocol
+
+from kubelend.wire import bodies
 
 WIDTH = 80
 _INDENT = "    "
-_BOLD, _DIM, _RESET = "\x1b[1m", "\x1b[2m", "\x1b[0m"
 
 
-def heading(text: str) -> None:
-    print(_styled(_BOLD, text), flush=True)
+class Teller(Protocol):
+    """Shows the story while it happens."""
+
+    def heading(self, text: str) -> None: ...
+
+    def begin(self, number: int, title: str) -> None:
+        """A step has begun."""
+
+    def step(self, number: int, title: str, seconds: float, lines: Sequence[str]) -> None:
+        """It has been done, and checked."""
+
+    def fleet(self, clusters: Sequence[bodies.Cluster]) -> None:
+        """How the clusters stand now."""
+
+    def advice(self, text: str, lines: Sequence[str]) -> None:
+        """What to try, to be copied: lines are not wrapped."""
 
 
-def step(number: int, title: str, seconds: float, lines: Iterable[str]) -> None:
-    """One step that has been done, and checked."""
-    left, right = f"{number:>2}  {title}", duration(seconds)
-    gap = " " * max(1, WIDTH - len(left) - len(right))
-    print(f"\n{_styled(_BOLD, left)}{gap}{_styled(_DIM, right)}")
-    for line in lines:
-        print(_INDENT + line)
-    sys.stdout.flush()
+class PlainTeller:
+    """Line by line, when a step is done."""
+
+    def heading(self, text: str) -> None:
+        print(text, flush=True)
+
+    def begin(self, number: int, title: str) -> None:
+        """Nothing to say yet: there is no line to take back."""
+
+    def step(self, number: int, title: str, seconds: float, lines: Sequence[str]) -> None:
+        left, right = f"{number:>2}  {title}", duration(seconds)
+        gap = " " * max(1, WIDTH - len(left) - len(right))
+        print("", f"{left}{gap}{right}", *(_INDENT + line for line in lines), sep="\n")
+        sys.stdout.flush()
+
+    def fleet(self, clusters: Sequence[bodies.Cluster]) -> None:
+        """Steps show it when it matters."""
+
+    def advice(self, text: str, lines: Sequence[str]) -> None:
+        print("", text, "", *lines, "", sep="\n", flush=True)
 
 
 def sentence(text: str) -> list[str]:
@@ -40,8 +67,3 @@ def duration(seconds: float) -> str:
         return f"{seconds:.1f} s"
     milliseconds = seconds * 1000
     return f"{milliseconds:.0f} ms" if milliseconds >= 10 else f"{milliseconds:.1f} ms"
-
-
-def _styled(style: str, text: str) -> str:
-    wanted = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    return f"{style}{text}{_RESET}" if wanted else text

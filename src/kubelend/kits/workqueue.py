@@ -54,11 +54,15 @@ class Workqueue(Generic[Key]):
             self._cancel(key)
             self._timers[key] = loop.call_at(due, self.add, key)
 
-    def retry(self, key: Key) -> timedelta:
-        """Look at it again after a pause that doubles each time, up to a longest; returns the pause."""
+    def retry(self, key: Key, at_least: timedelta = timedelta()) -> timedelta:
+        """Look at it again after a pause that doubles each time, up to a longest; returns the pause.
+
+        `at_least` is what somebody asked to be left in peace for, however long that is.
+        """
         tried = self._failures.get(key, 0)
         self._failures[key] = tried + 1
-        pause: timedelta = min(FIRST * 2 ** min(tried, 20), LONGEST) * (1 - self._chance() / 2)
+        pause = min(FIRST * 2 ** min(tried, 20), LONGEST) * (1 - self._chance() / 2)
+        pause = max(pause, at_least)
         self.add_after(key, pause)
         return pause
 

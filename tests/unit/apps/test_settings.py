@@ -70,6 +70,8 @@ def test_zero_turns_a_listener_off():
         ({"store": ""}, "--store: is needed"),
         ({"stale_after": "0"}, "--stale-after: must be at least 1ms"),
         ({"max_wait": "-1s"}, "--max-wait: must be at least 0s"),
+        ({"lost_after": "-1s"}, "--lost-after: must be at least 0s"),
+        ({"agent_timeout": "0"}, "--agent-timeout: must be at least 1ms"),
         ({"rate_limit": "-1"}, "--rate-limit: must be at least 0"),
         ({"rate_burst": "0"}, "--rate-burst: must be at least 1"),
         ({"max_body_bytes": "1023"}, "--max-body-bytes: must be at least 1024"),
@@ -91,11 +93,19 @@ def test_what_cannot_run_is_told(texts, problem):
     [
         {"http_port": "0", "metrics_bind_address": ":0", "health_probe_bind_address": ":0"},
         {"rate_limit": "0", "max_wait": "0", "max_waiting": "0", "retention": "0"},
+        {"lost_after": "0"},
         {"leader_elect": "true"},
         {"http_host": "127.0.0.1", "metrics_bind_address": "127.0.0.2:8443"},
         {"enrol_port": "8443"},
     ],
-    ids=["free ports", "no limits", "leader election", "another address", "no authority"],
+    ids=[
+        "free ports",
+        "no limits",
+        "nobody is given up",
+        "leader election",
+        "another address",
+        "no authority",
+    ],
 )
 def test_what_can_run_is_taken(texts):
     assert flags.parse(BrokerSettings, {**CERTS, **texts}).problems() == []

@@ -1,0 +1,169 @@
+"""What is advertised: the body for the broker, the object for people, and when either is out of date.
+
+Called by the publisher. Nothing here waits or asks for the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from datetime import datetime, timedelta
+from typing import Final
+
+import msgspec
+from msgspec.structs import asdict, replace
+
+from kubelend.agent import timetable
+from kubelend.core import durations
+from kubelend.core.inventory import Totals
+from kubelend.core.resources import Resources
+from kubelend.wire import bodies, objects, quantities
+
+SHORTEST_VALIDITY: Final = timedelta(seconds=10)
+"""With short intervals three of them are over too soon: one slow call would have the cluster forgotten."""
+
+LESS_FREE: Final = 1
+MORE_FREE: Final = 5
+"""In percent of what is allocatable. What is not there any more may have been promised in the meantime, so
+it is told of earlier than what was freed."""
+
+MOST_EXTENDED: Final = 32
+"""How many other resources a body may name."""
+
+_DIVISIBLE: Final = ("cpu", "memory", "storage")
+
+
+class Advertising(msgspec.Struct, frozen=True, kw_only=True):
+    """What the agent says of its cluster besides what it measures, and how often it says it."""
+
+    cluster_id: str
+    cluster_name: str = ""
+    cost: bodies.Cost | None = None
+    labels: dict[str, str] = {}
+    region: str = ""
+    policy: bodies.LendingPolicy | None = None
+    """To whom it lends, how much and when; the broker applies it."""
+    endpoint_url: str = ""
+    interval: timedelta = timedelta(seconds=30)
+    align: bool = False
+    """At the full interval (10:00:00, 10:00:30) instead of at moments that are the cluster's own."""
+    damping: timedelta = timedelta(seconds=2)
+    """The least time between two advertisements when something has changed."""
+    valid_for: timedelta = timedelta()
+    """How long the broker is to believe it; three intervals, and ten seconds at least, if zero."""
+    name: str = "cluster-advertisement"
+    namespace: str = "default"
+
+    @property
+    def validity(self) -> timedelta:
+        return self.valid_for or max(3 * self.interval, SHORTEST_VALIDITY)
+
+    def due(self, now: datetime) -> datetime:
+        """When to advertise next, after an advertisement now.
+
+        A moment that is all but here counts as this one: timers and clocks are not exact, and one that
+        went off a little early must not have everything said twice.
+        """
+        offset = timetable.offset(self.cluster_id, self.interval)
+        earliest = now + max(self.damping, self.interval / 10)
+        return timetable.next_moment(
+            earliest, self.interval, timetable.ON_THE_CLOCK if self.align else offset
+        )
+
+
+def body(settings: Advertising, measured: Totals, now: datetime) -> bodies.Advertisement:
+    """What the broker is told."""
+    measured = _nameable(measured)
+    return bodies.Advertisement(
+        cluster_id=settings.cluster_id,
+        cluster_name=settings.cluster_name,
+        resources=bodies.Metrics(
+            capacity=quantities.of(measured.capacity.clamped()),
+            allocatable=quantities.of(measured.allocatable.clamped()),
+            allocated=quantities.of(measured.allocated.clamped()),
+        ),
+        timestamp=now,
+        cost=settings.cost,
+        labels=settings.labels,
+        region=settings.region,
+        valid_for=durations.text(settings.validity),
+        endpoint_url=settings.endpoint_url,
+        policy=settings.policy,
+    )
+
+
+def shown(
+    settings: Advertising, measured: Totals, now: datetime, answer: bodies.Published | None
+) -> objects.Advertisement:
+    """What people see in the cluster. Without the broker's answer to it, what is free is our own sum."""
+    measured = _nameable(measured)
+    available = None if answer is None else answer.advertisement.resources.available
+    return objects.Advertisement(
+        metadata=objects.Metadata(name=settings.name, namespace=settings.namespace),
+        spec=objects.AdvertisementSpec(
+            cluster_id=settings.cluster_id,
+            resources=objects.MeasuredResources(
+                capacity=_amounts(measured.capacity),
+                allocatable=_amounts(measured.allocatable),
+                allocated=_amounts(measured.allocated),
+                available=_amounts(measured.free) if available is None else available,
+                pending=_amounts(measured.pending),
+                largest=_amounts(measured.largest),
+            ),
+            timestamp=now,
+            cost=settings.cost,
+        ),
+    )
+
+
+def is_noticeable(told: Totals, found: Totals) -> bool:
+    """Whether the broker should hear of it now and not only at the next moment.
+
+    Of nodes and of what is held always; of what is in use if it is a device, or a part of what is
+    allocatable that matters, or if a resource is used up, or is not any more.
+    """
+    if found.capacity != told.capacity or found.allocatable != told.allocatable:
+        return True
+    if _held(found) != _held(told):
+        return True
+    change = found.allocated - told.allocated
+    return any(_matters(name, amount, told, found) for name, amount in change.items())
+
+
+def _matters(name: str, change: int, told: Totals, found: Totals) -> bool:
+    if name not in _DIVISIBLE:
+        return True
+    percent = LESS_FREE if change > 0 else MORE_FREE
+    if abs(change) * 100 >= percent * found.allocatable.amount(name):
+        return True
+    return (told.free.amount(name) > 0) != (found.free.amount(name) > 0)
+
+
+def _held(totals: Totals) -> Resources:
+    return totals.allocatable - totals.allocated - totals.free
+
+
+def _nameable(totals: Totals) -> Totals:
+    """With no more other resources than can be said: a refusal of everything would be worse."""
+    names = totals.capacity.extended.keys() | totals.allocated.extended.keys()
+    names |= totals.allocatable.extended.keys() | totals.pending.extended.keys()
+    if len(names) <= MOST_EXTENDED:
+        return totals
+    kept = set(sorted(totals.allocatable.extended)[:MOST_EXTENDED])
+    return replace(
+        totals,
+        capacity=_only(totals.capacity, kept),
+        allocatable=_only(totals.allocatable, kept),
+        allocated=_only(totals.allocated, kept),
+        pending=_only(totals.pending, kept),
+        largest=_only(totals.largest, kept),
+        free=_only(totals.free, kept),
+    )
+
+
+def _only(amounts: Resources, names: Set[str]) -> Resources:
+    extended = {name: amount for name, amount in amounts.extended.items() if name in names}
+    return replace(amounts, extended=extended)
+
+
+def _amounts(found: Resources) -> bodies.Amounts:
+    return bodies.Amounts(**asdict(quantities.of(found.clamped())))

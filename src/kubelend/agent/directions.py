@@ -1,0 +1,51 @@
+"""ReservationInstructions made of reservations: what `agent.instructing` writes. All of it is pure."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Final
+
+from msgspec.structs import replace
+
+from kubelend.wire import bodies, quantities
+from kubelend.wire.objects import (
+    Metadata,
+    ReservationInstruction,
+    ReservationInstructionSpec,
+    ReservationInstructionStatus,
+)
+
+FINISHED: Final = "Finished"
+
+
+def instruction(body: bodies.Reservation, namespace: str) -> ReservationInstruction:
+    """The object for a live reservation, without a status."""
+    amounts = quantities.asked(body.requested_resources, "requestedResources")
+    texts = amounts.texts()
+    spec = ReservationInstructionSpec(
+        reservation_name=body.id,
+        target_cluster_id=body.target_cluster_id,
+        requested_cpu=texts.pop("cpu"),
+        requested_memory=texts.pop("memory"),
+        requested_gpu=texts.pop("gpu", ""),
+        requested_storage=texts.pop("storage", ""),
+        extended_resources=texts,
+        message=f"Use {body.target_cluster_id} for {amounts.describe()}",
+        expires_at=body.status.expires_at,
+    )
+    return ReservationInstruction(Metadata(body.id, namespace), spec)
+
+
+def delivered(
+    known: ReservationInstructionStatus, body: bodies.Reservation
+) -> ReservationInstructionStatus:
+    """It says what the broker said. How far the clusters are joined is for others to tell."""
+    return replace(known, delivered=True, observed_reservation_resource_version=str(body.revision))
+
+
+def finished(
+    known: ReservationInstructionStatus, body: bodies.Reservation | None, now: datetime
+) -> ReservationInstructionStatus:
+    """It is over, or the broker knows nothing of it. `now` is the agent's: it counts from there."""
+    message = "The broker knows no such reservation" if body is None else body.status.message
+    return replace(known, phase=FINISHED, message=message, finished_at=now)

@@ -1,0 +1,104 @@
+"""ProviderInstructions made of reservations, and holds made of either: what `agent.providing` writes.
+
+All of it is pure: a reservation and a time in, an object or a status out.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Final
+
+import msgspec
+
+from kubelend.core.inventory import Hold
+from kubelend.wire import bodies, quantities
+from kubelend.wire.objects import (
+    Metadata,
+    ProviderInstruction,
+    ProviderInstructionSpec,
+    ProviderInstructionStatus,
+)
+
+HELD: Final = "Held"
+WITHDRAWN: Final = "Withdrawn"
+REFUSED: Final = "Refused"
+
+_SUFFIX: Final = "-provider"
+
+
+def name_of(reservation: str) -> str:
+    return f"{reservation}{_SUFFIX}"
+
+
+def reservation_of(found: ProviderInstruction) -> str:
+    """Empty if its name is none of ours."""
+    name = found.metadata.name
+    return name.removesuffix(_SUFFIX) if name.endswith(_SUFFIX) else ""
+
+
+def hold_of(reservation: bodies.Reservation) -> Hold:
+    """What is to be set aside, and for whom."""
+    amounts = quantities.asked(reservation.requested_resources, "requestedResources")
+    return Hold(reservation.requester_id, amounts)
+
+
+def hold_in(found: ProviderInstruction) -> Hold:
+    """The same as an object says it; `InvalidInput` if somebody has spoilt that."""
+    spec = found.spec
+    body = bodies.Quantities(
+        spec.requested_cpu,
+        spec.requested_memory,
+        spec.requested_gpu,
+        spec.requested_storage,
+        dict(spec.extended_resources),
+    )
+    return Hold(spec.requester_cluster_id, quantities.asked(body, "spec"))
+
+
+def instruction(reservation: bodies.Reservation, namespace: str) -> ProviderInstruction:
+    """The object for a reservation, without a status."""
+    hold = hold_of(reservation)
+    texts = hold.resources.texts()
+    spec = ProviderInstructionSpec(
+        reservation_name=reservation.id,
+        requester_cluster_id=hold.requester,
+        requested_cpu=texts.pop("cpu"),
+        requested_memory=texts.pop("memory"),
+        requested_gpu=texts.pop("gpu", ""),
+        requested_storage=texts.pop("storage", ""),
+        extended_resources=texts,
+        message=f"Hold {hold.resources.describe()} for requester {hold.requester}",
+        expires_at=reservation.status.expires_at,
+    )
+    return ProviderInstruction(Metadata(name_of(reservation.id), namespace), spec)
+
+
+def is_finished(found: ProviderInstruction) -> bool:
+    """Whether it stands here only for people to look at."""
+    return found.status.phase in (WITHDRAWN, REFUSED)
+
+
+def held(*, is_enforced: bool) -> ProviderInstructionStatus:
+    """Without a time: see `differs`."""
+    message = "Set aside" if is_enforced else "Only noted: nothing is set aside, enforcement is off"
+    return ProviderInstructionStatus(enforced=is_enforced, phase=HELD, message=message)
+
+
+def finished(phase: str, message: str, now: datetime) -> ProviderInstructionStatus:
+    return ProviderInstructionStatus(phase=phase, message=message, finished_at=now)
+
+
+def differs(one: ProviderInstructionStatus, other: ProviderInstructionStatus) -> bool:
+    """Whether it says something else: to write the time alone would be to write for ever."""
+    return msgspec.structs.replace(one, last_update_time=None) != msgspec.structs.replace(
+        other, last_update_time=None
+    )
+
+
+def farewell(reservation: bodies.Reservation | None, cluster: str) -> str:
+    """Why a cluster need not hold it any longer."""
+    if reservation is None:
+        return "The broker knows no such reservation"
+    if reservation.target_cluster_id != cluster and cluster in reservation.previous_cluster_ids:
+        return f"Moved to cluster {reservation.target_cluster_id}"
+    return reservation.status.message or f"It is {reservation.status.phase}"

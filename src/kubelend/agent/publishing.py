@@ -1,0 +1,148 @@
+"""The publisher: tells the broker what this cluster has, on the clock and when it changes.
+
+It always sends what is measured now and keeps nothing to be sent later, so a broker that was away for an
+hour hears what is true when it is back. What the broker answers goes where all its words go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
+from typing import Final
+
+from kubelend.agent import advertising
+from kubelend.agent.advertising import Advertising
+from kubelend.agent.ports import BrokerCommunicator, Clock, LocalObjects
+from kubelend.agent.reservations import Reservations
+from kubelend.agent.showing import Display
+from kubelend.agent.standing import Standing
+from kubelend.core import durations
+from kubelend.core.errors import BrokerUnreachable, KubelendError, LimitExceeded
+from kubelend.core.inventory import Inventory, Totals
+from kubelend.kits import tasks
+from kubelend.kits.backoff import Backoff
+from kubelend.wire import bodies
+from kubelend.wire.objects import AdvertisementStatus, with_status
+
+PART: Final = "publisher"
+
+GATHERING: Final = timedelta(milliseconds=200)
+"""Changes come in bursts, and a look costs more than a change: the first one waits for those behind it."""
+
+FIRST_PAUSE: Final = timedelta(seconds=1)
+LEAST_PATIENCE: Final = timedelta(seconds=10)
+"""How long an answer is waited for, if the interval is not longer."""
+
+
+class Publisher:
+    """Use `run` as a root task, and call `changed` whenever the inventory may have changed."""
+
+    def __init__(  # noqa: PLR0913 - all that it works with, and nothing behind its back
+        self,
+        *,
+        settings: Advertising,
+        inventory: Inventory,
+        communicator: BrokerCommunicator,
+        reservations: Reservations,
+        objects: LocalObjects,
+        standing: Standing,
+        clock: Clock,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self.published_at: datetime | None = None
+        """When the broker last took an advertisement."""
+        self.answer: bodies.Published | None = None
+        """What it said to it."""
+        self._settings = settings
+        self._inventory = inventory
+        self._communicator = communicator
+        self._reservations = reservations
+        self._standing = standing
+        self._clock = clock
+        self._chance = chance
+        self._display = Display(objects, standing)
+        self._news = asyncio.Event()
+        self._trouble: KubelendError | None = None
+        self._pauses = self._new_pauses()
+
+    def changed(self) -> None:
+        """Look whether the broker should hear of it."""
+        self._news.set()
+
+    async def run(self, measured: asyncio.Event) -> None:
+        """Advertise from the first measurement on, for ever."""
+        await measured.wait()
+        await tasks.run_all({"publishing": self._publish(), "showing": self._display.run()})
+
+    async def _publish(self) -> None:
+        while True:
+            totals = self._inventory.totals()
+            try:
+                answer = await self._send(totals)
+            except KubelendError as problem:
+                self._show(totals, None, AdvertisementStatus(phase="Error", message=str(problem)))
+                await asyncio.sleep(self._pause_after(problem))
+            else:
+                self._succeeded(totals, answer)
+                await self._change_or_due(totals)
+
+    async def _send(self, totals: Totals) -> bodies.Published:
+        body = advertising.body(self._settings, totals, self._clock())
+        patience = max(self._settings.interval, LEAST_PATIENCE)
+        try:
+            async with asyncio.timeout(patience.total_seconds()):
+                return await self._communicator.publish(body)
+        except TimeoutError:
+            raise BrokerUnreachable(
+                f"the broker did not answer within {durations.short(patience)}"
+            ) from None
+
+    def _succeeded(self, totals: Totals, answer: bodies.Published) -> None:
+        self.answer, self.published_at = answer, self._clock()
+        self._trouble, self._pauses = None, self._new_pauses()
+        self._standing.report(PART)
+        self._reservations.put_all(answer.provider_instructions)
+        self._show(totals, answer, AdvertisementStatus(phase="Active", published=True))
+
+    async def _change_or_due(self, told: Totals) -> None:
+        """Wait for the next moment, or for a change that cannot; changes while damped are looked at after."""
+        try:
+            async with asyncio.timeout(self._until_due()):
+                await asyncio.sleep(self._settings.damping.total_seconds())
+                while not advertising.is_noticeable(told, self._inventory.totals()):
+                    self._news.clear()
+                    await self._news.wait()
+                    await asyncio.sleep(GATHERING.total_seconds())
+        except TimeoutError:
+            return
+
+    def _pause_after(self, problem: KubelendError) -> float:
+        """Seconds until the next try: what is refused would be refused again at once."""
+        if not problem.retryable:
+            self._trouble, self._pauses = problem, self._new_pauses()
+            self._standing.report(PART, str(problem))
+            return self._until_due()
+        # Of the same trouble every try may speak in other words, and the log is to have one line.
+        if type(problem) is not type(self._trouble):
+            self._trouble = problem
+            self._standing.report(PART, str(problem))
+        asked = problem.retry_after if isinstance(problem, LimitExceeded) else 0.0
+        return max(next(self._pauses), min(asked, self._settings.interval.total_seconds()))
+
+    def _until_due(self) -> float:
+        now = self._clock()
+        return (self._settings.due(now) - now).total_seconds()
+
+    def _new_pauses(self) -> Iterator[float]:
+        backoff = Backoff(sys.maxsize, FIRST_PAUSE, longest=self._settings.interval)
+        return backoff.delays(self._chance)
+
+    def _show(
+        self, totals: Totals, answer: bodies.Published | None, status: AdvertisementStatus
+    ) -> None:
+        now = self._clock()
+        wanted = advertising.shown(self._settings, totals, now, answer)
+        self._display.show(with_status(wanted, status, now))

@@ -1,0 +1,62 @@
+"""Something around every call of a communicator: what all wrappers have in common, written down once.
+
+A wrapper overrides `around`, and `stream` where that matters to it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import TypeVar
+
+from kubelend.agent.ports import BrokerCommunicator
+from kubelend.wire import bodies
+
+Answer = TypeVar("Answer")
+
+
+class Wrapped(ABC):
+    """A communicator that hands everything on to another."""
+
+    def __init__(self, inner: BrokerCommunicator) -> None:
+        self._inner = inner
+
+    @abstractmethod
+    async def around(self, name: str, call: Callable[[], Awaitable[Answer]], /) -> Answer:
+        """Make one call, which is named after its method."""
+
+    async def publish(self, advertisement: bodies.Advertisement) -> bodies.Published:
+        return await self.around("publish", lambda: self._inner.publish(advertisement))
+
+    async def request(self, request: bodies.ReservationRequest, key: str) -> bodies.Reservation:
+        return await self.around("request", lambda: self._inner.request(request, key))
+
+    async def activate(self, reservation: str) -> bodies.Reservation:
+        return await self.around("activate", lambda: self._inner.activate(reservation))
+
+    async def renew(self, reservation: str, duration: str = "") -> bodies.Reservation:
+        return await self.around("renew", lambda: self._inner.renew(reservation, duration))
+
+    async def release(self, reservation: str) -> bodies.Reservation:
+        return await self.around("release", lambda: self._inner.release(reservation))
+
+    async def find(self, reservation: str) -> bodies.Reservation:
+        return await self.around("find", lambda: self._inner.find(reservation))
+
+    async def instructions(self) -> list[bodies.Reservation]:
+        return await self.around("instructions", self._inner.instructions)
+
+    def stream(self, on_reset: Callable[[], None]) -> AsyncGenerator[bodies.Instruction, None]:
+        return self._inner.stream(on_reset)
+
+    async def acknowledge(self, reservation: str) -> bodies.Reservation:
+        return await self.around("acknowledge", lambda: self._inner.acknowledge(reservation))
+
+    async def refuse(self, reservation: str, reason: str) -> bodies.Reservation:
+        return await self.around("refuse", lambda: self._inner.refuse(reservation, reason))
+
+    async def ping(self) -> None:
+        await self.around("ping", self._inner.ping)
+
+    async def close(self) -> None:
+        await self._inner.close()

@@ -1,0 +1,116 @@
+"""The demo on a terminal: the clusters as they are now, above the story as it unfolds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from kubelend.core import resources
+from kubelend.demo import telling
+from kubelend.wire import bodies
+
+_REFRESH = 8
+"""Times a second."""
+_BAR = 16
+_BLANK = bodies.Quantities("0", "0")
+
+
+class ScreenTeller:
+    """Finished steps scroll away above; the table of clusters and the current step stay in sight."""
+
+    def __init__(self, live: Live) -> None:
+        self._live = live
+        self._clusters: Sequence[bodies.Cluster] = ()
+        self._current: Spinner | None = None
+
+    def heading(self, text: str) -> None:
+        self._print(Text(text, style="bold"))
+
+    def begin(self, number: int, title: str) -> None:
+        self._current = Spinner("dots", Text(f"{number:>2}  {title}", style="bold"))
+        self._show()
+
+    def step(self, number: int, title: str, seconds: float, lines: Sequence[str]) -> None:
+        self._current = None
+        head = Table.grid(expand=True)
+        head.add_column()
+        head.add_column(justify="right")
+        head.add_row(
+            Text.assemble(("✓ ", "green"), (f"{number:>2}  {title}", "bold")),
+            Text(telling.duration(seconds), style="dim"),
+        )
+        self._print(head, *(Text(f"      {line}") for line in lines))
+        self._show()
+
+    def fleet(self, clusters: Sequence[bodies.Cluster]) -> None:
+        self._clusters = clusters
+        self._show()
+
+    def advice(self, text: str, lines: Sequence[str]) -> None:
+        self._print(Text(f"\n{text}\n", style="bold"))
+        for line in lines:
+            # Not through tables: what is to be copied must not be wrapped or padded.
+            self._live.console.print(line, soft_wrap=True, highlight=False, markup=False)
+
+    def _print(self, *parts: Table | Text) -> None:
+        for part in parts:
+            self._live.console.print(part)
+
+    def _show(self) -> None:
+        parts = [part for part in (table(self._clusters), self._current) if part is not None]
+        self._live.update(Group(Text(), *parts))
+
+
+@contextmanager
+def opened(console: Console) -> Iterator[ScreenTeller]:
+    """A screen for the time of the story. What was shown stays when it ends."""
+    with Live(console=console, refresh_per_second=_REFRESH, transient=True) as live:
+        yield ScreenTeller(live)
+
+
+def table(clusters: Sequence[bodies.Cluster]) -> Table | None:
+    """A line for each: what is used, lent and free, and whether it is heard."""
+    if not clusters:
+        return None
+    shown = Table(box=None, pad_edge=False, header_style="dim", expand=False)
+    for name in ("CLUSTER", "CPU used lent free", "CPU FREE", "GPU FREE", "LENT", "STATE"):
+        shown.add_column(name, no_wrap=True)
+    for cluster in clusters:
+        shown.add_row(*_cells(cluster))
+    return shown
+
+
+def _cells(cluster: bodies.Cluster) -> tuple[str | Text, ...]:
+    offer, status = cluster.advertisement, cluster.status
+    free = offer.resources.available or _BLANK
+    state = Text("active", style="green") if status.active else Text("silent", style="red")
+    return (
+        offer.cluster_id,
+        _bar(cluster),
+        str(free.cpu),
+        str(free.gpu or "-"),
+        str(status.reservations or "-"),
+        state,
+    )
+
+
+def _bar(cluster: bodies.Cluster) -> Text:
+    """The processors: used by its own, lent to others, free."""
+    parts = cluster.advertisement.resources
+    total = _cores(parts.allocatable or parts.capacity) or 1
+    used, lent = _cores(parts.allocated or _BLANK), _cores(parts.reserved or _BLANK)
+    own = min(_BAR, round(used * _BAR / total))
+    others = min(_BAR - own, -(-lent * _BAR // total))
+    return Text.assemble(
+        ("█" * own, "blue"), ("█" * others, "yellow"), ("░" * (_BAR - own - others), "dim")
+    )
+
+
+def _cores(amounts: bodies.Amounts) -> int:
+    return resources.offered({"cpu": str(amounts.cpu)}).cpu

@@ -1,0 +1,205 @@
+"""Peering by Liqo's own command line, in the way of the published agent, but sized and undone.
+
+    connect     liqoctl peer --create-resource-slice=false            once for each provider
+    size        liqoctl create resourceslice RESERVATION ...          a slice and a node for each reservation
+    ready       kubectl get resourceslices/... nodes/...
+    disconnect  kubectl delete resourceslices RESERVATION, and liqoctl unpeer after the last one
+
+Commands and flags are those of Liqo v1.2.0. There, `peer` with a size would resize the slice of whoever came
+first, an exit status of 0 does not mean that anything was granted, and no command deletes a slice: hence the
+slice of its own, and kubectl. Both clusters' kubeconfigs are in one directory, `<cluster ID>.kubeconfig`;
+without one of its own the agent's cluster is the one that liqoctl finds by itself. The cluster IDs of the
+broker have to be those of Liqo.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Final
+
+from kubelend.agent.ports import Peer, Readiness
+from kubelend.core.errors import InvalidInput, InvalidSettings, KubelendError
+from kubelend.core.resources import Resources
+from kubelend.peerings import commands, slices
+
+LIMIT: Final = timedelta(minutes=5)
+LOOK_LIMIT: Final = timedelta(seconds=30)
+"""For a look at the own cluster, which has no other cluster to wait for."""
+
+GATEWAY: Final = ("--gw-server-service-type", "NodePort")
+"""How the two clusters' networks meet, as the published agent has it."""
+
+_NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?", re.ASCII)
+
+
+class LiqoctlPeering:
+    """One command at a time for each provider; those for different providers do not wait for each other."""
+
+    def __init__(
+        self,
+        kubeconfigs: Path,
+        cluster: str,
+        *,
+        liqoctl: str = "liqoctl",
+        kubectl: str = "kubectl",
+        timeout: timedelta = LIMIT,
+        arguments: Sequence[str] = GATEWAY,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """`cluster` is the agent's own; `arguments` go to `liqoctl peer`."""
+        self._kubeconfigs = kubeconfigs
+        self._cluster = cluster
+        self._liqoctl_program = liqoctl
+        self._kubectl_program = kubectl
+        self._timeout = timeout
+        self._arguments = tuple(arguments)
+        self._environment = environment
+        self._turns: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._joined: set[str] = set()
+        """Providers with which nothing has to be done again, as far as is known."""
+        self._users: dict[str, set[str]] = defaultdict(set)
+        """The reservations that count on a provider, perhaps without a slice yet."""
+        self._sized: dict[str, tuple[str, Resources]] = {}
+
+    async def connect(self, peer: Peer) -> None:
+        _check(peer)
+        async with self._turns[peer.cluster]:
+            self._users[peer.cluster].add(peer.reservation)
+            if peer.cluster in self._joined:
+                return
+            await self._liqoctl(
+                "peer",
+                *self._both(peer.cluster),
+                "--create-resource-slice=false",
+                *self._arguments,
+                *self._patience(),
+            )
+            self._joined.add(peer.cluster)
+
+    async def size(self, peer: Peer) -> None:
+        _check(peer)
+        wanted = (peer.cluster, peer.resources)
+        async with self._turns[peer.cluster]:
+            if self._sized.get(peer.reservation) == wanted:
+                return
+            try:
+                await self._liqoctl("create", "resourceslice", *self._slice(peer))
+            except KubelendError:
+                self._forget(peer)
+                raise
+            self._sized[peer.reservation] = wanted
+
+    async def ready(self, peer: Peer) -> Readiness:
+        _check(peer)
+        named = (f"{slices.SLICES}/{peer.reservation}", f"{slices.NODES}/{peer.reservation}")
+        found = slices.read(await self._look(*named, *_namespace(peer)))
+        if peer.reservation not in slices.present(one for one in found if one.kind != "Node"):
+            self._forget(peer)
+        return slices.readiness(found, peer)
+
+    async def disconnect(self, peer: Peer) -> None:
+        _check(peer)
+        async with self._turns[peer.cluster]:
+            self._users[peer.cluster].discard(peer.reservation)
+            self._sized.pop(peer.reservation, None)
+            others = await self._drop_slice(peer)
+            if others or self._users[peer.cluster]:
+                return
+            self._joined.discard(peer.cluster)
+            if await self._is_joined(peer.cluster):
+                await self._liqoctl("unpeer", *self._both(peer.cluster), *self._patience())
+
+    # -- commands
+
+    async def _drop_slice(self, peer: Peer) -> set[str]:
+        """Have the reservation's slice gone; returns the names of the provider's others."""
+        found = slices.read(await self._look(slices.SLICES, *_namespace(peer)))
+        names = slices.present(found)
+        if peer.reservation in names:
+            # Its end waits for the provider to agree, which is Liqo's to see to.
+            await self._kubectl(
+                "delete",
+                f"{slices.SLICES}/{peer.reservation}",
+                *_namespace(peer),
+                "--ignore-not-found",
+                "--wait=false",
+            )
+        return names - {peer.reservation}
+
+    async def _is_joined(self, cluster: str) -> bool:
+        """Asked first, because `unpeer` fails where there is no peering."""
+        found = slices.read(await self._look(f"{slices.CLUSTERS}/{cluster}"))
+        return cluster in slices.present(found)
+
+    async def _look(self, *arguments: str) -> bytes:
+        return await self._kubectl("get", *arguments, "--ignore-not-found", "--output=json")
+
+    async def _kubectl(self, *arguments: str) -> bytes:
+        return await commands.run(
+            self._kubectl_program,
+            *arguments,
+            *self._own(),
+            within=min(self._timeout, LOOK_LIMIT),
+            environment=self._environment,
+        )
+
+    async def _liqoctl(self, *arguments: str) -> None:
+        await commands.run(
+            self._liqoctl_program,
+            *arguments,
+            "--skip-confirm",
+            within=self._timeout,
+            environment=self._environment,
+        )
+
+    # -- arguments
+
+    def _both(self, cluster: str) -> tuple[str, ...]:
+        remote = self._kubeconfigs / f"{cluster}.kubeconfig"
+        if not remote.is_file():
+            raise InvalidSettings(
+                f"there is no kubeconfig for {cluster}: {remote} is missing",
+                hint="get one from its administrator (`liqoctl generate peering-user`)",
+            )
+        return (*self._own(), "--remote-kubeconfig", str(remote))
+
+    def _own(self) -> tuple[str, ...]:
+        own = self._kubeconfigs / f"{self._cluster}.kubeconfig"
+        return ("--kubeconfig", str(own)) if own.is_file() else ()
+
+    def _patience(self) -> tuple[str, str]:
+        """A little less than ours, so that it says by itself what it waited for."""
+        seconds = self._timeout.total_seconds() * 0.9
+        return "--timeout", f"{max(1, round(seconds))}s"
+
+    def _slice(self, peer: Peer) -> list[str]:
+        wanted = slices.amounts(peer.resources)
+        sized = ["--cpu", wanted.pop("cpu"), "--memory", wanted.pop("memory")]
+        for name, amount in wanted.items():
+            sized += ["--resource", f"{name}={amount}"]
+        return [peer.reservation, "--remote-cluster-id", peer.cluster, *sized, *self._own()]
+
+    def _forget(self, peer: Peer) -> None:
+        """Somebody else may have undone what was made here: do it again when asked."""
+        self._joined.discard(peer.cluster)
+        self._sized.pop(peer.reservation, None)
+
+
+def _namespace(peer: Peer) -> tuple[str, str]:
+    """Where Liqo keeps what concerns a provider."""
+    return "--namespace", f"liqo-tenant-{peer.cluster}"
+
+
+def _check(peer: Peer) -> None:
+    """Names become arguments and a file's path: what is none must not reach a program."""
+    for name in (peer.cluster, peer.reservation):
+        if not _NAME.fullmatch(name):
+            raise InvalidInput(
+                f"{name[:64]!r} cannot be peered with",
+                hint="cluster IDs that Liqo knows have letters, digits and dashes",
+            )

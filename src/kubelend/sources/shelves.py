@@ -1,0 +1,87 @@
+"""Objects by kind and name, and those who watch them: the part of every store that lives in the event loop.
+
+`memory.MemoryObjects` keeps its objects here; `files.FileObjects` keeps here what its files say, so that
+lists and watches agree whatever happens on the disk meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Generic, cast
+
+from kubelend.agent.ports import Deleted
+from kubelend.wire.objects import Kind, Object
+
+
+class Subscription(Generic[Kind]):
+    """What one watcher has not taken yet: of each object only the newest, so a slow one costs no memory."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, Kind | Deleted] = {}
+        self._news = asyncio.Event()
+
+    def put(self, uid: str, change: Kind | Deleted) -> None:
+        self._waiting[uid] = change
+        self._news.set()
+
+    def take(self) -> Kind | Deleted | None:
+        """The change that waits longest; None if none does."""
+        if not self._waiting:
+            self._news.clear()
+            return None
+        return self._waiting.pop(next(iter(self._waiting)))
+
+    async def wait(self, seconds: float | None = None) -> None:
+        """Until there is something to take, or for so long."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._news.wait()
+        except TimeoutError:
+            return
+
+
+class Shelf:
+    """Every object that is there, as it is now."""
+
+    def __init__(self) -> None:
+        self._objects: defaultdict[type[Object], dict[str, Object]] = defaultdict(dict)
+        self._subscriptions: defaultdict[type[Object], list[Subscription[Object]]] = defaultdict(
+            list
+        )
+
+    def list(self, kind: type[Kind]) -> list[Kind]:
+        return [cast(Kind, found) for _, found in sorted(self._objects[kind].items())]
+
+    def find(self, kind: type[Kind], key: str) -> Kind | None:
+        return cast(Kind | None, self._objects[kind].get(key))
+
+    def put(self, found: Object) -> None:
+        """It is new, or otherwise than before; another one by its `uid` takes the place of the old."""
+        kind, old = type(found), self._objects[type(found)].get(found.key)
+        if old is not None and old.metadata.uid != found.metadata.uid:
+            self.drop(old)
+        self._objects[kind][found.key] = found
+        self._tell(found, found)
+
+    def drop(self, last: Object) -> None:
+        """It is gone, and this is what it was at last."""
+        self._objects[type(last)].pop(last.key, None)
+        self._tell(last, Deleted(last))
+
+    @contextmanager
+    def subscribed(self, kind: type[Kind]) -> Iterator[Subscription[Kind]]:
+        """What changes from now on."""
+        subscription: Subscription[Kind] = Subscription()
+        subscriptions = self._subscriptions[kind]
+        subscriptions.append(cast(Subscription[Object], subscription))
+        try:
+            yield subscription
+        finally:
+            subscriptions.remove(cast(Subscription[Object], subscription))
+
+    def _tell(self, found: Object, change: Object | Deleted) -> None:
+        for subscription in self._subscriptions[type(found)]:
+            subscription.put(found.metadata.uid, change)

@@ -1,0 +1,221 @@
+"""A simulated cluster without a clock: what happens in it, one thing after the other, as its seed has it.
+
+`simulated.SimulatedSource` plays it against a clock. The same description gives the same events on every
+machine: times are whole microseconds, amounts are whole numbers, and each part of the description rolls dice
+of its own, so that a change of one part leaves the others as they were. Nothing of the future is kept but the
+next thing of each kind and the end of each pod that is there.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Iterator
+from random import Random
+from typing import Final, NamedTuple
+
+from msgspec.structs import replace
+
+from kubelend.agent.ports import Change, PodGone, Snapshot
+from kubelend.core.nodes import Node
+from kubelend.core.pods import Pod
+from kubelend.core.resources import NOTHING, Resources
+from kubelend.sources import descriptions
+from kubelend.sources.descriptions import Description, Failure, PodGroup, Range, Work
+
+SECOND: Final = 1_000_000
+"""In microseconds, as all times here are."""
+
+_Action = Callable[[], list[Change]]
+"""On the agenda, the ID of a pod stands for its end: there are thousands, and a function takes more room."""
+
+
+class Step(NamedTuple):
+    """What happens at one moment, all at once."""
+
+    at: int
+    changes: list[Change]
+
+
+class World:
+    """The cluster as it is after the last step that was taken."""
+
+    def __init__(self, description: Description) -> None:
+        self._seed = description.seed
+        self._now = 0
+        self._agenda: list[tuple[int, int, _Action | str]] = []
+        self._order = itertools.count()
+        self._nodes = _nodes(description)
+        self._free = {name: node.allocatable for name, node in self._nodes.items()}
+        self._faults = {name: 0 if node.is_ready else 1 for name, node in self._nodes.items()}
+        self._pods: dict[str, Pod] = {}
+        self._pending: dict[str, None] = {}
+        self._begin(description)
+
+    def snapshot(self) -> Snapshot:
+        """All that is there."""
+        return Snapshot(list(self._nodes.values()), list(self._pods.values()))
+
+    @property
+    def next_at(self) -> int | None:
+        """When the next step is due; None if nothing will ever happen."""
+        return self._agenda[0][0] if self._agenda else None
+
+    def step(self) -> Step:
+        """Let the next thing happen."""
+        self._now, _, action = heapq.heappop(self._agenda)
+        return Step(self._now, self._depart(action) if isinstance(action, str) else action())
+
+    def events(self) -> Iterator[tuple[float, Change]]:
+        """All that happens from here on, with its offset in seconds from the start."""
+        while self._agenda:
+            at, changes = self.step()
+            for change in changes:
+                yield at / SECOND, change
+
+    # -- what is going to happen
+
+    def _begin(self, description: Description) -> None:
+        for index, group in enumerate(description.pods):
+            self._fill(f"pod-{index + 1}", group)
+        for index, work in enumerate(description.work):
+            self._start_work(f"work-{index + 1}", work)
+        for index, failure in enumerate(description.failures):
+            self._start_failure(f"failure-{index + 1}", failure)
+
+    def _fill(self, name: str, group: PodGroup) -> None:
+        requests = group.amounts()
+        count = group.count or _count_of(requests, group.percent(), self._allocatable())
+        for number in range(1, count + 1):
+            self._arrive(Pod(f"{name}-{number}", requests=requests))
+
+    def _start_work(self, name: str, work: Work) -> None:
+        dice = self._dice(name)
+        amounts, lifetime = work.amounts(), descriptions.period(work.lifetime, "lifetime")
+        numbers, pause = itertools.count(1), descriptions.interval(work.rate)
+
+        def one_more(rest: Callable[[int], int]) -> list[Change]:
+            pod = Pod(f"{name}-{next(numbers)}", requests=_drawn(dice, amounts))
+            self._after(rest(_draw(dice, lifetime)), pod.id)
+            return self._arrive(pod)
+
+        def arrive() -> list[Change]:
+            self._after(_pause(dice, pause), arrive)
+            return one_more(lambda whole: whole)
+
+        for _ in range(work.start):
+            one_more(lambda whole: dice.randint(0, whole))
+        self._after(_pause(dice, pause), arrive)
+
+    def _start_failure(self, name: str, failure: Failure) -> None:
+        dice = self._dice(name)
+        repair = descriptions.period(failure.repair, "repair") if failure.repair else None
+        if failure.node:
+            at = descriptions.moment(failure.at, "at")
+            self._after(at, lambda: self._fail(failure.node, dice, repair))
+            return
+        pause = descriptions.interval(failure.rate)
+
+        def strike() -> list[Change]:
+            self._after(_pause(dice, pause), strike)
+            ready = [node.name for node in self._nodes.values() if node.is_ready]
+            return self._fail(dice.choice(ready), dice, repair) if ready else []
+
+        self._after(_pause(dice, pause), strike)
+
+    def _after(self, pause: int, action: _Action | str) -> None:
+        heapq.heappush(self._agenda, (self._now + pause, next(self._order), action))
+
+    # -- what happens
+
+    def _arrive(self, pod: Pod) -> list[Change]:
+        """It goes to the first node that has room for it, or waits."""
+        for name, node in self._nodes.items():
+            if _is_open(node) and pod.requests.fits_in(self._free[name]):
+                return [self._place(pod, name)]
+        self._pods[pod.id] = pod
+        self._pending[pod.id] = None
+        return [pod]
+
+    def _place(self, pod: Pod, node: str) -> Pod:
+        self._free[node] -= pod.requests
+        placed = self._pods[pod.id] = replace(pod, node=node)
+        return placed
+
+    def _depart(self, id: str) -> list[Change]:
+        pod = self._pods.pop(id)
+        if not pod.node:
+            del self._pending[id]
+            return [PodGone(id)]
+        self._free[pod.node] += pod.requests
+        return [PodGone(id), *self._use_room(pod.node)]
+
+    def _fail(self, name: str, dice: Random, repair: Range | None) -> list[Change]:
+        if repair is not None:
+            self._after(_draw(dice, repair), lambda: self._repair(name))
+        self._faults[name] += 1
+        return self._set_ready(name) if self._faults[name] == 1 else []
+
+    def _repair(self, name: str) -> list[Change]:
+        self._faults[name] -= 1
+        return [] if self._faults[name] else [*self._set_ready(name), *self._use_room(name)]
+
+    def _set_ready(self, name: str) -> list[Change]:
+        node = replace(self._nodes[name], is_ready=not self._faults[name])
+        self._nodes[name] = node
+        return [node]
+
+    def _use_room(self, name: str) -> list[Change]:
+        """Only here has room come: what waits did not fit anywhere else."""
+        placed: list[Change] = []
+        if not _is_open(self._nodes[name]):
+            return placed
+        for waiting in list(self._pending):
+            pod = self._pods[waiting]
+            if pod.requests.fits_in(self._free[name]):
+                del self._pending[waiting]
+                placed.append(self._place(pod, name))
+        return placed
+
+    def _allocatable(self) -> Resources:
+        return sum((node.allocatable for node in self._nodes.values()), NOTHING)
+
+    def _dice(self, name: str) -> Random:
+        return Random(f"{self._seed}/{name}")  # noqa: S311  the same numbers each time are the point
+
+
+def _nodes(description: Description) -> dict[str, Node]:
+    nodes: dict[str, Node] = {}
+    for group in description.nodes:
+        capacity, allocatable = group.amounts()
+        for number in range(1, group.count + 1):
+            name = f"{group.name}-{number}"
+            labels, ready = group.labels, group.ready
+            nodes[name] = Node(name, capacity, allocatable, labels, ready, group.schedulable)
+    return nodes
+
+
+def _is_open(node: Node) -> bool:
+    return node.is_ready and node.is_schedulable
+
+
+def _count_of(requests: Resources, percent: int, total: Resources) -> int:
+    """As many as stay within the share in every resource that they ask for."""
+    return min(
+        (total.amount(name) * percent // (100 * amount) for name, amount in requests.items()),
+        default=0,
+    )
+
+
+def _drawn(dice: Random, amounts: dict[str, Range]) -> Resources:
+    # The sum with nothing shares its empty dictionary, instead of having one for each pod.
+    return NOTHING + Resources.of({name: _draw(dice, ends) for name, ends in amounts.items()})
+
+
+def _draw(dice: Random, ends: Range) -> int:
+    return dice.randint(ends.low, ends.high)
+
+
+def _pause(dice: Random, mean: int) -> int:
+    """Around the mean in whole numbers: logarithms differ between machines."""
+    return dice.randint(1, 2 * mean - 1)

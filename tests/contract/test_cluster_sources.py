@@ -1,0 +1,177 @@
+"""What a collector relies on, wherever nodes and pods are. A new kind is one more of `STAGES`.
+
+A stage has the source and can make things happen: `stir` has pods come and go and a node be otherwise, and
+`truth` says what is there, by other means than the source.
+"""
+
+import asyncio
+from contextlib import aclosing
+from datetime import timedelta
+
+import pytest
+
+import make
+from kubelend.agent.ports import ClusterSource, NodeGone, PodGone, Snapshot
+from kubelend.core.nodes import Node
+from kubelend.core.pods import Pod
+from kubelend.sources import simulated
+from kubelend.sources.simulated import SimulatedSource
+from kubelend.sources.worlds import World
+
+PATIENCE = 20
+"""Seconds until a test gives up waiting for what the source was to show."""
+
+
+class SimulatedStage:
+    """Its time passes by `stir` alone."""
+
+    DESCRIPTION = simulated.parse(
+        """
+        seed: 5
+        nodes: [{count: 3, capacity: {cpu: 2, memory: 4Gi}, labels: {zone: a}}]
+        pods: [{count: 4, requests: {cpu: 100m, memory: 64Mi}}]
+        work: [{rate: 10/s, requests: {cpu: 50m..400m}, lifetime: 1s..4s}]
+        failures: [{rate: 1/s, repair: 500ms..2s}]
+        """,
+        "test",
+    )
+
+    def __init__(self):
+        self._now = make.T0
+        self._world = World(self.DESCRIPTION)
+        self._source = self.another()
+
+    @property
+    def source(self) -> ClusterSource:
+        return self._source
+
+    def another(self) -> ClusterSource:
+        """A source of the same cluster, in a process that was started later."""
+        return SimulatedSource(self.DESCRIPTION, lambda: self._now)
+
+    async def stir(self):
+        self._now += timedelta(seconds=5)
+        elapsed = (self._now - make.T0) // timedelta(microseconds=1)
+        while (self._world.next_at or 0) <= elapsed:
+            self._world.step()
+
+    async def truth(self):
+        return self._world.snapshot()
+
+
+STAGES = {"simulated": SimulatedStage}
+
+
+@pytest.fixture(params=STAGES)
+def stage(request):
+    return STAGES[request.param]()
+
+
+class Picture:
+    """What a listener knows by what it was told."""
+
+    def __init__(self):
+        self.nodes = {}
+        self.pods = {}
+
+    def take(self, change):
+        match change:
+            case Snapshot():
+                self.nodes = {node.name: node for node in change.nodes}
+                self.pods = {pod.id: pod for pod in change.pods}
+            case Node():
+                self.nodes[change.name] = change
+            case NodeGone():
+                self.nodes.pop(change.name, None)
+            case Pod():
+                self.pods[change.id] = change
+            case PodGone():
+                self.pods.pop(change.id, None)
+
+    def shows(self, truth):
+        return self.nodes == {node.name: node for node in truth.nodes} and self.pods == {
+            pod.id: pod for pod in truth.pods
+        }
+
+
+async def follow(changes, picture, truth):
+    """Take changes until the picture is right."""
+    async with asyncio.timeout(PATIENCE):
+        while not picture.shows(truth):
+            picture.take(await anext(changes))
+
+
+async def test_first_comes_a_snapshot_of_all_that_is_there(stage):
+    async with aclosing(stage.source.changes()) as changes:
+        first = await anext(changes)
+    assert isinstance(first, Snapshot)
+    picture = Picture()
+    picture.take(first)
+    assert picture.shows(await stage.truth())
+    assert picture.nodes
+    assert len(picture.nodes) == len(first.nodes)
+    assert len(picture.pods) == len(first.pods)
+
+
+async def test_changes_applied_to_the_snapshot_give_what_is_there(stage):
+    picture = Picture()
+    async with aclosing(stage.source.changes()) as changes:
+        picture.take(await anext(changes))
+        for _ in range(5):
+            before = await stage.truth()
+            await stage.stir()
+            assert await stage.truth() != before
+            await follow(changes, picture, await stage.truth())
+
+
+async def test_scheduled_pods_are_on_nodes_that_are_known(stage):
+    await stage.stir()
+    picture = Picture()
+    async with aclosing(stage.source.changes()) as changes:
+        picture.take(await anext(changes))
+        await stage.stir()
+        await follow(changes, picture, await stage.truth())
+    nodes = {pod.node for pod in picture.pods.values() if pod.node}
+    assert nodes
+    assert nodes <= picture.nodes.keys()
+
+
+async def test_called_anew_it_begins_with_a_snapshot_of_the_present(stage):
+    async with aclosing(stage.source.changes()) as changes:
+        await anext(changes)
+    await stage.stir()
+    picture = Picture()
+    async with aclosing(stage.source.changes()) as changes:
+        first = await anext(changes)
+        assert isinstance(first, Snapshot)
+        picture.take(first)
+        await follow(changes, picture, await stage.truth())
+        await stage.stir()
+        await follow(changes, picture, await stage.truth())
+
+
+async def test_two_listeners_see_the_same(stage):
+    one, two = Picture(), Picture()
+    async with (
+        aclosing(stage.source.changes()) as first,
+        aclosing(stage.source.changes()) as second,
+    ):
+        one.take(await anext(first))
+        two.take(await anext(second))
+        await stage.stir()
+        await follow(first, one, await stage.truth())
+        await follow(second, two, await stage.truth())
+
+
+async def test_identity_stays(stage):
+    identity = await stage.source.identity()
+    assert identity
+    await stage.stir()
+    assert await stage.source.identity() == identity
+    assert await stage.another().identity() == identity
+
+
+async def test_source_that_sees_has_no_problem(stage):
+    async with aclosing(stage.source.changes()) as changes:
+        await anext(changes)
+        assert stage.source.problem == ""

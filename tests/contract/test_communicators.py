@@ -1,0 +1,397 @@
+"""A cluster's conversation with its broker, as every transport has to carry it; see docs/transports.md."""
+
+import asyncio
+import contextlib
+from contextlib import aclosing
+from datetime import timedelta
+
+import pytest
+
+import make
+from brokers import until
+from callers import PATIENCE
+from kubelend.communicators import factory
+from kubelend.communicators.delayed import Delayed
+from kubelend.communicators.in_process import InProcessCommunicator
+from kubelend.communicators.measured import Measured
+from kubelend.communicators.options import Options
+from kubelend.core.errors import (
+    BrokerUnreachable,
+    Forbidden,
+    InvalidDuration,
+    InvalidInput,
+    InvalidQuantity,
+    KeyReused,
+    NoCapacity,
+    NotFound,
+    NotReady,
+    WrongPhase,
+)
+from kubelend.wire import bodies
+
+WISH = bodies.ReservationRequest(bodies.Quantities("2", "2Gi"), duration="1h")
+SMALL = bodies.ReservationRequest(bodies.Quantities("10m", "1Mi"))
+
+
+async def over_http(broker, cluster):
+    options = Options(
+        f"https://localhost:{broker.port}", broker.certificates.cluster(cluster), instance="one"
+    )
+    return await factory.open_communicator("http", options)
+
+
+async def in_process(broker, cluster):
+    return InProcessCommunicator(broker.service, cluster)
+
+
+async def delayed(broker, cluster):
+    return Delayed(await in_process(broker, cluster), timedelta(milliseconds=1))
+
+
+async def measured(broker, cluster):
+    return Measured(await in_process(broker, cluster), lambda *_: None)
+
+
+@pytest.fixture(params=[over_http, in_process, delayed, measured], ids=lambda kind: kind.__name__)
+def kind(request):
+    """A new transport adds itself here."""
+    return request.param
+
+
+@pytest.fixture
+async def talk(broker, kind):
+    """Opens the conversation of a cluster; all are closed at the end."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def talk(cluster):
+            found = await kind(broker, cluster)
+            stack.push_async_callback(found.close)
+            return found
+
+        yield talk
+
+
+@pytest.fixture
+async def lender(talk):
+    found = await talk("lender")
+    await found.publish(offer("lender"))
+    return found
+
+
+@pytest.fixture
+async def borrower(talk):
+    return await talk("borrower")
+
+
+def offer(cluster, cpu="4"):
+    return bodies.Advertisement(cluster, bodies.Metrics(bodies.Quantities(cpu, "8Gi")))
+
+
+@contextlib.asynccontextmanager
+async def listening(communicator, resets=None):
+    """Its stream, with patience for each instruction; `resets` takes a mark of each reset."""
+    marks = [] if resets is None else resets
+    async with aclosing(communicator.stream(lambda: marks.append("reset"))) as stream:
+
+        async def following():
+            async with asyncio.timeout(PATIENCE):
+                found = await anext(stream)
+            return found.role, found.action, found.reservation.id
+
+        yield following
+
+
+# -- a provider's advertisement
+
+
+async def test_an_advertisement_is_answered_with_what_is_to_be_held(borrower, lender):
+    assert (await lender.publish(offer("lender"))).provider_instructions == []
+    found = await borrower.request(WISH, "k")
+    answer = await lender.publish(offer("lender"))
+    assert answer.provider_instructions == [found]
+    assert answer.advertisement.resources.reserved == bodies.Amounts("2", "2Gi")
+    assert answer.advertisement.resources.available == bodies.Amounts("2", "6Gi")
+
+
+async def test_a_cluster_advertises_only_itself(lender):
+    with pytest.raises(Forbidden, match="clusterID 'another' is not the certificate's 'lender'"):
+        await lender.publish(offer("another"))
+
+
+# -- a requester's life
+
+
+async def test_a_reservation_is_asked_for_used_renewed_and_given_back(broker, borrower, lender):
+    found = await borrower.request(WISH, "k")
+    assert (found.target_cluster_id, found.status.phase) == ("lender", "Reserved")
+    assert await borrower.find(found.id) == found
+    assert (await borrower.activate(found.id)).status.phase == "Active"
+    broker.clock.pass_time(30 * make.MINUTE)
+    renewed = await borrower.renew(found.id, "3h")
+    assert renewed.status.expires_at == broker.clock() + 3 * make.HOUR
+    assert (await borrower.renew(found.id)).status.expires_at == renewed.status.expires_at
+    released = await borrower.release(found.id)
+    assert (released.status.phase, released.status.reason) == ("Released", "ReleasedByRequester")
+    assert released.revision > renewed.revision > found.revision
+
+
+async def test_the_same_key_takes_once_also_at_once(borrower, lender):
+    found = await asyncio.gather(*(borrower.request(WISH, "k") for _ in range(10)))
+    assert await borrower.request(WISH, "k") == found[0]
+    assert len({one.id for one in found}) == 1
+    answer = await lender.publish(offer("lender"))
+    assert answer.advertisement.resources.reserved == bodies.Amounts("2", "2Gi")
+    assert (await borrower.request(WISH, "other")).id != found[0].id
+
+
+@pytest.mark.parametrize("call", ["activate", "release", "acknowledge"])
+async def test_saying_it_twice_changes_nothing(borrower, lender, call):
+    found = await borrower.request(WISH, "k")
+    who = lender if call == "acknowledge" else borrower
+    assert await getattr(who, call)(found.id) == await getattr(who, call)(found.id)
+
+
+async def test_what_would_wait_is_pending_until_it_is_placed(borrower, lender):
+    waiting = await borrower.request(
+        bodies.ReservationRequest(bodies.Quantities("8", "1Gi"), wait="1h"), "k"
+    )
+    assert waiting.status.phase == "Pending"
+    await lender.publish(offer("lender", cpu="8"))
+    assert (await borrower.find(waiting.id)).status.phase == "Reserved"
+
+
+# -- errors, by their class and in the broker's words
+
+
+async def test_no_capacity_comes_with_its_explanation(borrower, lender):
+    too_much = bodies.ReservationRequest(bodies.Quantities("5", "1Gi"))
+    with pytest.raises(NoCapacity, match="0/1 cluster fits: 1 InsufficientCPU") as refused:
+        await borrower.request(too_much, "k")
+    assert refused.value.hint == "lender fits if you ask for 1 cpu less"
+    assert not refused.value.retryable
+
+
+@pytest.mark.parametrize(
+    "error, wish",
+    [
+        (InvalidQuantity, bodies.ReservationRequest(bodies.Quantities("0", "1Gi"))),
+        (InvalidQuantity, bodies.ReservationRequest(bodies.Quantities("four", "1Gi"))),
+        (InvalidDuration, bodies.ReservationRequest(WISH.requested_resources, duration="-1h")),
+        (InvalidInput, bodies.ReservationRequest(WISH.requested_resources, policy="no-such")),
+        (InvalidInput, bodies.ReservationRequest(WISH.requested_resources, priority=2**40)),
+    ],
+    ids=["zero", "text", "duration", "policy", "range"],
+)
+async def test_a_mistaken_request_is_refused(borrower, lender, error, wish):
+    with pytest.raises(error):
+        await borrower.request(wish, "k")
+
+
+@pytest.mark.parametrize("key", ["é", "a\nb", "k" * 256])
+async def test_what_cannot_be_a_key_is_refused(borrower, key):
+    with pytest.raises(InvalidInput):
+        await borrower.request(WISH, key)
+
+
+async def test_a_key_is_not_for_two_requests(borrower, lender):
+    await borrower.request(WISH, "k")
+    with pytest.raises(KeyReused):
+        await borrower.request(SMALL, "k")
+
+
+async def test_what_is_over_cannot_be_used_any_more(borrower, lender):
+    found = await borrower.request(WISH, "k")
+    await borrower.release(found.id)
+    for call in (borrower.activate, borrower.renew, lender.acknowledge):
+        with pytest.raises(WrongPhase):
+            await call(found.id)
+
+
+async def test_strangers_do_not_hear_that_a_reservation_exists(talk, borrower, lender):
+    stranger = await talk("stranger")
+    found = await borrower.request(WISH, "k")
+    words = set()
+    for name in (found.id, "rsv-none-1"):
+        with pytest.raises(NotFound) as hidden:
+            await stranger.find(name)
+        assert type(hidden.value) is NotFound
+        words.add(str(hidden.value).replace(name, "it"))
+    assert len(words) == 1
+    for call in (stranger.activate, stranger.release, stranger.acknowledge):
+        with pytest.raises(NotFound):
+            await call(found.id)
+    assert await stranger.instructions() == []
+
+
+async def test_a_provider_sees_what_it_lends_and_may_not_use_it(borrower, lender):
+    found = await borrower.request(WISH, "k")
+    assert await lender.find(found.id) == found
+    for call in (lender.activate, lender.renew, lender.release):
+        with pytest.raises(Forbidden):
+            await call(found.id)
+
+
+# -- instructions
+
+
+async def test_instructions_are_what_is_unfinished_for_both_sides(borrower, lender):
+    kept, used, over = [await borrower.request(SMALL, key) for key in "abc"]
+    used = await borrower.activate(used.id)
+    await borrower.release(over.id)
+    waiting = await borrower.request(
+        bodies.ReservationRequest(bodies.Quantities("99", "1Gi"), wait="1h"), "d"
+    )
+    assert await borrower.instructions() == [kept, used, waiting]
+    assert await lender.instructions() == [kept, used]
+
+
+async def test_all_instructions_come_however_many(borrower, lender):
+    made = [(await borrower.request(SMALL, f"k{number}")).id for number in range(120)]
+    assert [found.id for found in await lender.instructions()] == made
+
+
+async def test_the_stream_tells_both_sides(borrower, lender):
+    async with listening(borrower) as requester, listening(lender) as provider:
+        first = asyncio.gather(requester(), provider())
+        found = await borrower.request(WISH, "k")
+        assert await first == [
+            ("requester", "Use", found.id),
+            ("provider", "Hold", found.id),
+        ]
+        await borrower.release(found.id)
+        assert await requester() == ("requester", "Stop", found.id)
+        assert await provider() == ("provider", "Withdraw", found.id)
+
+
+async def test_a_stream_begins_with_a_reset_and_all_that_is_open(borrower, lender):
+    found, over = await borrower.request(WISH, "k"), await borrower.request(SMALL, "over")
+    await borrower.release(over.id)
+    resets = []
+    async with listening(lender, resets) as provider:
+        assert await provider() == ("provider", "Hold", found.id)
+    assert resets == ["reset"]
+
+
+async def test_a_stream_called_again_goes_on_behind_the_last(borrower, lender):
+    first, second = await borrower.request(SMALL, "1"), await borrower.request(SMALL, "2")
+    resets = []
+    async with listening(lender, resets) as provider:
+        assert (await provider())[2] == first.id
+    async with listening(lender, resets) as provider:
+        assert (await provider())[2] == second.id
+    await borrower.release(first.id)
+    async with listening(lender, resets) as provider:
+        assert await provider() == ("provider", "Withdraw", first.id)
+    assert resets == ["reset"]
+
+
+async def test_a_stream_that_may_have_missed_something_is_reset(start, kind):
+    broker = await start(retention=make.MINUTE)
+    lender, borrower = await kind(broker, "lender"), await kind(broker, "borrower")
+    async with contextlib.AsyncExitStack() as stack:
+        for each in (lender, borrower):
+            stack.push_async_callback(each.close)
+        await lender.publish(offer("lender"))
+        over, resets = await borrower.request(SMALL, "1"), []
+        async with listening(lender, resets) as provider:
+            await provider()
+        await borrower.release(over.id)
+        broker.clock.pass_time(2 * make.MINUTE)
+        await broker.expire()
+        kept = await borrower.request(SMALL, "2")
+        async with listening(lender, resets) as provider:
+            assert (await provider())[2] == kept.id
+        assert resets == ["reset", "reset"]
+
+
+async def test_a_stream_that_the_broker_ends_fails_and_can_be_asked_for_again(
+    broker, borrower, lender
+):
+    found = await borrower.request(WISH, "k")
+    async with listening(lender) as provider:
+        await provider()
+        broker.service.feeds.close_all()
+        with pytest.raises(BrokerUnreachable):
+            await provider()
+    await borrower.release(found.id)
+    async with listening(lender) as provider:
+        assert await provider() == ("provider", "Withdraw", found.id)
+
+
+# -- the provider's answers
+
+
+async def test_an_acknowledgement_is_seen_by_the_requester(borrower, lender):
+    found = await borrower.request(WISH, "k")
+    assert (await lender.acknowledge(found.id)).status.acknowledged_at is not None
+    assert (await borrower.find(found.id)).status.acknowledged_at is not None
+
+
+async def test_a_refusal_moves_on_to_the_next_and_the_requester_hears_of_it(talk, borrower):
+    providers = {}
+    for name in ("one", "two"):
+        providers[name] = await talk(name)
+        await providers[name].publish(offer(name))
+    async with listening(borrower) as requester:
+        first = asyncio.ensure_future(requester())
+        found = await borrower.request(WISH, "k")
+        await first
+        refused, other = found.target_cluster_id, {"one": "two", "two": "one"}
+        moved = await providers[refused].refuse(found.id, "busy")
+        assert moved.target_cluster_id == other[refused]
+        assert await requester() == ("requester", "Use", found.id)
+    assert await providers[refused].refuse(found.id, "busy") == moved
+    assert [one.id for one in await providers[other[refused]].instructions()] == [found.id]
+    assert await providers[refused].instructions() == []
+    failed = await providers[other[refused]].refuse(found.id, "busy too")
+    assert failed.status.phase == "Failed"
+    assert await providers[other[refused]].refuse(found.id, "again") == failed
+    assert "busy too" in failed.status.message
+
+
+# -- the conversation itself
+
+
+async def test_ping_says_whether_the_broker_is_ready(broker, borrower):
+    await borrower.ping()
+    broker.service.unready = "having lunch"
+    with pytest.raises(NotReady, match="the broker is not ready: having lunch"):
+        await borrower.ping()
+    broker.service.unready = None
+
+
+async def test_a_broker_that_is_not_ready_says_so_to_every_call(broker, borrower, lender):
+    broker.service.unready = "having lunch"
+    with pytest.raises(NotReady):
+        await lender.publish(offer("lender"))
+    with pytest.raises(NotReady):
+        await anext(borrower.stream(lambda: None))
+    broker.service.unready = None
+
+
+async def test_close_ends_streams(broker, lender):
+    async def listen():
+        async with listening(lender) as provider:
+            await provider()
+
+    task = asyncio.create_task(listen())
+    await until(lambda: broker.service.feeds.count("lender") == 1)
+    await lender.close()
+    with pytest.raises(BrokerUnreachable):
+        await task
+    await until(lambda: broker.service.feeds.count("lender") == 0)
+
+
+async def test_calls_after_close_fail_clearly(lender):
+    await lender.close()
+    await lender.close()
+    calls = [
+        lambda: lender.publish(offer("lender")),
+        lambda: lender.request(WISH, "k"),
+        lender.instructions,
+        lender.ping,
+        lambda: anext(lender.stream(lambda: None)),
+    ]
+    for call in calls:
+        with pytest.raises(BrokerUnreachable, match="was closed on this side"):
+            await call()

@@ -1,0 +1,376 @@
+"""What an agent relies on, whatever keeps its objects. A new kind is one more of `KEEPERS`."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import aclosing
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+import make
+from kubelend.agent.ports import Clock, Deleted, Listed, LocalObjects
+from kubelend.core.errors import Conflict, InvalidInput
+from kubelend.sources.files import FileObjects
+from kubelend.sources.memory import MemoryObjects
+from kubelend.wire.objects import (
+    Metadata,
+    ProviderInstruction,
+    ProviderInstructionSpec,
+    ProviderInstructionStatus,
+    ResourceRequest,
+    ResourceRequestSpec,
+    ResourceRequestStatus,
+)
+
+PATIENCE = 10
+"""Seconds until a test gives up waiting for what a watch was to say."""
+
+KEEPERS: dict[str, Callable[[Path, Clock], LocalObjects]] = {
+    "memory": lambda directory, clock: MemoryObjects(clock),
+    # An hour between looks at the disk: what is done through it, its watches hear of at once.
+    "files": lambda directory, clock: FileObjects(directory, clock, poll=timedelta(hours=1)),
+}
+
+
+class HandClock:
+    def __init__(self):
+        self.now = make.T0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return HandClock()
+
+
+@pytest.fixture(params=KEEPERS)
+async def objects(request, tmp_path, clock):
+    objects = KEEPERS[request.param](tmp_path, clock)
+    yield objects
+    if hasattr(objects, "close"):
+        await objects.close()
+
+
+def wish(name="wish", cpu="1", namespace="default", **metadata):
+    return ResourceRequest(
+        Metadata(name, namespace, **metadata), ResourceRequestSpec(cpu, "1Gi", duration="1h")
+    )
+
+
+def pending(found, message="no room yet"):
+    return replace(found, status=ResourceRequestStatus(phase="Pending", message=message))
+
+
+async def heard(watch):
+    async with asyncio.timeout(PATIENCE):
+        return await anext(watch)
+
+
+# -- making and changing
+
+
+async def test_made_object_gets_what_its_keeper_knows(objects):
+    made = await objects.apply(wish(labels={"team": "a"}, annotations={"why": "tests"}))
+    assert made.metadata.uid
+    assert made.metadata.resource_version
+    assert (made.metadata.generation, made.metadata.creation_timestamp) == (1, make.T0)
+    assert made.metadata.labels == {"team": "a"}
+    assert made.metadata.annotations == {"why": "tests"}
+    assert made.spec == wish().spec
+    assert await objects.find(ResourceRequest, "default/wish") == made
+    assert await objects.list(ResourceRequest) == [made]
+
+
+async def test_made_object_has_no_status_yet(objects):
+    made = await objects.apply(pending(wish()))
+    assert made.status == ResourceRequestStatus()
+
+
+async def test_kinds_and_namespaces_are_kept_apart(objects):
+    first = await objects.apply(wish("a", namespace="one"))
+    second = await objects.apply(wish("a", namespace="two"))
+    other = await objects.apply(
+        ProviderInstruction(Metadata("a", "one"), ProviderInstructionSpec("rsv-1", "r", "1", "1Gi"))
+    )
+    assert len({first.metadata.uid, second.metadata.uid, other.metadata.uid}) == 3
+    assert await objects.list(ResourceRequest) == [first, second]
+    assert await objects.list(ProviderInstruction) == [other]
+
+
+async def test_what_is_not_there_is_not_found(objects):
+    assert await objects.find(ResourceRequest, "default/wish") is None
+    assert await objects.list(ResourceRequest) == []
+
+
+async def test_changed_spec_counts_a_generation(objects):
+    made = await objects.apply(wish(cpu="1"))
+    changed = await objects.apply(wish(cpu="2"))
+    assert changed.spec.requested_cpu == "2"
+    assert changed.metadata.generation == 2
+    assert changed.metadata.resource_version != made.metadata.resource_version
+    assert changed.metadata.uid == made.metadata.uid
+    assert await objects.find(ResourceRequest, "default/wish") == changed
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        pytest.param({"labels": {"a": "b"}}, id="labels"),
+        pytest.param({"annotations": {"a": "b"}}, id="annotations"),
+        pytest.param({"finalizers": ("x",)}, id="finalizers"),
+    ],
+)
+async def test_changed_metadata_is_written_and_counts_no_generation(objects, metadata):
+    made = await objects.apply(wish())
+    changed = await objects.apply(wish(**metadata))
+    assert changed.metadata.generation == 1
+    assert changed.metadata.resource_version != made.metadata.resource_version
+    for name, value in metadata.items():
+        assert getattr(changed.metadata, name) == value
+
+
+async def test_apply_leaves_the_status_as_it_is(objects):
+    made = await objects.apply(wish())
+    await objects.set_status(pending(made))
+    changed = await objects.apply(wish(cpu="2"))
+    assert changed.status == pending(made).status
+
+
+async def test_status_leaves_everything_else_as_it_is(objects):
+    made = await objects.apply(wish(cpu="1"))
+    changed = await objects.set_status(pending(replace(made, spec=wish(cpu="9").spec)))
+    assert changed.spec == made.spec
+    assert changed.metadata.generation == 1
+    assert changed.metadata.resource_version != made.metadata.resource_version
+    assert await objects.find(ResourceRequest, "default/wish") == changed
+
+
+async def test_what_is_equal_is_not_written(objects):
+    made = await objects.apply(wish())
+    stated = await objects.set_status(pending(made))
+    assert await objects.apply(wish()) == stated
+    assert await objects.set_status(pending(made)) == stated
+    assert await objects.find(ResourceRequest, "default/wish") == stated
+
+
+async def test_status_keeps_its_times(objects):
+    made = await objects.apply(
+        ProviderInstruction(
+            Metadata("a"),
+            ProviderInstructionSpec("rsv-1", "r", "1", "1Gi", expires_at=make.T0 + make.HOUR),
+        )
+    )
+    status = ProviderInstructionStatus(enforced=True, last_update_time=make.T0 + make.MOMENT)
+    stated = await objects.set_status(replace(made, status=status))
+    assert stated.status == status
+    assert stated.spec.expires_at == make.T0 + make.HOUR
+
+
+# -- which object is meant
+
+
+async def test_other_uid_than_the_kept_one_is_a_conflict(objects):
+    made = await objects.apply(wish())
+    await objects.delete(ResourceRequest, made.key)
+    again = await objects.apply(wish())
+    assert again.metadata.uid != made.metadata.uid
+    with pytest.raises(Conflict):
+        await objects.apply(replace(made, spec=wish(cpu="2").spec))
+    assert await objects.find(ResourceRequest, made.key) == again
+
+
+async def test_deleted_object_is_not_made_anew_by_who_still_has_it(objects):
+    made = await objects.apply(wish())
+    await objects.delete(ResourceRequest, made.key)
+    with pytest.raises(Conflict):
+        await objects.apply(made)
+    assert await objects.list(ResourceRequest) == []
+
+
+async def test_status_of_a_gone_or_other_object_is_none(objects):
+    made = await objects.apply(wish())
+    await objects.delete(ResourceRequest, made.key)
+    assert await objects.set_status(pending(made)) is None
+    again = await objects.apply(wish())
+    assert await objects.set_status(pending(made)) is None
+    assert await objects.find(ResourceRequest, made.key) == again
+
+
+# -- deleting
+
+
+async def test_deleted_object_is_gone_and_deleting_again_is_harmless(objects):
+    await objects.apply(wish())
+    await objects.delete(ResourceRequest, "default/wish")
+    await objects.delete(ResourceRequest, "default/wish")
+    assert await objects.find(ResourceRequest, "default/wish") is None
+    assert await objects.list(ResourceRequest) == []
+
+
+async def test_finalizer_keeps_a_deleted_object_until_it_is_taken_away(objects, clock):
+    made = await objects.apply(wish(finalizers=("kubelend/release", "other")))
+    clock.now += make.MINUTE
+    await objects.delete(ResourceRequest, made.key)
+    going = await objects.find(ResourceRequest, made.key)
+    assert going.metadata.deletion_timestamp == make.T0 + make.MINUTE
+    assert going.metadata.generation == 1
+    clock.now += make.MINUTE
+    await objects.delete(ResourceRequest, made.key)
+    assert await objects.find(ResourceRequest, made.key) == going
+    await objects.apply(without_finalizers(going, keep=("other",)))
+    assert await objects.find(ResourceRequest, made.key) is not None
+    await objects.apply(without_finalizers(going))
+    assert await objects.find(ResourceRequest, made.key) is None
+    assert await objects.list(ResourceRequest) == []
+
+
+async def test_no_finalizer_is_added_to_what_is_going(objects):
+    made = await objects.apply(wish(finalizers=("first",)))
+    await objects.delete(ResourceRequest, made.key)
+    going = await objects.apply(without_finalizers(made, keep=("first", "late")))
+    assert going.metadata.finalizers == ("first",)
+
+
+def deleted(change):
+    assert isinstance(change, Deleted)
+    assert isinstance(change.found, ResourceRequest)
+    return change.found
+
+
+def without_finalizers(found, keep=()):
+    return replace(found, metadata=replace(found.metadata, finalizers=keep))
+
+
+# -- watching
+
+
+async def test_watch_begins_with_all_that_is_there(objects):
+    made = [await objects.apply(wish("a")), await objects.apply(wish("b"))]
+    async with aclosing(objects.watch(ResourceRequest)) as watch:
+        assert await heard(watch) == Listed(made)
+
+
+async def test_watch_tells_what_is_new_otherwise_and_gone(objects):
+    async with aclosing(objects.watch(ResourceRequest)) as watch:
+        assert await heard(watch) == Listed([])
+        made = await objects.apply(wish())
+        assert await heard(watch) == made
+        changed = await objects.apply(wish(cpu="2"))
+        assert await heard(watch) == changed
+        stated = await objects.set_status(pending(made))
+        assert await heard(watch) == stated
+        await objects.delete(ResourceRequest, made.key)
+        gone = deleted(await heard(watch))
+        assert gone.metadata.uid == made.metadata.uid
+        assert gone.status == stated.status
+
+
+async def test_watch_tells_of_a_deletion_that_waits_for_finalizers(objects):
+    made = await objects.apply(wish(finalizers=("x",)))
+    async with aclosing(objects.watch(ResourceRequest)) as watch:
+        await heard(watch)
+        await objects.delete(ResourceRequest, made.key)
+        going = await heard(watch)
+        assert going.metadata.deletion_timestamp == make.T0
+        await objects.apply(without_finalizers(going))
+        assert isinstance(await heard(watch), Deleted)
+
+
+async def test_watch_is_silent_about_what_was_not_written_and_about_other_kinds(objects):
+    made = await objects.apply(wish())
+    async with aclosing(objects.watch(ResourceRequest)) as watch:
+        await heard(watch)
+        await objects.apply(wish())
+        await objects.set_status(made)
+        await objects.apply(
+            ProviderInstruction(Metadata("a"), ProviderInstructionSpec("rsv-1", "r", "1", "1Gi"))
+        )
+        changed = await objects.apply(wish(cpu="2"))
+        assert await heard(watch) == changed
+
+
+async def test_object_that_was_made_anew_is_told_as_gone_and_new(objects):
+    made = await objects.apply(wish())
+    async with aclosing(objects.watch(ResourceRequest)) as watch:
+        await heard(watch)
+        await objects.delete(ResourceRequest, made.key)
+        again = await objects.apply(wish())
+        assert deleted(await heard(watch)).metadata.uid == made.metadata.uid
+        assert await heard(watch) == again
+
+
+async def test_all_watches_hear_of_a_change(objects):
+    async with (
+        aclosing(objects.watch(ResourceRequest)) as one,
+        aclosing(objects.watch(ResourceRequest)) as two,
+    ):
+        await heard(one)
+        await heard(two)
+        made = await objects.apply(wish())
+        assert [await heard(one), await heard(two)] == [made, made]
+
+
+async def test_slow_watch_ends_up_with_the_newest(objects):
+    async with aclosing(objects.watch(ResourceRequest)) as watch:
+        await heard(watch)
+        made = [await objects.apply(wish(cpu=str(cpu))) for cpu in range(1, 21)]
+        while (seen := await heard(watch)) != made[-1]:
+            assert seen in made
+
+
+async def test_changes_made_at_once_are_all_kept(objects):
+    await asyncio.gather(*(objects.apply(wish(f"w{number}")) for number in range(20)))
+    assert len(await objects.list(ResourceRequest)) == 20
+    made = await objects.find(ResourceRequest, "default/w1")
+    await asyncio.gather(
+        objects.apply(wish("w1", cpu="2")), objects.set_status(pending(made, "at once"))
+    )
+    found = await objects.find(ResourceRequest, "default/w1")
+    assert (found.spec.requested_cpu, found.status.message) == ("2", "at once")
+
+
+# -- names
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "default/..",
+        "default/../../etc/passwd",
+        "../x",
+        "default/a/b",
+        "default/",
+        "/a",
+        "default",
+        "default/A",
+        "default/a b",
+        "default/a\n",
+        "default/.a",
+        "default/-a",
+        "a.b/c",
+        "default/" + "a" * 254,
+        "a" * 64 + "/a",
+    ],
+)
+async def test_names_that_kubernetes_refuses_are_refused(objects, key):
+    namespace, _, name = key.partition("/")
+    with pytest.raises(InvalidInput):
+        await objects.apply(wish(name, namespace=namespace))
+    with pytest.raises(InvalidInput):
+        await objects.set_status(wish(name, namespace=namespace))
+    with pytest.raises(InvalidInput):
+        await objects.find(ResourceRequest, key)
+    with pytest.raises(InvalidInput):
+        await objects.delete(ResourceRequest, key)
+
+
+async def test_names_with_dots_are_kept_apart(objects):
+    keys = ["a/b.c", "a/b", "a/b.c.d", "b/c"]
+    for key in keys:
+        namespace, _, name = key.partition("/")
+        await objects.apply(wish(name, namespace=namespace))
+    assert {found.key for found in await objects.list(ResourceRequest)} == set(keys)

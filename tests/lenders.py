@@ -1,0 +1,148 @@
+"""A provider with everything around it: a broker that decides, objects, an inventory; in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import datetime, timedelta
+from typing import Any
+
+import make
+import virtual_time
+from desk_broker import DeskBroker
+from kubelend.agent.promises import Promises
+from kubelend.agent.providing import Lender, Provider
+from kubelend.agent.reservations import Reservations
+from kubelend.agent.standing import Standing
+from kubelend.core.errors import KubelendError
+from kubelend.core.inventory import Inventory
+from kubelend.core.lending import LendingPolicy
+from kubelend.core.models import ReservationId
+from kubelend.core.nodes import Node
+from kubelend.core.pods import Pod
+from kubelend.core.resources import Resources
+from kubelend.sources.memory import MemoryObjects
+from kubelend.wire.objects import Kind, ProviderInstruction
+
+EIGHT = "cpu=8,memory=8Gi"
+FINISHED_FOR = 10 * make.MINUTE
+
+
+class TroubledObjects(MemoryObjects):
+    """Objects that cannot be had while there is trouble."""
+
+    trouble: KubelendError | None = None
+
+    async def list(self, kind: type[Kind]) -> list[Kind]:
+        self._check()
+        return await super().list(kind)
+
+    async def find(self, kind: type[Kind], key: str) -> Kind | None:
+        self._check()
+        return await super().find(kind, key)
+
+    async def apply(self, wanted: Kind) -> Kind:
+        self._check()
+        return await super().apply(wanted)
+
+    def _check(self) -> None:
+        if self.trouble is not None:
+            raise self.trouble
+
+
+class House:
+    """One cluster `me` that lends; `broker.desk` places on it or on `other`."""
+
+    def __init__(
+        self,
+        *,
+        nodes: str = EIGHT,
+        policy: LendingPolicy | None = None,
+        enforce: bool = True,
+        offset: timedelta = make.NO_TIME,
+    ) -> None:
+        """`offset`: how much its clock is ahead of the broker's."""
+        desk = make.desk(me="cpu=64,memory=64Gi", other="cpu=64,memory=64Gi")
+        self.broker = DeskBroker("me", desk)
+        self.objects = TroubledObjects(self.now)
+        self.offset = offset
+        self.policy = policy
+        self.enforce = enforce
+        self.start_anew()
+        if nodes:
+            self.measure(nodes)
+
+    def now(self) -> datetime:
+        return virtual_time.now() + self.offset
+
+    def start_anew(self) -> None:
+        """Another process of the agent: only the objects stay."""
+        self.reservations, self.standing, self.inventory = Reservations(), Standing(), Inventory()
+        self.on_holds: list[dict[str, Resources]] = []
+        """The holds after each change."""
+        promises = Promises(
+            self.inventory,
+            self.policy,
+            enforce=self.enforce,
+            on_holds=lambda: self.on_holds.append(self.holds()),
+        )
+        self.provider = Provider(
+            Lender("me", "lending", FINISHED_FOR),
+            self.objects,
+            self.broker,
+            self.reservations,
+            promises,
+            self.standing,
+            self.now,
+        )
+
+    def measure(self, nodes: str = EIGHT, pods: str = "") -> None:
+        node = Node("n", make.resources(nodes), make.resources(nodes))
+        used = [Pod("p", "n", make.resources(pods))] if pods else []
+        self.inventory.reset([node], used)
+
+    @asynccontextmanager
+    async def lending(self) -> AsyncIterator[None]:
+        task = asyncio.create_task(self.provider.run())
+        await virtual_time.settled()
+        try:
+            yield
+        finally:
+            await virtual_time.stopped(task)
+
+    # -- what happens
+
+    def reserve(self, wanted: str = "cpu=3,memory=1Gi", **fields: Any) -> ReservationId:
+        return self.broker.desk.reserve(wanted, pinned="me", **fields)
+
+    async def tell(self, *reservations: str) -> None:
+        """The broker's word arrives."""
+        for found in reservations:
+            self.reservations.put(self.broker.body(found))
+        await virtual_time.settled()
+
+    async def lend(self, wanted: str = "cpu=3,memory=1Gi", **fields: Any) -> ReservationId:
+        found = self.reserve(wanted, **fields)
+        await self.tell(found)
+        return found
+
+    def release(self, reservation: str) -> None:
+        self.broker.desk.release(ReservationId(reservation))
+
+    # -- what there is
+
+    def holds(self) -> dict[str, Resources]:
+        return {name: hold.resources for name, hold in self.inventory.holds.items()}
+
+    async def instruction(self, reservation: str) -> ProviderInstruction | None:
+        return await MemoryObjects.find(
+            self.objects, ProviderInstruction, f"lending/{reservation}-provider"
+        )
+
+    async def phase(self, reservation: str) -> str | None:
+        found = await self.instruction(reservation)
+        return None if found is None else found.status.phase
+
+    def is_acknowledged(self, reservation: str) -> bool:
+        return self.broker.body(reservation).status.acknowledged_at is not None

@@ -1,0 +1,60 @@
+"""A listener with a broker that decides at the other end; in virtual time."""
+
+from __future__ import annotations
+
+from asyncio import create_task
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+
+import make
+from desk_broker import DeskBroker
+from kubelend.agent import listening
+from kubelend.agent.listening import Listener
+from kubelend.agent.reservations import Reservations
+from kubelend.agent.standing import Standing
+from kubelend.core.models import ReservationId
+from virtual_time import settled, stopped
+
+
+class Rig:
+    """A cluster `me`, whose listener hears what the desk decides once it is told."""
+
+    def __init__(
+        self, *, poll_every: timedelta = listening.POLL_EVERY, chance: float = 0.0
+    ) -> None:
+        self.broker = DeskBroker("me", make.desk(me="cpu=8,memory=8Gi", other="cpu=8,memory=8Gi"))
+        self.reservations, self.standing = Reservations(), Standing()
+        self.heard: list[str] = []
+        self.reservations.listen(self.heard.append)
+        self.listener = Listener(
+            self.broker,
+            self.reservations,
+            self.standing,
+            poll_every=poll_every,
+            chance=lambda: chance,
+        )
+
+    @property
+    def desk(self) -> make.Desk:
+        return self.broker.desk
+
+    def reserve(self) -> ReservationId:
+        return self.desk.reserve("cpu=1,memory=1Gi", pinned="me")
+
+    def phase(self, reservation: str) -> str | None:
+        found = self.reservations.find(reservation)
+        return None if found is None else found.status.phase
+
+    def times(self, name: str) -> list[float]:
+        """When the broker was called so."""
+        return [call.at for call in self.broker.named(name)]
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        task = create_task(self.listener.run())
+        await settled()
+        try:
+            yield
+        finally:
+            await stopped(task)

@@ -1,0 +1,94 @@
+"""A publisher and all that it works with, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import make
+from kubelend.agent.advertising import Advertising
+from kubelend.agent.ports import Clock, LocalObjects
+from kubelend.agent.publishing import Publisher
+from kubelend.agent.reservations import Reservations
+from kubelend.agent.standing import Standing
+from kubelend.core.errors import BrokerUnreachable
+from kubelend.core.inventory import Inventory
+from kubelend.core.nodes import Node
+from kubelend.core.pods import Pod
+from kubelend.sources.memory import MemoryObjects
+from kubelend.wire.objects import Advertisement
+from scripted_communicator import ScriptedCommunicator
+from virtual_time import now, settled, stopped
+
+ALL = make.resources("cpu=10,memory=100Gi")
+
+
+class Rig:
+    """One node with 10 cores. Advertisements are due at full half minutes, unless the settings differ."""
+
+    def __init__(
+        self,
+        *,
+        clock: Clock = now,
+        chance: float = 0.0,
+        objects: LocalObjects | None = None,
+        **settings: Any,
+    ) -> None:
+        self.inventory, self.standing = Inventory(), Standing()
+        self.broker, self.objects = ScriptedCommunicator(now), objects or MemoryObjects(now)
+        self.reservations, self.measured = Reservations(), asyncio.Event()
+        self.publisher = Publisher(
+            settings=Advertising(**{"cluster_id": "a", "align": True, **settings}),
+            inventory=self.inventory,
+            communicator=self.broker,
+            reservations=self.reservations,
+            objects=self.objects,
+            standing=self.standing,
+            clock=clock,
+            chance=lambda: chance,
+        )
+
+    def measure(self, cpu: str = "1") -> None:
+        self.inventory.reset([Node("n", ALL, ALL)], [])
+        self.use(cpu)
+        self.measured.set()
+
+    def use(self, cpu: str) -> None:
+        self.inventory.put_pod(Pod("p", "n", make.resources(f"cpu={cpu},memory=1Gi")))
+        self.publisher.changed()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncGenerator[None, None]:
+        task = asyncio.create_task(self.publisher.run(self.measured))
+        yield
+        await stopped(task)
+
+    def moments(self) -> list[float]:
+        """Of every advertisement that was heard, in seconds from the start."""
+        return [round((heard.at - make.T0) / make.SECOND, 3) for heard in self.broker.heard]
+
+    def tries(self) -> list[float]:
+        """Of every call, in seconds from the start."""
+        return [round((at - make.T0) / make.SECOND, 3) for at in self.broker.tries]
+
+    def cpus(self) -> list[str | int]:
+        """What was said to be allocated, each time."""
+        found = [heard.body.resources.allocated for heard in self.broker.heard]
+        return [allocated.cpu for allocated in found if allocated is not None]
+
+    async def shown(self) -> Advertisement:
+        await settled()
+        found = await self.objects.find(Advertisement, "default/cluster-advertisement")
+        assert found is not None
+        return found
+
+
+async def until(seconds: float) -> None:
+    """Let time pass, up to so many seconds from the start."""
+    await asyncio.sleep(seconds - asyncio.get_running_loop().time())
+
+
+def unreachable() -> BrokerUnreachable:
+    return BrokerUnreachable("no route to the broker")

@@ -1,0 +1,96 @@
+"""A provider refuses what its policy or its free capacity does not allow, in words for a person."""
+
+import pytest
+
+import make
+from kubelend.agent import acceptance
+from kubelend.agent.acceptance import Means, Question
+from kubelend.core.inventory import Hold
+
+FREE = "cpu=8,memory=16Gi,gpu=2"
+NIGHTLY = "Mon-Fri 18:00-08:00"
+NOON = make.T0  # a Thursday
+
+
+def refusal(wanted="cpu=4,memory=8Gi", *, free=FREE, lent=(), at=NOON, requester="r", **policy):
+    holds = [Hold(whom, make.resources(amounts)) for whom, amounts in lent]
+    room = None if free is None else make.resources(free)
+    means = Means(make.policy(**policy) if policy else None, room, holds)
+    return acceptance.refusal(Question(requester, make.resources(wanted), at), means)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        {},
+        {"wanted": FREE},
+        {"allow": ["team-*", "r"]},
+        {"deny": ["team-*"]},
+        {"keep_back": "cpu=4,memory=8Gi"},
+        {"keep_back": "gpu=2"},
+        {"max_lent": "cpu=4"},
+        {"max_lent": "cpu=6", "lent": [("x", "cpu=2,memory=1Gi")]},
+        {"max_lent": "gpu=0"},
+        {"max_lent": "gpu=1", "lent": [("x", "gpu=2")]},
+        {"max_per_requester": "cpu=4", "lent": [("x", "cpu=4,memory=8Gi")]},
+        {"hours": [NIGHTLY], "at": NOON + 6 * make.HOUR},
+        {"free": None, "wanted": "cpu=100,memory=1Ti", "keep_back": "cpu=8"},
+    ],
+    ids=str,
+)
+def test_it_accepts(case):
+    assert refusal(**case) == ""
+
+
+@pytest.mark.parametrize(
+    "case, reason",
+    [
+        (
+            {"wanted": "cpu=9,memory=8Gi"},
+            "asked for 9 CPU / 8Gi Memory, but only 8 CPU / 16Gi Memory is free now",
+        ),
+        (
+            {"wanted": "cpu=1,memory=1Gi,example.com/fpga=1"},
+            "asked for 1 CPU / 1Gi Memory / 1 example.com/fpga, "
+            "but only 8 CPU / 16Gi Memory is free now",
+        ),
+        (
+            {"keep_back": "cpu=5"},
+            "asked for 4 CPU / 8Gi Memory, but of the 8 CPU / 16Gi Memory that is free now "
+            "this cluster keeps back 5 CPU / 0 Memory",
+        ),
+        (
+            {"max_lent": "cpu=5", "lent": [("x", "cpu=2,memory=1Gi")]},
+            "asked for 4 cpu, but this cluster lends 5 at most, of which 2 is lent",
+        ),
+        (
+            {"max_lent": "memory=0"},
+            "asked for 8Gi memory, but this cluster lends 0 at most, of which 0 is lent",
+        ),
+        (
+            {"max_per_requester": "cpu=5", "lent": [("r", "cpu=2,memory=1Gi")]},
+            "asked for 4 cpu, but this cluster lends 5 to r at most, of which 2 is lent",
+        ),
+        ({"deny": ["r"]}, "this cluster does not lend to r"),
+        ({"deny": ["r"], "allow": ["r"]}, "this cluster does not lend to r"),
+        ({"allow": ["team-*"]}, "this cluster lends to others only, not to r"),
+        ({"hours": [NIGHTLY]}, "this cluster lends at other times: Mon-Fri 18:00-08:00"),
+        ({"free": None, "deny": ["*"]}, "this cluster does not lend to r"),
+        (
+            {"free": None, "max_lent": "cpu=3"},
+            "asked for 4 cpu, but this cluster lends 3 at most, of which 0 is lent",
+        ),
+    ],
+    ids=str,
+)
+def test_it_refuses(case, reason):
+    assert refusal(**case) == reason
+
+
+def test_what_is_promised_beyond_what_is_there_shows_as_nothing_free():
+    free = make.resources("cpu=1,memory=8Gi") - make.resources("cpu=2")
+    means = Means(None, free, [])
+    question = Question("r", make.resources("cpu=1,memory=1Gi"), NOON)
+    assert acceptance.refusal(question, means) == (
+        "asked for 1 CPU / 1Gi Memory, but only 0 CPU / 8Gi Memory is free now"
+    )

@@ -1,0 +1,198 @@
+"""What the source sees is in the inventory at once, and why it sees nothing is told once."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+from structlog.testing import capture_logs
+
+import make
+from kubelend.agent.collecting import Collector
+from kubelend.agent.ports import Change, NodeGone, PodGone, Snapshot
+from kubelend.agent.standing import Standing
+from kubelend.core.errors import InvalidQuantity, KubelendError, Unavailable
+from kubelend.core.inventory import Hold, Inventory
+from kubelend.core.nodes import Node
+from kubelend.core.pods import Pod
+from virtual_time import in_virtual_time, settled, stopped
+
+TEN = make.resources("cpu=10,memory=10Gi")
+ONE = make.resources("cpu=1,memory=1Gi")
+
+
+class ScriptedSource:
+    """Says what it is told to say; an error ends it, and None ends it without a word."""
+
+    def __init__(self):
+        self.problem = ""
+        self.opened: list[float] = []
+        self.closed = 0
+        self._script: asyncio.Queue[Change | KubelendError | None] = asyncio.Queue()
+
+    async def identity(self):
+        return "a"
+
+    async def changes(self):
+        self.opened.append(asyncio.get_running_loop().time())
+        try:
+            while (change := await self._script.get()) is not None:
+                if isinstance(change, KubelendError):
+                    raise change
+                yield change
+        finally:
+            self.closed += 1
+
+    def say(self, *changes):
+        for change in changes:
+            self._script.put_nowait(change)
+
+
+class Rig:
+    def __init__(self):
+        self.source, self.inventory, self.standing = ScriptedSource(), Inventory(), Standing()
+        self.seen: list[int] = []
+        self.collector = Collector(
+            self.source,
+            self.inventory,
+            self.standing,
+            lambda: self.seen.append(self.inventory.totals().allocated.cpu),
+        )
+
+    @asynccontextmanager
+    async def running(self):
+        task = asyncio.create_task(self.collector.run())
+        yield
+        await stopped(task)
+
+    @property
+    def cpus(self):
+        totals = self.inventory.totals()
+        return totals.allocatable.cpu, totals.allocated.cpu
+
+
+WHOLE = Snapshot([Node("n", TEN, TEN)], [Pod("p", "n", ONE)])
+
+
+@pytest.mark.parametrize(
+    "change, expected",
+    [
+        pytest.param(Node("m", TEN, TEN), (20_000, 1000), id="a node comes"),
+        pytest.param(Node("n", TEN, ONE), (1000, 1000), id="a node changes"),
+        pytest.param(NodeGone("n"), (0, 0), id="a node goes"),
+        pytest.param(Pod("q", "n", ONE), (10_000, 2000), id="a pod comes"),
+        pytest.param(Pod("p", "n", TEN), (10_000, 10_000), id="a pod changes"),
+        pytest.param(PodGone("p"), (10_000, 0), id="a pod goes"),
+        pytest.param(Snapshot([Node("m", ONE, ONE)], []), (1000, 0), id="all is otherwise"),
+    ],
+)
+@in_virtual_time
+async def test_a_change_is_taken_in(change, expected):
+    rig = Rig()
+    async with rig.running():
+        rig.source.say(WHOLE)
+        await settled()
+        assert rig.cpus == (10_000, 1000)
+        rig.source.say(change)
+        await settled()
+        assert rig.cpus == expected
+    assert rig.seen == [1000, expected[1]]  # told after each, when it was in already
+
+
+@in_virtual_time
+async def test_it_has_measured_once_all_was_seen():
+    rig = Rig()
+    rig.standing.expect("collector")
+    async with rig.running():
+        await asyncio.sleep(60)
+        assert not rig.collector.measured.is_set()
+        assert rig.standing.unready == "collector: has not begun yet"
+        rig.source.say(WHOLE)
+        await settled()
+        assert rig.collector.measured.is_set()
+        assert rig.standing.unready == ""
+
+
+@in_virtual_time
+async def test_holds_outlive_a_new_look_at_everything():
+    rig = Rig()
+    rig.inventory.put_hold("r1", Hold("b", ONE))
+    async with rig.running():
+        rig.source.say(WHOLE, WHOLE)
+        await settled()
+    assert list(rig.inventory.holds) == ["r1"]
+
+
+@in_virtual_time
+async def test_why_nothing_is_seen_is_told_once_and_so_is_its_end():
+    rig = Rig()
+    rig.source.say(WHOLE)
+    with capture_logs() as logged:
+        async with rig.running():
+            await asyncio.sleep(10)
+            rig.source.problem = "no route to the API server"
+            await asyncio.sleep(1)
+            assert rig.standing.problems == {"collector": "no route to the API server"}
+            await asyncio.sleep(3600)
+            rig.source.problem = ""
+            await asyncio.sleep(1)
+            assert rig.standing.problems == {}
+    assert [line["event"] for line in logged] == ["trouble", "well again"]
+
+
+@in_virtual_time
+async def test_trouble_before_the_first_look_is_told():
+    rig = Rig()
+    rig.standing.expect("collector")
+    rig.source.problem = "no route to the API server"
+    async with rig.running():
+        await settled()
+        assert rig.standing.unready == "collector: no route to the API server"
+        rig.source.problem = ""
+        rig.source.say(WHOLE)
+        await settled()
+        assert rig.standing.unready == ""
+
+
+@pytest.mark.parametrize(
+    "end, expected",
+    [
+        pytest.param(InvalidQuantity("pod p: 'x' is no quantity"), "is no quantity", id="broken"),
+        pytest.param(Unavailable("gone away"), "gone away", id="away"),
+        pytest.param(None, "no more changes", id="without a word"),
+    ],
+)
+@in_virtual_time
+async def test_a_source_that_breaks_is_reported_and_opened_anew(end, expected):
+    rig = Rig()
+    async with rig.running():
+        rig.source.say(WHOLE, end)
+        await settled()
+        assert expected in rig.standing.problems["collector"]
+        assert rig.cpus == (10_000, 1000)
+        rig.source.say(Snapshot([Node("m", ONE, ONE)], []))
+        await asyncio.sleep(2)
+        assert rig.standing.problems == {}
+        assert rig.cpus == (1000, 0)
+    assert rig.source.closed == len(rig.source.opened) == 2
+
+
+@in_virtual_time
+async def test_a_source_that_keeps_breaking_is_opened_less_and_less_often():
+    rig = Rig()
+    rig.source.say(*[InvalidQuantity("pod p: 'x' is no quantity")] * 1000)
+    with capture_logs() as logged:
+        async with rig.running():
+            await asyncio.sleep(600)
+    assert 20 <= len(rig.source.opened) <= 50
+    assert len(logged) == 1
+
+
+@in_virtual_time
+async def test_a_source_that_was_well_for_long_is_opened_anew_soon():
+    rig = Rig()
+    async with rig.running():
+        rig.source.say(*[Unavailable("gone away")] * 6)
+        await asyncio.sleep(300)
+        rig.source.say(WHOLE, Unavailable("gone away"))
+        await asyncio.sleep(2)
+    assert 300 < rig.source.opened[-1] <= 301

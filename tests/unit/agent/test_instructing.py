@@ -1,0 +1,268 @@
+"""Every reservation that this cluster has got has one ReservationInstruction, and later it has none."""
+
+import asyncio
+from datetime import timedelta
+
+from msgspec.structs import replace
+
+import make
+import requesters
+from kubelend.core import errors
+from kubelend.core.models import ReservationId
+from kubelend.wire.objects import ReservationInstruction
+from requesters import GONE, passed, running
+from virtual_time import in_virtual_time, now, settled, stopped
+
+A_WHILE = timedelta(minutes=30)
+
+
+@in_virtual_time
+async def test_it_says_what_to_use_and_where():
+    async with running() as rig:
+        rig.broker.offers = {"p1": "cpu=8,memory=16Gi,gpu=2,storage=1Ti,example.com/fpga=3"}
+        await rig.wish(
+            cpu="500m",
+            requested_memory="256Mi",
+            requested_gpu="1",
+            requested_storage="10Gi",
+            extended_resources={"example.com/fpga": "2"},
+        )
+        found = await rig.instruction("default/rsv-1")
+        spec = found.spec
+        assert (spec.reservation_name, spec.target_cluster_id) == ("rsv-1", "p1")
+        assert (spec.requested_cpu, spec.requested_memory) == ("500m", "256Mi")
+        assert (spec.requested_gpu, spec.requested_storage) == ("1", "10Gi")
+        assert spec.extended_resources == {"example.com/fpga": "2"}
+        assert spec.message.startswith("Use p1 for 500m CPU / 256Mi Memory / 1 GPU")
+        assert spec.expires_at == make.T0 + make.HOUR
+        assert found.status.delivered
+        assert found.status.last_update_time == make.T0
+
+
+@in_virtual_time
+async def test_the_message_is_the_one_of_the_contract():
+    async with running() as rig:
+        await rig.wish(cpu="500m", requested_memory="256Mi")
+        spec = (await rig.instruction("default/rsv-1")).spec
+        assert spec.message == "Use p1 for 500m CPU / 256Mi Memory"
+
+
+@in_virtual_time
+async def test_one_that_was_reserved_otherwise_has_one_too():
+    async with running() as rig:
+        rig.broker.turn()
+        rig.broker.desk.reserve("cpu=1,memory=1Gi", requester="me")
+        await rig.hear("rsv-1")
+        assert await rig.instructions() == ["default/rsv-1"]
+
+
+@in_virtual_time
+async def test_what_was_known_before_it_began_is_not_missed():
+    rig = requesters.Rig()
+    rig.broker.turn()
+    rig.broker.desk.reserve("cpu=1,memory=1Gi", requester="me")
+    await rig.hear("rsv-1")
+    task = asyncio.create_task(rig.requester.run())
+    await passed(1)
+    assert await rig.instructions() == ["default/rsv-1"]
+    await stopped(task)
+
+
+@in_virtual_time
+async def test_what_this_cluster_lends_has_none():
+    async with running() as rig:
+        rig.broker.offers = {"me": "cpu=8,memory=16Gi"}
+        rig.broker.turn()
+        rig.broker.desk.reserve("cpu=1,memory=1Gi", requester="other")
+        await rig.hear("rsv-1")
+        await passed(60)
+        assert await rig.instructions() == []
+
+
+@in_virtual_time
+async def test_it_is_where_the_request_is_unless_a_namespace_is_set():
+    async with running() as rig:
+        await rig.wish(namespace="team-a")
+        assert await rig.instructions() == ["team-a/rsv-1"]
+    async with running(namespace="kubelend") as rig:
+        await rig.wish(namespace="team-a")
+        assert await rig.instructions() == ["kubelend/rsv-1"]
+
+
+@in_virtual_time
+async def test_a_stream_that_is_quicker_than_the_answer_puts_it_nowhere_else():
+    async with running() as rig:
+        rig.broker.takes_after = 5
+        await rig.wish(namespace="team-a")
+        await rig.hear("rsv-1")
+        await passed(4)
+        assert await rig.instructions() == []
+        await passed(1)
+        assert await rig.instructions() == ["team-a/rsv-1"]
+
+
+@in_virtual_time
+async def test_one_in_the_wrong_namespace_moves():
+    async with running() as first:
+        await first.wish(namespace="team-a")
+    async with running(objects=first.objects, broker=first.broker, namespace="kubelend") as rig:
+        await passed(1)
+        assert await rig.instructions() == ["kubelend/rsv-1"]
+
+
+@in_virtual_time
+async def test_it_follows_a_reservation_that_moves():
+    async with running() as rig:
+        await rig.wish()
+        rig.broker.desk.refuse(ReservationId("rsv-1"), "p1")
+        await rig.hear("rsv-1")
+        found = await rig.instruction("default/rsv-1")
+        assert found.spec.target_cluster_id == "p2"
+        assert found.spec.message == "Use p2 for 1 CPU / 1Gi Memory"
+        assert await rig.instructions() == ["default/rsv-1"]
+
+
+@in_virtual_time
+async def test_a_renewal_shows():
+    async with running() as rig:
+        await rig.wish(renew=True)
+        await passed(2401)
+        spec = (await rig.instruction("default/rsv-1")).spec
+        assert spec.expires_at == make.T0 + timedelta(seconds=2400) + make.HOUR
+
+
+@in_virtual_time
+async def test_what_others_write_at_it_stays():
+    async with running() as rig:
+        await rig.wish()
+        found = await rig.instruction("default/rsv-1")
+        metadata = replace(found.metadata, finalizers=("theirs",), labels={"a": "b"})
+        found = await rig.objects.apply(replace(found, metadata=metadata))
+        await rig.objects.set_status(replace(found, status=replace(found.status, phase="Ready")))
+        rig.broker.desk.refuse(ReservationId("rsv-1"), "p1")
+        await rig.hear("rsv-1")
+        found = await rig.instruction("default/rsv-1")
+        assert found.spec.target_cluster_id == "p2"
+        assert (found.metadata.finalizers, found.metadata.labels) == (("theirs",), {"a": "b"})
+        assert found.status.phase == "Ready"
+
+
+@in_virtual_time
+async def test_one_that_somebody_deletes_or_spoils_is_made_anew():
+    async with running() as rig:
+        await rig.wish()
+        await rig.objects.delete(ReservationInstruction, "default/rsv-1")
+        await settled()
+        found = await rig.instruction("default/rsv-1")
+        await rig.objects.apply(replace(found, spec=replace(found.spec, target_cluster_id="x")))
+        await settled()
+        assert (await rig.instruction("default/rsv-1")).spec == found.spec
+
+
+@in_virtual_time
+async def test_when_it_is_over_it_is_finished_and_goes_after_a_while():
+    async with running(finished_for=A_WHILE) as rig:
+        await rig.wish()
+        await passed(3600)
+        found = await rig.instruction("default/rsv-1")
+        assert (found.status.phase, found.status.message) == ("Finished", "Its duration is over")
+        assert found.status.finished_at == now()
+        await passed(1799)
+        assert await rig.instructions() == ["default/rsv-1"]
+        await passed(1)
+        assert await rig.instructions() == []
+
+
+@in_virtual_time
+async def test_the_while_is_counted_on_over_a_restart():
+    async with running(finished_for=A_WHILE) as first:
+        await first.wish()
+        await passed(3600 + 1200)
+    async with running(objects=first.objects, broker=first.broker, finished_for=A_WHILE) as rig:
+        finished_at = (await rig.instruction("default/rsv-1")).status.finished_at
+        assert finished_at == make.T0 + make.HOUR
+        await passed(601)
+        assert await rig.instructions() == []
+
+
+@in_virtual_time
+async def test_one_that_ended_while_the_agent_was_dead_is_finished():
+    async with running() as first:
+        await first.wish()
+        await first.delete("default/w")
+        key = await first.wish("forced")
+    first.broker.desk.release(ReservationId("rsv-2"))
+    async with running(objects=first.objects, broker=first.broker) as rig:
+        assert (await rig.instruction("default/rsv-2")).status.phase == "Finished"
+        assert (await rig.status(key)).phase == "Released"
+
+
+@in_virtual_time
+async def test_one_that_the_broker_has_forgotten_is_finished():
+    async with running() as first:
+        await first.wish()
+    first.broker.forget("rsv-1")
+    async with running(objects=first.objects, broker=first.broker) as rig:
+        status = (await rig.instruction("default/rsv-1")).status
+        assert (status.phase, status.message) == (
+            "Finished",
+            "The broker knows no such reservation",
+        )
+
+
+@in_virtual_time
+async def test_while_the_broker_is_away_nothing_is_finished():
+    async with running() as first:
+        await first.wish()
+    first.broker.trouble = GONE
+    async with running(objects=first.objects, broker=first.broker) as rig:
+        await passed(7200)
+        assert (await rig.instruction("default/rsv-1")).status.phase == ""
+
+
+@in_virtual_time
+async def test_objects_that_cannot_be_written_are_written_later():
+    objects = requesters.TroubledObjects()
+    async with running(objects=objects) as rig:
+        rig.broker.turn()
+        rig.broker.desk.reserve("cpu=1,memory=1Gi", requester="me")
+        objects.trouble = errors.Unavailable("the API server is away")
+        await rig.hear("rsv-1")
+        assert await rig.instructions() == []
+        objects.trouble = None
+        await passed(2)
+        assert await rig.instructions() == ["default/rsv-1"]
+
+
+@in_virtual_time
+async def test_what_is_over_for_long_is_not_remembered():
+    async with running(finished_for=A_WHILE) as rig:
+        await rig.wish()
+        await rig.wish("big", cpu="7", wait="1s", requested_gpu="2")
+        rig.broker.desk.reserve("cpu=1,memory=1Gi", requester="me", wait=make.MINUTE)
+        await passed(3 * 3600)
+        assert await rig.instructions() == []
+        assert rig.reservations.find("rsv-1") is None
+        assert rig.reservations.find("rsv-2") is None
+
+
+@in_virtual_time
+async def test_an_old_word_that_comes_late_revives_nothing():
+    async with running(finished_for=A_WHILE) as rig:
+        key = await rig.wish()
+        old = rig.broker.body("rsv-1")
+        await rig.delete(key)
+        await passed(1700)
+        rig.reservations.put(old)
+        await passed(1)
+        assert (await rig.instruction("default/rsv-1")).status.phase == "Finished"
+
+
+@in_virtual_time
+async def test_nothing_is_written_when_nothing_changes():
+    async with running() as rig:
+        await rig.wish()
+        version = (await rig.instruction("default/rsv-1")).metadata.resource_version
+        await rig.hear("rsv-1")
+        await passed(600)
+        assert (await rig.instruction("default/rsv-1")).metadata.resource_version == version

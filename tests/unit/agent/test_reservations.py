@@ -1,0 +1,108 @@
+"""Of all that is heard of a reservation the newest counts, and whoever listens hears of news only."""
+
+import itertools
+
+import pytest
+from msgspec.structs import replace
+
+import make
+from kubelend.agent.reservations import Reservations
+from kubelend.core.lifecycle import Phase
+from kubelend.wire import bodies
+
+
+def body(id="rsv-1", *, revision=0, phase=Phase.RESERVED, message=""):
+    return bodies.Reservation(
+        id=id,
+        requester_id="r",
+        target_cluster_id="a",
+        requested_resources=bodies.Quantities("1", "1Gi"),
+        status=bodies.ReservationStatus(phase.value, message),
+        created_at=make.T0,
+        revision=revision,
+    )
+
+
+@pytest.fixture
+def known():
+    return Reservations()
+
+
+@pytest.fixture
+def heard(known):
+    told: list[str] = []
+    known.listen(told.append)
+    return told
+
+
+def test_whatever_the_order_the_newest_word_stays():
+    words = [body(revision=number, message=str(number)) for number in range(1, 5)]
+    for order in itertools.permutations(words):
+        known = Reservations()
+        known.put_all(order)
+        assert known.find("rsv-1") == words[-1]
+
+
+def test_a_duplicate_is_no_news(known, heard):
+    assert known.put(body(revision=3)) is True
+    assert known.put(body(revision=3)) is False
+    assert known.put(body(revision=2, phase=Phase.RELEASED)) is False
+    assert heard == ["rsv-1"]
+
+
+def test_a_broker_that_counts_no_revisions_is_believed_as_it_speaks(known, heard):
+    for phase in [Phase.RESERVED, Phase.ACTIVE, Phase.RELEASED]:
+        assert known.put(body(phase=phase)) is True
+    assert known.put(body(phase=Phase.RELEASED)) is False
+    assert heard == ["rsv-1"] * 3
+
+
+def test_listeners_find_the_news_when_they_are_told(known):
+    found: list[object] = []
+    known.listen(lambda name: found.append(known.find(name)))
+    news = body(revision=1)
+    known.put(news)
+    known.forget("rsv-1")
+    assert found == [news, None]
+
+
+def test_every_listener_hears_of_every_reservation(known, heard):
+    second: list[str] = []
+    known.listen(second.append)
+    known.put_all([body("rsv-1"), body("rsv-2")])
+    assert heard == second == ["rsv-1", "rsv-2"]
+
+
+def test_forgetting_what_is_not_known_is_no_news(known, heard):
+    known.forget("rsv-1")
+    assert heard == []
+
+
+def test_what_was_forgotten_may_come_again(known, heard):
+    known.put(body(revision=5))
+    known.forget("rsv-1")
+    assert known.find("rsv-1") is None
+    assert known.put(body(revision=4)) is True
+    assert heard == ["rsv-1"] * 3
+
+
+def test_open_are_those_that_are_not_over(known):
+    for phase in Phase:
+        known.put(body(phase.value, phase=phase))
+    assert {found.id for found in known.open()} == {"Pending", "Reserved", "Active"}
+
+
+def test_what_is_open_may_change_while_one_goes_through_it(known):
+    known.put_all([body("rsv-1"), body("rsv-2")])
+    for found in known.open():
+        known.forget(found.id)
+        known.put(body(f"{found.id}-again"))
+    assert {found.id for found in known.open()} == {"rsv-1-again", "rsv-2-again"}
+
+
+def test_each_reservation_has_its_own_order(known):
+    known.put(body("rsv-1", revision=9))
+    assert known.put(body("rsv-2", revision=1)) is True
+    newer = replace(body("rsv-2"), revision=2)
+    assert known.put(newer) is True
+    assert known.find("rsv-2") == newer

@@ -1,0 +1,69 @@
+"""A problem is told when it begins and when it is over, and is there to be seen in between."""
+
+import pytest
+from structlog.testing import capture_logs
+
+from kubelend.agent.standing import Standing
+
+
+@pytest.fixture
+def standing():
+    return Standing()
+
+
+@pytest.fixture
+def lines():
+    with capture_logs() as captured:
+        yield captured
+
+
+def events(lines):
+    return [(line["event"], line["part"], line.get("problem", "")) for line in lines]
+
+
+def test_a_problem_is_told_once_and_its_end_once(standing, lines):
+    for _ in range(3):
+        standing.report("publisher", "no broker")
+    for _ in range(3):
+        standing.report("publisher")
+    assert events(lines) == [("trouble", "publisher", "no broker"), ("well again", "publisher", "")]
+    assert [line["log_level"] for line in lines] == ["warning", "info"]
+
+
+def test_another_problem_is_told_again(standing, lines):
+    standing.report("publisher", "no broker")
+    standing.report("publisher", "revoked")
+    assert [problem for _, _, problem in events(lines)] == ["no broker", "revoked"]
+    assert standing.problems == {"publisher": "revoked"}
+
+
+def test_a_part_that_always_works_says_nothing(standing, lines):
+    standing.report("publisher")
+    assert lines == []
+    assert standing.problems == {}
+    assert standing.unready == ""
+
+
+def test_parts_do_not_hide_one_another(standing):
+    standing.report("stream", "cut")
+    standing.report("publisher", "no broker")
+    assert standing.unready == "publisher: no broker; stream: cut"
+    standing.report("stream")
+    assert standing.unready == "publisher: no broker"
+
+
+def test_it_is_unready_until_every_expected_part_has_reported(standing):
+    standing.expect("stream")
+    standing.expect("collector")
+    assert standing.unready == "collector: has not begun yet; stream: has not begun yet"
+    standing.report("collector")
+    standing.report("stream", "cut")
+    assert standing.unready == "stream: cut"
+    standing.report("stream")
+    assert standing.unready == ""
+
+
+def test_what_was_asked_for_can_be_changed_without_harm(standing):
+    standing.report("stream", "cut")
+    standing.problems.clear()
+    assert standing.problems == {"stream": "cut"}

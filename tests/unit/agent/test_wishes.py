@@ -1,0 +1,152 @@
+"""What a ResourceRequest means, under which key, and how far it has come by what is written at it."""
+
+import pytest
+from msgspec.structs import replace
+
+from kubelend.agent import wishes
+from kubelend.agent.wishes import Stage
+from kubelend.core.errors import InvalidInput
+from kubelend.wire import bodies, route
+from kubelend.wire.objects import (
+    Asked,
+    Metadata,
+    ResourceRequest,
+    ResourceRequestSpec,
+    ResourceRequestStatus,
+)
+
+SPEC = ResourceRequestSpec(requested_cpu="1", requested_memory="1Gi")
+ASKED = Asked(1, wishes.request(SPEC))
+
+
+def wish(generation=1, spec=SPEC, **status):
+    metadata = Metadata("w", uid="u", generation=generation)
+    return ResourceRequest(metadata, spec, ResourceRequestStatus(**status))
+
+
+def test_a_full_spec_becomes_a_full_request():
+    spec = ResourceRequestSpec(
+        requested_cpu="500m",
+        requested_memory="256Mi",
+        requested_gpu="2",
+        requested_storage="10Gi",
+        extended_resources={"example.com/fpga": "1"},
+        priority=3,
+        duration="1h30m",
+        wait="5m",
+        policy="cost",
+        weights={"price": 2.0},
+        target_cluster_id="p1",
+        constraints=bodies.ConstraintsBody(labels={"zone": "a"}, region="eu", exclude=["p2"]),
+        renew=True,
+    )
+    assert wishes.request(spec) == bodies.ReservationRequest(
+        requested_resources=bodies.Quantities(
+            "500m", "256Mi", "2", "10Gi", {"example.com/fpga": "1"}
+        ),
+        priority=3,
+        duration="1h30m",
+        wait="5m",
+        policy="cost",
+        weights={"price": 2.0},
+        target_cluster_id="p1",
+        constraints=bodies.ConstraintsBody(labels={"zone": "a"}, region="eu", exclude=["p2"]),
+    )
+
+
+@pytest.mark.parametrize(
+    "fields, problem",
+    [
+        ({"requested_cpu": "two"}, "spec.requestedCPU: 'two' is no quantity"),
+        ({"requested_cpu": ""}, "spec.requestedCPU: '' is no quantity"),
+        ({"requested_cpu": "0"}, "spec.requestedCPU: must be more than zero"),
+        ({"requested_memory": "-1Gi"}, "spec.requestedMemory: '-1Gi' is negative"),
+        ({"requested_memory": "0"}, "spec.requestedMemory: must be more than zero"),
+        ({"requested_gpu": "x"}, "spec.requestedGPU: 'x' is no quantity"),
+        ({"requested_storage": "1Qi"}, "spec.requestedStorage: '1Qi' has the unknown suffix 'Qi'"),
+        (
+            {"extended_resources": {"a.b/c": "?"}},
+            "spec.extendedResources.a.b/c: '?' is no quantity",
+        ),
+        ({"extended_resources": {"!": "1"}}, "spec.extendedResources.!: "),
+        ({"duration": "1"}, "spec.duration: '1' has a number without a unit"),
+        ({"duration": "0s"}, "spec.duration: '0s' is not above zero"),
+        ({"wait": "soon"}, "spec.wait: 'soon' is no duration"),
+        ({"wait": "-1s"}, "spec.wait: '-1s' is below zero"),
+        ({"priority": 2**31}, "spec: Expected `int` <= 2147483647"),
+        ({"target_cluster_id": "x" * 254}, "spec: Expected `str` of length <= 253"),
+    ],
+)
+def test_what_cannot_be_read_is_named(fields, problem):
+    with pytest.raises(InvalidInput) as refused:
+        wishes.request(replace(SPEC, **fields))
+    assert refused.value.message.startswith(problem)
+
+
+def test_a_wait_of_nothing_is_no_mistake():
+    assert wishes.request(replace(SPEC, wait="0s")).wait == "0s"
+
+
+def test_a_key_is_the_same_for_the_same_question_and_for_no_other():
+    keys = [
+        wishes.key(cluster, uid, generation)
+        for cluster, uid, generation in [
+            ("me", "u", 1),
+            ("me", "u", 1),
+            ("you", "u", 1),
+            ("me", "v", 1),
+            ("me", "u", 2),
+            ("m", "eu", 1),
+            ("me", "u1", 1),
+            ("me", "u", 11),
+            ("mé\n", "u" * 5000, 1),
+        ]
+    ]
+    assert keys[0] == keys[1]
+    assert len(set(keys)) == len(keys) - 1
+    assert all(len(key) <= route.MAX_KEY_LENGTH for key in keys)
+    assert all(key.isascii() and key.isprintable() for key in keys)
+
+
+@pytest.mark.parametrize(
+    "found, stage",
+    [
+        (wish(), Stage.NEW),
+        (wish(phase="Pending", asked=ASKED), Stage.ASKING),
+        (wish(phase="Pending", reservation_name="r", asked=ASKED), Stage.BOUND),
+        (wish(phase="Reserved", reservation_name="r", asked=ASKED), Stage.BOUND),
+        (wish(phase="Active", reservation_name="r"), Stage.BOUND),
+        (wish(phase="Failed", observed_generation=1), Stage.DONE),
+        (wish(phase="Released", observed_generation=1, reservation_name="r"), Stage.DONE),
+        (wish(phase="Expired", observed_generation=1, reservation_name="r"), Stage.DONE),
+        (wish(2, phase="Failed", observed_generation=1, asked=ASKED), Stage.NEW),
+        (wish(2, phase="Expired", observed_generation=1, reservation_name="r"), Stage.NEW),
+        (wish(2, phase="Reserved", observed_generation=1, reservation_name="r"), Stage.BOUND),
+    ],
+)
+def test_how_far_it_has_come(found, stage):
+    assert wishes.stage(found) is stage
+
+
+@pytest.mark.parametrize(
+    "found, changed",
+    [
+        (wish(2), False),
+        (wish(2, asked=ASKED), False),
+        (wish(2, replace(SPEC, renew=True), asked=ASKED), False),
+        (wish(2, replace(SPEC, requested_cpu="2"), asked=ASKED), True),
+        (wish(2, replace(SPEC, requested_cpu="?"), asked=ASKED), True),
+        (wish(2, replace(SPEC, policy="cost"), asked=ASKED), True),
+    ],
+    ids=["never asked", "changed back", "only renew", "amount", "unreadable", "policy"],
+)
+def test_only_what_the_broker_hears_of_is_a_change(found, changed):
+    assert wishes.is_changed(found) is changed
+
+
+def test_finalizers_come_and_go_beside_those_of_others():
+    found = replace(wish(), metadata=Metadata("w", finalizers=("theirs",)))
+    ours = wishes.with_finalizer(found)
+    assert ours.metadata.finalizers == ("theirs", wishes.FINALIZER)
+    assert wishes.has_finalizer(ours)
+    assert wishes.without_finalizer(ours) == found

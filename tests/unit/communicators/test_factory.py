@@ -1,0 +1,68 @@
+"""Transports by name, and each loaded only when it is asked for."""
+
+import subprocess
+import sys
+
+import pytest
+
+from kubelend.communicators import factory
+from kubelend.communicators.http import HttpCommunicator
+from kubelend.communicators.options import Options
+from kubelend.core.errors import InvalidSettings
+
+
+async def test_http_is_opened_without_a_call(broker, certificates):
+    options = Options(broker.url, certificates.cluster("a"))
+    opened = await factory.open_communicator("http", options)
+    assert isinstance(opened, HttpCommunicator)
+    await opened.close()
+    assert broker.seen == []
+
+
+async def test_no_name_is_no_broker():
+    assert await factory.open_communicator("", Options()) is None
+
+
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("kubernetes", "the transport 'kubernetes' is not in this version; use http"),
+        ("mqtt", "the transport 'mqtt' is unknown; use http, or none at all"),
+        ("HTTP", "the transport 'HTTP' is unknown"),
+    ],
+)
+async def test_what_there_is_not_is_refused_clearly(name, words):
+    with pytest.raises(InvalidSettings) as refused:
+        await factory.open_communicator(name, Options("https://localhost"))
+    assert str(refused.value).startswith(words)
+
+
+async def test_http_says_what_is_missing(certificates, tmp_path):
+    for options, words in (
+        (Options(certificates=certificates.cluster("a")), "--broker-url"),
+        (Options("https://localhost"), "--broker-cert-path"),
+        (Options("https://localhost", tmp_path / "absent"), "tls.crt"),
+    ):
+        with pytest.raises(InvalidSettings, match=words):
+            await factory.open_communicator("http", options)
+
+
+@pytest.mark.parametrize(
+    "module, absent",
+    [
+        ("communicators.factory", "aiohttp numpy rich cryptography uvloop"),
+        ("communicators.measured", "aiohttp numpy rich cryptography uvloop"),
+        ("communicators.delayed", "aiohttp numpy rich cryptography uvloop"),
+        ("communicators.http", "numpy rich cryptography uvloop typer"),
+        ("peerings.none", "aiohttp numpy rich cryptography uvloop"),
+        ("peerings.liqoctl", "aiohttp numpy rich cryptography uvloop"),
+        ("agent.peering", "aiohttp numpy cryptography uvloop typer"),
+    ],
+)
+def test_an_agent_loads_no_more_than_it_needs(module, absent):
+    program = f"import sys, kubelend.{module}; print(*({absent.split()} & sys.modules.keys()))"
+    program = program.replace("[", "{").replace("]", "}")
+    found = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert found.stdout.strip() == ""

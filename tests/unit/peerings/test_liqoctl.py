@@ -1,0 +1,324 @@
+"""What is run, with which arguments, and what becomes of it when it does not go well."""
+
+import asyncio
+import os
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import make
+from brokers import until
+from fake_liqo import FakeLiqo
+from kubelend.agent.ports import Peer
+from kubelend.core.errors import InvalidInput, InvalidSettings, Unavailable, UnexpectedAnswer
+from kubelend.peerings.liqoctl import LiqoctlPeering
+
+PEER = Peer("rsv-home-1", "one", make.resources("cpu=500m,memory=1Gi,gpu=2,storage=5Gi"))
+OTHER = Peer("rsv-home-2", "one", make.resources("cpu=1,memory=1Gi"))
+ELSEWHERE = Peer("rsv-home-3", "two", make.resources("cpu=1,memory=1Gi"))
+SHORT = timedelta(milliseconds=300)
+
+
+@pytest.fixture
+def liqo(tmp_path):
+    return FakeLiqo(tmp_path)
+
+
+@pytest.fixture
+def peering(liqo):
+    return made(liqo)
+
+
+def made(liqo, **changes):
+    return LiqoctlPeering(liqo.kubeconfigs, "home", **{**liqo.programs, **changes})
+
+
+async def join(peering, peer):
+    await peering.connect(peer)
+    await peering.size(peer)
+
+
+# -- what is run
+
+
+async def test_peering_makes_no_slice_of_its_own(liqo, peering):
+    await peering.connect(PEER)
+    own, remote = liqo.kubeconfigs / "home.kubeconfig", liqo.kubeconfigs / "one.kubeconfig"
+    assert liqo.log[0] == [
+        *("liqoctl", "peer", "--kubeconfig", str(own), "--remote-kubeconfig", str(remote)),
+        *("--create-resource-slice=false", "--gw-server-service-type", "NodePort"),
+        *("--timeout", "270s", "--skip-confirm"),
+    ]
+
+
+async def test_a_slice_is_as_large_as_the_reservation_and_named_after_it(liqo, peering):
+    await join(peering, PEER)
+    own = str(liqo.kubeconfigs / "home.kubeconfig")
+    assert liqo.log[2] == [
+        *("liqoctl", "create", "resourceslice", "rsv-home-1", "--remote-cluster-id", "one"),
+        *("--cpu", "500m", "--memory", "1Gi", "--resource", "nvidia.com/gpu=2"),
+        *("--resource", "ephemeral-storage=5Gi", "--kubeconfig", own, "--skip-confirm"),
+    ]
+
+
+async def test_two_reservations_on_one_provider_share_the_peering_and_no_slice(liqo, peering):
+    await join(peering, PEER)
+    await join(peering, OTHER)
+    assert liqo.commands == ["liqoctl peer", "liqoctl create", "liqoctl create"]
+    assert liqo.slices == {PEER.reservation, OTHER.reservation}
+    assert (await peering.ready(PEER)).reason == (
+        "node rsv-home-1 offers 500m CPU / 1Gi Memory / 2 GPU / 5Gi Storage"
+    )
+
+
+async def test_the_own_cluster_is_found_by_the_programs_without_a_kubeconfig(liqo, peering):
+    (liqo.kubeconfigs / "home.kubeconfig").unlink()
+    await join(peering, PEER)
+    await peering.ready(PEER)
+    assert all("--kubeconfig" not in call for call in liqo.log)
+
+
+async def test_a_slice_is_dropped_alone_while_another_is_left(liqo, peering):
+    await join(peering, PEER)
+    await join(peering, OTHER)
+    await peering.disconnect(PEER)
+    assert (liqo.slices, liqo.peered) == ({OTHER.reservation}, {"one"})
+    await peering.disconnect(OTHER)
+    assert (liqo.slices, liqo.peered) == (set(), set())
+
+
+async def test_who_is_just_being_connected_keeps_the_peering(liqo, peering):
+    await join(peering, PEER)
+    await peering.connect(OTHER)
+    await peering.disconnect(PEER)
+    assert liqo.peered == {"one"}
+
+
+async def test_what_another_agent_process_made_is_undone(liqo, peering):
+    await join(peering, PEER)
+    await join(peering, OTHER)
+    afterwards = made(liqo)
+    await afterwards.disconnect(PEER)
+    assert (liqo.slices, liqo.peered) == ({OTHER.reservation}, {"one"})
+    await afterwards.disconnect(OTHER)
+    assert (liqo.slices, liqo.peered) == (set(), set())
+
+
+async def test_nothing_is_unpeered_that_is_not_peered(liqo, peering):
+    await peering.disconnect(PEER)
+    assert liqo.commands == ["kubectl get", "kubectl get"]
+
+
+async def test_what_somebody_else_has_undone_is_made_again(liqo, peering):
+    await join(peering, PEER)
+    liqo.slice("one", PEER.reservation).unlink()
+    (liqo.root / "peered" / "one").unlink()
+    assert (await peering.ready(PEER)).reason == "there is no resource slice rsv-home-1 yet"
+    await join(peering, PEER)
+    assert (await peering.ready(PEER)).is_ready
+
+
+async def test_a_slice_that_could_not_be_made_has_the_peering_looked_at_again(liqo, peering):
+    await peering.connect(PEER)
+    (liqo.root / "peered" / "one").unlink()
+    with pytest.raises(Unavailable, match="tenant namespace not found for cluster one"):
+        await peering.size(PEER)
+    await join(peering, PEER)
+    assert (await peering.ready(PEER)).is_ready
+
+
+async def test_settings_of_ours_are_not_passed_on(liqo, peering, tmp_path):
+    shown = tmp_path / "shown"
+    liqo.environment["KUBELEND_SECRET"] = "hush"
+    program = tmp_path / "printing"
+    program.write_text(f"#!/bin/sh\nenv > {shown}\n")
+    program.chmod(0o755)
+    await made(liqo, liqoctl=str(program)).connect(PEER)
+    assert "KUBELEND_SECRET" not in shown.read_text()
+    assert "FAKE_LIQO" in shown.read_text()
+
+
+# -- one at a time
+
+
+async def test_commands_for_one_provider_follow_each_other(liqo, peering):
+    await asyncio.gather(*(join(peering, peer) for peer in (PEER, OTHER)))
+    assert [call == "end" for call in liqo.log] == [False, True] * 3
+
+
+async def test_a_provider_that_hangs_keeps_no_other_waiting(liqo, peering):
+    liqo.behave("liqoctl peer", "hang")
+    hanging = asyncio.create_task(peering.connect(PEER))
+    await until((liqo.root / "pids").exists)
+    liqo.behave("liqoctl peer")
+    await join(peering, ELSEWHERE)
+    assert (await peering.ready(ELSEWHERE)).is_ready
+    assert not hanging.done()
+    hanging.cancel()
+    with suppress(asyncio.CancelledError):
+        await hanging
+    await until(lambda: not alive(liqo))
+
+
+# -- what goes wrong
+
+
+async def test_a_failure_is_told_with_the_last_line_and_may_be_tried_again(liqo, peering):
+    liqo.behave("liqoctl peer", "fail", "ERRO  no route to host")
+    with pytest.raises(
+        Unavailable, match=r"^liqoctl peer failed: ERRO no route to host$"
+    ) as failed:
+        await peering.connect(PEER)
+    assert failed.value.retryable
+    liqo.behave("liqoctl peer")
+    await peering.connect(PEER)
+    assert liqo.peered == {"one"}
+
+
+async def test_a_command_that_hangs_is_ended_with_all_it_started(liqo):
+    peering = made(liqo, timeout=SHORT)
+    liqo.behave("liqoctl create resourceslice", "hang")
+    await peering.connect(PEER)
+    with pytest.raises(Unavailable, match="liqoctl create resourceslice has not ended within"):
+        await peering.size(PEER)
+    await until(lambda: not alive(liqo))
+
+
+async def test_a_look_that_fails_is_an_error_and_no_readiness(liqo, peering):
+    liqo.behave("kubectl get", "fail", "The connection to the server was refused")
+    with pytest.raises(Unavailable, match="kubectl get failed: The connection to the server"):
+        await peering.ready(PEER)
+
+
+async def test_a_slice_that_cannot_be_dropped_is_not_forgotten(liqo, peering):
+    await join(peering, PEER)
+    liqo.behave("kubectl delete", "fail", "forbidden")
+    with pytest.raises(Unavailable, match="kubectl delete failed: forbidden"):
+        await peering.disconnect(PEER)
+    liqo.behave("kubectl delete")
+    await peering.disconnect(PEER)
+    assert (liqo.slices, liqo.peered) == (set(), set())
+
+
+async def test_what_kubectl_should_not_say_is_unexpected(liqo, peering):
+    liqo.behave("kubectl get", "say", "<html>")
+    with pytest.raises(UnexpectedAnswer):
+        await peering.ready(PEER)
+
+
+@pytest.mark.parametrize("program", ["liqoctl", "kubectl"])
+@pytest.mark.parametrize("problem", ["missing", "no program"])
+async def test_a_program_that_cannot_be_run_is_named(liqo, tmp_path, program, problem):
+    path = tmp_path / "absent"
+    if problem == "no program":
+        path.write_text("")
+    peering = made(liqo, **{program: str(path)})
+    call = peering.connect if program == "liqoctl" else peering.ready
+    with pytest.raises(InvalidSettings, match=f"{path} cannot be run: ") as refused:
+        await call(PEER)
+    assert not refused.value.retryable
+
+
+async def test_a_missing_kubeconfig_is_named(liqo, peering):
+    stranger = PEER._replace(cluster="stranger")
+    path = liqo.kubeconfigs / "stranger.kubeconfig"
+    with pytest.raises(InvalidSettings, match=f"no kubeconfig for stranger: {path} is missing"):
+        await peering.connect(stranger)
+    path.write_text("{}")
+    await peering.connect(stranger)
+    assert liqo.peered == {"stranger"}
+
+
+@pytest.mark.parametrize("name", ["../one", "--help", "", "a b", ".", "one\n"])
+async def test_what_is_no_name_reaches_no_program(liqo, peering, name):
+    for call in (peering.connect, peering.size, peering.ready, peering.disconnect):
+        for peer in (PEER._replace(cluster=name), PEER._replace(reservation=name)):
+            with pytest.raises(InvalidInput):
+                await call(peer)
+    assert liqo.log == []
+
+
+# -- what is ready
+
+
+ACCEPTED = [{"type": kind, "status": "Accepted"} for kind in ("Authentication", "Resources")]
+GRANTED = {"cpu": "500m", "memory": "1Gi", "nvidia.com/gpu": "2", "ephemeral-storage": "5Gi"}
+READY = [{"type": "Ready", "status": "True"}]
+
+
+@pytest.mark.parametrize(
+    "conditions, granted, node, offered, reason",
+    [
+        ([], {}, READY, GRANTED, "one has not answered for the slice's authentication yet"),
+        (ACCEPTED[:1], {}, READY, GRANTED, "one has not answered for the slice's resources yet"),
+        (
+            [ACCEPTED[0], {"type": "Resources", "status": "Denied", "message": "no more GPUs"}],
+            {},
+            READY,
+            GRANTED,
+            "one does not accept the slice's resources: no more GPUs",
+        ),
+        (
+            ACCEPTED,
+            {**GRANTED, "nvidia.com/gpu": "1"},
+            READY,
+            GRANTED,
+            "0 CPU / 0 Memory / 1 GPU less is granted than reserved",
+        ),
+        (ACCEPTED, GRANTED, None, {}, "there is no virtual node rsv-home-1 yet"),
+        (
+            ACCEPTED,
+            GRANTED,
+            [{"type": "Ready", "status": "False", "reason": "NetworkDown"}],
+            GRANTED,
+            "the virtual node rsv-home-1 is not ready: NetworkDown",
+        ),
+        (
+            ACCEPTED,
+            GRANTED,
+            READY,
+            {**GRANTED, "cpu": "400m"},
+            "100m CPU / 0 Memory less is offered by the virtual node than reserved",
+        ),
+        (
+            [{"type": "Resources", "status": "Denied"}, *ACCEPTED],
+            {**GRANTED, "pods": "110"},
+            READY,
+            GRANTED,
+            "",
+        ),
+    ],
+    ids=["new", "unanswered", "denied", "partial", "no node", "down", "small node", "granted"],
+)
+async def test_ready_says_what_is_missing(
+    liqo, peering, conditions, granted, node, offered, reason
+):
+    await join(peering, PEER)
+    name = {"name": PEER.reservation}
+    status = {"conditions": conditions, "resources": granted}
+    objects = [{"kind": "ResourceSlice", "metadata": name, "status": status}]
+    if node is not None:
+        status = {"conditions": node, "allocatable": offered}
+        objects.append({"kind": "Node", "metadata": name, "status": status})
+    liqo.slice("one", PEER.reservation).write_bytes(msgspec.json.encode(objects))
+    found = await peering.ready(PEER)
+    assert found.is_ready == (not reason)
+    assert not reason or found.reason == reason
+
+
+def alive(liqo):
+    """Those of the hanging program's processes that still run."""
+    pids = map(int, (liqo.root / "pids").read_text().split())
+    return [pid for pid in pids if _runs(pid)]
+
+
+def _runs(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    # Nobody waits for the orphan of an orphan in every container.
+    return "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2]

@@ -1,0 +1,272 @@
+"""Files that are wrong, half-written, or written by two at a time."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import textwrap
+from contextlib import aclosing
+from datetime import timedelta
+
+import pytest
+from msgspec.structs import replace
+
+import make
+from kubelend.core.errors import Conflict, InvalidInput, InvalidSettings, Unavailable
+from kubelend.sources.files import FileObjects
+from kubelend.wire.objects import (
+    Metadata,
+    ResourceRequest,
+    ResourceRequestSpec,
+    ResourceRequestStatus,
+)
+
+PATIENCE = 10
+
+BY_HAND = """
+# two cores for an afternoon
+apiVersion: rear.fluidos.eu/v1alpha1
+kind: ResourceRequest
+metadata:
+  name: wish
+spec:
+  requestedCPU: "2"
+  requestedMemory: 1Gi
+"""
+
+
+def wish(**metadata):
+    return ResourceRequest(Metadata("wish", **metadata), ResourceRequestSpec("1", "1Gi"))
+
+
+async def find(objects):
+    return await objects.find(ResourceRequest, "default/wish")
+
+
+def edit(file, old, new):
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new))
+
+
+async def heard(watch):
+    async with asyncio.timeout(PATIENCE):
+        return await anext(watch)
+
+
+# -- files that are not right
+
+
+@pytest.mark.parametrize(
+    "name, text, problem",
+    [
+        pytest.param("a", "", "is no object", id="empty"),
+        pytest.param("a", "a: b: c", "is no YAML: line 1, column 5", id="no YAML"),
+        pytest.param("a", "\xff", "is no object", id="a text"),
+        pytest.param("a", b"\xff\xfe\xff", "is no YAML", id="no text"),
+        pytest.param("a", "a: &x [1]\nb: *x", "alias", id="alias"),
+        pytest.param("a", "[" * 200_000, "nested", id="too deep"),
+        pytest.param("a", "a" * (2**20 + 1), "bytes", id="too large"),
+        pytest.param("a", "a: " + "1" * 5000, "is no YAML", id="too large a number"),
+        pytest.param("wish", BY_HAND.replace("v1alpha1", "v1"), "apiVersion", id="version"),
+        pytest.param("wish", BY_HAND.replace("kind: R", "kind: X"), "kind", id="kind"),
+        pytest.param(
+            "wish", BY_HAND.replace('"2"', "2"), "spec.requestedCPU: is to be a text", id="number"
+        ),
+        pytest.param(
+            "wish",
+            BY_HAND.replace("requestedMemory", "memory"),
+            "spec.requestedMemory: is missing",
+            id="missing",
+        ),
+        pytest.param(
+            "wish", BY_HAND + "  durration: 1h\n", "spec.durration: is no field", id="unknown"
+        ),
+        pytest.param(
+            "wish",
+            BY_HAND + "  constraints: {regions: x}\n",
+            "spec.constraints.regions: is no field",
+            id="unknown inside",
+        ),
+        pytest.param("other", BY_HAND, "name the file default.wish.yaml", id="name"),
+        pytest.param("wish", BY_HAND.replace("wish", "../x"), "no name", id="path"),
+    ],
+)
+async def test_file_that_is_wrong_is_reported_and_left_alone(
+    objects, tmp_path, file, name, text, problem
+):
+    kept = await objects.apply(replace(wish(), metadata=Metadata("kept")))
+    wrong = file.with_name(f"default.{name}.yaml")
+    content = text if isinstance(text, bytes) else text.encode()
+    wrong.write_bytes(content)
+    assert await objects.list(ResourceRequest) == [kept]
+    assert f"resourcerequests/{wrong.name}: " in objects.problem
+    assert problem in objects.problem
+    assert wrong.read_bytes() == content
+    wrong.unlink()
+    assert await objects.list(ResourceRequest) == [kept]
+    assert objects.problem == ""
+
+
+async def test_name_that_is_almost_right_is_reported(objects, file):
+    file.with_name("default.wish.yml").write_text(BY_HAND)
+    file.with_name("notes.txt").write_text("hello")
+    file.with_name("default.dir.yaml").mkdir()
+    os.mkfifo(file.with_name("default.pipe.yaml"))
+    assert await objects.list(ResourceRequest) == []
+    assert "default.wish.yml: is not read" in objects.problem
+    assert "default.dir.yaml: is no file" in objects.problem
+    assert "default.pipe.yaml: is no file" in objects.problem
+    assert "notes" not in objects.problem
+
+
+async def test_each_problem_is_logged_once(objects, file, capsys):
+    file.write_text("wrong: [")
+    for _ in range(3):
+        await objects.list(ResourceRequest)
+    assert capsys.readouterr().out.count("file ignored") == 1
+    file.write_text(BY_HAND.replace('"2"', "2"))
+    await objects.list(ResourceRequest)
+    assert capsys.readouterr().out.count("requestedCPU") == 1
+
+
+async def test_object_stays_as_it_was_while_its_file_is_wrong(objects, file):
+    made = await objects.apply(wish())
+    right = file.read_text()
+    file.write_text("spec: [")
+    assert await find(objects) == made
+    for change in (
+        objects.apply(wish()),
+        objects.set_status(made),
+        objects.delete(ResourceRequest, made.key),
+    ):
+        with pytest.raises(Unavailable, match=r"default\.wish\.yaml is no YAML"):
+            await change
+    assert file.read_text() == "spec: ["
+    file.write_text(right)
+    assert await find(objects) == made
+    assert objects.problem == ""
+
+
+async def test_unknown_fields_of_a_newer_store_are_no_mistake(objects, open_objects, file):
+    made = await objects.apply(wish())
+    edit(file, "spec:", "spec:\n  fromTheFuture: 1")
+    assert await open_objects(settle=timedelta()).list(ResourceRequest) == [made]
+
+
+async def test_name_too_long_for_a_file_is_refused(objects):
+    with pytest.raises(InvalidInput, match="too long"):
+        await objects.apply(replace(wish(), metadata=Metadata("a" * 250)))
+
+
+async def test_directory_that_cannot_be_made_is_a_wrong_setting(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InvalidSettings, match="cannot be made"):
+        FileObjects(tmp_path / "file" / "objects", lambda: make.T0)
+
+
+# -- half-written files
+
+
+async def test_file_is_not_read_before_it_rests(open_objects, file):
+    objects = open_objects(settle=timedelta(hours=1))
+    assert await objects.list(ResourceRequest) == []
+    file.write_text(BY_HAND)
+    assert await objects.list(ResourceRequest) == []
+    assert await find(objects) is None
+    assert objects.problem == ""
+    assert file.read_text() == BY_HAND
+
+
+async def test_first_look_waits_for_files_to_rest(open_objects, file):
+    file.write_text(BY_HAND)
+    objects = open_objects(settle=timedelta(milliseconds=100))
+    assert len(await objects.list(ResourceRequest)) == 1
+
+
+async def test_change_waits_for_an_edited_file_to_rest(open_objects, file):
+    objects = open_objects(settle=timedelta(milliseconds=100))
+    made = await objects.apply(wish())
+    edit(file, "requestedCPU: '1'", "requestedCPU: '4'")
+    stated = await objects.set_status(replace(made, status=ResourceRequestStatus(phase="Pending")))
+    assert stated.spec.requested_cpu == "4"
+
+
+@pytest.mark.timeout(30)
+async def test_readers_never_see_half_a_file(objects, file):
+    """Another process reads as fast as it can while the object is written."""
+    await objects.apply(wish())
+    program = textwrap.dedent("""
+        import pathlib, sys, yaml
+        file, reads = pathlib.Path(sys.argv[1]), 0
+        print("reading", flush=True)
+        while True:
+            found = yaml.load(file.read_bytes(), yaml.CSafeLoader)
+            assert found["status"].get("message", "").count("x") in (0, 20000)
+            reads += 1
+            if "stop" in found["status"].get("reason", ""):
+                sys.exit(0 if reads > 5 else 1)
+    """)
+    made = await objects.set_status(replace(wish(), status=ResourceRequestStatus(phase="Pending")))
+    reader = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program, file, stdout=subprocess.PIPE
+    )
+    try:
+        assert reader.stdout is not None
+        assert await reader.stdout.readline() == b"reading\n"
+        for number in range(100):
+            status = ResourceRequestStatus(message="x" * 20000, phase=str(number))
+            await objects.set_status(replace(made, status=status))
+        await objects.set_status(replace(made, status=ResourceRequestStatus(reason="stop")))
+        async with asyncio.timeout(PATIENCE):
+            assert await reader.wait() == 0
+    finally:
+        if reader.returncode is None:
+            reader.kill()
+            await reader.wait()
+
+
+# -- more than one
+
+
+async def test_two_stores_of_one_directory_lose_no_change(open_objects):
+    one, other = open_objects(settle=timedelta()), open_objects(settle=timedelta())
+    made = await one.apply(wish())
+
+    async def change_specs():
+        for number in range(2, 22):
+            await one.apply(replace(wish(), spec=ResourceRequestSpec(str(number), "1Gi")))
+
+    async def change_statuses():
+        for number in range(20):
+            status = ResourceRequestStatus(message=str(number))
+            await other.set_status(replace(made, status=status))
+
+    await asyncio.gather(change_specs(), change_statuses())
+    found = await find(one)
+    assert (found.spec.requested_cpu, found.status.message) == ("21", "19")
+    assert found.metadata.generation == 21
+    assert found.metadata.resource_version.startswith("41-")
+
+
+async def test_change_by_another_store_is_taken_as_it_is(open_objects):
+    one, other = open_objects(settle=timedelta()), open_objects(settle=timedelta())
+    made = await one.apply(wish())
+    assert await find(other) == made
+    changed = await one.apply(replace(wish(), spec=ResourceRequestSpec("8", "1Gi")))
+    assert await find(other) == changed
+    await one.delete(ResourceRequest, made.key)
+    again = await one.apply(wish())
+    with pytest.raises(Conflict):
+        await other.apply(made)
+    assert await find(other) == again
+
+
+async def test_cancelled_change_is_still_told_to_watches(objects):
+    async with aclosing(objects.watch(ResourceRequest)) as watch:
+        await heard(watch)
+        change = asyncio.ensure_future(objects.apply(wish()))
+        await asyncio.sleep(0)
+        change.cancel()
+        assert (await heard(watch)).key == "default/wish"
+        assert change.cancelled()

@@ -1,0 +1,130 @@
+"""Hours in milliseconds: an event loop whose time jumps to the next timer when nothing else is to do.
+
+    from virtual_time import in_virtual_time, now
+
+    @in_virtual_time
+    async def test_patience_lasts_an_hour():
+        task = asyncio.create_task(thing.run(clock=now))
+        await asyncio.sleep(3600)      # takes no time; all timers on the way went off in their order
+        assert now() == make.T0 + make.HOUR
+        await stopped(task)
+
+`now` is a `Clock` that moves with the loop; it starts at `make.T0`. Work in threads is waited for, really;
+sockets and processes are not: a test with them has real time. A loop that waits for what can never happen
+fails instead of hanging, and so does a test that leaves a task behind. Fixtures must not be async.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import selectors
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor
+from datetime import datetime, timedelta
+from typing import Any, ParamSpec, TypeVar, TypeVarTuple
+
+import make
+
+Arguments = ParamSpec("Arguments")
+Given = TypeVarTuple("Given")
+Result = TypeVar("Result")
+
+LONGEST_WAIT = 1.0
+"""Real seconds, for threads that no timer of the loop speaks of."""
+
+
+def in_virtual_time(
+    test: Callable[Arguments, Coroutine[Any, Any, None]],
+) -> Callable[Arguments, None]:
+    """Makes an async test a plain one, which brings its own loop."""
+
+    @functools.wraps(test)
+    def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> None:
+        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+            runner.run(_guarded(test(*args, **kwargs)))
+
+    return run
+
+
+def now() -> datetime:
+    """The time by the loop that runs."""
+    return make.T0 + timedelta(seconds=asyncio.get_running_loop().time())
+
+
+async def stopped(*tasks: asyncio.Task[Any]) -> None:
+    """Cancel tasks and wait for their end; what they failed with before is raised."""
+    for task in tasks:
+        task.cancel()
+    for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(outcome, Exception):
+            raise outcome
+
+
+async def settled() -> None:
+    """Let everything happen that needs no time to pass."""
+    for _ in range(100):
+        await asyncio.sleep(0)
+
+
+async def _guarded(test: Coroutine[Any, Any, None]) -> None:
+    await test
+    leftovers = asyncio.all_tasks() - {asyncio.current_task()}
+    assert not leftovers, f"tasks left pending: {leftovers}"
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """Its time is a number that only it moves."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+        self._threads = 0
+        super().__init__(_Jumping(self))
+
+    def time(self) -> float:
+        return self._now
+
+    def pass_time(self, seconds: float) -> None:
+        """Nothing is ready before these are over."""
+        self._now += seconds
+
+    @property
+    def has_threads(self) -> bool:
+        return self._threads > 0
+
+    def run_in_executor(
+        self,
+        executor: Executor | None,
+        func: Callable[[*Given], Result],
+        *args: *Given,
+    ) -> asyncio.Future[Result]:
+        self._threads += 1
+        future = super().run_in_executor(executor, func, *args)
+        future.add_done_callback(self._thread_ended)
+        return future
+
+    def _thread_ended(self, _: asyncio.Future[Any]) -> None:
+        self._threads -= 1
+
+
+class _Jumping(selectors.DefaultSelector):
+    """Lets time pass on its loop's clock instead of waiting."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        super().__init__()
+        self._loop = loop
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is None or self._loop.has_threads:
+            return self._really(timeout)
+        ready = super().select(0)
+        if not ready and timeout > 0:
+            self._loop.pass_time(timeout)
+        return ready
+
+    def _really(self, timeout: float | None) -> list[tuple[selectors.SelectorKey, int]]:
+        """A thread may have to end, or nothing will ever be ready."""
+        ready = super().select(LONGEST_WAIT if timeout is None else min(timeout, LONGEST_WAIT))
+        if not ready and timeout is None and not self._loop.has_threads:
+            raise RuntimeError("everything waits for what cannot happen: no timer is set")
+        return ready
