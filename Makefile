@@ -17,7 +17,7 @@ help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
-demo: $(RUNTIME) ## Show a broker, three clusters and a reservation's whole life
+demo: $(RUNTIME) ## Show a broker, four agents and a reservation's whole life
 	@$(BIN)/kubelend demo $(ARGS)
 
 .PHONY: test

@@ -50,6 +50,8 @@ SOME = "nodes: [{capacity: {cpu: 64, memory: 256Gi}}]\n"
 NOTHING = "nodes: [{capacity: {cpu: 1m, memory: 1Mi}}]\n"
 """One that can only borrow."""
 
+HOUR = timedelta(hours=1)
+
 PATIENCE = 20.0
 """Seconds: pauses after failures grow, and the machine may be busy."""
 
@@ -81,61 +83,12 @@ class RunningClock(brokers.Clock):
         self._ahead += duration
 
 
-class Agent:
-    """One cluster's. It can be killed and started again: only the objects stay."""
+class Cluster:
+    """The objects of one, as its users make and see them."""
 
-    def __init__(self, name: str, settings: AgentSettings, silence: timedelta = SILENCE) -> None:
+    def __init__(self, name: str, objects: LocalObjects) -> None:
         self.name = name
-        self.settings = settings
-        self._silence = silence
-        self._around = surroundings.of(settings)
-        self.objects: LocalObjects = self._around.objects
-        """What there is in its cluster."""
-        self.wrap: Wrap = lambda inner: inner
-        """Put around the way to the broker at the next start."""
-        self.spoil: Callable[[LocalObjects], LocalObjects] = lambda objects: objects
-        """The same for the objects."""
-        self.process = app.Process(settings, self._around, name)
-        self._connections = AsyncExitStack()
-        self._roots: asyncio.Task[str] | None = None
-
-    async def start(self) -> None:
-        options = Options(
-            url=self.settings.broker_url,
-            certificates=Path(self.settings.broker_cert_path),
-            timeout=self.settings.broker_timeout,
-            silence=self._silence,
-            instance=uuid.uuid4().hex,
-        )
-        communicator = await http.connect(options)
-        self._connections.push_async_callback(communicator.close)
-        around = self._around._replace(objects=self.spoil(self.objects))
-        self.process = app.Process(self.settings, around, self.name)
-        self.process.communicator = self.wrap(communicator)
-        self._roots = asyncio.create_task(tasks.run_all(self.process.roots()), name=self.name)
-
-    async def kill(self) -> None:
-        """End it wherever it is; it must not have ended by itself. Killing again does nothing."""
-        roots, self._roots = self._roots, None
-        if roots is not None:
-            if roots.done():
-                await roots
-            roots.cancel()
-            await asyncio.wait([roots])
-        await self._connections.aclose()
-
-    @property
-    def problems(self) -> dict[str, str]:
-        """What keeps its parts from their work."""
-        return self.process.standing.problems
-
-    async def wait_until_ready(self) -> None:
-        async def look() -> str:
-            return self.process.standing.unready
-
-        await eventually(look)
-
-    # -- as its users do
+        self.objects = objects
 
     async def wish(self, name: str, cpu: str = "1", memory: str = "1Gi", **spec: Any) -> None:
         """Ask for something by a ResourceRequest."""
@@ -196,6 +149,68 @@ class Agent:
             for one in await self.objects.list(ProviderInstruction)
             if not provisions.is_finished(one)
         }
+
+
+class Agent(Cluster):
+    """One cluster's. It can be killed and started again: only the objects stay."""
+
+    def __init__(self, name: str, settings: AgentSettings, silence: timedelta = SILENCE) -> None:
+        self.settings = settings
+        self._silence = silence
+        self._around = surroundings.of(settings)
+        super().__init__(name, self._around.objects)
+        self.wrap: Wrap = lambda inner: inner
+        """Put around the way to the broker at the next start."""
+        self.spoil: Callable[[LocalObjects], LocalObjects] = lambda objects: objects
+        """The same for the objects."""
+        self.process = app.Process(settings, self._around, name)
+        self._connections = AsyncExitStack()
+        self._roots: asyncio.Task[str] | None = None
+
+    async def start(self) -> None:
+        options = Options(
+            url=self.settings.broker_url,
+            certificates=Path(self.settings.broker_cert_path),
+            timeout=self.settings.broker_timeout,
+            silence=self._silence,
+            instance=uuid.uuid4().hex,
+        )
+        communicator = await http.connect(options)
+        self._connections.push_async_callback(communicator.close)
+        around = self._around._replace(objects=self.spoil(self.objects))
+        self.process = app.Process(self.settings, around, self.name)
+        self.process.communicator = self.wrap(communicator)
+        self._roots = asyncio.create_task(tasks.run_all(self.process.roots()), name=self.name)
+
+    async def kill(self) -> None:
+        """End it wherever it is; it must not have ended by itself. Killing again does nothing."""
+        roots, self._roots = self._roots, None
+        try:
+            if roots is not None and roots.done():
+                await roots
+            if roots is not None:
+                roots.cancel()
+                await asyncio.wait([roots])
+        finally:
+            await self._connections.aclose()
+
+    async def ends(self) -> None:
+        """Wait for it to end by itself; raises what it ends by."""
+        roots, self._roots = self._roots, None
+        assert roots is not None
+        async with asyncio.timeout(PATIENCE):
+            await roots
+
+    @property
+    def problems(self) -> dict[str, str]:
+        """What keeps its parts from their work."""
+        return self.process.standing.problems
+
+    async def wait_until_ready(self) -> None:
+        async def look() -> str:
+            return self.process.standing.unready
+
+        await eventually(look)
 
 
 class Start(Protocol):
@@ -283,7 +298,7 @@ def made_for(
 
 
 async def until_agreed(
-    broker: brokers.Callers, *members: Agent, patience: float = PATIENCE
+    broker: brokers.Callers, *members: Cluster, patience: float = PATIENCE
 ) -> dict[str, Json]:
     """Wait until broker and objects say the same; gives the reservations that are open, by their IDs."""
     known: dict[str, Json] = {}
@@ -298,7 +313,9 @@ async def until_agreed(
     return known
 
 
-async def until_over(broker: brokers.Callers, *members: Agent, patience: float = PATIENCE) -> None:
+async def until_over(
+    broker: brokers.Callers, *members: Cluster, patience: float = PATIENCE
+) -> None:
     """Delete all requests, and wait until nothing lives any more, at either side or at the broker."""
     for agent in members:
         await agent.unwish_all()
@@ -325,7 +342,7 @@ async def eventually(look: Callable[[], Awaitable[str]], patience: float = PATIE
         await asyncio.sleep(0.01)
 
 
-async def _disagreements(agent: Agent, known: dict[str, Json]) -> list[str]:
+async def _disagreements(agent: Cluster, known: dict[str, Json]) -> list[str]:
     borrowed, lent = {}, {}
     for name, found in known.items():
         if found["requesterID"] == agent.name and found["status"]["phase"] != "Pending":

@@ -138,11 +138,12 @@ class Rig:
         broker: LendingBroker | None = None,
         clock: Callable[[], datetime] = now,
         chance: float = 0.0,
+        reservations: Reservations | None = None,
         **settings: Any,
     ) -> None:
         self.objects = objects or MemoryObjects(now)
         self.broker = broker or LendingBroker()
-        self.reservations, self.standing = Reservations(), Standing()
+        self.reservations, self.standing = reservations or Reservations(), Standing()
         self.requester = Requester(
             self.objects,
             self.broker,

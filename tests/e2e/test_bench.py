@@ -15,6 +15,9 @@ SMALL = {
     "reserve": ["--clusters", "10", "--connections", "3", "--seconds", "1"],
     "advertise": ["--clusters", "12", "--interval", "0.5", "--seconds", "1"],
     "restart": ["--reservations", "300", "--starts", "1"],
+    "agent": ["--pods", "60", "--nodes", "3", "--seconds", "1"],
+    "deliver": ["--count", "5"],
+    "agents": ["--count", "3", "--seconds", "1"],
 }
 
 
@@ -65,6 +68,28 @@ def test_restart_gives_seconds_until_ready(tmp_path):
     assert found["reservations"] == 300
     assert found["starts"] == [found["seconds"]]
     assert found["seconds"] > 0
+
+
+def test_agent_gives_memory_and_processor_time_of_one_that_works(tmp_path):
+    found = figures(tmp_path, "agent")
+    assert (found["pods"], found["nodes"]) == (60, 3)
+    assert 10 < found["events_per_s"] < 150
+    assert 10 < found["rss_mb"] < 60
+    assert 0 <= found["cpu_percent"] < 200
+
+
+def test_deliver_gives_the_time_until_the_provider_knows(tmp_path):
+    found = figures(tmp_path, "deliver")
+    assert found["count"] == 5
+    assert 0 < found["p50_ms"] <= found["p99_ms"] < 10_000
+
+
+def test_agents_miss_nothing(tmp_path):
+    found = figures(tmp_path, "agents")
+    assert (found["count"], found["reservations"], found["missed"]) == (3, 20, 0)
+    assert 0 <= found["p50_ms"] <= found["p99_ms"]
+    assert 0 <= found["cpu_percent"] < 400
+    assert 10 < found["rss_mb"] < 2000
 
 
 def test_without_json_a_table_is_printed(tmp_path):

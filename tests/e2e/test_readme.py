@@ -58,6 +58,7 @@ def environment(api, enrol, probes, metrics):
         "KUBELEND_HEALTH_PROBE_BIND_ADDRESS": f"127.0.0.1:{probes}",
         "KUBELEND_METRICS_BIND_ADDRESS": f"127.0.0.1:{metrics}",
         "KUBELEND_BROKER": f"https://localhost:{api}",
+        "KUBELEND_BROKER_URL": f"https://localhost:{api}",
     }
 
 
@@ -109,7 +110,8 @@ def test_the_tour_shows_what_it_promises(taken):
     out = taken[1]
     shown = [
         "certs/berlin holds the certificate of cluster berlin",
-        "berlin offers 11 cpu",
+        "phase: Active",
+        "Hold 500m CPU / 256Mi Memory for requester paris",
         "Reserved on berlin",
         "exit code 5",
         "berlin is cordoned",

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import itertools
 import random
 import signal
 
@@ -12,59 +11,78 @@ import agents
 import brokers
 from kubelend.wire.objects import ResourceRequest
 
-ROUNDS = 4
+KILLS = 3
 NAMES = ("a", "b", "c")
 MOST = 8
 """Requests that one cluster has at a time."""
 
 
 class Users:
-    """Of one cluster: they make requests and delete them, wherever those are, until told to stop."""
+    """Of one cluster: they make requests and delete them, however far those are."""
 
-    def __init__(self, agent, dice):
+    def __init__(self, agent):
+        self.agent = agent
         self.made = 0
-        self._agent = agent
-        self._dice = dice
-        self._numbers = itertools.count(1)
+        self._dice = random.Random()
 
-    async def run(self):
+    async def work(self):
         while True:
-            there = await self._agent.objects.list(ResourceRequest)
+            there = await self.agent.objects.list(ResourceRequest)
             if len(there) < MOST and self._dice.random() < 0.6:
                 self.made += 1
-                await self._agent.wish(f"w{next(self._numbers)}", cpu="100m", memory="64Mi")
+                await self.agent.wish(f"w{self.made}", cpu="100m", memory="64Mi")
             elif there:
-                await self._agent.unwish(self._dice.choice(there).metadata.name)
+                await self.agent.unwish(self._dice.choice(there).metadata.name)
             await asyncio.sleep(self._dice.uniform(0, 0.05))
+
+    async def get_something(self):
+        """Wait until one gets what it asks for from now on."""
+        before = self.made
+
+        async def look():
+            for found in await self.agent.objects.list(ResourceRequest):
+                is_new = int(found.metadata.name[1:]) > before
+                if is_new and found.status.phase in ("Reserved", "Active"):
+                    return ""
+            return f"{self.agent.name} has got nothing: {self.agent.problems}"
+
+        await agents.eventually(look)
 
 
 @contextlib.asynccontextmanager
-async def busy(members, dice):
-    users = [Users(agent, dice) for agent in members]
-    working = [asyncio.create_task(one.run()) for one in users]
+async def busy(users):
+    working = [asyncio.create_task(one.work()) for one in users]
     try:
-        yield users
+        yield
     finally:
         for task in working:
             task.cancel()
         await asyncio.wait(working)
 
 
+async def killed_in_the_middle(broker, users):
+    await asyncio.gather(*(one.get_something() for one in users))
+    await asyncio.sleep(random.uniform(0, 0.2))
+    assert await broker.stop(signal.SIGKILL) == -signal.SIGKILL
+
+
 @pytest.mark.timeout(120)
 async def test_broker_that_is_killed_again_and_again_takes_nothing_twice(certificates, tmp_path):
-    dice, port = random.Random(), "0"
-    async with contextlib.AsyncExitStack() as stack:
-        start = await stack.enter_async_context(agents.starting(certificates, tmp_path))
-        members = []
-        for number in range(ROUNDS):
-            async with brokers.child(certificates, tmp_path, http_port=port) as broker:
-                port = str(broker.port)
-                if not members:
-                    members = [await start(name, broker.port) for name in NAMES]
-                    users = await stack.enter_async_context(busy(members, dice))
-                await until_more_are_made(users)
-                if number < ROUNDS - 1:
-                    await asyncio.sleep(dice.uniform(0, 0.3))
-                    assert await broker.stop(signal.SIGKILL) == -signal.SIGKILL
-                    continue
-                users = await stack.enter_async_context(contextlib.AsyncExitStack())
+    async with agents.starting(certificates, tmp_path) as start:
+        async with brokers.child(certificates, tmp_path) as broker:
+            members = [await start(name, broker.port) for name in NAMES]
+        # They look for it at the same place from now on.
+        users, port = [Users(agent) for agent in members], str(broker.port)
+        async with busy(users):
+            for _ in range(KILLS):
+                async with brokers.child(certificates, tmp_path, http_port=port) as broker:
+                    await killed_in_the_middle(broker, users)
+        await asyncio.gather(*(agent.wish("last") for agent in members))
+        async with brokers.child(certificates, tmp_path, http_port=port) as broker:
+            for agent in members:
+                await agent.becomes("last", "Active")
+            assert len(await agents.until_agreed(broker, *members)) >= len(members)
+            await agents.until_over(broker, *members)
+            assert await broker.stop() == 0
+    ledger = brokers.audited(tmp_path / "kubelend.db")
+    assert len(ledger.reservations) > KILLS * len(NAMES)

@@ -112,12 +112,9 @@ class Instructor:
             return
         wanted = directions.instruction(body, namespace)
         found = await self._objects.find(ReservationInstruction, wanted.key)
-        if found is not None and found.metadata.deletion_timestamp is not None:
-            return  # it is made anew once it has gone
         if found is not None:
             wanted = replace(found, spec=wanted.spec)
         found = await self._objects.apply(wanted)
-        self._places[body.id].add(found.key)
         status = directions.delivered(found.status, body)
         if status != found.status:
             await self._objects.set_status(with_status(found, status, self._clock()))
@@ -163,7 +160,7 @@ class Instructor:
         for found in left:
             await self._clean_up(found, body)
         if not left:
-            self._forget(reservation, is_known=body is not None)
+            self._forget(reservation)
 
     async def _clean_up(
         self, found: ReservationInstruction, body: bodies.Reservation | None
@@ -179,13 +176,13 @@ class Instructor:
         else:
             await self._objects.delete(ReservationInstruction, found.key)
 
-    def _forget(self, reservation: str, *, is_known: bool) -> None:
+    def _forget(self, reservation: str) -> None:
         """Kept for a while: an old word on it, heard late, must find the newer one here."""
         del self._places[reservation]
         now = asyncio.get_running_loop().time()
         over_since = self._over.setdefault(reservation, now)
         left = over_since + self._finished_for.total_seconds() - now
-        if is_known and left > 0:
+        if left > 0:
             self.looks.add_after(reservation, timedelta(seconds=left))
         else:
             del self._over[reservation]

@@ -14,12 +14,14 @@ from collections.abc import Awaitable, Callable, Iterator
 from datetime import timedelta
 from typing import Final, TypeVar
 
+from kubelend.agent import place
 from kubelend.agent.ports import BrokerCommunicator
 from kubelend.agent.reservations import Reservations
 from kubelend.agent.standing import Standing
 from kubelend.core.errors import (
     BrokerUnreachable,
     Conflict,
+    IdentityInUse,
     KubelendError,
     LimitExceeded,
     NotFound,
@@ -202,6 +204,8 @@ def _is_refusal(error: KubelendError) -> bool:
 
 def _pause(error: KubelendError, delay: float) -> float:
     """Seconds before the stream is tried again."""
+    if isinstance(error, IdentityInUse):
+        return min(delay, place.TRY_EVERY.total_seconds())
     if _is_refusal(error):
         return SLOWLY.total_seconds()
     return max(delay, error.retry_after) if isinstance(error, LimitExceeded) else delay

@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from typing import Final
 
-from kubelend.agent import advertising
+from kubelend.agent import advertising, place
 from kubelend.agent.advertising import Advertising
 from kubelend.agent.ports import BrokerCommunicator, Clock, LocalObjects
 from kubelend.agent.reservations import Reservations
 from kubelend.agent.showing import Display
 from kubelend.agent.standing import Standing
 from kubelend.core import durations
-from kubelend.core.errors import BrokerUnreachable, KubelendError, LimitExceeded
+from kubelend.core.errors import BrokerUnreachable, IdentityInUse, KubelendError, LimitExceeded
 from kubelend.core.inventory import Inventory, Totals
 from kubelend.kits import tasks
 from kubelend.kits.backoff import Backoff
@@ -130,7 +130,9 @@ class Publisher:
             self._trouble = problem
             self._standing.report(PART, str(problem))
         asked = problem.retry_after if isinstance(problem, LimitExceeded) else 0.0
-        return max(next(self._pauses), min(asked, self._settings.interval.total_seconds()))
+        pause = max(next(self._pauses), min(asked, self._settings.interval.total_seconds()))
+        is_in_turn = isinstance(problem, IdentityInUse)
+        return min(pause, place.TRY_EVERY.total_seconds()) if is_in_turn else pause
 
     def _until_due(self) -> float:
         now = self._clock()

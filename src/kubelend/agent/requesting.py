@@ -203,7 +203,6 @@ class Requester:
 
     async def _keep(self, found: ResourceRequest) -> None:
         name = found.status.reservation_name
-        self._sightings.own(name, found.key)
         body = self._reservations.find(name) or await self._borrower.find(name)
         if body is not None:
             body = await self._renewed(found, body)
@@ -216,10 +215,12 @@ class Requester:
 
     async def _tell(self, found: ResourceRequest, body: bodies.Reservation) -> None:
         trouble = self._troubles.get(body.id) if found.spec.renew else None
-        await self._say(found, verdicts.of_reservation(found, body, trouble))
+        written = await self._say(found, verdicts.of_reservation(found, body, trouble))
         if trouble is not None and body.status.phase in LIVE:
             raise trouble
         self._troubles.pop(body.id, None)
+        if written is not None and wishes.stage(written) is Stage.NEW:
+            self._looks.add(found.key)  # it is over, and the spec has changed before
 
     async def _renewed(
         self, found: ResourceRequest, body: bodies.Reservation

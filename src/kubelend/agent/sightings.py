@@ -67,7 +67,6 @@ class Sightings:
                 self._miss(known)
         for found in objects:
             self._see(found)
-            self._look(found.key)
         self.is_complete = True
 
     def _see(self, found: ResourceRequest) -> None:

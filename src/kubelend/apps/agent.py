@@ -1,6 +1,6 @@
 """The agent process: everything it is made of, put together here and nowhere else.
 
-Started by `apps.launching`. What it imports is its footprint: no numpy, no terminal, no certificates.
+Started by `apps.agent_process`. What it imports is its footprint: no numpy, no terminal, no certificates.
 """
 
 from __future__ import annotations
@@ -10,20 +10,21 @@ import os
 import signal
 import sys
 import uuid
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 
 import structlog
-from aiohttp import web
+from aiohttp.web_response import Response
 
 from kubelend.agent.collecting import Collector
 from kubelend.agent.listening import Listener
 from kubelend.agent.measuring import Meter
 from kubelend.agent.metrics import CONTENT_TYPE, Metrics, Watched
 from kubelend.agent.peering import PeeringKeeper
+from kubelend.agent.place import Place
 from kubelend.agent.ports import BrokerCommunicator
 from kubelend.agent.promises import Promises
 from kubelend.agent.providing import Lender, Provider
@@ -41,7 +42,8 @@ from kubelend.communicators import factory
 from kubelend.communicators.delayed import Delayed
 from kubelend.communicators.measured import Measured
 from kubelend.communicators.options import Options
-from kubelend.core.errors import KubelendError
+from kubelend.communicators.placed import Placed
+from kubelend.core.errors import InvalidInput, InvalidSettings, KubelendError
 from kubelend.core.inventory import Inventory
 from kubelend.kits import logs, tasks
 from kubelend.transports import http_server
@@ -52,17 +54,21 @@ PARTS = (
     *("requester", "provider", "peering", "certificate"),
 )
 
+UNEXPECTED, USAGE = 1, 2
+"""Exit codes, as `cli.exits` has them."""
+
 Root = Coroutine[object, object, None]
 
 log = structlog.get_logger("kubelend.agent")
 
 
 def main() -> None:
-    """The process that `apps.launching` starts."""
+    """The process that `apps.launching` starts, by its settings in the environment."""
     try:
         run(launching.read(os.environ))
     except KubelendError as problem:
-        sys.exit(f"error: {' '.join(str(problem).split())}")
+        print("error:", " ".join(str(problem).split()), file=sys.stderr)  # noqa: T201 - as `kubelend` says it
+        sys.exit(USAGE if isinstance(problem, InvalidInput | InvalidSettings) else UNEXPECTED)
 
 
 def run(settings: AgentSettings) -> None:
@@ -90,6 +96,7 @@ class Process:
         self._advertising = surroundings.advertising(settings, around, cluster)
         self._inventory = Inventory()
         self._reservations = Reservations()
+        self._place = Place()
         self._listener: Listener | None = None
         self.metrics = Metrics(
             Watched(
@@ -115,7 +122,7 @@ class Process:
     def _with(self, broker: BrokerCommunicator) -> dict[str, Root]:
         for part in ("collector", "publisher", "stream"):
             self.standing.expect(part)
-        publisher = self._publisher(broker)
+        publisher = self._publisher(Placed(broker, self._place))
         collector = self._collector(publisher.changed)
         provider = self._provider(broker, publisher)
         self._listener = self._new_listener(broker)
@@ -123,11 +130,16 @@ class Process:
             "collector": collector.run(),
             "publisher": _publish(publisher, provider, collector),
             "stream": self._listener.run(),
-            "requester": self._requester(broker).run(),
-            "provider": provider.run(),
-            "peering": self._peering(broker).run(),
+            "place": self._place.run(),
+            "requester": self._in_its_place(self._requester(broker).run),
+            "provider": self._in_its_place(provider.run),
+            "peering": self._in_its_place(self._peering(broker).run),
             **self._renewal(),
         }
+
+    async def _in_its_place(self, work: Callable[[], Root]) -> None:
+        await self._place.ours()
+        await work()
 
     def _collector(self, on_change: surroundings.Callback) -> Collector:
         return Collector(self._around.source, self._inventory, self.standing, on_change)
@@ -249,18 +261,18 @@ async def _listen(
 
 
 def _probes(standing: Standing) -> pages.HttpHandler:
-    async def healthz() -> web.Response:
-        return web.Response(text="ok")
+    async def healthz() -> Response:
+        return Response(text="ok")
 
-    async def readyz() -> web.Response:
+    async def readyz() -> Response:
         return pages.readiness(standing.unready)
 
     return pages.serve({"/healthz": healthz, "/readyz": readyz})
 
 
 def _scrape(metrics: Metrics) -> pages.HttpHandler:
-    async def scrape() -> web.Response:
-        return web.Response(body=metrics.render(), headers={"Content-Type": CONTENT_TYPE})
+    async def scrape() -> Response:
+        return Response(body=metrics.render(), headers={"Content-Type": CONTENT_TYPE})
 
     return pages.serve({"/metrics": scrape})
 
@@ -275,7 +287,3 @@ async def _die(after: timedelta) -> None:
     """What a simulated cluster's description asks for: the end of a process that nobody expected."""
     await asyncio.sleep(after.total_seconds())
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-if __name__ == "__main__":
-    main()

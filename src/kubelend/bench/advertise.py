@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import NamedTuple
 
 import msgspec
 
 from kubelend.apps import trials
 from kubelend.apps.children import BrokerProcess
 from kubelend.apps.trials import Trial
-from kubelend.bench import fleets, processes, progress, requests, running
+from kubelend.bench import fleets, processes, progress, requests, running, windows
 from kubelend.bench.identities import Identities
-from kubelend.bench.processes import Usage
 from kubelend.bench.strategies import Direct, Proxied, Strategy
+from kubelend.bench.windows import Window
 from kubelend.core.errors import InvalidInput, UnexpectedAnswer
 from kubelend.core.models import Cluster
 from kubelend.core.roles import Role
@@ -30,7 +31,6 @@ _OK = 200
 _RAMP = 32
 """Clusters that join at a time before the clock runs."""
 _SPARE_FILES = 100
-_SAMPLE_SECONDS = 1.0
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -66,9 +66,9 @@ def measure(clusters: int, interval: float, seconds: float, *, direct: bool) -> 
             strategy = (
                 Direct(broker.port, identities.context) if direct else Proxied(broker.port, proxy)
             )
-            window = running.run(_load(strategy, broker, messages, interval, seconds))
+            load = running.run(_load(strategy, broker, messages, interval, seconds))
     progress.done()
-    return window.result(clusters, interval, direct)
+    return load.result(clusters, interval, direct)
 
 
 def _identities(trial: Trial, known: list[Cluster]) -> Identities:
@@ -79,19 +79,11 @@ def _identities(trial: Trial, known: list[Cluster]) -> Identities:
     return identities
 
 
-class Window:
-    """The broker's figures over the time that counts."""
+class Load(NamedTuple):
+    """What the broker went through, and what that cost it."""
 
-    def __init__(self, broker: BrokerProcess) -> None:
-        self._broker = broker
-        self._first = self._last = processes.usage(broker.pid)
-        self._rss_mb = self._first.rss_mb
-        self.sent = 0
-
-    def sample(self) -> Usage:
-        self._last = processes.usage(self._broker.pid)
-        self._rss_mb = max(self._rss_mb, self._last.rss_mb)
-        return self._last
+    sent: int
+    window: Window
 
     def result(self, clusters: int, interval: float, direct: bool) -> Result:
         return Result(
@@ -100,9 +92,9 @@ class Window:
             direct=direct,
             path="direct" if direct else "by proxy",
             advertisements=self.sent,
-            advertisements_per_s=round(self.sent / (self._last.at - self._first.at), 1),
-            cpu_percent=round(self._last.cpu_percent_since(self._first), 2),
-            rss_mb=round(self._rss_mb, 1),
+            advertisements_per_s=round(self.sent / self.window.seconds, 1),
+            cpu_percent=self.window.cpu_percent,
+            rss_mb=self.window.rss_mb,
         )
 
 
@@ -112,7 +104,7 @@ async def _load(
     messages: list[bytes],
     interval: float,
     seconds: float,
-) -> Window:
+) -> Load:
     try:
         await _join(strategy, messages)
         return await _advertise(strategy, broker, messages, interval, seconds)
@@ -141,23 +133,23 @@ async def _advertise(
     messages: list[bytes],
     interval: float,
     seconds: float,
-) -> Window:
+) -> Load:
     """One after the other, at even distances, whether or not the one before has been answered."""
-    window = Window(broker)
+    window, sent = Window(broker.pid), 0
     begin = sampled = time.perf_counter()
     gap = interval / len(messages)
     async with asyncio.TaskGroup() as group:
-        while (due := begin + window.sent * gap) < begin + seconds:
+        while (due := begin + sent * gap) < begin + seconds:
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
-            number = window.sent % len(messages)
+            number = sent % len(messages)
             group.create_task(_send(strategy, number, messages[number]))
-            window.sent += 1
-            if due - sampled >= _SAMPLE_SECONDS:
+            sent += 1
+            if due - sampled >= windows.SAMPLE_SECONDS:
                 sampled = due
                 window.sample()
                 progress.say(f"advertise: {due - begin:.0f} of {seconds:.0f} s measured")
     window.sample()
-    return window
+    return Load(sent, window)
 
 
 async def _send(strategy: Strategy, number: int, message: bytes) -> None:

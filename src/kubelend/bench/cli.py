@@ -9,7 +9,10 @@ import msgspec
 import typer
 
 from kubelend.bench import advertise as advertising
+from kubelend.bench import agent as agent_process
+from kubelend.bench import agents as many_agents
 from kubelend.bench import decide as deciding
+from kubelend.bench import deliver as delivering
 from kubelend.bench import reserve as reserving
 from kubelend.bench import restart as restarting
 from kubelend.bench import targets
@@ -41,6 +44,9 @@ def measure_all(json: Json = False) -> None:
         "reserve": _figures(reserving.measure(1_000, 32, 10.0)),
         "advertise": _figures(advertising.measure(10_000, 30.0, 30.0, direct=False)),
         "restart": _figures(restarting.measure(100_000, 3)),
+        "agent": _figures(agent_process.measure(3_000, 100, 30.0)),
+        "deliver": _figures(delivering.measure(200)),
+        "agents": _figures(many_agents.measure(1_000, 30.0)),
     }
     lines = targets.compare(results)
     print(_json(results) if json else targets.table(lines))
@@ -97,6 +103,36 @@ def restart(
 ) -> None:
     """Seconds until a broker with a long history is ready."""
     _report("restart", restarting.measure(reservations, starts), json)
+
+
+@app.command()
+def agent(
+    pods: Annotated[int, typer.Option(help="How many pods its cluster has.", min=1)] = 3_000,
+    nodes: Annotated[int, typer.Option(help="On how many nodes.", min=1)] = 100,
+    seconds: Seconds = 30.0,
+    json: Json = False,
+) -> None:
+    """Memory and processor time of an agent."""
+    _report("agent", agent_process.measure(pods, nodes, seconds), json)
+
+
+@app.command()
+def deliver(
+    count: Annotated[int, typer.Option(help="How many instructions.", min=1)] = 200,
+    json: Json = False,
+) -> None:
+    """Milliseconds until a provider's agent has written down what it is to hold."""
+    _report("deliver", delivering.measure(count), json)
+
+
+@app.command()
+def agents(
+    count: Annotated[int, typer.Option(help="How many agents.", min=1)] = 1_000,
+    seconds: Seconds = 30.0,
+    json: Json = False,
+) -> None:
+    """Processor time and memory of a broker with many agents, and whether they miss anything."""
+    _report("agents", many_agents.measure(count, seconds), json)
 
 
 def _sizes(found: Iterable[deciding.Result]) -> str:

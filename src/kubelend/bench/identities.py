@@ -9,6 +9,7 @@ import base64
 import ssl
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
+from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
@@ -47,10 +48,14 @@ class Identities:
 
     def context(self, number: int) -> ssl.SSLContext:
         """With which the cluster of this number connects itself."""
+        return tls.client_context(self.directory(number))
+
+    def directory(self, number: int) -> Path:
+        """The files with which it does so."""
         directory = self._directory / self._names[number]
         if not directory.exists():
             shown = Credentials(
                 self._certificates[number], self._key, (self._authority.certificate,)
             )
             files.save_credentials(directory, shown)
-        return tls.client_context(directory)
+        return directory

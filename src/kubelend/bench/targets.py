@@ -71,6 +71,9 @@ FULL_SIZE: Mapping[str, Mapping[str, float]] = {
     "reserve": {"clusters": 1_000, "connections": 32},
     "advertise": {"clusters": 10_000, "interval": 30},
     "restart": {"reservations": 100_000},
+    "agent": {"pods": 3_000, "nodes": 100},
+    "deliver": {"count": 200},
+    "agents": {"count": 1_000},
 }
 """What the limits are for."""
 
@@ -93,6 +96,15 @@ TARGETS = (
     ),
     Target("advertise", "rss_mb", "MB of memory, the same", at_most=200),
     Target("restart", "seconds", "s until ready, {reservations:,} reservations", at_most=3),
+    Target("agent", "rss_mb", "MB of memory of an agent, {pods:,} pods", at_most=50),
+    Target("agent", "cpu_percent", "% of a core, {events_per_s:.0f} pod events per second"),
+    Target("deliver", "p50_ms", "ms to the provider, half of {count:,} instructions", at_most=50),
+    Target("deliver", "p99_ms", "ms to the provider, 99 % of them", at_most=250),
+    Target("agents", "missed", "instructions missed by {count:,} agents", at_most=0),
+    Target("agents", "cpu_percent", "% of a core that they cost the broker"),
+    Target("agents", "rss_mb", "MB of memory that they cost the broker"),
+    Target("agents", "p50_ms", "ms to the provider, half of {reservations:,} instructions"),
+    Target("agents", "p99_ms", "ms to the provider, 99 % of them"),
 )
 
 HEADERS = ("BENCH", "WHAT", "MEASURED", "TARGET", "")

@@ -129,7 +129,7 @@ TREE = Group(
         ),
         "demo": Deferred(
             "demo",
-            "See a broker, three clusters and a reservation's whole life.",
+            "See a broker, four clusters and a reservation's whole life.",
             "kubelend.demo.cli:command",
         ),
         "bench": Deferred("bench", "Measure this machine.", "kubelend.bench.cli:app"),

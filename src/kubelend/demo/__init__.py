@@ -1,1 +1,1 @@
-"""A broker, three clusters and a reservation's whole life in one command."""
+"""A broker, four agents and a reservation's whole life in one command."""

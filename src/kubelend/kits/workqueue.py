@@ -61,7 +61,7 @@ class Workqueue(Generic[Key]):
         """
         tried = self._failures.get(key, 0)
         self._failures[key] = tried + 1
-        pause = min(FIRST * 2 ** min(tried, 20), LONGEST) * (1 - self._chance() / 2)
+        pause: timedelta = min(FIRST * 2 ** min(tried, 20), LONGEST) * (1 - self._chance() / 2)
         pause = max(pause, at_least)
         self.add_after(key, pause)
         return pause

@@ -93,6 +93,8 @@ def readiness(found: Iterable[Object], peer: Peer) -> Readiness:
 def _not_granted(found: Object | None, peer: Peer) -> str:
     if found is None:
         return f"there is no resource slice {peer.reservation} yet"
+    if found.metadata.deletion_timestamp is not None:
+        return f"the resource slice {peer.reservation} is on its way out"
     for kind in ("Authentication", "Resources"):
         condition = _condition(found, kind)
         if condition is None:

@@ -40,7 +40,8 @@ class FileObjects:
         settle: timedelta = folders.SETTLE,
     ) -> None:
         """`poll`: how often watches look at the disk. `settle`: how long a file rests before it is read."""
-        self._folder = Folder(directory, clock, settle)
+        self._clock = clock
+        self._folder = Folder(directory, clock(), settle)
         self._poll = poll.total_seconds()
         self._soon = min(self._poll, settle.total_seconds())
         self._shelf = Shelf()
@@ -114,14 +115,16 @@ class FileObjects:
 
     async def _do(self, job: Callable[[], Answer]) -> Answer:
         """Have the thread do it. Once begun it is done, and told to the watches, whoever is cancelled."""
-        future = asyncio.get_running_loop().run_in_executor(self._worker, self._work, job)
+        now, loop = self._clock(), asyncio.get_running_loop()
+        future = loop.run_in_executor(self._worker, self._work, job, now)
         future.add_done_callback(self._tell)
         done = await asyncio.shield(future)
         if done.error is not None:
             raise done.error
         return cast(Answer, done.answer)
 
-    def _work(self, job: Callable[[], Answer]) -> _Done[Answer]:
+    def _work(self, job: Callable[[], Answer], now: datetime) -> _Done[Answer]:
+        self._folder.now = now
         try:
             answer, error = job(), None
         except KubelendError as problem:

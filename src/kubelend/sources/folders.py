@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Final, cast
@@ -51,11 +50,10 @@ class _Entry(msgspec.Struct):
 class Folder:
     """All objects of one cluster."""
 
-    def __init__(
-        self, directory: Path, clock: Callable[[], datetime], settle: timedelta = SETTLE
-    ) -> None:
+    def __init__(self, directory: Path, now: datetime, settle: timedelta = SETTLE) -> None:
+        self.now = now
+        """Set it before each call: the clock belongs to another thread."""
         self._directory = directory
-        self._clock = clock
         self._settle = settle.total_seconds()
         self._nap = min(self._settle / 4, 0.02)
         self._entries: defaultdict[type[Object], dict[str, _Entry]] = defaultdict(dict)
@@ -105,7 +103,7 @@ class Folder:
         name = _file_name(wanted.key)
         with disks.locked(self._directory):
             kept = self._current(type(wanted), name)
-            return self._keep(kept, revisions.apply(kept, wanted, self._clock()))
+            return self._keep(kept, revisions.apply(kept, wanted, self.now))
 
     def set_status(self, wanted: Kind) -> Kind | None:
         name = _file_name(wanted.key)
@@ -119,7 +117,7 @@ class Folder:
         with disks.locked(self._directory):
             kept = self._current(kind, name)
             if kept is not None:
-                self._keep(kept, revisions.delete(kept, self._clock()))
+                self._keep(kept, revisions.delete(kept, self.now))
 
     def _prepare(self) -> None:
         try:
@@ -201,7 +199,7 @@ class Folder:
         return found
 
     def _take(self, found: Object, entry: _Entry, seen: Signature) -> None:
-        meant = revisions.found_edited(entry.found, found, self._clock())
+        meant = revisions.found_edited(entry.found, found, self.now)
         if revisions.is_over(meant):  # its last finalizer was edited away
             self._bury(meant)
         elif meant != found:
@@ -226,7 +224,7 @@ class Folder:
     def _removed(self, found: Object) -> None:
         """Somebody removed its file: gone, unless finalizers are left and no other store has seen to them."""
         if found.metadata.finalizers and not self._is_buried(found):
-            self._write(revisions.delete(found, self._clock()))
+            self._write(revisions.delete(found, self.now))
         else:
             self._forget(type(found), _file_name(found.key))
             self._changes.append(Deleted(found))

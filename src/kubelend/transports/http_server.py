@@ -19,7 +19,12 @@ from typing import Any, NamedTuple, cast
 
 import msgspec
 import structlog
-from aiohttp import web
+
+# Not `aiohttp.web`, which is all of its framework: the agent serves two pages, and would pay 1.5 MB for it.
+from aiohttp.web_protocol import RequestHandler
+from aiohttp.web_request import BaseRequest
+from aiohttp.web_response import Response, StreamResponse
+from aiohttp.web_server import Server
 
 from kubelend.core.errors import InvalidInput, InvalidSettings
 from kubelend.kits.repeats import Repeats
@@ -34,7 +39,7 @@ GOODBYE = 30.0
 log = structlog.get_logger("kubelend.http")
 
 
-Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+Handler = Callable[[BaseRequest], Awaitable[StreamResponse]]
 Who = Callable[[Mapping[str, object]], Hashable]
 """From a verified certificate to whose connections are counted together; None for one without a limit."""
 
@@ -114,7 +119,7 @@ async def _bind(host: str, port: int) -> list[socket.socket]:
         ) from problem
 
 
-class _Connections(web.Server):
+class _Connections(Server):
     """Makes a `_Connection` for each client."""
 
     def __init__(self, handler: Handler, limits: Limits, admission: Admission, who: Who) -> None:
@@ -140,7 +145,7 @@ class _Connections(web.Server):
 
     def _request(
         self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any
-    ) -> web.BaseRequest:
+    ) -> BaseRequest:
         if self.spares_bodies or payload.is_eof():
             self.admission.work(protocol.place)
         return _Request(
@@ -148,13 +153,13 @@ class _Connections(web.Server):
         )
 
 
-class _Request(web.BaseRequest):
-    async def _prepare_hook(self, response: web.StreamResponse) -> None:
+class _Request(BaseRequest):
+    async def _prepare_hook(self, response: StreamResponse) -> None:
         """Which software answers, in which version, is of use to an attacker only."""
         response.headers.pop("Server", None)
 
 
-class _Connection(web.RequestHandler):
+class _Connection(RequestHandler):
     """One client; closed if a header takes too long to come, or an answer to go."""
 
     __slots__ = (
@@ -225,11 +230,11 @@ class _Connection(web.RequestHandler):
 
     def handle_error(
         self,
-        request: web.BaseRequest,
+        request: BaseRequest,
         status: int = 500,
         exc: BaseException | None = None,
         message: str | None = None,
-    ) -> web.StreamResponse:
+    ) -> StreamResponse:
         """What is no HTTP is its sender's fault: a line and a problem, where aiohttp logs a traceback."""
         if status != HTTPStatus.BAD_REQUEST:
             return super().handle_error(request, status, exc, message)
@@ -243,7 +248,7 @@ class _Connection(web.RequestHandler):
                 problem=problem.message,
                 left_out=left_out,
             )
-        response = web.Response(
+        response = Response(
             body=msgspec.json.encode(problems.to_problem(problem)),
             status=status,
             headers={"Content-Type": problems.CONTENT_TYPE},

@@ -1,17 +1,20 @@
 """Every reservation that this cluster has got has one ReservationInstruction, and later it has none."""
 
 import asyncio
+import contextlib
 from datetime import timedelta
 
 from msgspec.structs import replace
 
 import make
 import requesters
+from kubelend.agent.reservations import Reservations
 from kubelend.core import errors
 from kubelend.core.models import ReservationId
-from kubelend.wire.objects import ReservationInstruction
+from kubelend.sources.memory import MemoryObjects
+from kubelend.wire.objects import ReservationInstruction, ResourceRequest
 from requesters import GONE, passed, running
-from virtual_time import in_virtual_time, now, settled, stopped
+from virtual_time import in_virtual_time, now, settled
 
 A_WHILE = timedelta(minutes=30)
 
@@ -58,14 +61,12 @@ async def test_one_that_was_reserved_otherwise_has_one_too():
 
 @in_virtual_time
 async def test_what_was_known_before_it_began_is_not_missed():
-    rig = requesters.Rig()
-    rig.broker.turn()
-    rig.broker.desk.reserve("cpu=1,memory=1Gi", requester="me")
-    await rig.hear("rsv-1")
-    task = asyncio.create_task(rig.requester.run())
-    await passed(1)
-    assert await rig.instructions() == ["default/rsv-1"]
-    await stopped(task)
+    reservations, broker = Reservations(), requesters.LendingBroker()
+    broker.turn()
+    broker.desk.reserve("cpu=1,memory=1Gi", requester="me")
+    reservations.put(broker.body("rsv-1"))
+    async with running(reservations=reservations, broker=broker) as rig:
+        assert await rig.instructions() == ["default/rsv-1"]
 
 
 @in_virtual_time
@@ -97,6 +98,51 @@ async def test_a_stream_that_is_quicker_than_the_answer_puts_it_nowhere_else():
         await rig.hear("rsv-1")
         await passed(4)
         assert await rig.instructions() == []
+        await passed(1)
+        assert await rig.instructions() == ["team-a/rsv-1"]
+
+
+@in_virtual_time
+async def test_requests_that_are_not_seen_yet_may_want_it_elsewhere():
+    class Slow(MemoryObjects):
+        async def watch(self, kind):
+            await asyncio.sleep(5 if kind is ResourceRequest else 0)
+            async with contextlib.aclosing(super().watch(kind)) as events:
+                async for event in events:
+                    yield event
+
+    async with running(objects=Slow(now)) as first:
+        await passed(5)
+        await first.wish(namespace="team-a")
+    await first.objects.delete(ReservationInstruction, "team-a/rsv-1")
+    async with running(objects=first.objects, broker=first.broker) as rig:
+        await rig.hear("rsv-1")
+        assert await rig.instructions() == []
+        await passed(5)
+        assert await rig.instructions() == ["team-a/rsv-1"]
+
+
+@in_virtual_time
+async def test_one_that_was_reserved_otherwise_waits_until_it_is_clear_whose_it_is():
+    async with running() as rig:
+        rig.broker.takes_after = 5
+        await rig.wish(namespace="team-a")
+        rig.broker.desk.reserve("cpu=1,memory=1Gi", requester="me")
+        await rig.hear("rsv-2")
+        assert await rig.instructions() == []
+        await passed(6)
+        assert await rig.instructions() == ["default/rsv-2", "team-a/rsv-1"]
+
+
+@in_virtual_time
+async def test_one_whose_request_is_gone_stays_where_it_is():
+    async with running() as first:
+        await first.wish(namespace="team-a")
+    found = await first.found("team-a/w")
+    await first.objects.apply(replace(found, metadata=replace(found.metadata, finalizers=())))
+    await first.delete("team-a/w")
+    async with running(objects=first.objects, broker=first.broker) as rig:
+        await rig.hear("rsv-1")
         await passed(1)
         assert await rig.instructions() == ["team-a/rsv-1"]
 
@@ -211,6 +257,15 @@ async def test_one_that_the_broker_has_forgotten_is_finished():
 
 
 @in_virtual_time
+async def test_one_that_the_broker_does_not_know_at_its_end_is_finished():
+    async with running() as rig:
+        await rig.wish()
+        rig.broker.forget("rsv-1")
+        await passed(3600)
+        assert (await rig.instruction("default/rsv-1")).status.phase == "Finished"
+
+
+@in_virtual_time
 async def test_while_the_broker_is_away_nothing_is_finished():
     async with running() as first:
         await first.wish()
@@ -259,10 +314,24 @@ async def test_an_old_word_that_comes_late_revives_nothing():
 
 
 @in_virtual_time
+async def test_an_old_word_on_one_that_never_had_an_object_revives_nothing():
+    async with running() as rig:
+        await rig.wish("big", cpu="8", requested_gpu="2")
+        key = await rig.wish("waits", cpu="5", wait="10m")
+        old = rig.broker.body("rsv-2")
+        await rig.delete(key)
+        await passed(60)
+        rig.reservations.put(old)
+        assert [found.id for found in rig.reservations.open()] == ["rsv-1"]
+
+
+@in_virtual_time
 async def test_nothing_is_written_when_nothing_changes():
     async with running() as rig:
         await rig.wish()
-        version = (await rig.instruction("default/rsv-1")).metadata.resource_version
-        await rig.hear("rsv-1")
+        found = await rig.instruction("default/rsv-1")
         await passed(600)
-        assert (await rig.instruction("default/rsv-1")).metadata.resource_version == version
+        labelled = replace(found, metadata=replace(found.metadata, labels={"looked": "at"}))
+        kept = await rig.objects.apply(labelled)
+        await settled()
+        assert await rig.instruction("default/rsv-1") == kept

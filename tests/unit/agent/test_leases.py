@@ -89,6 +89,7 @@ async def test_one_that_waits_has_the_end_of_its_wait_and_nothing_to_renew():
     assert known.until_renewal("r") is None
     known.hear(body())
     assert known.left("r") == HOUR
+    assert known.until_renewal("r") == timedelta()
 
 
 @in_virtual_time

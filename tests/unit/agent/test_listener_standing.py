@@ -99,7 +99,7 @@ async def test_an_answer_to_a_poll_does_not_make_a_broken_stream_an_open_one():
 
 @pytest.mark.parametrize(
     "refusal",
-    [Forbidden("no"), Revoked("no more"), IdentityInUse("twice"), UnexpectedAnswer("what?")],
+    [Forbidden("no"), Revoked("no more"), UnexpectedAnswer("what?")],
     ids=lambda error: error.code,
 )
 @in_virtual_time
@@ -111,6 +111,16 @@ async def test_what_will_not_be_better_by_itself_is_reported_and_tried_slowly(re
         await sleep(91)
         assert rig.times("stream") == [0, 30, 60, 90]
         assert rig.times("instructions") == [30, 60, 90]
+
+
+@in_virtual_time
+async def test_the_place_of_another_agent_is_tried_for_every_two_seconds_and_not_read_along():
+    rig = Rig()
+    rig.broker.stream_trouble = rig.broker.trouble = IdentityInUse("twice")
+    async with rig.running():
+        await sleep(8)
+        assert rig.times("stream") == pytest.approx([0, 0.2, 0.6, 1.4, 3, 5, 7])
+        assert rig.times("instructions") == []
 
 
 @in_virtual_time

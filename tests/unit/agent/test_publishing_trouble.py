@@ -3,7 +3,14 @@
 import pytest
 from structlog.testing import capture_logs
 
-from kubelend.core.errors import BrokerUnreachable, Forbidden, InvalidInput, NotReady, RateLimited
+from kubelend.core.errors import (
+    BrokerUnreachable,
+    Forbidden,
+    IdentityInUse,
+    InvalidInput,
+    NotReady,
+    RateLimited,
+)
 from make import SECOND
 from publishers import Rig, unreachable, until
 from virtual_time import in_virtual_time, now
@@ -41,6 +48,16 @@ async def test_the_pauses_double_from_a_second_up_to_the_interval():
     async with rig.running():
         await until(125)
     assert rig.tries() == [0, 1, 3, 7, 15, 31, 61, 91, 121]
+
+
+@in_virtual_time
+async def test_the_place_of_another_agent_is_tried_for_every_two_seconds():
+    rig = Rig()
+    rig.broker.trouble = lambda: IdentityInUse("another agent")
+    rig.measure()
+    async with rig.running():
+        await until(10)
+    assert rig.tries() == [0, 1, 3, 5, 7, 9]
 
 
 @in_virtual_time

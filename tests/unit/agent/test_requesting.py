@@ -4,7 +4,9 @@ import pytest
 from msgspec.structs import replace
 
 import make
+import requesters
 from kubelend.agent import wishes
+from kubelend.core import errors
 from kubelend.core.models import ReservationId
 from kubelend.wire import route
 from requesters import GONE, passed, running
@@ -192,6 +194,37 @@ async def test_a_spec_that_changes_under_a_live_reservation_changes_nothing_and_
         await passed(600)
         assert (await rig.status(key)).phase == "Released"
         assert len(rig.broker.keys) == 1
+
+
+@in_virtual_time
+async def test_a_spec_that_changed_under_one_that_is_over_now_is_still_of_no_effect():
+    async with running() as first:
+        key = await first.wish(cpu="2")
+        await first.change(key, requested_cpu="3")
+        first.broker.desk.release(ReservationId("rsv-1"))
+        await first.hear("rsv-1")
+        status = await first.status(key)
+        assert (status.phase, status.message) == ("Released", "Released by requester me")
+    async with running(objects=first.objects, broker=first.broker) as rig:
+        assert (await rig.status(key)).phase == "Released"
+        assert len(rig.broker.keys) == 1
+
+
+@in_virtual_time
+async def test_an_agent_killed_while_it_changed_its_mind_in_the_queue_asks_anew():
+    objects = requesters.TroubledObjects()
+    async with running(objects=objects) as first:
+        await first.wish("big", cpu="8", requested_gpu="2")
+        key = await first.wish("waits", cpu="5", wait="10m")
+    await first.change(key, requested_cpu="4")
+    first.broker.desk.release(ReservationId("rsv-2"))
+    objects.trouble = errors.Unavailable("the API server is away")
+    async with running(objects=objects, broker=first.broker) as rig:
+        await passed(10)
+        objects.trouble = None
+        await passed(61)
+        status = await rig.status(key)
+        assert (status.phase, status.reservation_name) == ("Reserved", "rsv-3")
 
 
 @in_virtual_time

@@ -164,6 +164,43 @@ async def test_a_renewal_that_is_refused_is_tried_again_too():
 
 
 @in_virtual_time
+async def test_one_that_is_not_to_be_renewed_any_more_forgets_that_it_could_not_be():
+    async with running() as rig:
+        key = await rig.wish(renew=True)
+        rig.broker.trouble = GONE
+        await passed(45 * 60)
+        await rig.change(key, renew=False)
+        status = await rig.status(key)
+        assert (status.reason, status.message) == ("Locked", "Resources reserved in cluster p1")
+        tried = len(rig.broker.named("renew"))
+        await passed(600)
+        assert len(rig.broker.named("renew")) == tried
+
+
+@in_virtual_time
+async def test_one_whose_answer_came_late_is_renewed_in_time_all_the_same():
+    async with running(clock=away(-make.HOUR)) as rig:
+        rig.broker.loses_answers = True
+        key = await rig.wish(renew=True)
+        await passed(50 * 60)
+        rig.broker.loses_answers = False
+        await passed(3600)
+        assert (await rig.status(key)).phase == "Reserved"
+        assert len(rig.broker.desk.ledger.reservations) == 1
+
+
+@in_virtual_time
+async def test_one_that_the_stream_told_of_before_the_answer_came_is_renewed():
+    async with running() as rig:
+        rig.broker.takes_after = 5
+        await rig.wish(renew=True)
+        await rig.hear("rsv-1")
+        rig.broker.takes_after = 0
+        await passed(3600)
+        assert len(rig.broker.named("renew")) == 1
+
+
+@in_virtual_time
 async def test_the_wish_to_renew_can_change_while_it_lives():
     async with running() as rig:
         key = await rig.wish()
@@ -267,6 +304,7 @@ async def test_what_the_stream_told_before_the_answer_came_is_newer_than_the_ans
         await rig.hear("rsv-1")
         await passed(5)
         assert (await rig.status(key)).target_cluster_id == "p2"
+        assert await rig.writes(key) == 4, "made, finalizer, asking, reserved"
         assert (await rig.instruction("default/rsv-1")).spec.target_cluster_id == "p2"
 
 

@@ -32,6 +32,7 @@ async def test_while_the_broker_is_away_it_stays_says_so_and_is_tried_again():
     async with running() as rig:
         key = await rig.wish()
         rig.broker.trouble = GONE
+        rig.broker.calls.clear()
         await rig.delete(key)
         status = await rig.status(key)
         assert status.reason == "BrokerUnreachable"
@@ -76,6 +77,7 @@ async def test_one_that_the_broker_does_not_know_goes():
         rig.broker.forget("rsv-1")
         await rig.delete(key)
         assert not await rig.is_there(key)
+        assert (await rig.instruction("default/rsv-1")).status.phase == "Finished"
 
 
 @in_virtual_time
@@ -135,8 +137,10 @@ async def test_one_whose_question_would_be_refused_now_goes():
         await rig.delete(key)
         assert await rig.is_there(key)
         rig.broker.trouble = None
-        await passed(61)
+        rig.broker.keys.clear()
+        await passed(600)
         assert not await rig.is_there(key)
+        assert len(rig.broker.keys) == 1
 
 
 @in_virtual_time
@@ -178,6 +182,8 @@ async def test_one_made_anew_under_the_same_name_does_not_inherit():
         await passed(61)
         assert (await rig.status(key)).phase == "Reserved"
         assert rig.broker.reserved == HELD
+        await rig.change(key, renew=True)
+        assert len(rig.broker.named("release")) == 1
 
 
 @in_virtual_time

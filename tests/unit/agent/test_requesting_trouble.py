@@ -104,6 +104,21 @@ async def test_tries_become_rare_and_the_status_is_written_once_and_not_at_each(
 
 
 @in_virtual_time
+async def test_after_a_success_the_first_pause_is_short_again():
+    async with running() as rig:
+        rig.broker.trouble = GONE
+        key = await rig.wish()
+        await passed(600)
+        rig.broker.trouble = None
+        await passed(61)
+        rig.broker.trouble = GONE
+        began = asyncio.get_running_loop().time()
+        await rig.delete(key)
+        await passed(3)
+        assert [call.at - began for call in rig.broker.named("release")] == [0, 0.5, 1.5]
+
+
+@in_virtual_time
 async def test_a_broker_that_wants_to_be_left_in_peace_is():
     async with running() as rig:
         rig.broker.trouble = errors.RateLimited("too many", retry_after=100)

@@ -137,8 +137,9 @@ def test_how_far_it_has_come(found, stage):
         (wish(2, replace(SPEC, requested_cpu="2"), asked=ASKED), True),
         (wish(2, replace(SPEC, requested_cpu="?"), asked=ASKED), True),
         (wish(2, replace(SPEC, policy="cost"), asked=ASKED), True),
+        (wish(1, replace(SPEC, policy="cost"), asked=ASKED), False),
     ],
-    ids=["never asked", "changed back", "only renew", "amount", "unreadable", "policy"],
+    ids=["never asked", "back", "only renew", "amount", "unreadable", "policy", "same generation"],
 )
 def test_only_what_the_broker_hears_of_is_a_change(found, changed):
     assert wishes.is_changed(found) is changed

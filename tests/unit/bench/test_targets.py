@@ -29,6 +29,23 @@ GOOD: dict[str, dict[str, Any]] = {
         "rss_mb": 180.0,
     },
     "restart": {"reservations": 100_000, "seconds": 1.9},
+    "agent": {
+        "pods": 3_000,
+        "nodes": 100,
+        "events_per_s": 50.2,
+        "rss_mb": 45.1,
+        "cpu_percent": 2.1,
+    },
+    "deliver": {"count": 200, "p50_ms": 4.5, "p99_ms": 21.0},
+    "agents": {
+        "count": 1_000,
+        "reservations": 1_000,
+        "missed": 0,
+        "cpu_percent": 24.0,
+        "rss_mb": 240.0,
+        "p50_ms": 1.5,
+        "p99_ms": 12.0,
+    },
 }
 
 
@@ -49,6 +66,10 @@ def test_nothing_is_missed_when_all_limits_are_kept():
         ("advertise", "cpu_percent", 15.1),
         ("advertise", "rss_mb", 200.1),
         ("restart", "seconds", 3.01),
+        ("agent", "rss_mb", 50.1),
+        ("deliver", "p50_ms", 50.1),
+        ("deliver", "p99_ms", 250.1),
+        ("agents", "missed", 1),
     ],
 )
 def test_each_limit_can_be_missed(bench, key, value):
@@ -63,6 +84,9 @@ def test_each_limit_can_be_missed(bench, key, value):
         ("reserve", "ratio", 0.5),
         ("advertise", "cpu_percent", 15),
         ("restart", "seconds", 3),
+        ("agent", "rss_mb", 50),
+        ("deliver", "p50_ms", 50),
+        ("deliver", "p99_ms", 250),
     ],
 )
 def test_the_limit_itself_is_kept(bench, key, value):
@@ -80,6 +104,9 @@ def test_a_figure_that_is_no_number_misses_its_target():
         ("reserve", {"connections": 2, "ratio": 0.1}),
         ("advertise", {"interval": 1.0, "cpu_percent": 80.0}),
         ("restart", {"reservations": 1_000_000, "seconds": 20.0}),
+        ("agent", {"pods": 30_000, "rss_mb": 90.0}),
+        ("deliver", {"count": 20, "p50_ms": 80.0, "p99_ms": 900.0}),
+        ("agents", {"count": 10_000, "missed": 3}),
     ],
 )
 def test_a_run_of_another_size_gets_no_verdict(bench, size):

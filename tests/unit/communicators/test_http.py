@@ -194,3 +194,10 @@ async def test_a_call_under_way_is_cut_off_by_close(broker, communicator):
     await communicator.close()
     with pytest.raises(BrokerUnreachable):
         await call
+
+
+async def test_a_call_after_close_fails_without_a_pause(broker, communicator):
+    await communicator.close()
+    async with asyncio.timeout(0):
+        with pytest.raises(BrokerUnreachable, match="was closed on this side"):
+            await communicator.ping()

@@ -19,7 +19,7 @@ from kubelend.peerings.liqoctl import LiqoctlPeering
 PEER = Peer("rsv-home-1", "one", make.resources("cpu=500m,memory=1Gi,gpu=2,storage=5Gi"))
 OTHER = Peer("rsv-home-2", "one", make.resources("cpu=1,memory=1Gi"))
 ELSEWHERE = Peer("rsv-home-3", "two", make.resources("cpu=1,memory=1Gi"))
-SHORT = timedelta(milliseconds=300)
+SHORT = timedelta(seconds=1.5)
 
 
 @pytest.fixture
@@ -88,6 +88,19 @@ async def test_a_slice_is_dropped_alone_while_another_is_left(liqo, peering):
     assert (liqo.slices, liqo.peered) == ({OTHER.reservation}, {"one"})
     await peering.disconnect(OTHER)
     assert (liqo.slices, liqo.peered) == (set(), set())
+
+
+async def test_a_slice_on_its_way_out_is_neither_ready_nor_in_the_way(liqo, peering):
+    await join(peering, PEER)
+    await join(peering, OTHER)
+    file = liqo.slice("one", OTHER.reservation)
+    objects = msgspec.json.decode(file.read_bytes())
+    objects[0]["metadata"]["deletionTimestamp"] = "2026-01-01T12:00:00Z"
+    file.write_bytes(msgspec.json.encode(objects))
+    found = await peering.ready(OTHER)
+    assert found == (False, "the resource slice rsv-home-2 is on its way out")
+    await made(liqo).disconnect(PEER)
+    assert liqo.peered == set()
 
 
 async def test_who_is_just_being_connected_keeps_the_peering(liqo, peering):

@@ -11,12 +11,15 @@ from msgspec.structs import replace
 import make
 from kubelend.agent.ports import Deleted, Listed
 from kubelend.core.errors import StoreFailed
+from kubelend.sources import disks
+from kubelend.sources.files import FileObjects
 from kubelend.wire.objects import (
     Metadata,
     ResourceRequest,
     ResourceRequestSpec,
     ResourceRequestStatus,
 )
+from virtual_time import in_virtual_time, now
 
 PATIENCE = 10
 QUICK = timedelta(milliseconds=5)
@@ -91,10 +94,10 @@ async def test_objects_outlive_their_keeper(objects, open_objects):
 
 async def test_what_is_equal_leaves_the_file_alone(objects, file):
     await objects.apply(wish())
-    before = file.stat()
+    before = disks.signature(file)
     await objects.apply(wish())
     await objects.set_status(wish())
-    assert file.stat() == before
+    assert disks.signature(file) == before
 
 
 async def test_nothing_but_the_file_is_left_by_writing(objects, file):
@@ -254,7 +257,9 @@ async def test_directory_that_is_gone_deletes_nothing(objects, file, tmp_path):
     aside = file.parent.rename(tmp_path / "aside")
     with pytest.raises(StoreFailed, match="resourcerequests"):
         await objects.list(ResourceRequest)
-    with pytest.raises(StoreFailed, match="resourcerequests"):
+    with pytest.raises(StoreFailed, match="resourcerequests is gone"):
+        await find(objects)
+    with pytest.raises(StoreFailed, match="resourcerequests is gone"):
         await objects.apply(wish())
     aside.rename(file.parent)
     assert await objects.list(ResourceRequest) == [made]
@@ -271,3 +276,20 @@ async def test_watch_waits_out_a_directory_that_is_gone(objects, file, tmp_path)
         async with asyncio.timeout(PATIENCE):
             assert await first == Listed([made])
         assert objects.problem == ""
+
+
+# -- time
+
+
+def test_clock_is_only_asked_where_the_events_are(tmp_path):
+    """One that belongs to the event loop, as that of tests does, would fail in another thread."""
+
+    @in_virtual_time
+    async def use():
+        objects = FileObjects(tmp_path, now)
+        await asyncio.sleep(60)
+        made = await objects.apply(wish())
+        assert made.metadata.creation_timestamp == make.T0 + make.MINUTE
+        await objects.close()
+
+    use()

@@ -12,6 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 import make
+from kubelend.agent.ports import Deleted, Listed
 from kubelend.core.errors import Conflict, InvalidInput, InvalidSettings, Unavailable
 from kubelend.sources.files import FileObjects
 from kubelend.wire.objects import (
@@ -124,6 +125,8 @@ async def test_each_problem_is_logged_once(objects, file, capsys):
     file.write_text("wrong: [")
     for _ in range(3):
         await objects.list(ResourceRequest)
+    file.write_text("wrong: [")
+    await objects.list(ResourceRequest)
     assert capsys.readouterr().out.count("file ignored") == 1
     file.write_text(BY_HAND.replace('"2"', "2"))
     await objects.list(ResourceRequest)
@@ -260,6 +263,20 @@ async def test_change_by_another_store_is_taken_as_it_is(open_objects):
     with pytest.raises(Conflict):
         await other.apply(made)
     assert await find(other) == again
+
+
+async def test_object_that_another_store_made_anew_is_told_as_gone_and_new(open_objects):
+    one, other = open_objects(settle=timedelta()), open_objects(settle=timedelta())
+    made = await one.apply(wish())
+    async with aclosing(other.watch(ResourceRequest)) as watch:
+        assert await heard(watch) == Listed([made])
+        await one.delete(ResourceRequest, made.key)
+        again = await one.apply(wish())
+        gone = await heard(watch)
+        assert isinstance(gone, Deleted)
+        assert isinstance(gone.found, ResourceRequest)
+        assert gone.found.metadata.uid == made.metadata.uid
+        assert await heard(watch) == again
 
 
 async def test_cancelled_change_is_still_told_to_watches(objects):

@@ -1,0 +1,172 @@
+"""A real agent in a process of its own, as a user starts it, for tests from outside.
+
+with agent_process.running(broker.url, certificates.cluster("rome"), tmp_path / "rome") as rome:
+    rome.put("w", cpu="2")
+    rome.sees(ResourceRequest, "w", lambda found: found.status.phase == "Active")
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from kubelend.core.errors import InvalidInput
+from kubelend.sources import documents
+from kubelend.wire.objects import Kind, ResourceRequest
+
+PATIENCE = 30.0
+"""Seconds to come up, to do something or to end, on a busy machine."""
+
+SOME = "nodes: [{capacity: {cpu: 64, memory: 256Gi}}]\n"
+
+
+class Running:
+    """An agent that was started, with its files in a directory."""
+
+    def __init__(self, directory: Path, process: subprocess.Popen[bytes]) -> None:
+        self.directory = directory
+        self.process = process
+
+    # -- what it says
+
+    @property
+    def text(self) -> str:
+        return (self.directory / "log").read_text()
+
+    def log(self) -> list[dict[str, Any]]:
+        """Its log so far, a value for each whole line."""
+        whole, _, _ = self.text.rpartition("\n")
+        return [json.loads(line) for line in whole.splitlines() if line.startswith("{")]
+
+    def logged(self, event: str) -> list[dict[str, Any]]:
+        return [line for line in self.log() if line["event"] == event]
+
+    def get(self, path: str, listener: str = "probes") -> tuple[int, str]:
+        """Status and text of what it answers without TLS; 0 if nobody answers."""
+        ports = {line["what"]: line["port"] for line in self.logged("listening")}
+        if listener not in ports:
+            return 0, "does not listen"
+        connection = http.client.HTTPConnection("127.0.0.1", ports[listener], timeout=5)
+        try:
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+        except OSError as error:
+            return 0, str(error)
+        finally:
+            connection.close()
+
+    def wait_until_ready(self) -> None:
+        self.wait_for(lambda: self.get("/readyz")[0] == 200)
+
+    def wait_for(self, what: Callable[[], bool], patience: float = PATIENCE) -> None:
+        """Until it holds, while the agent lives; else the test fails with its log."""
+        end = time.monotonic() + patience
+        while not what():
+            assert self.process.poll() is None, f"it has ended: {self.text}"
+            assert time.monotonic() < end, f"{self.get('/readyz')}: {self.text}"
+            time.sleep(0.01)
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Signal it, wait for its end, and give its exit code."""
+        self.process.send_signal(number)
+        return self.process.wait(PATIENCE)
+
+    # -- the objects of its cluster, as a person sees them
+
+    def path(self, kind: type[Kind], name: str) -> Path:
+        return self.directory / "objects" / kind.plural / f"default.{name}.yaml"
+
+    def put(self, name: str, cpu: str = "1", **spec: str) -> None:
+        """Drop a ResourceRequest in."""
+        path = self.path(ResourceRequest, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        more = "".join(f"  {field}: {value}\n" for field, value in spec.items())
+        path.write_text(
+            "apiVersion: rear.fluidos.eu/v1alpha1\nkind: ResourceRequest\n"
+            f"metadata: {{name: {name}}}\n"
+            f'spec:\n  requestedCPU: "{cpu}"\n  requestedMemory: 1Gi\n{more}'
+        )
+
+    def remove(self, name: str) -> None:
+        self.path(ResourceRequest, name).unlink()
+
+    def find(self, kind: type[Kind], name: str) -> Kind | None:
+        """None if it is not there, or being written."""
+        try:
+            return documents.parse(self.path(kind, name).read_bytes(), kind)
+        except (FileNotFoundError, InvalidInput):
+            return None
+
+    def all(self, kind: type[Kind]) -> list[Kind]:
+        names = self.path(kind, "*").parent.glob("default.*.yaml")
+        found = (self.find(kind, path.stem.removeprefix("default.")) for path in names)
+        return [one for one in found if one is not None]
+
+    def sees(
+        self, kind: type[Kind], name: str, wanted: Callable[[Kind], bool] = lambda _: True
+    ) -> Kind:
+        """Wait until an object is as wanted."""
+        found: Kind | None = None
+
+        def look() -> bool:
+            nonlocal found
+            found = self.find(kind, name)
+            return found is not None and wanted(found)
+
+        self.wait_for(look)
+        assert found is not None
+        return found
+
+    def misses(self, kind: type[Kind], name: str) -> None:
+        self.wait_for(lambda: not self.path(kind, name).exists())
+
+
+@contextlib.contextmanager
+def running(
+    url: str, certificates: Path, directory: Path, *flags: str, cluster: str = SOME
+) -> Iterator[Running]:
+    """Start it with its log and objects in `directory`; kill it at the end, if it still runs."""
+    directory.mkdir(exist_ok=True)
+    simulation = directory / "cluster.yaml"
+    simulation.write_text(cluster)
+    process = started(
+        directory,
+        f"--broker-url={url}",
+        f"--broker-cert-path={certificates}",
+        f"--simulation={simulation}",
+        f"--objects-dir={directory / 'objects'}",
+        *flags,
+    )
+    try:
+        yield Running(directory, process)
+    finally:
+        process.kill()
+        process.wait(PATIENCE)
+
+
+def started(directory: Path, *flags: str) -> subprocess.Popen[bytes]:
+    """The command, run in `directory`, on free ports of loopback. To its log there later ones append."""
+    with (directory / "log").open("ab") as log:
+        return subprocess.Popen(
+            [
+                *(Path(sys.executable).with_name("kubelend"), "agent", "--source=simulated"),
+                *("--health-probe-bind-address=127.0.0.1:0", "--metrics-bind-address=127.0.0.1:0"),
+                *("--advertisement-requeue-interval=1s", "--advertisement-damping=50ms", *flags),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env={name: text for name, text in os.environ.items() if "KUBELEND" not in name},
+            cwd=directory,
+            process_group=0,
+        )

@@ -1,0 +1,237 @@
+"""The agent as a person runs it: started, asked for things by files, looked at, and stopped."""
+
+import json
+import signal
+import socket
+import time
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+import agent_process
+import broker_process
+import brokers
+import newcomers
+from kubelend.pki import profiles
+from kubelend.transports import tls
+from kubelend.wire.objects import (
+    Advertisement,
+    ProviderInstruction,
+    ReservationInstruction,
+    ResourceRequest,
+)
+
+pytestmark = pytest.mark.timeout(120)
+
+USAGE = 2
+SECOND = timedelta(seconds=1)
+SPENT, LEFT = timedelta(seconds=42), timedelta(seconds=8)
+"""Of a certificate's life: it is time to renew it, and there is time to."""
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return tmp_path_factory.mktemp("agents")
+
+
+@pytest.fixture(scope="module")
+def broker(certificates, root):
+    with broker_process.running(certificates.server(), root) as broker:
+        yield broker
+
+
+@pytest.fixture(scope="module")
+def rome(broker, certificates, root):
+    with agent_process.running(broker.url, certificates.cluster("rome"), root / "rome") as agent:
+        agent.wait_until_ready()
+        yield agent
+
+
+@pytest.fixture(scope="module")
+def bonn(broker, certificates, root):
+    with agent_process.running(broker.url, certificates.cluster("bonn"), root / "bonn") as agent:
+        agent.wait_until_ready()
+        yield agent
+
+
+def has(phase):
+    return lambda found: found.status.phase == phase
+
+
+# -- its work
+
+
+def test_a_request_that_is_dropped_in_as_a_file_becomes_a_promise_at_both_ends(rome, bonn):
+    rome.put("training", cpu="4", duration="2h")
+    asked = time.monotonic()
+    found = rome.sees(ResourceRequest, "training", lambda one: bool(one.status.reservation_name))
+    reservation = found.status.reservation_name
+    assert found.status.target_cluster_id == "bonn"
+    held = bonn.sees(ProviderInstruction, f"{reservation}-provider", has("Held"))
+    assert held.spec.requester_cluster_id == "rome"
+    assert held.status.enforced
+    decided = found.status.last_update_time
+    assert (held.metadata.creation_timestamp - decided).total_seconds() < 1.0
+    use = rome.sees(ReservationInstruction, reservation, has("Ready"))
+    assert (use.spec.target_cluster_id, use.spec.requested_cpu) == ("bonn", "4")
+    rome.sees(ResourceRequest, "training", has("Active"))
+    assert time.monotonic() - asked < 5.0
+    rome.remove("training")
+    bonn.sees(ProviderInstruction, f"{reservation}-provider", has("Withdrawn"))
+    rome.sees(ReservationInstruction, reservation, has("Finished"))
+    rome.misses(ResourceRequest, "training")
+
+
+def test_a_file_that_nobody_can_read_is_told_and_ignored(rome, bonn):
+    path = rome.path(ResourceRequest, "odd")
+    path.write_text("kind: [")
+    rome.wait_for(lambda: any("odd" in line["file"] for line in rome.logged("file ignored")))
+    path.unlink()
+    assert rome.get("/readyz")[0] == 200
+
+
+def test_what_is_advertised_can_be_read(rome):
+    shown = rome.sees(Advertisement, "cluster-advertisement", has("Active"))
+    assert shown.spec.cluster_id == "rome"
+    assert shown.spec.resources.capacity.cpu == "64"
+    assert shown.status.published
+
+
+def test_probes_and_metrics_answer(rome):
+    assert rome.get("/healthz") == (200, "ok")
+    assert rome.get("/readyz")[0] == 200
+    status, text = rome.get("/metrics", "metrics")
+    assert status == 200
+    assert brokers.series(text, "kubelend_agent_stream_up") == 1
+    assert brokers.series(text, "kubelend_agent_nodes") == 1
+    assert brokers.series(text, "kubelend_agent_part_up", part="publisher") == 1
+    assert rome.get("/nothing")[0] == 404
+
+
+def test_every_line_of_the_log_is_json(rome):
+    lines = [json.loads(line) for line in rome.text.splitlines()]
+    assert {"started", "listening"} <= {line["event"] for line in lines}
+    assert all({"timestamp", "level", "logger", "event"} <= line.keys() for line in lines)
+
+
+# -- its end
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "Ctrl-C"])
+def test_it_ends_in_good_order_when_told_to(broker, certificates, tmp_path, number):
+    directory = certificates.cluster("told")
+    with agent_process.running(broker.url, directory, tmp_path / "one") as one:
+        one.wait_until_ready()
+        told = time.monotonic()
+        assert one.end(number) == 0
+        assert time.monotonic() - told < 5.0
+        assert one.logged("stopping")
+        assert not [line for line in one.log() if line["level"] == "error"]
+    # The broker has noticed: the next one is let in at once.
+    with agent_process.running(broker.url, directory, tmp_path / "two") as two:
+        two.wait_until_ready()
+        assert not two.logged("trouble")
+
+
+def test_objects_that_cannot_be_reached_are_told_and_waited_for(broker, certificates, tmp_path):
+    with agent_process.running(broker.url, certificates.cluster("x"), tmp_path / "x") as agent:
+        agent.wait_until_ready()
+        kept = agent.directory / "objects"
+        kept.rename(agent.directory / "elsewhere")
+        agent.wait_for(lambda: agent.get("/readyz")[0] == 503)
+        assert agent.get("/healthz") == (200, "ok")
+        (agent.directory / "elsewhere").rename(kept)
+        agent.wait_until_ready()
+        agent.put("w", cpu="100")
+        agent.sees(ResourceRequest, "w", has("Failed"))
+
+
+# -- its certificate
+
+
+def test_a_certificate_that_is_due_is_renewed_while_it_runs(certificates, tmp_path):
+    authority = newcomers.authority(certificates, tmp_path)
+    flags = (f"--ca-path={authority}", "--enrol-port=0", "--certificate-lifetime=1h")
+    directory = certificates.write(
+        "due", profiles.client("due"), at=datetime.now(UTC) - SPENT, lifetime=SPENT + LEFT
+    )
+    before, old = (directory / "tls.crt").read_bytes(), tls.own_certificate(directory)
+    with (
+        broker_process.running(certificates.server(), tmp_path, *flags) as broker,
+        agent_process.running(broker.url, directory, tmp_path / "due") as agent,
+    ):
+        agent.wait_until_ready()
+        agent.wait_for(lambda: (directory / "tls.crt").read_bytes() != before)
+        agent.wait_for(lambda: datetime.now(UTC) > old.not_valid_after_utc + SECOND)
+        # Nobody would listen to the old one any more.
+        shown = agent.sees(Advertisement, "cluster-advertisement")
+        agent.sees(Advertisement, "cluster-advertisement", is_later(shown))
+        assert agent.get("/readyz") == (200, "ok")
+        assert not agent.logged("trouble")
+        assert agent.end() == 0
+
+
+def is_later(shown):
+    return lambda found: found.status.published and found.spec.timestamp > shown.spec.timestamp
+
+
+# -- what is wrong is told before anything begins
+
+
+@pytest.fixture
+def files(certificates, tmp_path):
+    (tmp_path / "good.yaml").write_text(agent_process.SOME)
+    (tmp_path / "torn.yaml").write_text("nodes: [{capacity: {cpu: 4")
+    (tmp_path / "odd.yaml").write_text("nodes: [{capacity: {cpu: 4, memory: 8Gi}, colour: red}]")
+    return {
+        "broker_url": "https://localhost:1",
+        "broker_cert_path": certificates.cluster("rome"),
+        "simulation": tmp_path / "good.yaml",
+        "objects_dir": tmp_path / "objects",
+    }
+
+
+@pytest.mark.parametrize(
+    "flag, value, words",
+    [
+        ("colour", "red", "no such option: --colour"),
+        ("broker_timeout", "5x", "--broker-timeout: '5x'"),
+        ("broker_url", "http://localhost", "--broker-url: 'http://localhost'"),
+        ("broker_transport", "mqtt", "--broker-transport: 'mqtt' is unknown"),
+        ("broker_cert_path", "nowhere", "nowhere/tls.crt is missing"),
+        ("simulation", "nothing.yaml", "nothing.yaml cannot be read: No such file"),
+        ("simulation", "torn.yaml", "torn.yaml: is no YAML: line "),
+        ("simulation", "odd.yaml", "odd.yaml: nodes[0].colour: is no field"),
+        ("objects_dir", "good.yaml", "good.yaml cannot be made: Not a directory"),
+        ("policy_file", "nothing.yaml", "--policy-file: nothing.yaml cannot be read"),
+        ("policy_file", "torn.yaml", "--policy-file: torn.yaml cannot be read"),
+    ],
+)
+def test_what_cannot_work_is_one_line_and_a_code(files, tmp_path, flag, value, words):
+    code, said = outcome(tmp_path, **files | {flag: value})
+    assert words in said
+    assert said.startswith("error: ")
+    assert len(said.splitlines()) == 1
+    assert code == USAGE
+
+
+def test_port_that_is_taken_is_one_line_and_a_code(files, tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        code, said = outcome(tmp_path, **files | {"health_probe_bind_address": address})
+    assert said.startswith(f"error: cannot listen on {address}: Address already in use")
+    assert len(said.splitlines()) == 1
+    assert code == USAGE
+
+
+def outcome(directory, **settings):
+    """The exit code of a command that ends by itself, and what it said."""
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
+    process = agent_process.started(directory, *flags)
+    try:
+        code = process.wait(agent_process.PATIENCE)
+    finally:
+        process.kill()
+    return code, (directory / "log").read_text()

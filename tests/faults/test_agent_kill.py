@@ -1,0 +1,88 @@
+"""Agents as processes that die by `kill -9`, with objects in files: each life goes on where one ended."""
+
+import asyncio
+import contextlib
+import random
+import signal
+
+import pytest
+
+import agent_process
+import agents
+import brokers
+from kubelend.kits import clock
+from kubelend.sources.files import FileObjects
+from kubelend.wire.objects import ResourceRequest
+
+pytestmark = pytest.mark.timeout(120)
+
+KILLS = 2
+AT_A_TIME = 3
+
+
+@pytest.fixture
+async def broker(certificates, tmp_path):
+    async with brokers.child(certificates, tmp_path) as broker:
+        yield broker
+        assert await broker.stop() == 0
+    brokers.audited(tmp_path / "kubelend.db")
+
+
+@pytest.fixture
+async def cluster(tmp_path):
+    """What the users of a cluster see, whoever serves them."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        def cluster(name):
+            objects = FileObjects(tmp_path / name / "objects", clock.utc_now)
+            stack.push_async_callback(objects.close)
+            return agents.Cluster(name, objects)
+
+        yield cluster
+
+
+@pytest.fixture
+def start(broker, certificates, tmp_path):
+    with contextlib.ExitStack() as stack:
+
+        async def start(name, *flags):
+            directory, url = tmp_path / name, f"https://localhost:{broker.port}"
+            running = agent_process.running(url, certificates.cluster(name), directory, *flags)
+            return stack.enter_context(running)
+
+        yield start
+
+
+async def ready(agent):
+    await asyncio.to_thread(agent.wait_until_ready)
+
+
+async def killed_soon(agent):
+    """Somewhere in the half second in which it has most to do."""
+    await asyncio.sleep(random.uniform(0.0, 0.5))
+    assert await asyncio.to_thread(agent.end, signal.SIGKILL) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("victim", ["borrower", "lender"])
+async def test_killed_again_and_again_it_has_one_lock_for_each_request(
+    broker, start, cluster, victim
+):
+    running = {name: await start(name) for name in ("borrower", "lender")}
+    for agent in running.values():
+        await ready(agent)
+    borrower, lender = cluster("borrower"), cluster("lender")
+    for number in range(KILLS):
+        for one in range(AT_A_TIME):
+            await borrower.wish(f"w{number}-{one}", cpu="100m", target_cluster_id="lender")
+            if number:
+                await borrower.unwish(f"w{number - 1}-{one}")
+        await killed_soon(running[victim])
+        running[victim] = await start(victim)
+        await ready(running[victim])
+    for one in range(AT_A_TIME):
+        await borrower.becomes(f"w{KILLS - 1}-{one}", "Active")
+    for found in await borrower.objects.list(ResourceRequest):
+        if not found.metadata.name.startswith(f"w{KILLS - 1}"):
+            await borrower.misses(found.metadata.name)
+    assert len(await agents.until_agreed(broker, borrower, lender)) == AT_A_TIME
+    await agents.until_over(broker, borrower, lender)

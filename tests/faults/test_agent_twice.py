@@ -1,0 +1,170 @@
+"""Two agents with one identity: the second says why it cannot, does nothing, and takes over when it can."""
+
+from collections import Counter
+from contextlib import asynccontextmanager
+from datetime import timedelta
+
+import pytest
+
+import agents
+import tcp_cuts
+from kubelend.agent import listening
+from kubelend.communicators.wrapping import Wrapped
+from kubelend.core.errors import IdentityInUse
+from kubelend.wire.objects import (
+    Advertisement,
+    ProviderInstruction,
+    ReservationInstruction,
+    ResourceRequest,
+)
+
+QUICKLY = 6.0
+"""Seconds until another one has taken over, as agents are set up by default."""
+
+
+class Counted(Wrapped):
+    """Counts what is called."""
+
+    def __init__(self, inner, calls):
+        super().__init__(inner)
+        self._calls = calls
+
+    async def around(self, name, call):
+        self._calls[name] += 1
+        return await call()
+
+
+class Second(agents.Agent):
+    """One that counts what it calls."""
+
+    def __init__(self, name, settings):
+        super().__init__(name, settings)
+        self.calls: Counter[str] = Counter()
+        self.wrap = lambda inner: Counted(inner, self.calls)
+
+
+@asynccontextmanager
+async def second(first, *, settings=None, objects=None):
+    """Another agent with the identity of the first: in a cluster of its own, unless it has its objects."""
+    agent = Second(first.name, settings or first.settings)
+    agent.objects = objects or agent.objects
+    await agent.start()
+    try:
+        yield agent
+    finally:
+        await agent.kill()
+
+
+@pytest.fixture
+async def scene(certificates, tmp_path):
+    async with agents.scene(certificates, tmp_path) as scene:
+        yield scene
+
+
+async def lent_and_borrowed(first, other):
+    """Each has something of the other."""
+    await first.wish("w", target_cluster_id=other.name)
+    await other.wish("w", target_cluster_id=first.name)
+    await first.becomes("w", "Active")
+    await other.becomes("w", "Active")
+
+
+async def refused(agent, times):
+    """Wait until it has tried so often, and says why it does nothing."""
+
+    async def look():
+        unready = agent.process.standing.unready
+        if unready.count("another agent speaks for one since") < 2:
+            return f"it says {unready!r}"
+        return "" if agent.calls["publish"] >= times else f"calls are {agent.calls}"
+
+    await agents.eventually(look)
+    assert {"publisher", "stream"} <= agent.problems.keys()
+    assert "stop it, or give this cluster a certificate of its own" in agent.problems["publisher"]
+
+
+async def test_second_agent_says_why_it_cannot_and_does_nothing(scene, monkeypatch):
+    # It may ask what there is, as everybody may, and the answer must be no reason to act.
+    monkeypatch.setattr(listening, "SLOWLY", timedelta(milliseconds=200))
+    other = await scene.start("other", scene.broker.port)
+    one = await scene.start("one", scene.broker.port)
+    await lent_and_borrowed(one, other)
+    async with second(one) as two:
+        await two.wish("mine")
+        await refused(two, times=3)
+        assert two.calls["instructions"] > 2
+        assert await two.objects.list(ReservationInstruction) == []
+        assert await two.objects.list(ProviderInstruction) == []
+        assert set(two.calls) <= {"publish", "instructions", "find"}
+        (mine,) = await two.objects.list(ResourceRequest)
+        assert (mine.status.phase, mine.metadata.finalizers) == ("", ())
+        (shown,) = await two.objects.list(Advertisement)
+        assert (shown.status.phase, shown.status.published) == ("Error", False)
+        assert "another agent speaks for one" in shown.status.message
+        assert len(await agents.until_agreed(scene.broker, one, other)) == 2
+        await agents.until_over(scene.broker, one, other)
+
+
+async def test_second_agent_in_the_same_cluster_leaves_the_objects_alone(scene, monkeypatch):
+    """As during the update of a deployment: both see what users do, and one acts."""
+    monkeypatch.setattr(listening, "SLOWLY", timedelta(milliseconds=200))
+    other = await scene.start("other", scene.broker.port)
+    one = await scene.start("one", scene.broker.port)
+    async with second(one, objects=one.objects) as two:
+        await refused(two, times=1)
+        for number in range(10):
+            await one.wish(f"w{number}")
+        await refused(two, times=3)
+        for number in range(10):
+            await one.becomes(f"w{number}", "Active")
+        assert len(await agents.until_agreed(scene.broker, one, other)) == 10
+        await one.kill()
+        await two.wait_until_ready()
+        await one.wish("more")
+        await one.becomes("more", "Active")
+        assert len(await agents.until_agreed(scene.broker, two, other)) == 11
+        await agents.until_over(scene.broker, two, other)
+
+
+async def test_second_agent_takes_over_quickly_when_the_first_ends(scene):
+    other = await scene.start("other", scene.broker.port)
+    slow = {"advertisement_requeue_interval": timedelta(seconds=30)}
+    one = await scene.start("one", scene.broker.port, **slow)
+    await lent_and_borrowed(one, other)
+    async with second(one, objects=one.objects) as two:
+        await refused(two, times=3)
+        await one.kill()
+
+        async def look():
+            return two.process.standing.unready
+
+        await agents.eventually(look, patience=QUICKLY)
+        await two.wish("more")
+        await two.becomes("more", "Active")
+        assert len(await agents.until_agreed(scene.broker, two, other)) == 3
+        await agents.until_over(scene.broker, two, other)
+
+
+async def test_agent_that_was_cut_off_for_too_long_leaves_the_place_to_the_other(
+    certificates, tmp_path
+):
+    limit = timedelta(seconds=2)
+    async with (
+        agents.scene(certificates, tmp_path, agent_timeout=limit) as (broker, start, _),
+        tcp_cuts.network(broker.port) as line,
+    ):
+        other = await start("other", broker.port)
+        one = await start("one", line.port, broker_timeout=timedelta(seconds=0.5))
+        await lent_and_borrowed(one, other)
+        direct = agents.made_for("one", broker.port, certificates, tmp_path, agents.SOME)
+        async with second(one, settings=direct, objects=one.objects) as two:
+            await refused(two, times=1)
+            line.cut()
+            await two.wait_until_ready()
+            line.mend()
+            with pytest.raises(IdentityInUse, match="another agent speaks for one since"):
+                await one.ends()
+            await two.wish("more")
+            await two.becomes("more", "Active")
+            assert len(await agents.until_agreed(broker, two, other)) == 3
+            await agents.until_over(broker, two, other)

@@ -1,0 +1,87 @@
+"""Which requests there are, what is reason enough to look at one, and which went without leave."""
+
+from msgspec.structs import replace
+
+import make
+from kubelend.agent.ports import Deleted, Listed
+from kubelend.agent.sightings import Sightings
+from kubelend.wire.objects import (
+    Metadata,
+    ResourceRequest,
+    ResourceRequestSpec,
+    ResourceRequestStatus,
+)
+
+
+def wish(name="w", uid="u", generation=1, version="1", **status):
+    metadata = Metadata(name, uid=uid, generation=generation, resource_version=version)
+    return ResourceRequest(
+        metadata, ResourceRequestSpec("1", "1Gi"), ResourceRequestStatus(**status)
+    )
+
+
+def seeing(*events):
+    looks: list[str] = []
+    sightings = Sightings(looks.append)
+    for event in events:
+        sightings.take(event)
+    return sightings, looks
+
+
+def test_it_is_complete_once_all_are_listed():
+    assert not seeing(wish())[0].is_complete
+    assert seeing(Listed([]))[0].is_complete
+
+
+def test_a_new_one_and_a_new_wish_are_looked_at_and_what_we_write_is_not():
+    gone = replace(wish(), metadata=replace(wish().metadata, deletion_timestamp=make.T0))
+    told = wish(version="2", phase="Pending")
+    for events, count in [
+        ([wish()], 1),
+        ([Listed([wish()])], 1),
+        ([wish(), told], 1),
+        ([wish(), Listed([told])], 1),
+        ([wish(), wish(generation=2)], 2),
+        ([wish(), gone], 2),
+    ]:
+        assert seeing(*events)[1] == ["default/w"] * count
+
+
+def test_a_reservation_belongs_to_whose_status_names_it():
+    sightings, _ = seeing(wish(reservation_name="r"))
+    assert sightings.owner("r") == "default/w"
+    assert sightings.owner("other") == ""
+    sightings.disown("r")
+    assert sightings.owner("r") == ""
+
+
+def test_one_that_goes_unseen_is_lost_however_that_is_noticed():
+    old = wish()
+    for event in (Deleted(old), Listed([]), wish(uid="v"), Listed([wish(uid="v")])):
+        sightings, looks = seeing(old, event)
+        assert sightings.lost("default/w") == [old]
+        assert looks[-1] == "default/w"
+        sightings.bury(old)
+        assert sightings.lost("default/w") == []
+
+
+def test_one_that_was_free_to_go_is_not_lost():
+    sightings, _ = seeing(wish())
+    sightings.free(wish())
+    sightings.take(Deleted(wish()))
+    assert sightings.lost("default/w") == []
+
+
+def test_each_that_went_under_one_name_is_lost_until_it_is_buried():
+    first, second = wish(uid="1"), wish(uid="2")
+    sightings, _ = seeing(first, Deleted(first), second, Deleted(second))
+    assert sightings.lost("default/w") == [first, second]
+    sightings.bury(first)
+    assert sightings.lost("default/w") == [second]
+
+
+def test_a_late_word_of_one_that_is_gone_does_not_hide_the_new_one():
+    first, second = wish(uid="1"), wish(uid="2")
+    sightings, looks = seeing(second, Deleted(first))
+    sightings.take(wish(uid="2", version="9"))
+    assert looks == ["default/w", "default/w"]

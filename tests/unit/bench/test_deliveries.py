@@ -1,0 +1,125 @@
+"""Which instructions came, which did not, and how long they took."""
+
+import pytest
+
+import make
+from kubelend.agent import provisions
+from kubelend.bench.deliveries import Deliveries, NotedObjects
+from kubelend.wire import bodies, conversion, objects
+from kubelend.wire.objects import Metadata, ResourceRequest, ResourceRequestSpec
+
+
+class Timer:
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def timer():
+    return Timer()
+
+
+@pytest.fixture
+def deliveries(timer):
+    return Deliveries(timer)
+
+
+def promise(reservation="rsv-1", provider="berlin") -> bodies.Reservation:
+    return conversion.from_reservation(make.reservation(reservation, target=provider))
+
+
+def instruction(reservation="rsv-1"):
+    return provisions.instruction(promise(reservation), "default")
+
+
+def withdrawn(reservation="rsv-1"):
+    status = provisions.finished(provisions.WITHDRAWN, "", make.T0)
+    return objects.with_status(instruction(reservation), status, make.T0)
+
+
+def test_the_time_is_from_the_answer_to_the_object(deliveries, timer):
+    deliveries.promised(promise())
+    timer.now += 0.25
+    deliveries.written("berlin", instruction())
+    assert deliveries.seconds == [0.25]
+    assert (deliveries.count, deliveries.missed) == (1, 0)
+
+
+def test_only_the_first_time_that_it_is_written_counts(deliveries, timer):
+    deliveries.promised(promise())
+    deliveries.written("berlin", instruction())
+    timer.now += 5
+    deliveries.written("berlin", withdrawn())
+    assert deliveries.seconds == [0.0]
+
+
+def test_an_object_that_is_there_before_the_answer_took_no_time(deliveries, timer):
+    deliveries.written("berlin", instruction())
+    timer.now += 1
+    deliveries.promised(promise())
+    assert deliveries.seconds == [0.0]
+    assert deliveries.missed == 0
+
+
+def test_a_promise_without_an_object_is_missed(deliveries):
+    deliveries.promised(promise("rsv-1"))
+    deliveries.promised(promise("rsv-2"))
+    deliveries.written("berlin", instruction("rsv-2"))
+    assert (deliveries.count, deliveries.missed) == (2, 1)
+    assert len(deliveries.seconds) == 1
+
+
+def test_an_object_in_another_cluster_does_not_count(deliveries):
+    deliveries.promised(promise(provider="berlin"))
+    deliveries.written("paris", instruction())
+    assert deliveries.missed == 1
+
+
+@pytest.mark.parametrize(
+    "cluster, object, missed",
+    [
+        pytest.param("berlin", withdrawn(), 0, id="withdrawn"),
+        pytest.param("berlin", instruction(), 1, id="still held"),
+        pytest.param("paris", withdrawn(), 1, id="withdrawn by another"),
+    ],
+)
+def test_a_release_has_to_reach_the_provider_too(deliveries, cluster, object, missed):
+    deliveries.promised(promise())
+    deliveries.written("berlin", instruction())
+    deliveries.released("rsv-1")
+    deliveries.written(cluster, object)
+    assert deliveries.missed == missed
+
+
+def test_what_is_not_released_need_not_be_withdrawn(deliveries):
+    deliveries.promised(promise())
+    deliveries.written("berlin", instruction())
+    assert deliveries.missed == 0
+
+
+async def test_instructions_are_noted_as_they_are_kept(deliveries):
+    kept = NotedObjects("berlin", deliveries, lambda: make.T0)
+    deliveries.promised(promise())
+    await kept.apply(instruction())
+    assert deliveries.missed == 0
+    deliveries.released("rsv-1")
+    assert deliveries.missed == 1
+    await kept.set_status(withdrawn())
+    assert deliveries.missed == 0
+
+
+async def test_what_is_not_kept_is_not_noted(deliveries):
+    kept = NotedObjects("berlin", deliveries, lambda: make.T0)
+    deliveries.promised(promise())
+    assert await kept.set_status(withdrawn()) is None
+    assert deliveries.missed == 1
+
+
+async def test_other_objects_are_kept_like_any(deliveries):
+    kept = NotedObjects("berlin", deliveries, lambda: make.T0)
+    await kept.apply(ResourceRequest(Metadata("w"), ResourceRequestSpec("1", "1Gi")))
+    assert [found.key for found in await kept.list(ResourceRequest)] == ["default/w"]
+    assert deliveries.count == 0
