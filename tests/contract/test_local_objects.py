@@ -183,6 +183,22 @@ async def test_other_uid_than_the_kept_one_is_a_conflict(objects):
     assert await objects.find(ResourceRequest, made.key) == again
 
 
+async def test_change_of_an_old_version_is_a_conflict(objects):
+    made = await objects.apply(wish())
+    newer = await objects.apply(replace(made, spec=wish(cpu="2").spec))
+    finalizers = replace(made.metadata, finalizers=("example.org/one",))
+    with pytest.raises(Conflict, match="changed by somebody else"):
+        await objects.apply(replace(made, metadata=finalizers))
+    assert await objects.find(ResourceRequest, made.key) == newer
+
+
+async def test_change_by_who_read_nothing_is_taken(objects):
+    made = await objects.apply(wish())
+    changed = await objects.apply(wish(cpu="2"))
+    assert changed.metadata.uid == made.metadata.uid
+    assert changed.spec.requested_cpu == "2"
+
+
 async def test_deleted_object_is_not_made_anew_by_who_still_has_it(objects):
     made = await objects.apply(wish())
     await objects.delete(ResourceRequest, made.key)
@@ -221,8 +237,8 @@ async def test_finalizer_keeps_a_deleted_object_until_it_is_taken_away(objects, 
     clock.now += make.MINUTE
     await objects.delete(ResourceRequest, made.key)
     assert await objects.find(ResourceRequest, made.key) == going
-    await objects.apply(without_finalizers(going, keep=("other",)))
-    assert await objects.find(ResourceRequest, made.key) is not None
+    going = await objects.apply(without_finalizers(going, keep=("other",)))
+    assert await objects.find(ResourceRequest, made.key) == going
     await objects.apply(without_finalizers(going))
     assert await objects.find(ResourceRequest, made.key) is None
     assert await objects.list(ResourceRequest) == []
@@ -231,7 +247,8 @@ async def test_finalizer_keeps_a_deleted_object_until_it_is_taken_away(objects, 
 async def test_no_finalizer_is_added_to_what_is_going(objects):
     made = await objects.apply(wish(finalizers=("first",)))
     await objects.delete(ResourceRequest, made.key)
-    going = await objects.apply(without_finalizers(made, keep=("first", "late")))
+    found = await objects.find(ResourceRequest, made.key)
+    going = await objects.apply(without_finalizers(found, keep=("first", "late")))
     assert going.metadata.finalizers == ("first",)
 
 

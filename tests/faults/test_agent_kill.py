@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import random
 import signal
+from collections import Counter
 
 import pytest
 
@@ -18,6 +19,8 @@ pytestmark = pytest.mark.timeout(120)
 
 KILLS = 2
 AT_A_TIME = 3
+QUICKLY = 6.0
+"""Seconds until another one has taken over."""
 
 
 @pytest.fixture
@@ -45,10 +48,9 @@ async def cluster(tmp_path):
 def start(broker, certificates, tmp_path):
     with contextlib.ExitStack() as stack:
 
-        async def start(name, *flags):
-            directory, url = tmp_path / name, f"https://localhost:{broker.port}"
-            running = agent_process.running(url, certificates.cluster(name), directory, *flags)
-            return stack.enter_context(running)
+        async def start(name, directory=""):
+            url, own = f"https://localhost:{broker.port}", tmp_path / (directory or name)
+            return stack.enter_context(agent_process.running(url, certificates.cluster(name), own))
 
         yield start
 
@@ -86,3 +88,29 @@ async def test_killed_again_and_again_it_has_one_lock_for_each_request(
             await borrower.misses(found.metadata.name)
     assert len(await agents.until_agreed(broker, borrower, lender)) == AT_A_TIME
     await agents.until_over(broker, borrower, lender)
+
+
+async def test_second_process_of_one_name_says_why_it_waits_and_takes_over_from_the_dead(
+    broker, start, cluster
+):
+    one, lender = await start("one"), await start("lender")
+    await ready(one)
+    await ready(lender)
+    two = await start("one", directory="two")
+    await asyncio.to_thread(two.wait_for, lambda: says_why(two))
+    assert two.get("/healthz") == (200, "ok")
+    assert Counter(line["part"] for line in two.logged("trouble")) == {"publisher": 1, "stream": 1}
+    for line in two.logged("trouble"):
+        assert "another agent speaks for one since" in line["problem"]
+    assert one.get("/readyz")[0] == 200
+    assert await asyncio.to_thread(one.end, signal.SIGKILL) == -signal.SIGKILL
+    await asyncio.to_thread(two.wait_for, lambda: two.get("/readyz")[0] == 200, QUICKLY)
+    users = cluster("two")
+    await users.wish("w")
+    await users.becomes("w", "Active")
+    assert await asyncio.to_thread(two.end) == 0
+
+
+def says_why(agent):
+    status, text = agent.get("/readyz")
+    return status == 503 and text.count("another agent speaks for one since") == 2

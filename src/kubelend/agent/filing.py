@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-import msgspec
-
-from kubelend.agent import provisions
+from kubelend.agent import editing, provisions
 from kubelend.agent.ports import Clock, Deleted, Listed, LocalObjects
 from kubelend.wire import bodies, objects
 from kubelend.wire.objects import ProviderInstruction, ProviderInstructionStatus
@@ -38,9 +36,9 @@ class Filing:
     ) -> ProviderInstruction:
         """Have the object say what the reservation says."""
         wanted = provisions.instruction(reservation, self._namespace)
-        if kept is not None:
-            wanted = msgspec.structs.replace(kept, spec=wanted.spec)
-        return kept if kept == wanted else await self._objects.apply(wanted)
+        if kept is not None and kept.spec == wanted.spec:
+            return kept
+        return await editing.put(self._objects, wanted)
 
     async def say(self, kept: ProviderInstruction, status: ProviderInstructionStatus) -> None:
         """Set its status, if that is to say something new."""

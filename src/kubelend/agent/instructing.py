@@ -12,9 +12,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Final, NamedTuple
 
-from msgspec.structs import replace
-
-from kubelend.agent import directions
+from kubelend.agent import directions, editing
 from kubelend.agent.leases import Leases
 from kubelend.agent.looking import Looks
 from kubelend.agent.ports import BrokerCommunicator, Clock, Deleted, Listed, LocalObjects
@@ -110,11 +108,7 @@ class Instructor:
         if namespace is None:
             self.looks.add_after(body.id, SOON)
             return
-        wanted = directions.instruction(body, namespace)
-        found = await self._objects.find(ReservationInstruction, wanted.key)
-        if found is not None:
-            wanted = replace(found, spec=wanted.spec)
-        found = await self._objects.apply(wanted)
+        found = await editing.put(self._objects, directions.instruction(body, namespace))
         status = directions.delivered(found.status, body)
         if status != found.status:
             await self._objects.set_status(with_status(found, status, self._clock()))

@@ -16,7 +16,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from kubelend.agent import joints
+from kubelend.agent import editing, joints
 from kubelend.agent.crews import Crew
 from kubelend.agent.joints import CONNECTING, FINALIZER, FINISHED, READY, Joint
 from kubelend.agent.looking import follow
@@ -155,7 +155,10 @@ class PeeringKeeper:
 
     async def _begin(self, found: ReservationInstruction, wanted: str) -> bool:
         """Write down that it is going to be joined; False if that is out of date."""
-        found = await self._objects.apply(joints.with_finalizer(found))
+        marked = await editing.edit(self._objects, found, joints.with_finalizer)
+        if marked is None:
+            return False
+        found = marked
         if wanted not in found.status.peered_cluster_ids:
             changed = await self._set(
                 found, wanted, phase=CONNECTING, message=f"joining with {wanted}", joined=wanted
@@ -247,7 +250,7 @@ class PeeringKeeper:
             return
         changed = await self._set(found, "", phase=CONNECTING, message="it has no provider now")
         if changed is not None:
-            await self._objects.apply(joints.without_finalizer(changed))
+            await editing.edit(self._objects, changed, joints.without_finalizer)
 
     # -- telling
 
@@ -296,5 +299,7 @@ class PeeringKeeper:
         told = [f"{what}: {problem}" for what, problem in sorted(self._troubles.items())]
         more = [f"and {len(told) - MOST_TOLD} more"] if len(told) > MOST_TOLD else []
         self._standing.report(
-            PART, "; ".join(filter(None, [self._unseen, *told[:MOST_TOLD], *more]))
+            PART,
+            "; ".join(filter(None, [self._unseen, *told[:MOST_TOLD], *more])),
+            is_partial=not self._unseen,
         )

@@ -87,8 +87,9 @@ class LocalObjects(Protocol):
     async def apply(self, wanted: Kind) -> Kind:
         """Make it, or change its spec, labels, annotations and finalizers. Returns it as it is kept.
 
-        Equal to what is kept: nothing is written. With a `uid` of another object than the kept one, or of
-        one that is gone: `Conflict`, for it is not the object that was meant.
+        Equal to what is kept: nothing is written. With the `uid` of another object than the kept one, or of
+        one that is gone, or with a `resource_version` that is not the kept one's: `Conflict`, for it is not
+        what was read. See `agent.editing`.
         """
 
     async def set_status(self, wanted: Kind) -> Kind | None:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Final
 
-from kubelend.agent import verdicts, wishes
+from kubelend.agent import editing, verdicts, wishes
 from kubelend.agent.borrowing import Borrower
 from kubelend.agent.instructing import Instructor, Outside
 from kubelend.agent.leases import Leases
@@ -163,9 +163,10 @@ class Requester:
             await self._say(found, verdicts.of_unreadable(found, error))
             return
         if not wishes.has_finalizer(found):
-            found = await self._objects.apply(wishes.with_finalizer(found))
-        if not wishes.has_finalizer(found):
-            return  # somebody wants it gone since
+            marked = await editing.edit(self._objects, found, wishes.with_finalizer)
+            if marked is None or not wishes.has_finalizer(marked):
+                return  # somebody wants it gone since
+            found = marked
         asked = Asked(found.metadata.generation, wishes.request(found.spec))
         written = await self._say(found, verdicts.of_question(asked))
         if written is not None:
@@ -262,7 +263,7 @@ class Requester:
         newest = await self._objects.find(ResourceRequest, found.key)
         if newest is not None and newest.metadata.uid == found.metadata.uid:
             self._sightings.free(newest)
-            await self._objects.apply(wishes.without_finalizer(newest))
+            await editing.edit(self._objects, newest, wishes.without_finalizer)
 
     async def _withdraw(self, found: ResourceRequest) -> None:
         with self._deciding(found):

@@ -12,6 +12,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from kubelend.agent import editing
 from kubelend.agent.ports import LocalObjects
 from kubelend.agent.standing import Standing
 from kubelend.core import durations
@@ -56,8 +57,5 @@ class Display:
         return ""
 
     async def _write(self, wanted: Advertisement) -> None:
-        found = await self._objects.find(Advertisement, wanted.key)
-        # Labels, annotations and finalizers that others gave it stay.
-        metadata = wanted.metadata if found is None else found.metadata
-        kept = await self._objects.apply(replace(wanted, metadata=metadata))
+        kept = await editing.put(self._objects, wanted)
         await self._objects.set_status(replace(kept, status=wanted.status))

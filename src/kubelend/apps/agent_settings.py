@@ -114,6 +114,9 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
     liqoctl: str = "liqoctl"
     """The liqoctl program."""
 
+    kubectl: str = "kubectl"
+    """The kubectl program: liqoctl has no command to look at a slice, or to delete one."""
+
     peering_timeout: timedelta = timedelta(minutes=5)
     """How long one run of liqoctl may take."""
 

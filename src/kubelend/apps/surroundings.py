@@ -95,6 +95,7 @@ def peering(settings: AgentSettings, cluster: str) -> Peering:
         Path(settings.kubeconfigs_dir),
         cluster,
         liqoctl=settings.liqoctl,
+        kubectl=settings.kubectl,
         timeout=settings.peering_timeout,
     )
 

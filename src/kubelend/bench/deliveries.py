@@ -78,7 +78,7 @@ class NotedObjects(MemoryObjects):
 
     async def set_status(self, wanted: Kind) -> Kind | None:
         kept = await super().set_status(wanted)
-        return kept
+        return None if kept is None else self._noted(kept)
 
     def _noted(self, kept: Kind) -> Kind:
         if isinstance(kept, ProviderInstruction):

@@ -123,10 +123,16 @@ def _parts(found: Object) -> _Parts:
 
 
 def _same_object(kept: Object | None, wanted: Object) -> None:
-    uid = wanted.metadata.uid
-    if uid and (kept is None or kept.metadata.uid != uid):
-        now = "is gone" if kept is None else "is another one now"
-        raise Conflict(f"{wanted.kind} {wanted.key} {now}", hint="read it anew")
+    uid, version = wanted.metadata.uid, wanted.metadata.resource_version
+    problem = ""
+    if kept is None:
+        problem = "is gone" if uid else ""
+    elif uid not in ("", kept.metadata.uid):
+        problem = "is another one now"
+    elif version not in ("", kept.metadata.resource_version):
+        problem = "has been changed by somebody else"
+    if problem:
+        raise Conflict(f"{wanted.kind} {wanted.key} {problem}", hint="read it anew")
 
 
 def _rewritten(kept: Kind, found: Kind) -> Kind:

@@ -67,3 +67,12 @@ def test_what_was_asked_for_can_be_changed_without_harm(standing):
     standing.report("stream", "cut")
     standing.problems.clear()
     assert standing.problems == {"stream": "cut"}
+
+
+def test_partial_trouble_is_told_and_leaves_the_agent_ready():
+    standing = Standing()
+    standing.report("peering", "paris does not answer", is_partial=True)
+    assert standing.problems == {"peering": "paris does not answer"}
+    assert standing.unready == ""
+    standing.report("peering", "objects cannot be seen")
+    assert standing.unready == "peering: objects cannot be seen"

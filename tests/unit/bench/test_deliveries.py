@@ -35,9 +35,13 @@ def instruction(reservation="rsv-1"):
     return provisions.instruction(promise(reservation), "default")
 
 
-def withdrawn(reservation="rsv-1"):
+def withdrawn():
     status = provisions.finished(provisions.WITHDRAWN, "", make.T0)
-    return objects.with_status(instruction(reservation), status, make.T0)
+    return objects.with_status(instruction(), status, make.T0)
+
+
+def held():
+    return objects.with_status(instruction(), provisions.held(is_enforced=True), make.T0)
 
 
 def test_the_time_is_from_the_answer_to_the_object(deliveries, timer):
@@ -82,7 +86,8 @@ def test_an_object_in_another_cluster_does_not_count(deliveries):
     "cluster, object, missed",
     [
         pytest.param("berlin", withdrawn(), 0, id="withdrawn"),
-        pytest.param("berlin", instruction(), 1, id="still held"),
+        pytest.param("berlin", instruction(), 1, id="only written"),
+        pytest.param("berlin", held(), 1, id="still held"),
         pytest.param("paris", withdrawn(), 1, id="withdrawn by another"),
     ],
 )

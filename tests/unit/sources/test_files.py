@@ -236,7 +236,8 @@ async def test_other_store_does_not_put_back_what_its_finalizers_let_go(open_obj
     made = await objects.apply(wish(finalizers=("x",)))
     assert await find(other) == made
     await objects.delete(ResourceRequest, made.key)
-    await objects.apply(replace(made, metadata=replace(made.metadata, finalizers=())))
+    going = await find(objects)
+    await objects.apply(replace(going, metadata=replace(going.metadata, finalizers=())))
     assert await find(other) is None
     assert not file.exists()
 

@@ -1,0 +1,82 @@
+"""Edits of objects that others edit too: nobody's change is undone, and nobody tries for ever."""
+
+import pytest
+from msgspec.structs import replace
+
+import make
+from kubelend.agent import editing
+from kubelend.core.errors import Conflict
+from kubelend.sources.memory import MemoryObjects
+from kubelend.wire.objects import Metadata, ResourceRequest, ResourceRequestSpec
+
+
+def wish(cpu="1"):
+    return ResourceRequest(Metadata("small"), ResourceRequestSpec(cpu, "1Gi"))
+
+
+def marked(found):
+    return replace(found, metadata=replace(found.metadata, finalizers=("example.org/one",)))
+
+
+class Crowded(MemoryObjects):
+    """Somebody else changes an object right before each of the first writes of ours."""
+
+    def __init__(self, times):
+        super().__init__(lambda: make.T0)
+        self.times = times
+
+    async def apply(self, wanted):
+        if self.times and wanted.metadata.resource_version:
+            self.times -= 1
+            await super().apply(wish(cpu=f"{10 + self.times}"))
+        return await super().apply(wanted)
+
+
+async def test_edit_keeps_what_others_did_meanwhile():
+    objects = Crowded(2)
+    made = await objects.apply(wish())
+    changed = await editing.edit(objects, made, marked)
+    assert changed.metadata.finalizers == ("example.org/one",)
+    assert changed.spec.requested_cpu == "10"
+
+
+async def test_put_changes_the_spec_and_nothing_else():
+    objects = Crowded(1)
+    made = await objects.apply(wish())
+    await objects.apply(
+        marked(replace(made, metadata=replace(made.metadata, uid="", resource_version="")))
+    )
+    changed = await editing.put(objects, wish(cpu="2"))
+    assert changed.spec.requested_cpu == "2"
+    assert changed.metadata.uid == made.metadata.uid
+
+
+async def test_put_makes_what_is_not_there():
+    objects = MemoryObjects(lambda: make.T0)
+    made = await editing.put(objects, wish())
+    assert await objects.list(ResourceRequest) == [made]
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda objects, made: editing.edit(objects, made, marked),
+        lambda objects, made: editing.put(objects, wish("2")),
+    ],
+    ids=["edit", "put"],
+)
+async def test_somebody_who_is_always_faster_is_a_conflict(act):
+    objects = Crowded(editing.TRIES)
+    made = await objects.apply(wish())
+    with pytest.raises(Conflict):
+        await act(objects, made)
+
+
+async def test_gone_or_other_object_is_not_edited():
+    objects = MemoryObjects(lambda: make.T0)
+    made = await objects.apply(wish())
+    await objects.delete(ResourceRequest, made.key)
+    assert await editing.edit(objects, made, marked) is None
+    again = await objects.apply(wish())
+    assert await editing.edit(objects, made, marked) is None
+    assert await objects.list(ResourceRequest) == [again]
