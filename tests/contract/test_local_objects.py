@@ -94,7 +94,10 @@ async def test_kinds_and_namespaces_are_kept_apart(objects):
     first = await objects.apply(wish("a", namespace="one"))
     second = await objects.apply(wish("a", namespace="two"))
     other = await objects.apply(
-        ProviderInstruction(Metadata("a", "one"), ProviderInstructionSpec("rsv-1", "r", "1", "1Gi"))
+        ProviderInstruction(
+            Metadata("a", "one"),
+            ProviderInstructionSpec("1", "1Gi", reservation_name="rsv-1", requester_cluster_id="r"),
+        )
     )
     assert len({first.metadata.uid, second.metadata.uid, other.metadata.uid}) == 3
     assert await objects.list(ResourceRequest) == [first, second]
@@ -161,7 +164,13 @@ async def test_status_keeps_its_times(objects):
     made = await objects.apply(
         ProviderInstruction(
             Metadata("a"),
-            ProviderInstructionSpec("rsv-1", "r", "1", "1Gi", expires_at=make.T0 + make.HOUR),
+            ProviderInstructionSpec(
+                "1",
+                "1Gi",
+                reservation_name="rsv-1",
+                requester_cluster_id="r",
+                expires_at=make.T0 + make.HOUR,
+            ),
         )
     )
     status = ProviderInstructionStatus(enforced=True, last_update_time=make.T0 + make.MOMENT)
@@ -304,7 +313,12 @@ async def test_watch_is_silent_about_what_was_not_written_and_about_other_kinds(
         await objects.apply(wish())
         await objects.set_status(made)
         await objects.apply(
-            ProviderInstruction(Metadata("a"), ProviderInstructionSpec("rsv-1", "r", "1", "1Gi"))
+            ProviderInstruction(
+                Metadata("a"),
+                ProviderInstructionSpec(
+                    "1", "1Gi", reservation_name="rsv-1", requester_cluster_id="r"
+                ),
+            )
         )
         changed = await objects.apply(wish(cpu="2"))
         assert await heard(watch) == changed

@@ -21,15 +21,10 @@ FINISHED: Final = "Finished"
 def instruction(body: bodies.Reservation, namespace: str) -> ReservationInstruction:
     """The object for a live reservation, without a status."""
     amounts = quantities.asked(body.requested_resources, "requestedResources")
-    texts = amounts.texts()
     spec = ReservationInstructionSpec(
+        *quantities.requested(amounts),
         reservation_name=body.id,
         target_cluster_id=body.target_cluster_id,
-        requested_cpu=texts.pop("cpu"),
-        requested_memory=texts.pop("memory"),
-        requested_gpu=texts.pop("gpu", ""),
-        requested_storage=texts.pop("storage", ""),
-        extended_resources=texts,
         message=f"Use {body.target_cluster_id} for {amounts.describe()}",
         expires_at=body.status.expires_at,
     )

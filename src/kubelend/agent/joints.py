@@ -13,7 +13,7 @@ from kubelend.agent.ports import Peer
 from kubelend.agent.reservations import LIVE
 from kubelend.core import resources
 from kubelend.core.errors import InvalidInput
-from kubelend.wire import bodies
+from kubelend.wire import bodies, quantities
 from kubelend.wire.objects import ReservationInstruction
 
 FINALIZER: Final = "reservationinstruction.rear.fluidos.eu/peering"
@@ -48,12 +48,7 @@ def target(found: ReservationInstruction, known: bodies.Reservation | None) -> s
 def peer(found: ReservationInstruction, cluster: str) -> Peer:
     """The other end, with what was reserved there; `InvalidInput` if the object does not say."""
     spec = found.spec
-    texts = {"cpu": spec.requested_cpu, "memory": spec.requested_memory, **spec.extended_resources}
-    if spec.requested_gpu:
-        texts["gpu"] = spec.requested_gpu
-    if spec.requested_storage:
-        texts["storage"] = spec.requested_storage
-    return Peer(spec.reservation_name, cluster, resources.asked(texts, "spec"))
+    return Peer(spec.reservation_name, cluster, quantities.asked(spec.amounts, "spec"))
 
 
 def parted(found: ReservationInstruction, cluster: str) -> Peer:

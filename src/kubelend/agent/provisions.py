@@ -45,28 +45,16 @@ def hold_of(reservation: bodies.Reservation) -> Hold:
 def hold_in(found: ProviderInstruction) -> Hold:
     """The same as an object says it; `InvalidInput` if somebody has spoilt that."""
     spec = found.spec
-    body = bodies.Quantities(
-        spec.requested_cpu,
-        spec.requested_memory,
-        spec.requested_gpu,
-        spec.requested_storage,
-        dict(spec.extended_resources),
-    )
-    return Hold(spec.requester_cluster_id, quantities.asked(body, "spec"))
+    return Hold(spec.requester_cluster_id, quantities.asked(spec.amounts, "spec"))
 
 
 def instruction(reservation: bodies.Reservation, namespace: str) -> ProviderInstruction:
     """The object for a reservation, without a status."""
     hold = hold_of(reservation)
-    texts = hold.resources.texts()
     spec = ProviderInstructionSpec(
+        *quantities.requested(hold.resources),
         reservation_name=reservation.id,
         requester_cluster_id=hold.requester,
-        requested_cpu=texts.pop("cpu"),
-        requested_memory=texts.pop("memory"),
-        requested_gpu=texts.pop("gpu", ""),
-        requested_storage=texts.pop("storage", ""),
-        extended_resources=texts,
         message=f"Hold {hold.resources.describe()} for requester {hold.requester}",
         expires_at=reservation.status.expires_at,
     )

@@ -53,13 +53,7 @@ def request(spec: ResourceRequestSpec) -> bodies.ReservationRequest:
         _check_amount(field, name, text)
     _check_times(spec)
     body = bodies.ReservationRequest(
-        requested_resources=bodies.Quantities(
-            cpu=spec.requested_cpu,
-            memory=spec.requested_memory,
-            gpu=spec.requested_gpu,
-            storage=spec.requested_storage,
-            extended=dict(spec.extended_resources),
-        ),
+        requested_resources=spec.amounts,
         priority=spec.priority,
         duration=spec.duration,
         wait=spec.wait,

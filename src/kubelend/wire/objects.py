@@ -111,14 +111,38 @@ class Advertisement(Object, frozen=True):
     status: AdvertisementStatus = AdvertisementStatus()
 
 
-class ResourceRequestSpec(Part, frozen=True):
-    """What a user of this cluster wants to borrow. All but CPU and memory is ours."""
+class Requested(Part, frozen=True):
+    """Amounts as these objects write them. GPU, storage and extended resources are ours."""
 
     requested_cpu: str
     requested_memory: str
     requested_gpu: str = ""
     requested_storage: str = ""
     extended_resources: dict[str, str] = {}
+
+    @property
+    def amounts(self) -> bodies.Quantities:
+        """The same as the broker's bodies write them."""
+        return bodies.Quantities(
+            self.requested_cpu,
+            self.requested_memory,
+            self.requested_gpu,
+            self.requested_storage,
+            dict(self.extended_resources),
+        )
+
+
+class Promised(Requested, frozen=True, kw_only=True):
+    """What both sides of a reservation read of it."""
+
+    reservation_name: str
+    message: str = ""
+    expires_at: Timestamp | None = None
+
+
+class ResourceRequestSpec(Requested, frozen=True):
+    """What a user of this cluster wants to borrow. All but priority and duration is ours."""
+
     priority: int = 0
     duration: str = ""
     wait: str = ""
@@ -164,18 +188,10 @@ class ResourceRequest(Object, frozen=True):
     status: ResourceRequestStatus = ResourceRequestStatus()
 
 
-class ReservationInstructionSpec(Part, frozen=True):
-    """What this cluster may use, and where. GPU, storage and extended resources are ours."""
+class ReservationInstructionSpec(Promised, frozen=True, kw_only=True):
+    """What this cluster may use, and where."""
 
-    reservation_name: str
     target_cluster_id: str
-    requested_cpu: str
-    requested_memory: str
-    requested_gpu: str = ""
-    requested_storage: str = ""
-    extended_resources: dict[str, str] = {}
-    message: str = ""
-    expires_at: Timestamp | None = None
 
 
 class ReservationInstructionStatus(Part, frozen=True):
@@ -202,18 +218,10 @@ class ReservationInstruction(Object, frozen=True):
     status: ReservationInstructionStatus = ReservationInstructionStatus()
 
 
-class ProviderInstructionSpec(Part, frozen=True):
-    """What this cluster has to set aside, and for whom. GPU, storage and extended resources are ours."""
+class ProviderInstructionSpec(Promised, frozen=True, kw_only=True):
+    """What this cluster has to set aside, and for whom."""
 
-    reservation_name: str
     requester_cluster_id: str
-    requested_cpu: str
-    requested_memory: str
-    requested_gpu: str = ""
-    requested_storage: str = ""
-    extended_resources: dict[str, str] = {}
-    message: str = ""
-    expires_at: Timestamp | None = None
 
 
 class ProviderInstructionStatus(Part, frozen=True):

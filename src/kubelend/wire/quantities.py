@@ -34,6 +34,13 @@ def of(amounts: resources.Resources) -> bodies.Quantities:
     )
 
 
+def requested(amounts: resources.Resources) -> tuple[str, str, str, str, dict[str, str]]:
+    """The first fields of every `objects.Requested`."""
+    texts = amounts.texts()
+    named = (texts.pop("cpu"), texts.pop("memory"), texts.pop("gpu", ""), texts.pop("storage", ""))
+    return *named, texts
+
+
 def _texts(body: bodies.Quantities) -> Mapping[str, str]:
     texts = {"cpu": str(body.cpu), "memory": str(body.memory)}
     if body.gpu != "":
