@@ -20,6 +20,10 @@ from kubelend.core.errors import BrokerUnreachable
 from kubelend.transports import tls
 from kubelend.transports.following import Following, Report
 
+KEPT_FOR = timedelta(seconds=60)
+"""How long a connection waits for its next call: longer than an agent does between two advertisements, or
+each would cost the broker a handshake; shorter than the broker keeps it, or calls would meet a closed one."""
+
 
 class Connections:
     """Opened once, and closed with all that is still under way."""
@@ -106,7 +110,9 @@ class Generation:
 
     def __init__(self, context: ssl.SSLContext) -> None:
         self.session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(ssl=context, limit=0),
+            connector=aiohttp.TCPConnector(
+                ssl=context, limit=0, keepalive_timeout=KEPT_FOR.total_seconds()
+            ),
             cookie_jar=aiohttp.DummyCookieJar(),
         )
         self.calls = 0
