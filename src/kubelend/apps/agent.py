@@ -12,7 +12,7 @@ import sys
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,6 +37,7 @@ from kubelend.apps import launching, stopping, surroundings
 from kubelend.apps.agent_certificate import CertificateKeeper
 from kubelend.apps.agent_settings import AgentSettings
 from kubelend.apps.flags import Address
+from kubelend.apps.launching import Launch
 from kubelend.apps.surroundings import Surroundings
 from kubelend.communicators import factory
 from kubelend.communicators.delayed import Delayed
@@ -51,8 +52,10 @@ from kubelend.transports.admission import Room
 
 PARTS = (
     *("collector", "publisher", "advertisement", "stream"),
-    *("requester", "provider", "peering", "certificate"),
+    *("requester", "provider", "peering", "certificate", "objects"),
 )
+
+LOOK_EVERY = timedelta(seconds=2)
 
 UNEXPECTED, USAGE = 1, 2
 """Exit codes, as `cli.exits` has them."""
@@ -71,26 +74,35 @@ def main() -> None:
         sys.exit(USAGE if isinstance(problem, InvalidInput | InvalidSettings) else UNEXPECTED)
 
 
-def run(settings: AgentSettings) -> None:
+def run(launched: Launch) -> None:
     """Work until told to stop (SIGINT, SIGTERM); raises if it cannot start or cannot go on."""
-    logs.setup(settings.log_level, settings.log_format)
-    asyncio.run(serve(settings))
+    logs.setup(launched.settings.log_level, launched.settings.log_format)
+    asyncio.run(serve(launched))
 
 
-async def serve(settings: AgentSettings) -> None:
+async def serve(launched: Launch) -> None:
     """The same inside an event loop."""
-    async with started(settings) as process:
-        await tasks.run_all(process.roots() | {"signals": stopping.told()})
+    async with started(launched) as process:
+        ended = await tasks.run_all(process.roots() | {"signals": stopping.told()})
+    if ended != "signals":
+        raise KubelendError(f"the {ended} has ended, which it never should")
 
 
 class Process:
     """An agent that listens, and does all else once its root tasks run."""
 
-    def __init__(self, settings: AgentSettings, around: Surroundings, cluster: str) -> None:
+    def __init__(
+        self,
+        settings: AgentSettings,
+        around: Surroundings,
+        cluster: str,
+        renew_at: datetime | None = None,
+    ) -> None:
         self.standing = Standing()
         self.ports: dict[str, int] = {}
         """Where it listens, by what for: probes, metrics."""
         self._settings = settings
+        self._renew_at = renew_at
         self._around = around
         self._cluster = cluster
         self._advertising = surroundings.advertising(settings, around, cluster)
@@ -109,6 +121,7 @@ class Process:
         """Each may use those before it until it has stopped."""
         dies_after = self._around.dies_after
         roots = self._alone() if self.communicator is None else self._with(self.communicator)
+        roots["objects"] = self._look_at_objects()
         return roots | ({"fate": _die(dies_after)} if dies_after else {})
 
     def _alone(self) -> dict[str, Root]:
@@ -198,20 +211,30 @@ class Process:
         if not self._settings.auto_renew:
             return {}
         directory, url = Path(self._settings.broker_cert_path), self._settings.broker_url
-        keeper = CertificateKeeper(directory, url, self.standing, self._around.clock)
+        keeper = CertificateKeeper(
+            directory, url, self.standing, self._around.clock, self._renew_at
+        )
         return {"certificate": keeper.run()}
+
+    async def _look_at_objects(self) -> None:
+        """What is wrong with single objects is for their authors to see, and stops nothing else."""
+        while True:
+            self.standing.report("objects", self._around.problem(), is_partial=True)
+            await asyncio.sleep(LOOK_EVERY.total_seconds())
 
     def _streams(self) -> bool:
         return self._listener is not None and self._listener.connected
 
 
 @asynccontextmanager
-async def started(settings: AgentSettings) -> AsyncIterator[Process]:
+async def started(launched: Launch) -> AsyncIterator[Process]:
     """Everything put together and listening. At the end the broker hears that this agent is gone."""
+    settings = launched.settings
     around = surroundings.of(settings)
-    cluster = settings.cluster_id or await around.source.identity()
-    process = Process(settings, around, cluster)
     async with AsyncExitStack() as stack:
+        stack.push_async_callback(around.close)
+        cluster = settings.cluster_id or await around.source.identity()
+        process = Process(settings, around, cluster, launched.renew_at)
         process.communicator = await _connect(settings, around, process.metrics, stack)
         process.ports = await _listen(settings, process, stack)
         log.info("started", cluster=cluster, source=settings.source, broker=settings.broker_url)

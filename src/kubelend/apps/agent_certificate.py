@@ -18,7 +18,8 @@ from pathlib import Path
 import msgspec
 
 from kubelend.agent.standing import Standing
-from kubelend.core.errors import InvalidSettings, KubelendError, Unavailable
+from kubelend.core.errors import InvalidSettings, KubelendError, Unavailable, UnexpectedAnswer
+from kubelend.kits import keyfiles
 from kubelend.kits.backoff import Backoff
 
 LOOK_EVERY = timedelta(hours=1)
@@ -40,8 +41,17 @@ class CertificateKeeper:
     """Keeps the certificate of one directory fresh; `run` is a root task."""
 
     def __init__(
-        self, directory: Path, url: str, standing: Standing, clock: Callable[[], datetime]
+        self,
+        directory: Path,
+        url: str,
+        standing: Standing,
+        clock: Callable[[], datetime],
+        renew_at: datetime | None = None,
     ) -> None:
+        """`renew_at` is when it is time for the certificate that is there now, if that is known."""
+        self._path = directory / keyfiles.CERTIFICATE
+        self._seen = _changed_at(self._path)
+        self._due = renew_at
         self._files = ("--cert-path", str(directory))
         self._url = url
         self._standing = standing
@@ -62,38 +72,55 @@ class CertificateKeeper:
 
     async def _look(self) -> timedelta:
         """Renew it if it is time; returns for how long there is nothing to do."""
-        due = await self._due()
-        if due <= self._clock():
+        changed_at = _changed_at(self._path)
+        if self._due is None or changed_at != self._seen:
+            self._due, self._seen = await self._ask(), changed_at
+        if self._due <= self._clock():
             await _child("certificate", "renew", *self._files, "--broker", self._url)
-            due = await self._due()
-        return min(max(due - self._clock(), _MOMENT), LOOK_EVERY)
+            self._due, self._seen = await self._ask(), _changed_at(self._path)
+        return min(max(self._due - self._clock(), _MOMENT), LOOK_EVERY)
 
-    async def _due(self) -> datetime:
+    async def _ask(self) -> datetime:
         shown = await _child("certificate", "show", *self._files, "--output", "json")
-        return msgspec.json.decode(shown, type=_Shown).renew_at
+        try:
+            return msgspec.json.decode(shown, type=_Shown).renew_at
+        except msgspec.MsgspecError as error:
+            raise UnexpectedAnswer(f"`kubelend certificate show`: {error}") from error
+
+
+def _changed_at(path: Path) -> int:
+    """0 if it is not there now."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 async def _child(*arguments: str) -> bytes:
     """What a command prints; what it says went wrong, as an error."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "kubelend", *arguments),
-        env=_environment(),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
+    command = f"`kubelend {arguments[0]} {arguments[1]}`"
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "kubelend", *arguments),
+            env=_environment(),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+    except OSError as error:
+        raise Unavailable(f"{command} cannot be started: {error.strerror}") from error
     try:
         async with asyncio.timeout(PATIENCE.total_seconds()):
             out, said = await process.communicate()
     except TimeoutError:
-        raise Unavailable(f"`kubelend {arguments[0]} {arguments[1]}` takes too long") from None
+        raise Unavailable(f"{command} takes too long") from None
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await process.wait()
     if process.returncode:
         words = said.decode(errors="replace").strip().removeprefix("error: ")
-        raise InvalidSettings(f"the certificate cannot be renewed: {words}")
+        raise InvalidSettings(f"{command}: {words}")
     return out
 
 

@@ -10,7 +10,9 @@ from typing import Literal
 
 from kubelend.apps import settings
 from kubelend.apps.flags import Address, Settings
-from kubelend.core import durations
+from kubelend.core import durations, prices
+from kubelend.core.errors import InvalidInput
+from kubelend.sources import names
 
 TRANSPORTS = ("http", "kubernetes", "")
 
@@ -82,7 +84,8 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
     """Its namespace."""
 
     instruction_namespace: str = ""
-    """Namespace of the objects that instructions become; POD_NAMESPACE if empty, and default without it."""
+    """Namespace of the objects that instructions become; POD_NAMESPACE if empty. Without either, default
+    for those to lend, and each request's own for those to borrow."""
 
     advertisement_requeue_interval: timedelta = timedelta(seconds=30)
     """How often this cluster advertises, at moments of the clock that are its own."""
@@ -100,7 +103,7 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
     """How often to ask for instructions while the broker cannot push them; 0 turns it off."""
 
     enforce: bool = True
-    """Set aside what the broker has promised to others, and refuse what is not free. Else only show it."""
+    """Refuse what the broker has promised to others and is not free. Else it is only noted."""
 
     finished_for: timedelta = timedelta(minutes=10)
     """How long the objects of instructions stay after they are over."""
@@ -140,7 +143,7 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
 
     def problems(self) -> list[str]:
         """All that is wrong with the values, a sentence each, beginning with the flag's name."""
-        return [*self._broker(), *self._cluster(), *self._out_of_range()]
+        return [*self._broker(), *self._cluster(), *self._texts(), *self._out_of_range()]
 
     def _broker(self) -> list[str]:
         if self.broker_transport not in TRANSPORTS:
@@ -172,14 +175,48 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
         found += [f"--labels: {pair!r} is not KEY=VALUE" for pair in pairs if pair.find("=") < 1]
         return found
 
+    def _texts(self) -> list[str]:
+        """What would be refused later, by the broker or at every write, is told at the start."""
+        found = []
+        for flag, check, text in (
+            *((f"--{name}-cost", _price, getattr(self, f"{name}_cost")) for name in _PRICED),
+            ("--currency", _currency, self.currency),
+            ("--advertisement-name", _name, f"default/{self.advertisement_name}"),
+            ("--advertisement-namespace", _name, f"{self.advertisement_namespace}/any"),
+            ("--instruction-namespace", _name, f"{self.instruction_namespace or 'default'}/any"),
+        ):
+            try:
+                check(text)
+            except InvalidInput as problem:
+                found.append(f"{flag}: {problem}")
+        return found
+
     def _out_of_range(self) -> list[str]:
-        return [
+        validity = self.advertisement_validity
+        found = []
+        if validity and validity < self.advertisement_requeue_interval:
+            found.append("--advertisement-validity: must not be below the interval, or 0")
+        return found + [
             f"--{attribute.replace('_', '-')}: must be at least {durations.short(least)}"
             for attribute, least in _LEAST.items()
             if getattr(self, attribute) < least
         ]
 
 
+def _price(text: str) -> None:
+    if text:
+        prices.parse(text, "price")
+
+
+def _currency(text: str) -> None:
+    prices.parse_currency(text, "currency")
+
+
+def _name(key: str) -> None:
+    names.parse(key)
+
+
+_PRICED = ("cpu", "memory", "gpu", "storage")
 _MOMENT = timedelta(milliseconds=1)
 _LEAST = {
     "broker_timeout": _MOMENT,

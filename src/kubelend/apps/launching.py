@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import NoReturn
 
@@ -24,6 +25,14 @@ from kubelend.core.roles import Role
 VARIABLE = "KUBELEND_AGENT_SETTINGS"
 
 
+class Launch(msgspec.Struct, frozen=True):
+    """What the lean process is told."""
+
+    settings: AgentSettings
+    renew_at: datetime | None = None
+    """When the certificate is to be renewed, as it was when the agent was started."""
+
+
 def launch(settings: AgentSettings) -> NoReturn:
     """Become the agent: the process ID and what is open stay the same."""
     sys.stdout.flush()
@@ -31,10 +40,10 @@ def launch(settings: AgentSettings) -> NoReturn:
     os.execve(sys.executable, command(), environment(prepared(settings)))  # noqa: S606 - it is this program again
 
 
-def prepared(settings: AgentSettings) -> AgentSettings:
+def prepared(settings: AgentSettings) -> Launch:
     """The settings with the name that the certificate says, if there is one."""
     if not settings.broker_transport:
-        return settings
+        return Launch(settings)
     from kubelend.pki import holdings
 
     found = holdings.inspect(Path(settings.broker_cert_path))
@@ -48,7 +57,7 @@ def prepared(settings: AgentSettings) -> AgentSettings:
             f"--cluster-id: {settings.cluster_id} has a certificate in the name of {found.name}",
             hint="leave the flag out, or use the certificate of that cluster",
         )
-    return replace(settings, cluster_id=found.name)
+    return Launch(replace(settings, cluster_id=found.name), found.renew_at)
 
 
 def command() -> list[str]:
@@ -56,15 +65,15 @@ def command() -> list[str]:
     return [sys.executable, "-P", "-X", "no_debug_ranges", "-m", "kubelend.apps.agent_process"]
 
 
-def environment(settings: AgentSettings) -> dict[str, str]:
+def environment(launched: Launch) -> dict[str, str]:
     """What the agent is started with. Its flags' own variables have been read."""
     kept = {name: text for name, text in os.environ.items() if not name.startswith(flags.PREFIX)}
-    return kept | {VARIABLE: msgspec.json.encode(settings).decode()}
+    return kept | {VARIABLE: msgspec.json.encode(launched).decode()}
 
 
-def read(environment: Mapping[str, str]) -> AgentSettings:
+def read(environment: Mapping[str, str]) -> Launch:
     """What `environment` wrote."""
     text = environment.get(VARIABLE)
     if text is None:
         raise InvalidSettings(f"{VARIABLE} is not set", hint="start it as `kubelend agent`")
-    return msgspec.json.decode(text, type=AgentSettings)
+    return msgspec.json.decode(text, type=Launch)

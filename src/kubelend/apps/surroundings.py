@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
-
-import msgspec
-import yaml
 
 from kubelend.agent.advertising import Advertising
 from kubelend.agent.ports import Clock, ClusterSource, LocalObjects, Peering
 from kubelend.apps.agent_settings import AgentSettings
 from kubelend.core import durations
-from kubelend.core.errors import InvalidSettings
+from kubelend.core.errors import InvalidInput, InvalidSettings
 from kubelend.core.lending import LendingPolicy
 from kubelend.kits import clock
 from kubelend.peerings.liqoctl import LiqoctlPeering
 from kubelend.peerings.none import NoPeering
-from kubelend.sources import descriptions
+from kubelend.sources import descriptions, documents, names
 from kubelend.sources.descriptions import Description
 from kubelend.sources.files import FileObjects
 from kubelend.sources.memory import MemoryObjects
@@ -28,6 +25,9 @@ from kubelend.sources.simulated import SimulatedSource
 from kubelend.wire import bodies, limit_conversion
 
 Callback = Callable[[], None]
+
+
+async def _nothing() -> None: ...
 
 
 class Surroundings(NamedTuple):
@@ -40,6 +40,9 @@ class Surroundings(NamedTuple):
     """Of the objects that instructions become; empty for each request's own."""
     policy: LendingPolicy | None
     offer: Offer
+    problem: Callable[[], str] = lambda: ""
+    """Why not all of the objects can be used."""
+    close: Callable[[], Awaitable[None]] = _nothing
     network_delay: timedelta = timedelta()
     dies_after: timedelta = timedelta()
 
@@ -58,16 +61,20 @@ def of(settings: AgentSettings) -> Surroundings:
     described = descriptions.load(Path(settings.simulation))
     now = _clock(durations.parse(described.agent.clock_skew))
     policy = _policy(settings.policy_file)
-    return Surroundings(
+    around = Surroundings(
         source=SimulatedSource(described, clock.utc_now),
-        objects=_objects(settings.objects_dir, now),
+        objects=MemoryObjects(now),
         clock=now,
-        namespace=settings.instruction_namespace or os.environ.get("POD_NAMESPACE", ""),
+        namespace=settings.instruction_namespace or _pod_namespace(),
         policy=None if policy is None else limit_conversion.to_policy(policy, settings.policy_file),
         offer=_offer(settings, described, policy),
         network_delay=durations.parse(described.agent.network_delay),
         dies_after=durations.parse(described.agent.dies_after or "0s"),
     )
+    if not settings.objects_dir:
+        return around
+    files = FileObjects(Path(settings.objects_dir), now)
+    return around._replace(objects=files, problem=lambda: files.problem, close=files.close)
 
 
 def advertising(settings: AgentSettings, around: Surroundings, cluster: str) -> Advertising:
@@ -104,8 +111,13 @@ def _clock(skew: timedelta) -> Clock:
     return (lambda: clock.utc_now() + skew) if skew else clock.utc_now
 
 
-def _objects(directory: str, now: Clock) -> LocalObjects:
-    return FileObjects(Path(directory), now) if directory else MemoryObjects(now)
+def _pod_namespace() -> str:
+    found = os.environ.get("POD_NAMESPACE", "")
+    try:
+        names.parse(f"{found or 'default'}/any")
+    except InvalidInput as problem:
+        raise InvalidSettings(f"POD_NAMESPACE: {problem}") from problem
+    return found
 
 
 def _offer(
@@ -127,7 +139,11 @@ def _policy(path: str) -> bodies.LendingPolicy | None:
     if not path:
         return None
     try:
-        found = yaml.safe_load(Path(path).read_text("utf-8"))
-        return msgspec.convert(found or {}, bodies.LendingPolicy)
-    except (OSError, ValueError, yaml.YAMLError) as problem:
-        raise InvalidSettings(f"--policy-file: {path} cannot be read: {problem}") from problem
+        found = documents.values(Path(path).read_bytes()) or {}
+        return documents.written(found, bodies.LendingPolicy)
+    except OSError as problem:
+        why = problem.strerror
+        raise InvalidSettings(f"--policy-file: {path} cannot be read: {why}") from problem
+    except InvalidInput as problem:
+        hint = problem.hint or "see docs/limits.md"
+        raise InvalidSettings(f"--policy-file: {path}: {problem.message}", hint=hint) from problem

@@ -50,6 +50,14 @@ def record(found: Any, kind: type[Record]) -> Record:
         raise InvalidInput(_readable(str(error))) from error
 
 
+def written(found: Any, kind: type[Record]) -> Record:
+    """The same of what a person has written: a field that means nothing is a mistake."""
+    made = record(found, kind)
+    for path in _unknown(found, made, ""):
+        raise InvalidInput(f"{path.removeprefix('.')}: is not known here")
+    return made
+
+
 def parse(text: bytes, kind: type[Kind]) -> Kind:
     """The object in a file. What a person has written must not have fields that mean nothing."""
     raw = values(text)

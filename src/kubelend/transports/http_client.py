@@ -1,6 +1,6 @@
 """The broker as its callers see it: one method for each route, its bodies in and out.
 
-The command line, the demo and the benchmarks call the broker through this, and so will the agent. How a
+The command line, the agent, the demo and the benchmarks call the broker through this. How a
 call is sent, what an error is and what is retried: see `transports.sessions`.
 
     async with BrokerClient("https://broker:8443", Path("certs/cluster-1")) as client:

@@ -75,6 +75,12 @@ def test_an_agent_without_a_broker_needs_no_certificate():
         ({"instruction_poll_interval": "-1s"}, "-poll-interval: must be at least 0s"),
         ({"finished_for": "-1s"}, "--finished-for: must be at least 0s"),
         ({"peering": "magic"}, "--peering: 'magic' is unknown"),
+        ({"cpu_cost": "abc"}, "--cpu-cost: price: 'abc' is no price"),
+        ({"currency": "euro!!"}, "--currency: currency: 'euro!!' is no currency"),
+        ({"advertisement_name": "Bad_Name"}, "--advertisement-name: 'Bad_Name' is no"),
+        ({"advertisement_namespace": "Bad"}, "--advertisement-namespace: 'Bad' is no namespace"),
+        ({"instruction_namespace": "Bad_NS"}, "--instruction-namespace: 'Bad_NS' is no namespace"),
+        ({"advertisement_validity": "1ms"}, "--advertisement-validity: must not be below"),
     ],
 )
 def test_what_cannot_work_is_told_by_its_flag(texts, problem):

@@ -7,6 +7,7 @@ import pytest
 from certificates import Certificates
 from kubelend.apps import flags, launching
 from kubelend.apps.agent_settings import AgentSettings
+from kubelend.apps.launching import Launch
 from kubelend.core.errors import InvalidSettings
 
 
@@ -22,12 +23,12 @@ def settings(directory, **texts):
 
 def test_the_certificate_names_the_cluster(certificates):
     found = launching.prepared(settings(certificates.cluster("berlin")))
-    assert found.cluster_id == "berlin"
+    assert found.settings.cluster_id == "berlin"
 
 
 def test_a_name_that_the_certificate_says_too_is_fine(certificates):
     found = launching.prepared(settings(certificates.cluster("berlin"), cluster_id="berlin"))
-    assert found.cluster_id == "berlin"
+    assert found.settings.cluster_id == "berlin"
 
 
 def test_another_name_than_the_certificates_is_refused(certificates):
@@ -47,7 +48,7 @@ def test_a_directory_without_certificate_is_told(tmp_path):
 
 def test_without_a_broker_no_certificate_is_read(tmp_path):
     alone = settings(tmp_path / "nowhere", broker_transport="")
-    assert launching.prepared(alone) == alone
+    assert launching.prepared(alone) == Launch(alone)
 
 
 def test_the_settings_arrive_as_they_were(certificates, monkeypatch):
@@ -59,8 +60,10 @@ def test_the_settings_arrive_as_they_were(certificates, monkeypatch):
         metrics_bind_address="0",
         finished_for="90s",
     )
-    environment = launching.environment(sent)
-    assert launching.read(environment) == sent
+    launched = launching.prepared(sent)
+    assert launched.renew_at is not None
+    environment = launching.environment(launched)
+    assert launching.read(environment) == launched
     assert environment["LANG"] == "C.UTF-8"
     assert [name for name in environment if name.startswith("KUBELEND_")] == [launching.VARIABLE]
 

@@ -1,0 +1,108 @@
+"""The agent's certificate: children are started when it is time, and what goes wrong with one is told."""
+
+import asyncio
+import json
+import sys
+from contextlib import asynccontextmanager
+from datetime import timedelta
+
+import pytest
+
+import make
+from kubelend.agent.standing import Standing
+from kubelend.apps.agent_certificate import PART, CertificateKeeper
+
+LATER = make.T0 + timedelta(days=200)
+SHOWN = json.dumps({"name": "berlin", "renewAt": LATER.isoformat()})
+
+
+class Reported(Standing):
+    """Says when something was reported."""
+
+    def __init__(self):
+        super().__init__()
+        self.reported = asyncio.Event()
+
+    def report(self, part, problem="", *, is_partial=False):
+        assert part == PART
+        super().report(part, problem, is_partial=is_partial)
+        self.reported.set()
+
+
+class Children:
+    """Stands for the interpreter: notes what it is started with, and answers as told."""
+
+    def __init__(self, directory, monkeypatch):
+        self.directory = directory
+        self.notes = directory / "notes"
+        self.script = directory / "python"
+        monkeypatch.setattr(sys, "executable", str(self.script))
+        self.answer(f"echo '{SHOWN}'")
+        (directory / "tls.crt").write_text("a certificate")
+
+    def answer(self, command):
+        self.script.write_text(f'#!/bin/sh\necho "$4" >> {self.notes}\n{command}\n')
+        self.script.chmod(0o755)
+
+    @property
+    def started(self):
+        return self.notes.read_text().split() if self.notes.exists() else []
+
+
+@pytest.fixture
+def children(tmp_path, monkeypatch):
+    return Children(tmp_path, monkeypatch)
+
+
+@asynccontextmanager
+async def kept(children, renew_at=None, now=make.T0):
+    standing = Reported()
+    keeper = CertificateKeeper(
+        children.directory, "https://localhost:1", standing, lambda: now, renew_at
+    )
+    task = asyncio.create_task(keeper.run())
+    try:
+        async with asyncio.timeout(10):
+            await standing.reported.wait()
+        yield standing
+        assert not task.done()
+    finally:
+        task.cancel()
+
+
+async def test_a_certificate_whose_time_is_known_and_far_starts_nothing(children):
+    async with kept(children, renew_at=LATER) as standing:
+        assert standing.unready == ""
+    assert children.started == []
+
+
+async def test_a_certificate_of_which_nothing_is_known_is_looked_at_once(children):
+    async with kept(children) as standing:
+        assert standing.unready == ""
+    assert children.started == ["show"]
+
+
+async def test_a_certificate_that_is_due_is_renewed_and_looked_at(children):
+    async with kept(children, renew_at=make.T0) as standing:
+        assert standing.unready == ""
+    assert children.started == ["renew", "show"]
+
+
+@pytest.mark.parametrize(
+    "command, problem",
+    [
+        ("echo 'error: the broker is away' >&2; exit 6", "show`: the broker is away"),
+        ("echo nonsense", "certificate show`: JSON is malformed"),
+    ],
+    ids=["failed", "unreadable"],
+)
+async def test_what_goes_wrong_in_a_child_is_told_and_tried_again(children, command, problem):
+    children.answer(command)
+    async with kept(children) as standing:
+        assert problem in standing.unready
+
+
+async def test_a_child_that_cannot_be_started_does_not_end_the_agent(children):
+    children.script.unlink()
+    async with kept(children) as standing:
+        assert "cannot be started: No such file" in standing.unready
