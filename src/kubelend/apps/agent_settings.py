@@ -44,6 +44,9 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
     cluster_name: str = ""
     """What people call it, if that is something else."""
 
+    endpoint_url: str = ""
+    """Where others reach this cluster; shown with what it advertises."""
+
     region: str = ""
     """Where it is; requests can ask for a region."""
 

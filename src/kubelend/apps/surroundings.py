@@ -85,6 +85,7 @@ def advertising(settings: AgentSettings, around: Surroundings, cluster: str) -> 
         labels=around.offer.labels,
         region=around.offer.region,
         policy=around.offer.policy,
+        endpoint_url=settings.endpoint_url,
         interval=settings.advertisement_requeue_interval,
         align=settings.align_to_clock,
         damping=settings.advertisement_damping,
