@@ -22,6 +22,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
+from unittest import mock
 
 import brokers
 from callers import Json
@@ -32,6 +33,7 @@ from kubelend.agent.ports import BrokerCommunicator, LocalObjects
 from kubelend.apps import agent as app
 from kubelend.apps import surroundings
 from kubelend.apps.agent_settings import AgentSettings
+from kubelend.broker import speakers
 from kubelend.communicators import http
 from kubelend.communicators.options import SILENCE, Options
 from kubelend.kits import clock, tasks
@@ -63,6 +65,10 @@ QUICK: dict[str, Any] = {
     "broker_timeout": timedelta(seconds=5),
     "auto_renew": False,
 }
+
+LEFT_SOCKETS = "ignore:Exception ignored in. <socket.socket:pytest.PytestUnraisableExceptionWarning"
+"""Of connections that break while they are made. On this loop, which is not the agent's own, the HTTP
+library now and then leaves their sockets to the garbage collector."""
 
 OPEN = ("Pending", "Reserved", "Active")
 
@@ -238,9 +244,12 @@ class Scene(NamedTuple):
 
 @asynccontextmanager
 async def scene(
-    certificates: Certificates, directory: Path, **settings: Any
+    certificates: Certificates, directory: Path, *, grace: timedelta = timedelta(), **settings: Any
 ) -> AsyncIterator[Scene]:
-    """A broker and as many agents as are started. When all are gone, its books are audited."""
+    """A broker and as many agents as are started. When all are gone, its books are audited.
+
+    `grace` is how long it keeps the place of an agent that has ended.
+    """
     store = directory / "kubelend.db"
     running = brokers.running(
         certificates,
@@ -248,8 +257,9 @@ async def scene(
         clock=RunningClock(),
         **settings,
     )
-    async with running as broker, starting(certificates, directory) as start:
-        yield Scene(broker, start, directory)
+    with mock.patch.object(speakers, "GRACE", grace):
+        async with running as broker, starting(certificates, directory) as start:
+            yield Scene(broker, start, directory)
     brokers.audited(store)
 
 

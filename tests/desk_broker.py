@@ -136,7 +136,9 @@ class DeskBroker:
         raise NotImplementedError
 
     async def activate(self, reservation: str) -> bodies.Reservation:
-        raise NotImplementedError
+        await self._called("activate", reservation)
+        self.desk.activate(ReservationId(reservation))
+        return self.body(reservation)
 
     async def renew(self, reservation: str, duration: str = "") -> bodies.Reservation:
         raise NotImplementedError

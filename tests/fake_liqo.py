@@ -4,8 +4,8 @@
     liqo.behave("liqoctl peer", "fail", "no route to host")
     peering = LiqoctlPeering(liqo.kubeconfigs, "home", **liqo.programs)
 
-A program does what Liqo v1.2.0 does, as far as our calls go, unless it is told to `fail`, to `hang` or to
-`say` something else.
+A program does what Liqo v1.2.0 does, as far as our calls go, unless it is told to `fail`, to `hang`, to `say`
+something else, or to `wait` until the file `waiting` is removed, and fail then.
 """
 
 from __future__ import annotations
@@ -57,6 +57,11 @@ if how == "hang":
     child = subprocess.Popen(["sleep", "600"])
     (state / "pids").write_text(f"{{os.getpid()}} {{child.pid}}")
     time.sleep(600)
+if how == "wait":
+    (state / "waiting").touch()
+    while (state / "waiting").exists():
+        time.sleep(0.005)
+    sys.exit(3)
 if how == "say":
     print(text)
     sys.exit(0)
@@ -129,7 +134,7 @@ class FakeLiqo:
         }
 
     def behave(self, command: str, how: str = "", text: str = "") -> None:
-        """From now on a command fails, hangs or says something else; without `how` it works again."""
+        """From now on a command fails, hangs, waits or says something else; without `how` it works again."""
         self.environment["FAKE_" + command.upper().replace(" ", "_")] = f"{how}:{text}"
 
     @property

@@ -78,10 +78,12 @@ class Activating(ScriptedCommunicator):
     def __init__(self, rig: Rig) -> None:
         super().__init__(now)
         self.activated: list[str] = []
+        self.hangs = False
         self._rig = rig
 
     async def activate(self, reservation: str) -> bodies.Reservation:
         self.activated.append(reservation)
+        await asyncio.sleep(3600 if self.hangs else 0)
         if self.trouble is not None:
             raise self.trouble()
         known = self._rig.reservations.find(reservation)
@@ -111,9 +113,11 @@ class Rig:
     def problem(self) -> str:
         return self.standing.problems.get("peering", "")
 
-    async def instruct(self, name: str, target: str, phase: str = "Reserved") -> str:
+    async def instruct(
+        self, name: str, target: str, phase: str = "Reserved", *, is_acknowledged: bool = True
+    ) -> str:
         """What the requester writes for a reservation, as the broker's word comes; gives its key."""
-        self.tell(name, target, phase)
+        self.tell(name, target, phase, is_acknowledged=is_acknowledged)
         body = self.reservations.find(name)
         assert body is not None
         wanted = directions.instruction(body, "default")
@@ -122,11 +126,12 @@ class Rig:
         await settled()
         return wanted.key
 
-    def tell(self, name: str, target: str, phase: str) -> None:
+    def tell(self, name: str, target: str, phase: str, *, is_acknowledged: bool = True) -> None:
         """The broker's newest word."""
         known = self.reservations.find(name)
         revision = 1 if known is None else known.revision + 1
-        status = bodies.ReservationStatus(phase, "")
+        answered = make.T0 if is_acknowledged else None
+        status = bodies.ReservationStatus(phase, "", acknowledged_at=answered)
         self.reservations.put(
             bodies.Reservation(name, "me", target, AMOUNTS, status, make.T0, revision=revision)
         )
@@ -141,6 +146,12 @@ class Rig:
     async def delete(self, key: str) -> None:
         await self.objects.delete(ReservationInstruction, key)
         await settled()
+
+    async def take_away(self, key: str) -> None:
+        """By force: with the finalizer that is to keep it."""
+        found = await self.found(key)
+        await self.objects.apply(replace(found, metadata=replace(found.metadata, finalizers=())))
+        await self.delete(key)
 
     async def found(self, key: str) -> ReservationInstruction:
         found = await self.objects.find(ReservationInstruction, key)

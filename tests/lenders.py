@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from typing import Any
 
+from msgspec.structs import replace
+
 import make
 import virtual_time
 from desk_broker import DeskBroker
@@ -33,6 +35,8 @@ class TroubledObjects(MemoryObjects):
     """Objects that cannot be had while there is trouble."""
 
     trouble: KubelendError | None = None
+    meddling = False
+    """Whether somebody else changes each object just before its status is set for the first time."""
 
     async def list(self, kind: type[Kind]) -> list[Kind]:
         self._check()
@@ -45,6 +49,14 @@ class TroubledObjects(MemoryObjects):
     async def apply(self, wanted: Kind) -> Kind:
         self._check()
         return await super().apply(wanted)
+
+    async def set_status(self, wanted: Kind) -> Kind | None:
+        found = await super().find(type(wanted), wanted.key)
+        if self.meddling and found is not None and not found.metadata.labels:
+            await super().apply(
+                replace(found, metadata=replace(found.metadata, labels={"team": "a"}))
+            )
+        return await super().set_status(wanted)
 
     def _check(self) -> None:
         if self.trouble is not None:

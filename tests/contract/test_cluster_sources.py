@@ -14,7 +14,7 @@ import make
 from kubelend.agent.ports import ClusterSource, NodeGone, PodGone, Snapshot
 from kubelend.core.nodes import Node
 from kubelend.core.pods import Pod
-from kubelend.sources import simulated
+from kubelend.sources import descriptions
 from kubelend.sources.simulated import SimulatedSource
 from kubelend.sources.worlds import World
 
@@ -25,7 +25,7 @@ PATIENCE = 20
 class SimulatedStage:
     """Its time passes by `stir` alone."""
 
-    DESCRIPTION = simulated.parse(
+    DESCRIPTION = descriptions.parse(
         """
         seed: 5
         nodes: [{count: 3, capacity: {cpu: 2, memory: 4Gi}, labels: {zone: a}}]
@@ -161,6 +161,9 @@ async def test_two_listeners_see_the_same(stage):
         await stage.stir()
         await follow(first, one, await stage.truth())
         await follow(second, two, await stage.truth())
+    assert one.nodes == two.nodes
+    assert one.pods == two.pods
+    assert one.shows(await stage.truth())
 
 
 async def test_identity_stays(stage):

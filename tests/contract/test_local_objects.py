@@ -156,7 +156,8 @@ async def test_what_is_equal_is_not_written(objects):
     made = await objects.apply(wish())
     stated = await objects.set_status(pending(made))
     assert await objects.apply(wish()) == stated
-    assert await objects.set_status(pending(made)) == stated
+    assert await objects.set_status(pending(stated)) == stated
+    assert await objects.set_status(pending(wish())) == stated
     assert await objects.find(ResourceRequest, "default/wish") == stated
 
 
@@ -199,6 +200,24 @@ async def test_change_of_an_old_version_is_a_conflict(objects):
     with pytest.raises(Conflict, match="changed by somebody else"):
         await objects.apply(replace(made, metadata=finalizers))
     assert await objects.find(ResourceRequest, made.key) == newer
+
+
+async def test_status_of_an_old_version_is_a_conflict(objects):
+    made = await objects.apply(wish())
+    newer = await objects.apply(replace(made, spec=wish(cpu="2").spec))
+    with pytest.raises(Conflict, match="changed by somebody else"):
+        await objects.set_status(pending(made))
+    stated = await objects.set_status(pending(newer))
+    with pytest.raises(Conflict, match="changed by somebody else"):
+        await objects.set_status(pending(newer, "another word"))
+    assert await objects.find(ResourceRequest, made.key) == stated
+
+
+async def test_status_by_who_read_nothing_is_taken(objects):
+    made = await objects.apply(wish())
+    await objects.set_status(pending(made))
+    stated = await objects.set_status(pending(wish(), "another word"))
+    assert (stated.metadata.uid, stated.status.message) == (made.metadata.uid, "another word")
 
 
 async def test_change_by_who_read_nothing_is_taken(objects):
@@ -287,7 +306,7 @@ async def test_watch_tells_what_is_new_otherwise_and_gone(objects):
         assert await heard(watch) == made
         changed = await objects.apply(wish(cpu="2"))
         assert await heard(watch) == changed
-        stated = await objects.set_status(pending(made))
+        stated = await objects.set_status(pending(changed))
         assert await heard(watch) == stated
         await objects.delete(ResourceRequest, made.key)
         gone = deleted(await heard(watch))
@@ -356,9 +375,8 @@ async def test_slow_watch_ends_up_with_the_newest(objects):
 async def test_changes_made_at_once_are_all_kept(objects):
     await asyncio.gather(*(objects.apply(wish(f"w{number}")) for number in range(20)))
     assert len(await objects.list(ResourceRequest)) == 20
-    made = await objects.find(ResourceRequest, "default/w1")
     await asyncio.gather(
-        objects.apply(wish("w1", cpu="2")), objects.set_status(pending(made, "at once"))
+        objects.apply(wish("w1", cpu="2")), objects.set_status(pending(wish("w1"), "at once"))
     )
     found = await objects.find(ResourceRequest, "default/w1")
     assert (found.spec.requested_cpu, found.status.message) == ("2", "at once")

@@ -11,6 +11,8 @@ import agents
 import brokers
 from kubelend.wire.objects import ResourceRequest
 
+pytestmark = pytest.mark.filterwarnings(agents.LEFT_SOCKETS)
+
 KILLS = 3
 NAMES = ("a", "b", "c")
 MOST = 8
@@ -61,7 +63,9 @@ async def busy(users):
 
 
 async def killed_in_the_middle(broker, users):
-    await asyncio.gather(*(one.get_something() for one in users))
+    async with asyncio.TaskGroup() as group:
+        for one in users:
+            group.create_task(one.get_something())
     await asyncio.sleep(random.uniform(0, 0.2))
     assert await broker.stop(signal.SIGKILL) == -signal.SIGKILL
 
@@ -77,7 +81,8 @@ async def test_broker_that_is_killed_again_and_again_takes_nothing_twice(certifi
             for _ in range(KILLS):
                 async with brokers.child(certificates, tmp_path, http_port=port) as broker:
                     await killed_in_the_middle(broker, users)
-        await asyncio.gather(*(agent.wish("last") for agent in members))
+        for agent in members:
+            await agent.wish("last")
         async with brokers.child(certificates, tmp_path, http_port=port) as broker:
             for agent in members:
                 await agent.becomes("last", "Active")

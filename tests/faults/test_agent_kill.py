@@ -15,11 +15,11 @@ from kubelend.kits import clock
 from kubelend.sources.files import FileObjects
 from kubelend.wire.objects import ResourceRequest
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings(agents.LEFT_SOCKETS)]
 
 KILLS = 2
 AT_A_TIME = 3
-QUICKLY = 6.0
+QUICKLY = 9.0
 """Seconds until another one has taken over."""
 
 

@@ -18,7 +18,9 @@ from kubelend.wire.objects import (
     ResourceRequest,
 )
 
-QUICKLY = 6.0
+pytestmark = pytest.mark.filterwarnings(agents.LEFT_SOCKETS)
+
+QUICKLY = 9.0
 """Seconds until another one has taken over, as agents are set up by default."""
 
 

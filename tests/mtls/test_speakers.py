@@ -13,6 +13,7 @@ import brokers
 import make
 from callers import PATIENCE, Caller, offer, wish
 from kubelend.api import speaking
+from kubelend.broker.speakers import GRACE
 from kubelend.core.roles import Role
 from kubelend.pki import profiles
 from kubelend.wire.route import AGENT
@@ -57,12 +58,12 @@ async def is_refused(caller):
     return True
 
 
-async def until_free(caller):
-    """The end of a connection takes a moment to arrive."""
-    await brokers.until(lambda: _is_free(caller), patience=PATIENCE / 2)
-
-
-async def _is_free(caller):
+async def is_free_after_the_grace(caller, broker):
+    """The end of a connection takes a moment to arrive; then it is the clock that counts."""
+    await brokers.until(lambda: not len(broker.service.feeds), patience=PATIENCE / 2)
+    broker.clock.pass_time(GRACE - make.MOMENT)
+    assert await is_refused(caller)
+    broker.clock.pass_time(make.MOMENT)
     return not await is_refused(caller)
 
 
@@ -154,18 +155,29 @@ async def test_refusals_are_counted_and_told_but_no_flood_of_them(agent, broker,
 # -- the place becomes free
 
 
-async def test_end_of_the_stream_frees_the_place_at_once(agent):
+async def test_end_of_the_stream_frees_the_place_after_the_grace(agent, broker):
     one, two = agent("one"), agent("two")
     await one.advertise()
     async with one.stream() as stream:
         await stream.event()
         assert await is_refused(two)
-    await until_free(two)
+    assert await is_free_after_the_grace(two, broker)
     assert await is_refused(one)
 
 
-async def test_agent_that_is_killed_can_be_started_again_at_once(broker, certificates, agent):
-    """Nothing is said any more: the kernel closes its connections, and the clock stands still."""
+async def test_agent_that_opens_its_stream_again_keeps_its_place(agent, broker):
+    one, two = agent("one"), agent("two")
+    for _ in range(2):
+        async with one.stream() as stream:
+            await stream.event()
+            broker.clock.pass_time(GRACE)
+            assert await is_refused(two)
+        await brokers.until(lambda: not len(broker.service.feeds))
+        assert await is_refused(two)
+
+
+async def test_agent_that_is_killed_can_be_started_again_after_the_grace(broker, certificates, agent):
+    """Nothing is said any more: the kernel closes its connections."""
     url, directory = f"https://localhost:{broker.port}", str(certificates.cluster("a"))
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", _AGENT, url, directory, stdout=asyncio.subprocess.PIPE
@@ -175,7 +187,7 @@ async def test_agent_that_is_killed_can_be_started_again_at_once(broker, certifi
         two = agent("two")
         assert await is_refused(two)
         process.kill()
-        await until_free(two)
+        assert await is_free_after_the_grace(two, broker)
     finally:
         if process.returncode is None:
             process.kill()
@@ -253,6 +265,6 @@ async def test_behind_a_proxy_it_is_the_caller_that_counts(certificates):
         assert "(through envoy, last heard 0 s ago)" in answer.problem.detail
         async with found["a", "one"].stream() as stream:
             await stream.event()
-        await until_free(found["a", "two"])
+        assert await is_free_after_the_grace(found["a", "two"], broker)
         for caller in found.values():
             await caller.hang_up()

@@ -1,11 +1,10 @@
-"""Work that may take long: each key has a worker of its own, so one that hangs keeps no other waiting.
+"""Work that may take long, whose failures are for its owner to tell. One that hangs keeps no other waiting.
 
 `agent.peering` has one crew to join clusters and one to part them.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Hashable
 from datetime import timedelta
 from typing import Generic, TypeVar
@@ -28,12 +27,8 @@ class Crew(Generic[Key]):
         self._look = look
         self._failed = failed
         self._queue: Workqueue[Key] = Workqueue()
-        self._keys: set[Key] = set()
-        self._more = asyncio.Event()
 
     def add(self, key: Key) -> None:
-        self._keys.add(key)
-        self._more.set()
         self._queue.add(key)
 
     def add_after(self, key: Key, delay: timedelta) -> None:
@@ -43,33 +38,19 @@ class Crew(Generic[Key]):
         """Look again after a pause that grows with each time, until `succeeded`."""
         self._queue.retry(key)
 
+    def hurry(self) -> None:
+        """What failed may work now."""
+        self._queue.hurry()
+
     def succeeded(self, key: Key) -> None:
         """Its next failure is its first."""
         self._queue.forget(key)
 
-    def discharge(self, key: Key) -> None:
-        """There is nothing more to do for it."""
-        self._queue.forget(key)
-        self._keys.discard(key)
-
     async def run(self) -> None:
         """For ever."""
-        try:
-            async with asyncio.TaskGroup() as group:
-                await self._hire(group)
-        except ExceptionGroup as failures:
-            raise failures.exceptions[0] from None
+        await self._queue.work(self._attempt)
 
-    async def _hire(self, group: asyncio.TaskGroup) -> None:
-        workers = 0
-        while True:
-            while workers < len(self._keys):
-                workers += 1
-                group.create_task(self._queue.work(self._try))
-            self._more.clear()
-            await self._more.wait()
-
-    async def _try(self, key: Key) -> None:
+    async def _attempt(self, key: Key) -> None:
         try:
             await self._look(key)
         except KubelendError as error:

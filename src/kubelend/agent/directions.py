@@ -41,6 +41,11 @@ def delivered(
 def finished(
     known: ReservationInstructionStatus, body: bodies.Reservation | None, now: datetime
 ) -> ReservationInstructionStatus:
-    """It is over, or the broker knows nothing of it. `now` is the agent's: it counts from there."""
+    """It is over, or the broker knows nothing of it. `now` is the agent's: it counts from there.
+
+    What has been told stays: it ends once.
+    """
+    if known.finished_at is not None:
+        return known
     message = "The broker knows no such reservation" if body is None else body.status.message
     return replace(known, phase=FINISHED, message=message, finished_at=now)

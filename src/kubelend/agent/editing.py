@@ -1,7 +1,8 @@
 """Changes of local objects that others change too: read, changed, written if nobody was faster, else again.
 
-A user edits a spec, the requester adds its finalizer, the peering adds another: nobody may undo what
-another has done in the same moment. `LocalObjects.apply` refuses what was made of an old version.
+A user edits a spec, the requester adds its finalizer, the peering adds another, and both write to the status
+of a ReservationInstruction: nobody may undo what another has done in the same moment. `LocalObjects` refuse
+what was made of an old version.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+import msgspec
 from msgspec.structs import replace
 
-from kubelend.agent.ports import LocalObjects
+from kubelend.agent.ports import Clock, LocalObjects
 from kubelend.core.errors import Conflict
-from kubelend.wire.objects import Kind
+from kubelend.wire.objects import Kind, with_status
 
 TRIES: Final = 5
 
@@ -22,8 +24,8 @@ async def edit(
     objects: LocalObjects, found: Kind, change: Callable[[Kind], Kind], tries: int = TRIES
 ) -> Kind | None:
     """Change what the object is now; None if it is gone, or another one has its name."""
-    newest = await objects.find(type(found), found.key)
-    if newest is None or newest.metadata.uid != found.metadata.uid:
+    newest = await _newest(objects, found)
+    if newest is None:
         return None
     try:
         return await objects.apply(change(newest))
@@ -43,3 +45,63 @@ async def put(objects: LocalObjects, wanted: Kind, tries: int = TRIES) -> Kind:
         if tries <= 1:
             raise
     return await put(objects, wanted, tries - 1)
+
+
+async def state(
+    objects: LocalObjects,
+    found: Kind,
+    change: Callable[[Kind], msgspec.Struct],
+    clock: Clock,
+    tries: int = TRIES,
+) -> Kind | None:
+    """Have the status that `change` makes of what the object is now, stamped with the time.
+
+    Nothing is written that says nothing new. None if it is gone, or another one has its name.
+    """
+    newest = await _newest(objects, found)
+    if newest is None:
+        return None
+    status = change(newest)
+    if _says_the_same(newest, status):
+        return newest
+    try:
+        return await objects.set_status(with_status(newest, status, clock()))
+    except Conflict:
+        if tries <= 1:
+            raise
+    return await state(objects, found, change, clock, tries - 1)
+
+
+async def add_finalizer(objects: LocalObjects, found: Kind, finalizer: str) -> Kind | None:
+    """Have it stay until that is removed. None as in `edit`; one that is going already takes none."""
+
+    def change(newest: Kind) -> Kind:
+        known = newest.metadata.finalizers
+        return _finalized(newest, known if finalizer in known else (*known, finalizer))
+
+    return await edit(objects, found, change)
+
+
+async def remove_finalizer(objects: LocalObjects, found: Kind, finalizer: str) -> Kind | None:
+    """Let it go, as far as this one is concerned. None as in `edit`."""
+
+    def change(newest: Kind) -> Kind:
+        others = (name for name in newest.metadata.finalizers if name != finalizer)
+        return _finalized(newest, tuple(others))
+
+    return await edit(objects, found, change)
+
+
+async def _newest(objects: LocalObjects, found: Kind) -> Kind | None:
+    newest = await objects.find(type(found), found.key)
+    is_same = newest is not None and newest.metadata.uid == found.metadata.uid
+    return newest if is_same else None
+
+
+def _says_the_same(found: Any, status: msgspec.Struct) -> bool:
+    said = replace(status, last_update_time=found.status.last_update_time)
+    return bool(said == found.status)
+
+
+def _finalized(found: Kind, finalizers: tuple[str, ...]) -> Kind:
+    return replace(found, metadata=replace(found.metadata, finalizers=finalizers))

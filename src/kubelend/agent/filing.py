@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from kubelend.agent import editing, provisions
 from kubelend.agent.ports import Clock, Deleted, Listed, LocalObjects
-from kubelend.wire import bodies, objects
+from kubelend.wire import bodies
 from kubelend.wire.objects import ProviderInstruction, ProviderInstructionStatus
 
 
@@ -42,8 +42,7 @@ class Filing:
 
     async def say(self, kept: ProviderInstruction, status: ProviderInstructionStatus) -> None:
         """Set its status, if that is to say something new."""
-        if provisions.differs(kept.status, status):
-            await self._objects.set_status(objects.with_status(kept, status, self._clock()))
+        await editing.state(self._objects, kept, lambda _: status, self._clock)
 
     async def remove(self, reservation: str) -> None:
         await self._objects.delete(ProviderInstruction, self._key(reservation))

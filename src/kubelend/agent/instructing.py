@@ -12,14 +12,13 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Final, NamedTuple
 
-from kubelend.agent import directions, editing
+from kubelend.agent import asking, directions, editing
 from kubelend.agent.leases import Leases
 from kubelend.agent.looking import Looks
 from kubelend.agent.ports import BrokerCommunicator, Clock, Deleted, Listed, LocalObjects
 from kubelend.agent.reservations import LIVE, OPEN, Reservations
-from kubelend.core.errors import NotFound
 from kubelend.wire import bodies
-from kubelend.wire.objects import ReservationInstruction, with_status
+from kubelend.wire.objects import ReservationInstruction
 
 DEFAULT_NAMESPACE: Final = "default"
 SOON: Final = timedelta(milliseconds=250)
@@ -109,9 +108,12 @@ class Instructor:
             self.looks.add_after(body.id, SOON)
             return
         found = await editing.put(self._objects, directions.instruction(body, namespace))
-        status = directions.delivered(found.status, body)
-        if status != found.status:
-            await self._objects.set_status(with_status(found, status, self._clock()))
+        await editing.state(
+            self._objects,
+            found,
+            lambda newest: directions.delivered(newest.status, body),
+            self._clock,
+        )
         for misplaced in self._places[body.id] - {found.key}:
             await self._objects.delete(ReservationInstruction, misplaced)
 
@@ -134,13 +136,7 @@ class Instructor:
             self.looks.add_after(body.id, left)
 
     async def _ask(self, reservation: str) -> bodies.Reservation | None:
-        try:
-            body = await self._communicator.find(reservation)
-        except NotFound:
-            self._reservations.forget(reservation)
-            return None
-        self._reservations.put(body)
-        return self._reservations.find(reservation)
+        return await asking.newest(self._communicator, self._reservations, reservation)
 
     # -- afterwards
 
@@ -159,12 +155,15 @@ class Instructor:
     async def _clean_up(
         self, found: ReservationInstruction, body: bodies.Reservation | None
     ) -> None:
-        finished_at = found.status.finished_at
-        if finished_at is None:
-            finished_at = self._clock()
-            status = directions.finished(found.status, body, finished_at)
-            await self._objects.set_status(with_status(found, status, finished_at))
-        left = finished_at + self._finished_for - self._clock()
+        now = self._clock()
+        told = await editing.state(
+            self._objects,
+            found,
+            lambda newest: directions.finished(newest.status, body, now),
+            self._clock,
+        )
+        finished_at = None if told is None else told.status.finished_at
+        left = (finished_at or now) + self._finished_for - now
         if left > timedelta():
             self.looks.add_after(found.metadata.name, left)
         else:
@@ -172,7 +171,7 @@ class Instructor:
 
     def _forget(self, reservation: str) -> None:
         """Kept for a while: an old word on it, heard late, must find the newer one here."""
-        del self._places[reservation]
+        self._places.pop(reservation, None)  # a list of all may have come in the meantime
         now = asyncio.get_running_loop().time()
         over_since = self._over.setdefault(reservation, now)
         left = over_since + self._finished_for.total_seconds() - now

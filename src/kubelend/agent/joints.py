@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from msgspec.structs import replace
-
 from kubelend.agent.ports import Peer
 from kubelend.agent.reservations import LIVE
 from kubelend.core import resources
@@ -69,25 +67,8 @@ def without_peered(found: ReservationInstruction, cluster: str) -> tuple[str, ..
     return tuple(other for other in found.status.peered_cluster_ids if other != cluster)
 
 
-def with_finalizer(found: ReservationInstruction) -> ReservationInstruction:
-    """The same object, kept until it is parted from all."""
-    kept = found.metadata.finalizers
-    return _finalized(found, kept if FINALIZER in kept else (*kept, FINALIZER))
-
-
-def without_finalizer(found: ReservationInstruction) -> ReservationInstruction:
-    kept = found.metadata.finalizers
-    return _finalized(found, tuple(name for name in kept if name != FINALIZER))
-
-
 def cause(found: ReservationInstruction) -> tuple[object, ...]:
     """What of an object is a reason to look at it. What the peering itself writes is none."""
     known = found.metadata
     is_finished = found.status.phase == FINISHED
     return known.uid, known.generation, known.deletion_timestamp, is_finished
-
-
-def _finalized(
-    found: ReservationInstruction, finalizers: tuple[str, ...]
-) -> ReservationInstruction:
-    return replace(found, metadata=replace(found.metadata, finalizers=finalizers))

@@ -1,7 +1,7 @@
 """Hears what the broker says of this cluster's reservations: by its stream, and by asking while it is down.
 
 A root task of the agent. All it hears goes into `agent.reservations`, which drops what is old; so nothing
-here has to care for duplicates or for the order of things.
+here has to care for duplicates or for the order of things, but only to say since when it has been asking.
 """
 
 from __future__ import annotations
@@ -10,21 +10,19 @@ import asyncio
 import contextlib
 import random
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Final, TypeVar
+from typing import Final
 
-from kubelend.agent import place
+from kubelend.agent import asking, place
 from kubelend.agent.ports import BrokerCommunicator
-from kubelend.agent.reservations import Reservations
+from kubelend.agent.reservations import LONG_AGO, Reservations
 from kubelend.agent.standing import Standing
 from kubelend.core.errors import (
-    BrokerUnreachable,
     Conflict,
     IdentityInUse,
     KubelendError,
     LimitExceeded,
-    NotFound,
     Unavailable,
 )
 from kubelend.kits import tasks
@@ -32,8 +30,8 @@ from kubelend.kits.backoff import Backoff
 
 PART: Final = "stream"
 POLL_EVERY: Final = timedelta(seconds=5)
-ANSWER_WITHIN: Final = timedelta(seconds=10)
-"""The communicator gives up by itself; this is for one that does not."""
+ASKED_AT_ONCE: Final = 100
+"""One by one, after a list in which they are not: a drained cluster must not ask a thousand times at once."""
 SLOWLY: Final = timedelta(seconds=30)
 """Between two tries if the broker's answer is one that will not be better by itself."""
 WELL_AFTER: Final = timedelta(seconds=30)
@@ -41,8 +39,6 @@ WELL_AFTER: Final = timedelta(seconds=30)
 BACKOFF: Final = Backoff(
     retries=sys.maxsize, first=timedelta(milliseconds=200), longest=timedelta(seconds=30)
 )
-
-Answer = TypeVar("Answer")
 
 
 class Listener:
@@ -69,7 +65,13 @@ class Listener:
         self._connected = False
         self._try: object | None = None
         """The stream that is open, or about to be; None in between."""
+        self._since = LONG_AGO
+        """The moment in which that stream was asked for."""
         self._missed = False
+        self._unread = ""
+        """What keeps the agent from reading what it missed, though the stream is open."""
+        self._unsettled: int | None = None
+        """Since when all is to be heard of again, if that takes more than one list."""
         self._refusal = ""
         """The code of an answer that will not be better by itself; empty if it may."""
         self._woken = asyncio.Event()
@@ -97,14 +99,14 @@ class Listener:
 
     async def _one_stream(self) -> tuple[bool, KubelendError]:
         """Until it breaks: whether it said anything, and what it broke by."""
-        told, self._try = False, object()
+        told, self._try, self._since = False, object(), self._reservations.now()
         with self._trusted_after_a_while():
             try:
                 async with contextlib.aclosing(self._communicator.stream(self._reset)) as told_of:
                     async for instruction in told_of:
                         told = True
                         self._up()
-                        self._reservations.put(instruction.reservation)
+                        self._reservations.put(instruction.reservation, self._since)
             except KubelendError as error:
                 return told, error
         return told, Unavailable("the broker's stream has ended")
@@ -122,24 +124,27 @@ class Listener:
             timer.cancel()
 
     def _reset(self) -> None:
-        self._missed = True
+        self._missed, self._unsettled = True, None
+        self._reservations.distrust()
         self._up()
         self._woken.set()
 
     def _up(self) -> None:
+        self._standing.report(PART, self._unread, is_partial=bool(self._unread))
         if not self._connected:
             self._connected, self._refusal = True, ""
             self._woken.set()
-        self._standing.report(PART)
+            self._reservations.contact()
 
     def _down(self, error: KubelendError) -> None:
         """Told once, and again only if it is now for a reason of quite another kind."""
         refusal = error.code if _is_refusal(error) else ""
-        if PART not in self._standing.problems or refusal != self._refusal:
+        if self._unread or PART not in self._standing.problems or refusal != self._refusal:
             self._standing.report(PART, f"no instructions come: {error}")
         if self._connected:
             self._woken.set()
-        self._connected, self._refusal, self._try = False, refusal, None
+        self._connected, self._refusal, self._try, self._unread = False, refusal, None, ""
+        self._reservations.distrust()
 
     # -- the list
 
@@ -147,9 +152,10 @@ class Listener:
         pauses = BACKOFF.delays(self._chance)
         while True:
             await self._until_needed()
-            if await self._read_all():
+            works = await self._read_all()
+            if works:
                 pauses = BACKOFF.delays(self._chance)
-            elif self._missed:
+            if self._missed and (not works or self._unsettled is not None):
                 await asyncio.sleep(self._until_poll() or next(pauses))
 
     async def _until_needed(self) -> None:
@@ -170,31 +176,40 @@ class Listener:
         return pause.total_seconds() * (1 - self._chance() / 5)
 
     async def _read_all(self) -> bool:
-        """True if nothing is missed any more."""
+        """True if the broker has answered; what that leaves open is missed still."""
         missed, self._missed, tried = self._missed, False, self._try
         try:
-            await self._read_list()
-        except KubelendError:
+            is_settled = await self._read_list()
+        except KubelendError as error:
             self._missed = self._missed or missed
+            self._failed(error)
             return False
+        self._missed, self._unread = self._missed or not is_settled, ""
         if tried is not None and tried is self._try:
             # The broker is there, and the stream has not broken: it is open, and says nothing.
             self._up()
         return True
 
-    async def _read_list(self) -> None:
-        listed = await _in_time(self._communicator.instructions())
-        self._reservations.put_all(listed)
-        named = {found.id for found in listed}
-        # The list may be older than the stream: that one is not in it proves nothing.
-        for missing in [found.id for found in self._reservations.open() if found.id not in named]:
-            await self._ask(missing)
+    def _failed(self, error: KubelendError) -> None:
+        """The stream may be open all the same; told once, in the words of the first try."""
+        if self._connected and self._missed and not self._unread:
+            self._unread = f"what was missed cannot be read: {error}"
+            self._up()
 
-    async def _ask(self, reservation: str) -> None:
-        try:
-            self._reservations.put(await _in_time(self._communicator.find(reservation)))
-        except NotFound:
-            self._reservations.forget(reservation)
+    async def _read_list(self) -> bool:
+        """False if some are in doubt that there was no time to ask for."""
+        asked_at = self._reservations.now()
+        listed = await asking.bounded(self._communicator.instructions())
+        self._reservations.put_all(listed, asked_at)
+        since = asked_at if self._unsettled is None else self._unsettled
+        # Of what the stream has told meanwhile the list may be silent: that proves nothing.
+        missing = self._reservations.unheard(since)
+        is_settled = len(missing) <= ASKED_AT_ONCE
+        # After another reset all is to be heard of again, and not only what is left.
+        self._unsettled = None if is_settled or self._missed else since
+        for found in missing[:ASKED_AT_ONCE]:
+            await asking.newest(self._communicator, self._reservations, found)
+        return is_settled
 
 
 def _is_refusal(error: KubelendError) -> bool:
@@ -209,11 +224,3 @@ def _pause(error: KubelendError, delay: float) -> float:
     if _is_refusal(error):
         return SLOWLY.total_seconds()
     return max(delay, error.retry_after) if isinstance(error, LimitExceeded) else delay
-
-
-async def _in_time(answer: Awaitable[Answer]) -> Answer:
-    try:
-        async with asyncio.timeout(ANSWER_WITHIN.total_seconds()):
-            return await answer
-    except TimeoutError:
-        raise BrokerUnreachable("the broker has not answered in time") from None

@@ -1,7 +1,8 @@
 """The two halves of a controller: following what happens to objects, and looking at one of them at a time.
 
-`agent.requesting` and `agent.instructing` are made of them. An error of ours only delays the look at one
-object; anything else is a mistake in the code, and ends the task with it.
+`agent.requesting`, `agent.instructing` and `agent.providing` are made of them. A look that takes long, or
+fails with an error of ours, delays that one object alone; anything else is a mistake in the code, and ends
+the task with it.
 """
 
 from __future__ import annotations
@@ -18,15 +19,12 @@ import structlog
 from kubelend.agent import verdicts
 from kubelend.agent.ports import Deleted, Listed, LocalObjects
 from kubelend.core.errors import KubelendError, Unavailable
-from kubelend.kits import tasks
 from kubelend.kits.backoff import Backoff
 from kubelend.kits.workqueue import Workqueue
 from kubelend.wire.objects import Kind
 
 log = structlog.get_logger("kubelend.agent")
 
-WORKERS: Final = 4
-"""Calls to the broker that one slow answer does not hold up."""
 _PAUSES: Final = Backoff(retries=2**31, first=timedelta(milliseconds=500))
 
 
@@ -50,13 +48,15 @@ class Looks:
     def add_after(self, key: str, delay: timedelta) -> None:
         self._queue.add_after(key, delay)
 
+    def hurry(self) -> None:
+        """What failed may work now: do not wait until its pause is over."""
+        self._queue.hurry()
+
     async def run(self) -> None:
         """For ever."""
-        await tasks.run_all(
-            {f"{self._name} {number}": self._queue.work(self._try) for number in range(WORKERS)}
-        )
+        await self._queue.work(self._attempt)
 
-    async def _try(self, key: str) -> None:
+    async def _attempt(self, key: str) -> None:
         try:
             await self._look(key)
         except KubelendError as error:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from typing import Final, NamedTuple
 
 from prometheus_client import (
@@ -23,7 +24,7 @@ from prometheus_client.registry import Collector
 import kubelend
 from kubelend.agent.reservations import Reservations
 from kubelend.agent.standing import Standing
-from kubelend.core.inventory import Inventory
+from kubelend.core.inventory import Inventory, Totals
 from kubelend.core.resources import Resources
 
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
@@ -42,6 +43,8 @@ class Watched(NamedTuple):
     is_streaming: Callable[[], bool]
     parts: tuple[str, ...]
     """The parts of which `kubelend_agent_part_up` speaks."""
+    published_at: Callable[[], datetime | None] = lambda: None
+    """When the broker last took an advertisement."""
 
 
 class Metrics:
@@ -82,12 +85,15 @@ class _Present(Collector):
         self._watched = watched
 
     def collect(self) -> Iterator[Metric]:
-        yield from self._amounts()
-        yield from self._counts()
+        totals = self._watched.inventory.totals()
+        yield from self._amounts(totals)
+        yield _gauge("kubelend_agent_nodes", "Own nodes that count", totals.nodes)
+        yield _gauge("kubelend_agent_pods", "Pods that count", totals.pods)
+        yield from self._conversation()
+        yield self._reservations()
         yield self._parts()
 
-    def _amounts(self) -> Iterator[Metric]:
-        totals = self._watched.inventory.totals()
+    def _amounts(self, totals: Totals) -> Iterator[Metric]:
         for name, amounts, what in (
             ("capacity", totals.capacity, "What the own nodes have"),
             ("allocatable", totals.allocatable, "What the own nodes can give to pods"),
@@ -104,29 +110,37 @@ class _Present(Collector):
             "kubelend_agent_held", "What is held for others, in the same units", held
         )
 
-    def _counts(self) -> Iterator[Metric]:
-        totals = self._watched.inventory.totals()
-        yield _gauge("kubelend_agent_nodes", "Own nodes that count", totals.nodes)
-        yield _gauge("kubelend_agent_pods", "Pods that count", totals.pods)
+    def _conversation(self) -> Iterator[Metric]:
         yield _gauge(
             "kubelend_agent_stream_up",
             "1 while the broker can push instructions",
             int(self._watched.is_streaming()),
         )
+        published_at = self._watched.published_at()
+        yield _gauge(
+            "kubelend_agent_last_advertisement_timestamp_seconds",
+            "When the broker last took an advertisement; 0 if it never did",
+            0 if published_at is None else published_at.timestamp(),
+        )
+
+    def _reservations(self) -> Metric:
         metric = GaugeMetricFamily(
             "kubelend_agent_reservations",
             "Reservations of this cluster that are not over, by its role and their phase",
             labels=("role", "phase"),
         )
-        for (role, phase), count in sorted(self._by_role().items()):
+        for (role, phase), count in sorted((+self._by_role()).items()):
             metric.add_metric((role, phase), count)
-        yield metric
+        return metric
 
     def _by_role(self) -> Counter[tuple[str, str]]:
         counts: Counter[tuple[str, str]] = Counter()
         for found in self._watched.reservations.open():
-            is_ours = found.requester_id == self._watched.cluster
-            counts["requester" if is_ours else "provider", found.status.phase] += 1
+            for role, cluster in (
+                ("requester", found.requester_id),
+                ("provider", found.target_cluster_id),
+            ):
+                counts[role, found.status.phase] += cluster == self._watched.cluster
         return counts
 
     def _parts(self) -> Metric:

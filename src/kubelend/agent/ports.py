@@ -93,7 +93,10 @@ class LocalObjects(Protocol):
         """
 
     async def set_status(self, wanted: Kind) -> Kind | None:
-        """Change its status; None if it is gone, or is another by its `uid`. Equal: nothing is written."""
+        """Change its status; None if it is gone, or is another by its `uid`. Equal: nothing is written.
+
+        With a `resource_version` that is not the kept one's: `Conflict`, as `apply` has it.
+        """
 
     async def delete(self, kind: type[Kind], key: str) -> None:
         """Have it gone; nothing happens if it is."""

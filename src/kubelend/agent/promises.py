@@ -16,7 +16,9 @@ from kubelend.wire import bodies
 
 
 class Promises:
-    """By the reservation's ID. With `enforce` each is a hold in the inventory; without it is only noted."""
+    """By the reservation's ID. Each is a hold in the inventory, so that the pods of its requester do not
+    count as this cluster's own. With `enforce` none is made for which there is no room.
+    """
 
     def __init__(
         self,
@@ -59,13 +61,12 @@ class Promises:
         """It is promised, whatever is free."""
         if self._made.get(reservation) != hold:
             self._made[reservation] = hold
-            if self.are_enforced:
-                self._inventory.put_hold(reservation, hold)
-                self._on_holds()
+            self._inventory.put_hold(reservation, hold)
+            self._on_holds()
 
     def drop(self, reservation: str) -> None:
         """Nobody counts on it any longer."""
-        if self._made.pop(reservation, None) is not None and self.are_enforced:
+        if self._made.pop(reservation, None) is not None:
             self._inventory.drop_hold(reservation)
             self._on_holds()
 

@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 import structlog
 
-from kubelend.agent import looking, provisions
+from kubelend.agent import asking, looking, provisions
 from kubelend.agent.filing import Filing
 from kubelend.agent.looking import Looks
 from kubelend.agent.ports import BrokerCommunicator, Clock, Deleted, Listed, LocalObjects
@@ -81,6 +81,7 @@ class Provider:
         self._asks_from = 0.0
         """By the loop's time."""
         reservations.listen(self._heard)
+        reservations.on_contact(self._looks.hurry)
 
     async def restore(self) -> None:
         """Promise again what was set aside when the agent stopped. Waits until that can be read."""
@@ -105,7 +106,7 @@ class Provider:
 
     def _take_up(self, kept: Iterable[tuple[str, ProviderInstruction]]) -> None:
         for reservation, each in kept:
-            if each.status.enforced:
+            if each.status.enforced or each.status.phase == provisions.HELD:
                 # One that somebody has spoilt waits for the broker's word.
                 with contextlib.suppress(InvalidInput):
                     self._promises.make(reservation, provisions.hold_in(each))
@@ -136,9 +137,9 @@ class Provider:
             if early > 0:
                 self._looks.add_after(reservation, timedelta(seconds=early))
                 return
-            found = await self._ask(reservation)
+            found = await self._newest(reservation)
         elif found is not None and self._is_overdue(found):
-            found = await self._ask(reservation)
+            found = await self._newest(reservation)
         if found is not None and self._is_ours(found):
             await self._keep(found, kept)
         else:
@@ -191,16 +192,14 @@ class Provider:
             await self._clean_up(reservation, kept.status.finished_at)
         elif found is not None and found.status.phase not in OPEN:
             await self._clean_up(reservation, found.status.finished_at)
+        if found is not None and self._is_elsewhere(found):
+            # Its later life comes by as well, and is forgotten as soon as it was looked at.
+            self._reservations.forget(reservation)
 
     # -- its parts
 
-    async def _ask(self, reservation: str) -> bodies.Reservation | None:
-        """What the broker says now; None if it knows no such reservation."""
-        try:
-            self._reservations.put(await self._communicator.find(reservation))
-        except NotFound:
-            self._reservations.forget(reservation)
-        return self._reservations.find(reservation)
+    async def _newest(self, reservation: str) -> bodies.Reservation | None:
+        return await asking.newest(self._communicator, self._reservations, reservation)
 
     async def _acknowledge(self, found: bodies.Reservation) -> bool:
         try:
@@ -213,7 +212,7 @@ class Provider:
 
     async def _doubt(self, found: bodies.Reservation) -> None:
         """The broker thinks otherwise, so what was known is old: whatever it says makes a new look."""
-        if await self._ask(found.id) == found:
+        if await self._newest(found.id) == found:
             raise Conflict(f"the broker does not let {found.id} be answered")
 
     async def _finish(self, kept: ProviderInstruction, phase: str, why: str) -> None:
@@ -237,6 +236,10 @@ class Provider:
 
     def _is_ours(self, found: bodies.Reservation) -> bool:
         return found.status.phase in LIVE and found.target_cluster_id == self._lender.cluster_id
+
+    def _is_elsewhere(self, found: bodies.Reservation) -> bool:
+        """Whether this cluster has no part in it any more."""
+        return self._lender.cluster_id not in (found.target_cluster_id, found.requester_id)
 
     def _is_owed(self, reservation: str, kept: ProviderInstruction | None) -> bool:
         """Whether somebody may count on it, of which the broker has said nothing yet."""

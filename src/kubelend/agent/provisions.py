@@ -8,8 +8,6 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Final
 
-import msgspec
-
 from kubelend.core.inventory import Hold
 from kubelend.wire import bodies, quantities
 from kubelend.wire.objects import (
@@ -67,20 +65,15 @@ def is_finished(found: ProviderInstruction) -> bool:
 
 
 def held(*, is_enforced: bool) -> ProviderInstructionStatus:
-    """Without a time: see `differs`."""
-    message = "Set aside" if is_enforced else "Only noted: nothing is set aside, enforcement is off"
+    """Either way it counts as promised. Without enforcement nobody has looked whether there is room."""
+    message = (
+        "Set aside" if is_enforced else "Noted: enforcement is off, there may be no room for it"
+    )
     return ProviderInstructionStatus(enforced=is_enforced, phase=HELD, message=message)
 
 
 def finished(phase: str, message: str, now: datetime) -> ProviderInstructionStatus:
     return ProviderInstructionStatus(phase=phase, message=message, finished_at=now)
-
-
-def differs(one: ProviderInstructionStatus, other: ProviderInstructionStatus) -> bool:
-    """Whether it says something else: to write the time alone would be to write for ever."""
-    return msgspec.structs.replace(one, last_update_time=None) != msgspec.structs.replace(
-        other, last_update_time=None
-    )
 
 
 def farewell(reservation: bodies.Reservation | None, cluster: str) -> str:

@@ -34,7 +34,8 @@ GATHERING: Final = timedelta(milliseconds=200)
 
 FIRST_PAUSE: Final = timedelta(seconds=1)
 LEAST_PATIENCE: Final = timedelta(seconds=10)
-"""How long an answer is waited for, if the interval is not longer."""
+"""How long an answer is waited for, if the interval is not longer. However patient the communicator is: by
+then there is something newer to be said."""
 
 
 class Publisher:
@@ -54,8 +55,6 @@ class Publisher:
     ) -> None:
         self.published_at: datetime | None = None
         """When the broker last took an advertisement."""
-        self.answer: bodies.Published | None = None
-        """What it said to it."""
         self._settings = settings
         self._inventory = inventory
         self._communicator = communicator
@@ -92,19 +91,21 @@ class Publisher:
     async def _send(self, totals: Totals) -> bodies.Published:
         body = advertising.body(self._settings, totals, self._clock())
         patience = max(self._settings.interval, LEAST_PATIENCE)
+        asked_at = self._reservations.now()
         try:
             async with asyncio.timeout(patience.total_seconds()):
-                return await self._communicator.publish(body)
+                answer = await self._communicator.publish(body)
         except TimeoutError:
             raise BrokerUnreachable(
                 f"the broker did not answer within {durations.short(patience)}"
             ) from None
+        self._reservations.put_all(answer.provider_instructions, asked_at)
+        return answer
 
     def _succeeded(self, totals: Totals, answer: bodies.Published) -> None:
-        self.answer, self.published_at = answer, self._clock()
+        self.published_at = self._clock()
         self._trouble, self._pauses = None, self._new_pauses()
         self._standing.report(PART)
-        self._reservations.put_all(answer.provider_instructions)
         self._show(totals, answer, AdvertisementStatus(phase="Active", published=True))
 
     async def _change_or_due(self, told: Totals) -> None:

@@ -32,7 +32,6 @@ from kubelend.wire.objects import (
     ReservationInstruction,
     ResourceRequest,
     ResourceRequestStatus,
-    with_status,
 )
 
 PART: Final = "requester"
@@ -84,6 +83,7 @@ class Requester:
         self._unseen: dict[str, str] = {}
         """Why a kind of object cannot be watched."""
         reservations.listen(self._heard)
+        reservations.on_contact(self._hurry)
 
     async def run(self) -> None:
         """Borrow what is wished for, for ever."""
@@ -120,6 +120,11 @@ class Requester:
         owner = self._sightings.owner(reservation)
         if owner:
             self._looks.add(owner)
+
+    def _hurry(self) -> None:
+        """The broker is back: nobody waits longer for it than it was away."""
+        self._looks.hurry()
+        self._instructor.looks.hurry()
 
     def _place(self, reservation: str) -> str | None:
         """Where its instruction belongs; see `instructing.Place`."""
@@ -163,7 +168,7 @@ class Requester:
             await self._say(found, verdicts.of_unreadable(found, error))
             return
         if not wishes.has_finalizer(found):
-            marked = await editing.edit(self._objects, found, wishes.with_finalizer)
+            marked = await editing.add_finalizer(self._objects, found, wishes.FINALIZER)
             if marked is None or not wishes.has_finalizer(marked):
                 return  # somebody wants it gone since
             found = marked
@@ -230,11 +235,12 @@ class Requester:
         if not found.spec.renew or body.status.phase not in LIVE:
             return body
         self._leases.hear(body)
-        if self._leases.until_renewal(body.id) == timedelta():
-            renewed = await self._renew(body)
-        else:
-            renewed = body
+        # Asked once: its time may come between two looks at the clock, and be missed by both.
         left = self._leases.until_renewal(body.id)
+        renewed: bodies.Reservation | None = body
+        if left == timedelta():
+            renewed = await self._renew(body)
+            left = self._leases.until_renewal(body.id)
         if left:
             self._looks.add_after(found.key, left)
         return renewed
@@ -263,7 +269,7 @@ class Requester:
         newest = await self._objects.find(ResourceRequest, found.key)
         if newest is not None and newest.metadata.uid == found.metadata.uid:
             self._sightings.free(newest)
-            await editing.edit(self._objects, newest, wishes.without_finalizer)
+            await editing.remove_finalizer(self._objects, newest, wishes.FINALIZER)
 
     async def _withdraw(self, found: ResourceRequest) -> None:
         with self._deciding(found):
@@ -275,11 +281,11 @@ class Requester:
     async def _say(
         self, found: ResourceRequest, status: ResourceRequestStatus
     ) -> ResourceRequest | None:
-        """Write the status, if it says something new. None if the object is gone."""
-        wanted = with_status(found, status, found.status.last_update_time or self._clock())
-        if wanted == found:
-            return found
-        return await self._objects.set_status(with_status(found, status, self._clock()))
+        """Write the status, if it says something new. None if the object is gone.
+
+        Nobody else writes it. Where a user has changed the spec since, another look follows anyway.
+        """
+        return await editing.state(self._objects, found, lambda _: status, self._clock)
 
     @contextmanager
     def _deciding(self, found: ResourceRequest) -> Iterator[None]:

@@ -16,7 +16,7 @@ from kubelend.agent import editing
 from kubelend.agent.ports import LocalObjects
 from kubelend.agent.standing import Standing
 from kubelend.core import durations
-from kubelend.core.errors import KubelendError
+from kubelend.core.errors import Conflict, KubelendError
 from kubelend.wire.objects import Advertisement
 
 PART: Final = "advertisement"
@@ -56,6 +56,12 @@ class Display:
             return str(problem)
         return ""
 
-    async def _write(self, wanted: Advertisement) -> None:
+    async def _write(self, wanted: Advertisement, tries: int = editing.TRIES) -> None:
         kept = await editing.put(self._objects, wanted)
-        await self._objects.set_status(replace(kept, status=wanted.status))
+        try:
+            await self._objects.set_status(replace(kept, status=wanted.status))
+        except Conflict:
+            # Somebody was faster: what is shown is made of what there is then.
+            if tries <= 1:
+                raise
+            await self._write(wanted, tries - 1)

@@ -55,6 +55,8 @@ class Sightings:
         others = [each for each in self._lost.pop(gone.key, ()) if each is not gone]
         if others:
             self._lost[gone.key] = others
+        else:
+            self._disown_all(gone.key)
 
     def free(self, found: ResourceRequest) -> None:
         """It holds nothing, and may go."""
@@ -74,6 +76,8 @@ class Sightings:
         if known is not None and known.metadata.uid != found.metadata.uid:
             self._miss(known)
         self._seen[found.key] = found
+        if known is not None and known.status.reservation_name != found.status.reservation_name:
+            self.disown(known.status.reservation_name)
         if found.status.reservation_name:
             self.own(found.status.reservation_name, found.key)
         # What we write ourselves is no reason to look again: it would make every pause a short one.
@@ -86,9 +90,15 @@ class Sightings:
             del self._seen[gone.key]
         if gone.metadata.uid in self._free:
             self._free.discard(gone.metadata.uid)
+            self._disown_all(gone.key)
         else:
             self._lost[gone.key].append(gone)
             self._look(gone.key)
+
+    def _disown_all(self, key: str) -> None:
+        """Also what was never written at it; but not what one has that was made anew under its name."""
+        if key not in self._seen:
+            self._owners = {name: owner for name, owner in self._owners.items() if owner != key}
 
 
 def _wish(found: ResourceRequest) -> tuple[object, ...]:

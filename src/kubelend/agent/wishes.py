@@ -15,11 +15,10 @@ from enum import Enum
 from typing import Final
 
 import msgspec
-from msgspec.structs import replace
 
 from kubelend.core import durations, resources
 from kubelend.core.errors import InvalidDuration, InvalidInput, InvalidQuantity
-from kubelend.wire import bodies
+from kubelend.wire import bodies, complaints
 from kubelend.wire.objects import ResourceRequest, ResourceRequestSpec
 
 FINALIZER: Final = "resourcerequest.rear.fluidos.eu/finalizer"
@@ -86,21 +85,6 @@ def has_finalizer(found: ResourceRequest) -> bool:
     return FINALIZER in found.metadata.finalizers
 
 
-def with_finalizer(found: ResourceRequest) -> ResourceRequest:
-    """The same, not to go before we have let go of it."""
-    return _with_finalizers(found, (*found.metadata.finalizers, FINALIZER))
-
-
-def without_finalizer(found: ResourceRequest) -> ResourceRequest:
-    """The same, free to go as far as we are concerned."""
-    others = (name for name in found.metadata.finalizers if name != FINALIZER)
-    return _with_finalizers(found, tuple(others))
-
-
-def _with_finalizers(found: ResourceRequest, names: tuple[str, ...]) -> ResourceRequest:
-    return replace(found, metadata=replace(found.metadata, finalizers=names))
-
-
 def _amounts(spec: ResourceRequestSpec) -> Iterator[tuple[str, str, str]]:
     yield "requestedCPU", "cpu", spec.requested_cpu
     yield "requestedMemory", "memory", spec.requested_memory
@@ -147,4 +131,4 @@ def _within_limits(body: bodies.ReservationRequest) -> bodies.ReservationRequest
     try:
         return msgspec.json.decode(msgspec.json.encode(body), type=bodies.ReservationRequest)
     except msgspec.ValidationError as problem:
-        raise InvalidInput(f"spec: {problem}") from None
+        raise InvalidInput(f"spec.{complaints.readable(problem)}") from None

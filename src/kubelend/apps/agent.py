@@ -110,9 +110,16 @@ class Process:
         self._reservations = Reservations()
         self._place = Place()
         self._listener: Listener | None = None
+        self._advertiser: Publisher | None = None
         self.metrics = Metrics(
             Watched(
-                cluster, self._inventory, self._reservations, self.standing, self._streams, PARTS
+                cluster,
+                self._inventory,
+                self._reservations,
+                self.standing,
+                self._streams,
+                PARTS,
+                self._published_at,
             )
         )
         self.communicator: BrokerCommunicator | None = None
@@ -135,7 +142,7 @@ class Process:
     def _with(self, broker: BrokerCommunicator) -> dict[str, Root]:
         for part in ("collector", "publisher", "stream"):
             self.standing.expect(part)
-        publisher = self._publisher(Placed(broker, self._place))
+        publisher = self._advertiser = self._publisher(Placed(broker, self._place))
         collector = self._collector(publisher.changed)
         provider = self._provider(broker, publisher)
         self._listener = self._new_listener(broker)
@@ -224,6 +231,9 @@ class Process:
 
     def _streams(self) -> bool:
         return self._listener is not None and self._listener.connected
+
+    def _published_at(self) -> datetime | None:
+        return None if self._advertiser is None else self._advertiser.published_at
 
 
 @asynccontextmanager

@@ -53,8 +53,6 @@ class Inventory:
     """The nodes, pods and holds of one cluster, and their sums."""
 
     def __init__(self) -> None:
-        self.revision = 0
-        """Grows when the totals may have changed."""
         self.is_measured = False
         """Whether anybody has looked yet: before that nothing is known, which is not to have nothing."""
         self._nodes: dict[str, Node] = {}
@@ -70,7 +68,6 @@ class Inventory:
     def reset(self, nodes: Iterable[Node], pods: Iterable[Pod]) -> None:
         """Only these are there, whatever was known; holds stay."""
         self._nodes, self._pods, self._use, self._own = {}, {}, {}, _Use()
-        self.revision += 1
         self.is_measured = True
         for node in nodes:
             self.put_node(node)
@@ -86,14 +83,11 @@ class Inventory:
             self._nodes[node.name] = node
             if known is None and node.name in self._use:
                 self._own.include(self._use[node.name])
-            self.revision += 1
 
     def drop_node(self, name: str) -> None:
         """It is gone. Pods that are still said to be on it count nowhere."""
-        if self._nodes.pop(name, None) is not None:
-            if name in self._use:
-                self._own.exclude(self._use[name])
-            self.revision += 1
+        if self._nodes.pop(name, None) is not None and name in self._use:
+            self._own.exclude(self._use[name])
 
     def put_pod(self, pod: Pod) -> None:
         """It is new, or otherwise than before. Its node may be yet unknown."""
@@ -106,7 +100,6 @@ class Inventory:
             self._use.setdefault(pod.node, _Use()).include(use)
             if pod.node in self._nodes:
                 self._own.include(use)
-            self.revision += 1
 
     def drop_pod(self, id: str) -> None:
         """It is gone."""
@@ -119,16 +112,12 @@ class Inventory:
             del self._use[pod.node]
         if pod.node in self._nodes:
             self._own.exclude(use)
-        self.revision += 1
 
     def put_hold(self, reservation: str, hold: Hold) -> None:
-        if self._holds.get(reservation) != hold:
-            self._holds[reservation] = hold
-            self.revision += 1
+        self._holds[reservation] = hold
 
     def drop_hold(self, reservation: str) -> None:
-        if self._holds.pop(reservation, None) is not None:
-            self.revision += 1
+        self._holds.pop(reservation, None)
 
     @property
     def holds(self) -> Mapping[str, Hold]:

@@ -2,7 +2,7 @@
 
 Controllers are level-triggered: an event only says which object to look at, and the look decides. What is
 added while its key is being worked on is looked at once more afterwards, so no change is missed and no
-object is ever handled twice at the same moment.
+object is ever handled twice at the same moment. A look that hangs keeps no other key waiting.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ class Workqueue(Generic[Key]):
         self._again: set[Key] = set()
         self._timers: dict[Key, asyncio.TimerHandle] = {}
         self._failures: dict[Key, int] = {}
+        self._pausing: set[Key] = set()
+        """Those that come back after a failure, by no wish of anybody but ours."""
         self._news = asyncio.Event()
 
     def __len__(self) -> int:
@@ -35,8 +37,9 @@ class Workqueue(Generic[Key]):
         return len(self._waiting)
 
     def add(self, key: Key) -> None:
-        """Look at it as soon as a worker is free."""
+        """Look at it as soon as nobody else does."""
         self._cancel(key)
+        self._pausing.discard(key)
         if key in self._busy:
             self._again.add(key)
         else:
@@ -64,24 +67,32 @@ class Workqueue(Generic[Key]):
         pause: timedelta = min(FIRST * 2 ** min(tried, 20), LONGEST) * (1 - self._chance() / 2)
         pause = max(pause, at_least)
         self.add_after(key, pause)
+        if key in self._timers and not at_least:
+            self._pausing.add(key)
         return pause
+
+    def hurry(self) -> None:
+        """What failed may work now: look at all that pause. Another failure is not their first.
+
+        Whoever wants to be left in peace still is.
+        """
+        for key in list(self._pausing):
+            self.add(key)
 
     def forget(self, key: Key) -> None:
         """Its next failure is its first."""
         self._failures.pop(key, None)
 
     async def work(self, handle: Callable[[Key], Awaitable[None]]) -> None:
-        """One worker, for ever; start as many as may work at a time. What `handle` raises ends it."""
-        while True:
-            key = await self._next()
-            self._busy.add(key)
-            try:
-                await handle(key)
-            finally:
-                self._busy.discard(key)
-                if key in self._again:
-                    self._again.discard(key)
-                    self.add(key)
+        """Look at all keys at the same time, for ever. What `handle` raises ends it."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                while True:
+                    key = await self._next()
+                    self._busy.add(key)
+                    group.create_task(self._handle(key, handle))
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
 
     async def _next(self) -> Key:
         while not self._waiting:
@@ -90,6 +101,15 @@ class Workqueue(Generic[Key]):
         key = next(iter(self._waiting))
         del self._waiting[key]
         return key
+
+    async def _handle(self, key: Key, handle: Callable[[Key], Awaitable[None]]) -> None:
+        try:
+            await handle(key)
+        finally:
+            self._busy.discard(key)
+            if key in self._again:
+                self._again.discard(key)
+                self.add(key)
 
     def _cancel(self, key: Key) -> None:
         timer = self._timers.pop(key, None)

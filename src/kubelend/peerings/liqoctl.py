@@ -14,22 +14,26 @@ broker have to be those of Liqo.
 
 from __future__ import annotations
 
-import asyncio
 import re
+import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from kubelend.agent.ports import Peer, Readiness
-from kubelend.core.errors import InvalidInput, InvalidSettings, KubelendError
+from kubelend.core.errors import InvalidInput, InvalidSettings, KubelendError, Unavailable
 from kubelend.core.resources import Resources
 from kubelend.peerings import commands, slices
+from kubelend.peerings.turns import Turn, Turns
 
 LIMIT: Final = timedelta(minutes=5)
 LOOK_LIMIT: Final = timedelta(seconds=30)
 """For a look at the own cluster, which has no other cluster to wait for."""
+
+BELIEVED_FOR: Final = timedelta(seconds=30)
+"""For how long at most a provider that could not be joined is not tried again: see `_Failure`."""
 
 GATEWAY: Final = ("--gw-server-service-type", "NodePort")
 """How the two clusters' networks meet, as the published agent has it."""
@@ -38,9 +42,12 @@ _NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?", re.ASCI
 
 
 class LiqoctlPeering:
-    """One command at a time for each provider; those for different providers do not wait for each other."""
+    """One command at a time for each provider; those for different providers do not wait for each other.
 
-    def __init__(
+    A call takes twice `timeout` at most: once for the turn of another one, and once for its own.
+    """
+
+    def __init__(  # noqa: PLR0913 - all that it works with, and nothing behind its back
         self,
         kubeconfigs: Path,
         cluster: str,
@@ -50,8 +57,9 @@ class LiqoctlPeering:
         timeout: timedelta = LIMIT,
         arguments: Sequence[str] = GATEWAY,
         environment: Mapping[str, str] | None = None,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`cluster` is the agent's own; `arguments` go to `liqoctl peer`."""
+        """`cluster` is the agent's own; `arguments` go to `liqoctl peer`; `now` gives seconds."""
         self._kubeconfigs = kubeconfigs
         self._cluster = cluster
         self._liqoctl_program = liqoctl
@@ -59,7 +67,10 @@ class LiqoctlPeering:
         self._timeout = timeout
         self._arguments = tuple(arguments)
         self._environment = environment
-        self._turns: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._now = now
+        self._turns = Turns(timeout, now)
+        self._failures: dict[str, _Failure] = {}
+        """What became of the last try to join, where that was nothing."""
         self._joined: set[str] = set()
         """Providers with which nothing has to be done again, as far as is known."""
         self._users: dict[str, set[str]] = defaultdict(set)
@@ -68,27 +79,20 @@ class LiqoctlPeering:
 
     async def connect(self, peer: Peer) -> None:
         _check(peer)
-        async with self._turns[peer.cluster]:
+        async with self._turns.turn(peer.cluster) as turn:
             self._users[peer.cluster].add(peer.reservation)
-            if peer.cluster in self._joined:
-                return
-            await self._liqoctl(
-                "peer",
-                *self._both(peer.cluster),
-                "--create-resource-slice=false",
-                *self._arguments,
-                *self._patience(),
-            )
-            self._joined.add(peer.cluster)
+            if peer.cluster not in self._joined:
+                await self._join(peer.cluster, turn)
+                self._joined.add(peer.cluster)
 
     async def size(self, peer: Peer) -> None:
         _check(peer)
         wanted = (peer.cluster, peer.resources)
-        async with self._turns[peer.cluster]:
+        async with self._turns.turn(peer.cluster) as turn:
             if self._sized.get(peer.reservation) == wanted:
                 return
             try:
-                await self._liqoctl("create", "resourceslice", *self._slice(peer))
+                await self._liqoctl(turn, "create", "resourceslice", *self._slice(peer))
             except KubelendError:
                 self._forget(peer)
                 raise
@@ -97,32 +101,49 @@ class LiqoctlPeering:
     async def ready(self, peer: Peer) -> Readiness:
         _check(peer)
         named = (f"{slices.SLICES}/{peer.reservation}", f"{slices.NODES}/{peer.reservation}")
-        found = slices.read(await self._look(*named, *_namespace(peer)))
+        alone = Turn(peer.cluster, self._timeout, self._now)
+        found = slices.read(await self._look(alone, *named, *_namespace(peer)))
         if peer.reservation not in slices.present(one for one in found if one.kind != "Node"):
             self._forget(peer)
         return slices.readiness(found, peer)
 
     async def disconnect(self, peer: Peer) -> None:
         _check(peer)
-        async with self._turns[peer.cluster]:
+        async with self._turns.turn(peer.cluster, is_urgent=True) as turn:
             self._users[peer.cluster].discard(peer.reservation)
             self._sized.pop(peer.reservation, None)
-            others = await self._drop_slice(peer)
+            others = await self._drop_slice(peer, turn)
             if others or self._users[peer.cluster]:
                 return
             self._joined.discard(peer.cluster)
-            if await self._is_joined(peer.cluster):
-                await self._liqoctl("unpeer", *self._both(peer.cluster), *self._patience())
+            if await self._is_joined(peer.cluster, turn):
+                both, patience = self._both(peer.cluster), self._patience(turn)
+                await self._liqoctl(turn, "unpeer", *both, *patience)
 
     # -- commands
 
-    async def _drop_slice(self, peer: Peer) -> set[str]:
+    async def _join(self, cluster: str, turn: Turn) -> None:
+        failure, began = self._failures.get(cluster), self._now()
+        if failure is not None and began < failure.until:
+            raise Unavailable(failure.error.message, hint=failure.error.hint)
+        flags = ("--create-resource-slice=false", *self._arguments, *self._patience(turn))
+        try:
+            await self._liqoctl(turn, "peer", *self._both(cluster), *flags)
+        except Unavailable as error:
+            ended = self._now()
+            believed = min(ended - began, BELIEVED_FOR.total_seconds())
+            self._failures[cluster] = _Failure(error, ended + believed)
+            raise
+        self._failures.pop(cluster, None)
+
+    async def _drop_slice(self, peer: Peer, turn: Turn) -> set[str]:
         """Have the reservation's slice gone; returns the names of the provider's others."""
-        found = slices.read(await self._look(slices.SLICES, *_namespace(peer)))
+        found = slices.read(await self._look(turn, slices.SLICES, *_namespace(peer)))
         names = slices.present(found)
         if peer.reservation in names:
             # Its end waits for the provider to agree, which is Liqo's to see to.
             await self._kubectl(
+                turn,
                 "delete",
                 f"{slices.SLICES}/{peer.reservation}",
                 *_namespace(peer),
@@ -131,29 +152,29 @@ class LiqoctlPeering:
             )
         return names - {peer.reservation}
 
-    async def _is_joined(self, cluster: str) -> bool:
+    async def _is_joined(self, cluster: str, turn: Turn) -> bool:
         """Asked first, because `unpeer` fails where there is no peering."""
-        found = slices.read(await self._look(f"{slices.CLUSTERS}/{cluster}"))
+        found = slices.read(await self._look(turn, f"{slices.CLUSTERS}/{cluster}"))
         return cluster in slices.present(found)
 
-    async def _look(self, *arguments: str) -> bytes:
-        return await self._kubectl("get", *arguments, "--ignore-not-found", "--output=json")
+    async def _look(self, turn: Turn, *arguments: str) -> bytes:
+        return await self._kubectl(turn, "get", *arguments, "--ignore-not-found", "--output=json")
 
-    async def _kubectl(self, *arguments: str) -> bytes:
+    async def _kubectl(self, turn: Turn, *arguments: str) -> bytes:
         return await commands.run(
             self._kubectl_program,
             *arguments,
             *self._own(),
-            within=min(self._timeout, LOOK_LIMIT),
+            within=turn.left(LOOK_LIMIT),
             environment=self._environment,
         )
 
-    async def _liqoctl(self, *arguments: str) -> None:
+    async def _liqoctl(self, turn: Turn, *arguments: str) -> None:
         await commands.run(
             self._liqoctl_program,
             *arguments,
             "--skip-confirm",
-            within=self._timeout,
+            within=turn.left(self._timeout),
             environment=self._environment,
         )
 
@@ -172,9 +193,9 @@ class LiqoctlPeering:
         own = self._kubeconfigs / f"{self._cluster}.kubeconfig"
         return ("--kubeconfig", str(own)) if own.is_file() else ()
 
-    def _patience(self) -> tuple[str, str]:
+    def _patience(self, turn: Turn) -> tuple[str, str]:
         """A little less than ours, so that it says by itself what it waited for."""
-        seconds = self._timeout.total_seconds() * 0.9
+        seconds = turn.left(self._timeout).total_seconds() * 0.9
         return "--timeout", f"{max(1, round(seconds))}s"
 
     def _slice(self, peer: Peer) -> list[str]:
@@ -188,6 +209,17 @@ class LiqoctlPeering:
         """Somebody else may have undone what was made here: do it again when asked."""
         self._joined.discard(peer.cluster)
         self._sized.pop(peer.reservation, None)
+
+
+class _Failure(NamedTuple):
+    """Why a provider could not be joined: believed for as long as it took to find out, within bounds.
+
+    Of many reservations with a provider that hangs, one finds out, and the others have it from here. What
+    fails quickly may be tried again quickly.
+    """
+
+    error: Unavailable
+    until: float
 
 
 def _namespace(peer: Peer) -> tuple[str, str]:

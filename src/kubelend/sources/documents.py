@@ -6,7 +6,6 @@ person gets wrong ends in `InvalidInput` that names the field; nothing in a text
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Any, Final, TypeVar
 
@@ -15,6 +14,7 @@ import yaml
 
 from kubelend.core.errors import InvalidInput
 from kubelend.sources import revisions
+from kubelend.wire import complaints
 from kubelend.wire.objects import GROUP, VERSION, Kind, Object
 
 LARGEST: Final = 2**20
@@ -47,7 +47,7 @@ def record(found: Any, kind: type[Record]) -> Record:
     try:
         return msgspec.convert(found, kind)
     except msgspec.ValidationError as error:
-        raise InvalidInput(_readable(str(error))) from error
+        raise InvalidInput(complaints.readable(error)) from error
 
 
 def written(found: Any, kind: type[Record]) -> Record:
@@ -112,33 +112,6 @@ def _where(error: yaml.MarkedYAMLError) -> str:
     mark = error.problem_mark
     place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
     return f"{place}{error.problem}"
-
-
-_PLACE: Final = re.compile(r"(?P<problem>.*) - at `(?P<in_key>key` in `)?\$\.?(?P<path>.*)`", re.S)
-_FIELD: Final = re.compile(r"Object (contains unknown|missing required) field `(?P<name>.*)`")
-
-_STARTS_WITH_A_FIELD: Final = re.compile(r"[^\s:]+: ")
-
-
-def _readable(message: str) -> str:
-    """`Object missing required field `cpu` - at `$.spec`` is `spec.cpu: is missing`."""
-    match = _PLACE.fullmatch(message)
-    problem, path = (match["problem"], match["path"]) if match else (message, "")
-    if field := _FIELD.fullmatch(problem):
-        path = f"{path}.{field['name']}" if path else field["name"]
-        problem = "is missing" if "missing" in problem else "is no field that is known"
-    else:
-        problem = _in_words(problem)
-    if not path:
-        return problem
-    return f"{path}.{problem}" if _STARTS_WITH_A_FIELD.match(problem) else f"{path}: {problem}"
-
-
-def _in_words(problem: str) -> str:
-    match = re.fullmatch(r"Expected `str`, got `(int|float|bool)`", problem)
-    if match:
-        return "is to be a text: put it in quotes"
-    return problem.replace("`", "").replace("Expected", "expected")
 
 
 def _expect(raw: dict[Any, Any], field: str, wanted: str) -> None:

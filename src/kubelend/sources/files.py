@@ -24,6 +24,16 @@ from kubelend.wire.objects import Kind, Object
 
 POLL: Final = timedelta(milliseconds=200)
 
+PATIENCE: Final = 0.5
+"""Seconds that a change waits for a file that somebody is at; then it is the caller's to try again."""
+
+FIRST_PATIENCE: Final = 2.0
+"""Seconds that the first look at a kind waits: who asks what there is must not hear of less."""
+
+CLOSES_WITHIN: Final = 2.0
+MOST_TOLD: Final = 3
+"""Troubles that are named, of all that there are."""
+
 log = structlog.get_logger("kubelend.objects")
 
 Answer = TypeVar("Answer")
@@ -44,19 +54,27 @@ class FileObjects:
         self._folder = Folder(directory, clock(), settle)
         self._poll = poll.total_seconds()
         self._soon = min(self._poll, settle.total_seconds())
+        self._nap = min(max(settle.total_seconds() / 4, 0.001), 0.02)
         self._shelf = Shelf()
         self._worker = ThreadPoolExecutor(1, "objects")
+        self._is_closed = False
+        self._looked_at: set[type[Object]] = set()
         self._due: dict[type[Object], float] = {}
         self._troubles: dict[type[Object], str] = {}
 
     @property
     def problem(self) -> str:
-        """Why not all of the files can be used, each with its reason; empty if they can."""
+        """Why not all of the files can be used, each with its reason; empty if they can.
+
+        As of the last look, so it costs nothing to ask often.
+        """
         files = [f"{file}: {why}" for file, why in sorted(self._folder.problems.items())]
-        return "; ".join([*sorted(set(self._troubles.values())), *files])
+        told = [*sorted(set(self._troubles.values())), *files]
+        more = [f"and {len(told) - MOST_TOLD} more"] if len(told) > MOST_TOLD else []
+        return "; ".join([*told[:MOST_TOLD], *more])
 
     async def list(self, kind: type[Kind]) -> list[Kind]:
-        await self._do(lambda: self._folder.scan(kind))
+        await self._scan(kind)
         return self._shelf.list(kind)
 
     async def find(self, kind: type[Kind], key: str) -> Kind | None:
@@ -64,13 +82,13 @@ class FileObjects:
         return self._shelf.find(kind, key)
 
     async def apply(self, wanted: Kind) -> Kind:
-        return await self._do(lambda: self._folder.apply(wanted))
+        return await self._change(lambda: self._folder.apply(wanted))
 
     async def set_status(self, wanted: Kind) -> Kind | None:
-        return await self._do(lambda: self._folder.set_status(wanted))
+        return await self._change(lambda: self._folder.set_status(wanted))
 
     async def delete(self, kind: type[Kind], key: str) -> None:
-        await self._do(lambda: self._folder.delete(kind, key))
+        await self._change(lambda: self._folder.delete(kind, key))
 
     async def watch(self, kind: type[Kind]) -> AsyncGenerator[Kind | Deleted | Listed, None]:
         await self._look(kind)
@@ -85,15 +103,44 @@ class FileObjects:
                 await self._wait(kind, news)
 
     async def close(self) -> None:
-        """Finish what has begun, and let the thread go."""
-        await asyncio.to_thread(self._worker.shutdown)
+        """Finish what has begun, and let the thread go. A disk that hangs is not waited for."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        last = asyncio.wrap_future(self._worker.submit(lambda: None))
+        self._worker.shutdown(wait=False)
+        await asyncio.wait([last], timeout=CLOSES_WITHIN)
+
+    async def _change(self, job: Callable[[], Answer]) -> Answer:
+        """Once more, if somebody is at the file. Meanwhile all other objects have their turns."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + PATIENCE
+        while True:
+            try:
+                return await self._do(job)
+            except folders.Restless:
+                if loop.time() >= deadline:
+                    raise
+                await asyncio.sleep(self._nap)
+
+    async def _scan(self, kind: type[Object]) -> bool:
+        """Look at the disk; True if something there does not rest yet."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + FIRST_PATIENCE
+        while await self._do(lambda: self._folder.scan(kind)):
+            if kind in self._looked_at or loop.time() >= deadline:
+                self._looked_at.add(kind)
+                return True
+            await asyncio.sleep(self._nap)
+        self._looked_at.add(kind)
+        return False
 
     async def _look(self, kind: type[Object]) -> None:
         """At the disk, and sooner again if something there does not rest yet."""
         loop = asyncio.get_running_loop()
         self._due[kind] = loop.time() + self._poll
         try:
-            is_restless = await self._do(lambda: self._folder.scan(kind))
+            is_restless = await self._scan(kind)
         except Unavailable as trouble:
             self._report(kind, str(trouble))
             return
@@ -115,6 +162,8 @@ class FileObjects:
 
     async def _do(self, job: Callable[[], Answer]) -> Answer:
         """Have the thread do it. Once begun it is done, and told to the watches, whoever is cancelled."""
+        if self._is_closed:
+            raise Unavailable("the objects are closed")
         now, loop = self._clock(), asyncio.get_running_loop()
         future = loop.run_in_executor(self._worker, self._work, job, now)
         future.add_done_callback(self._tell)

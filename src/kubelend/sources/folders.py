@@ -4,12 +4,14 @@
 do to the files is taken for what it means: a new file is a new object, an edited one a changed object, and a
 removed one a deleted object. A file that was written a moment ago is left alone until it rests, for its
 writer may not be done; so is a file that was there a moment ago and is not, for editors save like that.
+Nothing here waits for that: it would keep all other objects waiting, and other processes too.
 """
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Final, cast
@@ -24,8 +26,6 @@ from kubelend.sources.disks import Signature
 from kubelend.wire.objects import KINDS, Kind, Object
 
 SETTLE: Final = timedelta(milliseconds=50)
-PATIENCE: Final = 2.0
-"""Seconds that a change waits for a file to rest."""
 
 GONE: Final = ".gone"
 GONE_FOR: Final = 60.0
@@ -35,6 +35,10 @@ _SUFFIX: Final = ".yaml"
 _LONGEST: Final = 255 - len("..new")
 
 log = structlog.get_logger("kubelend.objects")
+
+
+class Restless(Unavailable):
+    """Somebody is at the file: it is read, and may be written, when it rests."""
 
 
 class _Entry(msgspec.Struct):
@@ -55,18 +59,19 @@ class Folder:
         """Set it before each call: the clock belongs to another thread."""
         self._directory = directory
         self._settle = settle.total_seconds()
-        self._nap = min(self._settle / 4, 0.02)
         self._entries: defaultdict[type[Object], dict[str, _Entry]] = defaultdict(dict)
         self._restless: defaultdict[type[Object], set[str]] = defaultdict(set)
-        self._scanned: set[type[Object]] = set()
-        self._problems: dict[str, str] = {}
+        self._problems: Mapping[str, str] = {}
         self._changes: list[Object | Deleted] = []
         self._prepare()
 
     @property
-    def problems(self) -> dict[str, str]:
-        """What is wrong with files that are ignored, by their path in the directory."""
-        return dict(self._problems)
+    def problems(self) -> Mapping[str, str]:
+        """What is wrong with files that are ignored, by their path in the directory.
+
+        Any thread may ask: what it gets is never changed, but replaced.
+        """
+        return self._problems
 
     def take_changes(self) -> list[Object | Deleted]:
         """All that became of objects since the last call, in its order."""
@@ -76,17 +81,16 @@ class Folder:
     # -- looking
 
     def scan(self, kind: type[Object]) -> bool:
-        """Take in what has changed on the disk; True if something there does not rest yet.
-
-        The first time it waits for that: who asks what there is must not hear of less.
-        """
-        self._scan(kind)
-        if kind not in self._scanned:
-            deadline = time.monotonic() + PATIENCE
-            while self._restless[kind] and time.monotonic() < deadline:
-                time.sleep(self._nap)
-                self._scan(kind)
-            self._scanned.add(kind)
+        """Take in what has changed on the disk; True if something there does not rest yet."""
+        seen = disks.signatures(self._directory / kind.plural, (_SUFFIX, ".yml"))
+        entries = self._entries[kind]
+        changed = {
+            name for name in seen if name not in entries or entries[name].signature != seen[name]
+        } | (entries.keys() - seen.keys())
+        if changed:
+            with disks.locked(self._directory):
+                for name in sorted(changed):
+                    self._look(kind, name)
         return bool(self._restless[kind])
 
     def glance(self, kind: type[Object], key: str) -> None:
@@ -131,26 +135,11 @@ class Folder:
 
     # -- what others did to a file
 
-    def _scan(self, kind: type[Object]) -> None:
-        seen = disks.signatures(self._directory / kind.plural, (_SUFFIX, ".yml"))
-        entries = self._entries[kind]
-        changed = {
-            name for name in seen if name not in entries or entries[name].signature != seen[name]
-        } | (entries.keys() - seen.keys())
-        if changed:
-            with disks.locked(self._directory):
-                for name in sorted(changed):
-                    self._look(kind, name)
-
     def _current(self, kind: type[Kind], name: str) -> Kind | None:
         """The object as its file says it now: nobody's edit is to be overwritten unread."""
-        deadline = time.monotonic() + PATIENCE
         self._look(kind, name)
-        while name in self._restless[kind]:
-            if time.monotonic() > deadline:
-                raise Unavailable(f"{self._path(kind, name)} is being written")
-            time.sleep(self._nap)
-            self._look(kind, name)
+        if name in self._restless[kind]:
+            raise Restless(f"{self._path(kind, name)} is being written")
         if problem := self._problems.get(f"{kind.plural}/{name}"):
             raise Unavailable(f"{self._path(kind, name)} {problem}", hint="correct or remove it")
         entry = self._entries[kind].get(name)
@@ -231,10 +220,10 @@ class Folder:
 
     def _report(self, kind: type[Object], name: str, problem: str) -> None:
         path = f"{kind.plural}/{name}"
-        if not problem:
-            self._problems.pop(path, None)
-        elif self._problems.get(path) != problem:
-            self._problems[path] = problem
+        if not problem and path in self._problems:
+            self._problems = {one: why for one, why in self._problems.items() if one != path}
+        elif problem and self._problems.get(path) != problem:
+            self._problems = {**self._problems, path: problem}
             log.warning("file ignored", file=str(self._path(kind, name)), problem=problem)
 
     # -- writing

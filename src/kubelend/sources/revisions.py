@@ -47,6 +47,7 @@ def set_status(kept: Kind | None, wanted: Kind) -> Kind | None:
     """As it is to be kept; None if it is gone, or is another. The very `kept` if that is equal."""
     if kept is None or wanted.metadata.uid not in ("", kept.metadata.uid):
         return None
+    _same_object(kept, wanted)
     return _revised(kept, replace(kept, status=_parts(wanted).status))
 
 

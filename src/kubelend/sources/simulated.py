@@ -16,13 +16,8 @@ from typing import Final
 import msgspec
 
 from kubelend.agent.ports import Change
-from kubelend.sources import descriptions
 from kubelend.sources.descriptions import Description
 from kubelend.sources.worlds import World
-
-load = descriptions.load
-parse = descriptions.parse
-steady = descriptions.steady
 
 BATCH: Final = 500
 """Steps that are caught up with before others have a turn."""

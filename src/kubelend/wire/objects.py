@@ -201,7 +201,7 @@ class ReservationInstructionStatus(Part, frozen=True):
     delivered: bool = False
     last_update_time: Timestamp | None = None
     phase: str = ""
-    """Connecting, Ready, Failed, or Finished once the reservation is over."""
+    """Connecting, Ready, or Finished once the reservation is over."""
     message: str = ""
     finished_at: Timestamp | None = None
     peered_cluster_ids: tuple[str, ...] = ()

@@ -63,7 +63,10 @@ def from_answer(status: int, body: bytes) -> errors.KubelendError:
         problem = msgspec.json.decode(body, type=bodies.Problem)
     except msgspec.MsgspecError:
         text = body[:200].decode("utf-8", "replace").strip()
-        return errors.UnexpectedAnswer(f"the broker answered {status}: {text or 'nothing'}")
+        # What fails behind a proxy is told by its own page, and passes as the broker's own absence does.
+        is_passing = status >= HTTPStatus.INTERNAL_SERVER_ERROR
+        unclear = errors.Unavailable if is_passing else errors.UnexpectedAnswer
+        return unclear(f"the broker answered {status}: {text or 'nothing'}")
     kind = _BY_CODE.get(problem.code, errors.KubelendError)
     return kind(problem.detail, hint=problem.hint)
 

@@ -76,15 +76,14 @@ async def test_what_fails_is_tried_again_with_growing_pauses_and_told_each_time(
 
 
 @in_virtual_time
-async def test_workers_of_what_is_over_do_for_the_next():
+async def test_a_hurry_does_not_wait_for_the_next_try():
     async with working() as work:
-        for number in range(50):
-            work.crew.add(f"quick {number}")
-            await settled()
-            work.crew.discharge(f"quick {number}")
-        workers = [task for task in asyncio.all_tasks() if "work" in str(task.get_coro())]
-        assert len(workers) == 1
-        assert work.looked.total() == 50
+        work.crew.add("bad")
+        await asyncio.sleep(600)
+        before = work.looked["bad"]
+        work.crew.hurry()
+        await settled()
+        assert work.looked["bad"] == before + 1
 
 
 @in_virtual_time

@@ -7,7 +7,14 @@ import make
 from kubelend.agent import editing
 from kubelend.core.errors import Conflict
 from kubelend.sources.memory import MemoryObjects
-from kubelend.wire.objects import Metadata, ResourceRequest, ResourceRequestSpec
+from kubelend.wire.objects import (
+    Metadata,
+    ResourceRequest,
+    ResourceRequestSpec,
+    ResourceRequestStatus,
+)
+
+LATER = make.T0 + make.MINUTE
 
 
 def wish(cpu="1"):
@@ -30,6 +37,18 @@ class Crowded(MemoryObjects):
             self.times -= 1
             await super().apply(wish(cpu=f"{10 + self.times}"))
         return await super().apply(wanted)
+
+    async def set_status(self, wanted):
+        if self.times and wanted.metadata.resource_version:
+            self.times -= 1
+            found = await self.find(type(wanted), wanted.key)
+            said = replace(found.status, message=f"{found.status.message}+")
+            await super().set_status(replace(found, status=said))
+        return await super().set_status(wanted)
+
+
+def pending(found):
+    return replace(found.status, phase="Pending")
 
 
 async def test_edit_keeps_what_others_did_meanwhile():
@@ -62,8 +81,9 @@ async def test_put_makes_what_is_not_there():
     [
         lambda objects, made: editing.edit(objects, made, marked),
         lambda objects, made: editing.put(objects, wish("2")),
+        lambda objects, made: editing.state(objects, made, pending, lambda: LATER),
     ],
-    ids=["edit", "put"],
+    ids=["edit", "put", "state"],
 )
 async def test_somebody_who_is_always_faster_is_a_conflict(act):
     objects = Crowded(editing.TRIES)
@@ -72,11 +92,47 @@ async def test_somebody_who_is_always_faster_is_a_conflict(act):
         await act(objects, made)
 
 
+async def test_a_status_is_made_of_what_others_have_written_meanwhile():
+    objects = Crowded(2)
+    made = await objects.apply(wish())
+    stated = await editing.state(objects, made, pending, lambda: LATER)
+    assert stated.status == ResourceRequestStatus("Pending", message="++", last_update_time=LATER)
+    assert await objects.find(ResourceRequest, made.key) == stated
+
+
+async def test_a_status_is_written_though_somebody_changed_the_spec():
+    objects = MemoryObjects(lambda: make.T0)
+    made = await objects.apply(wish())
+    await objects.apply(wish(cpu="2"))
+    stated = await editing.state(objects, made, pending, lambda: LATER)
+    assert (stated.spec.requested_cpu, stated.status.phase) == ("2", "Pending")
+
+
+async def test_a_status_that_says_nothing_new_is_not_written():
+    objects = MemoryObjects(lambda: make.T0)
+    made = await objects.apply(wish())
+    stated = await editing.state(objects, made, pending, lambda: make.T0)
+    assert await editing.state(objects, made, pending, lambda: LATER) == stated
+
+
+async def test_finalizers_come_once_and_go_beside_those_of_others():
+    objects = MemoryObjects(lambda: make.T0)
+    made = await objects.apply(marked(wish()))
+    for _ in range(2):
+        changed = await editing.add_finalizer(objects, made, "ours")
+        assert changed.metadata.finalizers == ("example.org/one", "ours")
+    for _ in range(2):
+        changed = await editing.remove_finalizer(objects, made, "ours")
+        assert changed.metadata.finalizers == ("example.org/one",)
+
+
 async def test_gone_or_other_object_is_not_edited():
     objects = MemoryObjects(lambda: make.T0)
     made = await objects.apply(wish())
     await objects.delete(ResourceRequest, made.key)
     assert await editing.edit(objects, made, marked) is None
+    assert await editing.state(objects, made, pending, lambda: LATER) is None
     again = await objects.apply(wish())
     assert await editing.edit(objects, made, marked) is None
+    assert await editing.state(objects, made, pending, lambda: LATER) is None
     assert await objects.list(ResourceRequest) == [again]

@@ -8,13 +8,21 @@ from msgspec.structs import replace
 
 import make
 import requesters
+from kubelend.agent.instructing import Instructor, Outside
+from kubelend.agent.leases import Leases
+from kubelend.agent.ports import Listed
 from kubelend.agent.reservations import Reservations
 from kubelend.core import errors
 from kubelend.core.models import ReservationId
 from kubelend.sources.memory import MemoryObjects
-from kubelend.wire.objects import ReservationInstruction, ResourceRequest
+from kubelend.wire.objects import (
+    Metadata,
+    ReservationInstruction,
+    ReservationInstructionSpec,
+    ResourceRequest,
+)
 from requesters import GONE, passed, running
-from virtual_time import in_virtual_time, now, settled
+from virtual_time import in_virtual_time, now, settled, stopped
 
 A_WHILE = timedelta(minutes=30)
 
@@ -335,3 +343,56 @@ async def test_nothing_is_written_when_nothing_changes():
         kept = await rig.objects.apply(labelled)
         await settled()
         assert await rig.instruction("default/rsv-1") == kept
+
+
+@in_virtual_time
+async def test_a_list_that_comes_while_one_is_looked_after_is_no_mistake():
+    class Relisted(MemoryObjects):
+        """Tells of all that there is, which is nothing, in the middle of every look."""
+
+        async def find(self, kind, key):
+            if kind is ReservationInstruction:
+                instructor.take(Listed([]))
+            return await super().find(kind, key)
+
+    outside = Outside(Relisted(now), requesters.LendingBroker(), Reservations(), now)
+    instructor = Instructor(
+        outside,
+        Leases(now, lambda: 0.0),
+        lambda reservation: "default",
+        cluster_id="me",
+        finished_for=A_WHILE,
+        chance=lambda: 0.0,
+    )
+    outside.communicator.refused["find"] = errors.NotFound("none")
+    task = asyncio.create_task(instructor.looks.run())
+    gone = ReservationInstruction(
+        Metadata("rsv-1"),
+        ReservationInstructionSpec("1", "1Gi", reservation_name="rsv-1", target_cluster_id="p1"),
+    )
+    instructor.take(gone)
+    await settled()
+    assert not task.done()
+    await stopped(task)
+
+
+@in_virtual_time
+async def test_the_end_keeps_what_the_peering_writes_in_the_same_moment():
+    class Crowded(MemoryObjects):
+        """The peering writes right before the first that tells of the end."""
+
+        async def set_status(self, wanted):
+            if wanted.status.phase == "Finished" and not peered:
+                peered.append("p1")
+                found = await self.find(type(wanted), wanted.key)
+                joined = replace(found.status, peered_cluster_ids=("p1",))
+                await super().set_status(replace(found, status=joined))
+            return await super().set_status(wanted)
+
+    peered: list[str] = []
+    async with running(objects=Crowded(now)) as rig:
+        await rig.wish()
+        rig.broker.desk.release(ReservationId("rsv-1"))
+        await rig.hear("rsv-1")
+        status = (await rig.instruction("default/rsv-1")).status
+        assert (status.phase, status.peered_cluster_ids) == ("Finished", ("p1",))

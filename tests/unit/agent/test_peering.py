@@ -129,6 +129,40 @@ async def test_an_activation_that_fails_leaves_it_ready_and_is_tried_again():
 
 
 @in_virtual_time
+async def test_an_activation_is_tried_again_as_soon_as_the_broker_is_heard():
+    async with running() as rig:
+        rig.broker.trouble = lambda: BrokerUnreachable("nobody answers")
+        await rig.instruct("rsv-1", "one")
+        await passed(600)
+        rig.broker.trouble = None
+        tries = len(rig.broker.activated)
+        rig.reservations.contact()
+        await settled()
+        assert len(rig.broker.activated) == tries + 1
+        assert rig.reservations.find("rsv-1").status.phase == "Active"
+
+
+@pytest.mark.parametrize("end", ["deleted", "finished", "taken away"])
+def test_what_was_not_activated_is_no_trouble_once_it_is_over(end):
+    @in_virtual_time
+    async def test():
+        async with running() as rig:
+            rig.broker.trouble = lambda: BrokerUnreachable("nobody answers")
+            key = await rig.instruct("rsv-1", "one")
+            assert rig.problem == "default/rsv-1 is ready but not activated: nobody answers"
+            match end:
+                case "deleted":
+                    await rig.delete(key)
+                case "finished":
+                    await rig.finish(key)
+                case _:
+                    await rig.take_away(key)
+            assert rig.problem == ""
+
+    test()
+
+
+@in_virtual_time
 async def test_what_the_broker_has_not_spoken_of_is_activated_when_it_does():
     async with running() as rig:
         rig.tell("rsv-1", "one", "Reserved")
@@ -222,102 +256,6 @@ async def test_the_brokers_word_counts_before_the_object_is_written():
         status = await rig.status(key)
         assert (status.phase, status.message) == ("Connecting", "it has no provider now")
         assert rig.peering.joined == set()
-
-
-# -- parting
-
-
-@pytest.mark.parametrize("end", ["finished", "deleted", "released", "taken away"])
-def test_one_that_is_over_is_parted(end):
-    @in_virtual_time
-    async def test():
-        async with running() as rig:
-            key = await rig.instruct("rsv-1", "one")
-            other = await rig.instruct("rsv-2", "one")
-            match end:
-                case "finished":
-                    await rig.finish(key)
-                    assert (await rig.status(key)).phase == "Finished"
-                case "deleted":
-                    await rig.delete(key)
-                    assert await rig.is_gone(key)
-                case "released":
-                    rig.tell("rsv-1", "one", "Released")
-                case _:
-                    found = await rig.found(key)
-                    await rig.objects.apply(
-                        replace(found, metadata=replace(found.metadata, finalizers=()))
-                    )
-                    await rig.delete(key)
-            await settled()
-            assert rig.peering.joined == {("rsv-2", "one")}
-            assert (await rig.status(other)).phase == "Ready"
-            if not await rig.is_gone(key):
-                found = await rig.found(key)
-                assert (found.metadata.finalizers, found.status.peered_cluster_ids) == ((), ())
-            await passed(600)
-            assert rig.peering.count("disconnect") == 1
-
-    test()
-
-
-@in_virtual_time
-async def test_an_object_stays_until_it_is_parted_and_says_why():
-    async with running() as rig:
-        key = await rig.instruct("rsv-1", "one")
-        rig.peering.fails["disconnect"] = DOWN
-        await rig.delete(key)
-        assert (await rig.status(key)).message == str(DOWN)
-        assert rig.problem == f"default/rsv-1 parting from one: {DOWN}"
-        rig.peering.fails.clear()
-        await passed(60)
-        assert await rig.is_gone(key)
-        assert rig.problem == ""
-
-
-@in_virtual_time
-async def test_what_was_joined_is_known_though_somebody_wrote_over_the_status():
-    async with running() as rig:
-        key = await rig.instruct("rsv-1", "one")
-        found = await rig.found(key)
-        await rig.objects.set_status(
-            replace(found, status=replace(found.status, peered_cluster_ids=()))
-        )
-        await rig.finish(key)
-        assert rig.peering.joined == set()
-
-
-@in_virtual_time
-async def test_finalizers_of_others_stay():
-    async with running() as rig:
-        rig.peering.seconds["connect"] = 10
-        key = await rig.instruct("rsv-1", "one")
-        found = await rig.found(key)
-        both = (*found.metadata.finalizers, "example.org/other")
-        await rig.objects.apply(replace(found, metadata=replace(found.metadata, finalizers=both)))
-        await passed(20)
-        await rig.delete(key)
-        assert (await rig.found(key)).metadata.finalizers == ("example.org/other",)
-
-
-@in_virtual_time
-async def test_what_was_over_before_it_was_joined_is_left_alone():
-    async with running() as rig:
-        key = await rig.instruct("rsv-1", "", phase="Released")
-        assert (rig.peering.calls, (await rig.found(key)).metadata.finalizers) == ([], ())
-
-
-@in_virtual_time
-async def test_the_end_that_the_requester_told_stays_as_it_is():
-    async with running() as rig:
-        rig.peering.seconds["connect"] = 10
-        key = await rig.instruct("rsv-1", "one")
-        await rig.finish(key)
-        told = await rig.status(key)
-        await passed(60)
-        status = await rig.status(key)
-        assert (status.phase, status.message) == ("Finished", told.message)
-        assert (rig.peering.joined, rig.broker.activated) == (set(), [])
 
 
 # -- after a restart

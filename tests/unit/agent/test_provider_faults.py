@@ -10,7 +10,7 @@ import make
 from kubelend.core.errors import BrokerUnreachable, Unavailable, WrongPhase
 from kubelend.core.lifecycle import Phase
 from lenders import EIGHT, FINISHED_FOR, House
-from virtual_time import in_virtual_time
+from virtual_time import in_virtual_time, settled
 
 THREE = make.resources("cpu=3,memory=1Gi")
 GONE = BrokerUnreachable("gone")
@@ -107,7 +107,7 @@ async def test_an_object_that_somebody_has_spoilt_waits_for_the_brokers_word():
 
 
 @in_virtual_time
-async def test_enforcement_that_is_turned_off_gives_the_capacity_back():
+async def test_enforcement_that_is_turned_off_leaves_what_was_promised_promised():
     house = House()
     async with house.lending():
         found = await house.lend()
@@ -116,12 +116,48 @@ async def test_enforcement_that_is_turned_off_gives_the_capacity_back():
     async with house.lending():
         await house.tell(found)
         instruction = await house.instruction(found)
-        assert house.holds() == {}
+        assert house.holds() == {found: THREE}
         assert instruction is not None
         assert (instruction.status.phase, instruction.status.enforced) == ("Held", False)
 
 
+@in_virtual_time
+async def test_without_enforcement_holds_are_there_after_a_restart_as_well():
+    house = House(enforce=False)
+    async with house.lending():
+        found = await house.lend()
+    house.start_anew()
+    await house.provider.restore()
+    assert house.holds() == {found: THREE}
+
+
 # -- faults
+
+
+@in_virtual_time
+async def test_a_status_is_set_though_somebody_changes_the_object_in_that_moment():
+    house = House()
+    house.objects.meddling = True
+    async with house.lending():
+        with capture_logs() as lines:
+            found = await house.lend()
+        instruction = await house.instruction(found)
+        assert instruction is not None
+        assert (instruction.status.phase, instruction.metadata.labels) == ("Held", {"team": "a"})
+        assert [line["event"] for line in lines] == ["holding"]
+
+
+@in_virtual_time
+async def test_what_waits_for_another_try_is_tried_as_soon_as_the_broker_is_heard_again():
+    house = House()
+    house.broker.trouble = GONE
+    async with house.lending():
+        found = await house.lend()
+        await sleep(300)
+        house.broker.trouble = None
+        house.reservations.contact()
+        await settled()
+        assert house.is_acknowledged(found)
 
 
 @in_virtual_time

@@ -7,6 +7,8 @@ import pytest
 import make
 from kubelend.core.errors import BrokerUnreachable
 from kubelend.core.lifecycle import Reason
+from kubelend.core.pods import Guest, Pod
+from kubelend.core.resources import Resources
 from kubelend.wire.objects import ProviderInstructionSpec
 from lenders import FINISHED_FOR, House
 from make import HOUR
@@ -173,7 +175,7 @@ async def test_what_cannot_be_refused_any_more_is_held_whatever_is_free(word):
 
 
 @in_virtual_time
-async def test_without_enforcement_it_is_noted_and_nothing_is_set_aside():
+async def test_without_enforcement_it_is_held_whatever_is_free():
     house = House(nodes="", enforce=False)
     async with house.lending():
         found = await house.lend("cpu=50,memory=1Gi")
@@ -182,7 +184,20 @@ async def test_without_enforcement_it_is_noted_and_nothing_is_set_aside():
         assert (instruction.status.phase, instruction.status.enforced) == ("Held", False)
         assert "enforcement is off" in instruction.status.message
         assert house.is_acknowledged(found)
-        assert house.holds() == {}
+        assert house.holds() == {found: make.resources("cpu=50,memory=1Gi")}
+
+
+@pytest.mark.parametrize("enforce", [True, False])
+@in_virtual_time
+async def test_pods_of_a_reservation_count_once_with_and_without_enforcement(enforce):
+    house = House(enforce=enforce)
+    async with house.lending():
+        found = await house.lend()
+        pod = Pod("p", "n", make.resources("cpu=2,memory=1Gi"), guest=Guest("r", found))
+        house.inventory.put_pod(pod)
+        # The broker, which is told this, subtracts what it has reserved by itself.
+        assert house.inventory.totals().allocated == Resources()
+        assert house.inventory.free() == make.resources("cpu=5,memory=7Gi")
 
 
 @in_virtual_time

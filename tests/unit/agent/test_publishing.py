@@ -1,5 +1,7 @@
 """The broker hears what is true now: on the clock, and soon after a change; and its answer is used."""
 
+from msgspec.structs import replace
+
 import make
 from kubelend.core.errors import StoreFailed
 from kubelend.core.inventory import Hold
@@ -183,8 +185,21 @@ async def test_the_answers_instructions_go_where_all_words_of_the_broker_go():
     async with rig.running():
         await settled()
     assert [found.id for found in rig.reservations.open()] == ["r1", "r2"]
-    assert rig.publisher.answer is not None
-    assert rig.publisher.answer.provider_instructions == rig.broker.promises
+    assert [rig.reservations.find(found.id) for found in rig.broker.promises] == (
+        rig.broker.promises
+    )
+
+
+@in_virtual_time
+async def test_after_a_gap_the_answer_of_a_broker_that_counts_anew_is_believed():
+    rig = Rig()
+    rig.measure()
+    rig.broker.promises = [replace(promise("r1"), revision=5)]
+    rig.reservations.put(replace(promise("r1"), revision=100))
+    rig.reservations.distrust()
+    async with rig.running():
+        await settled()
+    assert [rig.reservations.find("r1")] == rig.broker.promises
 
 
 def promise(name):

@@ -57,6 +57,60 @@ def test_a_broker_that_counts_no_revisions_is_believed_as_it_speaks(known, heard
     assert heard == ["rsv-1"] * 3
 
 
+def test_after_a_gap_the_answer_to_a_new_question_is_believed_though_it_seems_older(known, heard):
+    known.put(body(revision=9, phase=Phase.ACTIVE))
+    known.distrust()
+    assert known.put(body(revision=4), known.now()) is True
+    assert known.find("rsv-1") == body(revision=4)
+    assert heard == ["rsv-1"] * 2
+
+
+def test_without_a_gap_no_answer_takes_anything_back(known):
+    known.put(body(revision=9))
+    assert known.put(body(revision=4), known.now()) is False
+
+
+def test_after_a_gap_an_answer_to_what_was_asked_before_takes_nothing_back(known):
+    known.put(body(revision=4))
+    asked_at = known.now()
+    known.put(body(revision=9, phase=Phase.ACTIVE))
+    known.distrust()
+    assert known.put(body(revision=5), asked_at) is False
+    assert known.put(body(revision=5)) is False
+    assert known.find("rsv-1") == body(revision=9, phase=Phase.ACTIVE)
+
+
+def test_what_was_heard_after_a_gap_has_an_order_again(known):
+    known.distrust()
+    known.put(body(revision=9))
+    assert known.put(body(revision=5), known.now()) is False
+
+
+def test_once_a_broker_that_began_anew_is_believed_its_own_order_counts(known):
+    known.put(body(revision=100))
+    known.distrust()
+    asked_at = known.now()
+    known.put(body(revision=5), asked_at)
+    assert known.put(body(revision=4), asked_at) is False
+    assert known.put(body(revision=6), asked_at) is True
+
+
+def test_unheard_are_the_open_ones_without_a_word_since(known):
+    known.put_all([body("same"), body("silent"), body("over", phase=Phase.RELEASED), body("gone")])
+    since = known.now()
+    known.put_all([body("same"), body("new")])
+    known.forget("gone")
+    assert known.unheard(since) == ["silent"]
+
+
+def test_contact_is_told_to_all_who_wait_for_it(known):
+    calls: list[str] = []
+    known.on_contact(lambda: calls.append("one"))
+    known.on_contact(lambda: calls.append("two"))
+    known.contact()
+    assert calls == ["one", "two"]
+
+
 def test_listeners_find_the_news_when_they_are_told(known):
     found: list[object] = []
     known.listen(lambda name: found.append(known.find(name)))

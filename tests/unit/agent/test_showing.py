@@ -38,6 +38,8 @@ class TroubledObjects(MemoryObjects):
     is_broken = False
     seconds = 0.0
     writes = 0
+    meddlers = 0
+    """How often somebody else changes the object just before its status is set."""
 
     async def apply(self, wanted):
         self.writes += 1
@@ -45,6 +47,15 @@ class TroubledObjects(MemoryObjects):
         if self.is_broken:
             raise StoreFailed("the disk is full")
         return await super().apply(wanted)
+
+    async def set_status(self, wanted):
+        if self.meddlers:
+            self.meddlers -= 1
+            found = await super().find(Advertisement, KEY)
+            assert found is not None
+            labels = {"team": str(self.meddlers)}
+            await super().apply(replace(found, metadata=replace(found.metadata, labels=labels)))
+        return await super().set_status(wanted)
 
 
 class Rig:
@@ -144,3 +155,24 @@ async def test_a_slow_write_is_followed_by_the_newest_only():
         await asyncio.sleep(20)
         assert (await rig.found()).spec.resources.capacity.cpu == "4"
     assert rig.objects.writes == 2
+
+
+@in_virtual_time
+async def test_a_status_is_shown_though_others_change_the_object_in_that_moment():
+    rig = Rig()
+    rig.objects.meddlers = 3
+    async with rig.running():
+        rig.display.show(advertisement())
+        found = await rig.found()
+        assert (found.status.phase, found.metadata.labels) == ("Active", {"team": "0"})
+        assert rig.standing.problems == {}
+
+
+@in_virtual_time
+async def test_an_object_that_never_stays_as_it_is_becomes_a_problem():
+    rig = Rig()
+    rig.objects.meddlers = 1000
+    async with rig.running():
+        rig.display.show(advertisement())
+        await settled()
+        assert "advertisement" in rig.standing.problems

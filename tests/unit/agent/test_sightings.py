@@ -55,6 +55,34 @@ def test_a_reservation_belongs_to_whose_status_names_it():
     assert sightings.owner("r") == ""
 
 
+def test_nothing_is_known_of_the_reservations_of_those_that_are_gone():
+    for is_free in (True, False):
+        going = wish(reservation_name="r")
+        sightings, _ = seeing(going)
+        sightings.own("never written down", going.key)
+        sightings.own("of another", "default/other")
+        if is_free:
+            sightings.free(going)
+        sightings.take(Deleted(going))
+        sightings.bury(going)
+        owners = [sightings.owner(name) for name in ("r", "never written down", "of another")]
+        assert owners == ["", "", "default/other"]
+
+
+def test_one_made_anew_keeps_what_it_has():
+    old, new = wish(uid="1", reservation_name="old"), wish(uid="2", reservation_name="new")
+    sightings, _ = seeing(old, Deleted(old), new)
+    sightings.bury(old)
+    assert sightings.owner("new") == "default/w"
+
+
+def test_a_reservation_that_its_request_names_no_more_is_nobodys():
+    sightings, _ = seeing(wish(reservation_name="old"), wish(reservation_name="new"))
+    assert (sightings.owner("old"), sightings.owner("new")) == ("", "default/w")
+    sightings.take(wish())
+    assert sightings.owner("new") == ""
+
+
 def test_one_that_goes_unseen_is_lost_however_that_is_noticed():
     old = wish()
     for event in (Deleted(old), Listed([]), wish(uid="v"), Listed([wish(uid="v")])):

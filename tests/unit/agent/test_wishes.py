@@ -73,8 +73,11 @@ def test_a_full_spec_becomes_a_full_request():
         ({"duration": "0s"}, "spec.duration: '0s' is not above zero"),
         ({"wait": "soon"}, "spec.wait: 'soon' is no duration"),
         ({"wait": "-1s"}, "spec.wait: '-1s' is below zero"),
-        ({"priority": 2**31}, "spec: Expected `int` <= 2147483647"),
-        ({"target_cluster_id": "x" * 254}, "spec: Expected `str` of length <= 253"),
+        ({"priority": 2**31}, "spec.priority: is to be at most 2147483647"),
+        (
+            {"target_cluster_id": "x" * 254},
+            "spec.targetClusterID: is to have at most 253 characters",
+        ),
     ],
 )
 def test_what_cannot_be_read_is_named(fields, problem):
@@ -143,11 +146,3 @@ def test_how_far_it_has_come(found, stage):
 )
 def test_only_what_the_broker_hears_of_is_a_change(found, changed):
     assert wishes.is_changed(found) is changed
-
-
-def test_finalizers_come_and_go_beside_those_of_others():
-    found = replace(wish(), metadata=Metadata("w", finalizers=("theirs",)))
-    ours = wishes.with_finalizer(found)
-    assert ours.metadata.finalizers == ("theirs", wishes.FINALIZER)
-    assert wishes.has_finalizer(ours)
-    assert wishes.without_finalizer(ours) == found

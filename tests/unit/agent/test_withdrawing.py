@@ -84,6 +84,24 @@ async def test_what_moved_elsewhere_is_withdrawn():
         assert instruction is not None
         assert instruction.status.message == "Moved to cluster other"
         assert house.holds() == {}
+        assert house.reservations.find(found) is None
+
+
+@in_virtual_time
+async def test_what_moved_elsewhere_is_not_remembered_for_its_renewals_there():
+    house = House()
+    async with house.lending():
+        found = house.broker.desk.reserve("cpu=3,memory=1Gi")
+        await house.tell(found)
+        house.broker.desk.drain("me")
+        await house.tell(found)
+        for phase in ["Withdrawn", None]:
+            house.broker.desk.renew(found, 2 * HOUR)
+            await house.tell(found)
+            assert house.reservations.find(found) is None
+            assert await house.phase(found) == phase
+            await sleep(FINISHED_FOR.total_seconds() + 1)
+        assert house.broker.named("find") == []
 
 
 @in_virtual_time

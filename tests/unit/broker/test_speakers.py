@@ -8,7 +8,7 @@ import pytest
 import make
 from brokers import Clock
 from kubelend.broker.feeds import Feed
-from kubelend.broker.speakers import LONGEST_NAME, Speakers
+from kubelend.broker.speakers import GRACE, LONGEST_NAME, Speakers
 from kubelend.core.errors import IdentityInUse
 from kubelend.core.models import ClusterId
 
@@ -109,12 +109,16 @@ def test_question_is_a_sign_of_life_of_who_speaks_and_of_nobody_else(street):
     street.speak("three", PARIS)
 
 
-def test_end_of_the_last_stream_frees_the_place_at_once(street):
+def test_end_of_the_last_stream_frees_the_place_after_the_grace(street):
     with ExitStack() as outer:
         outer.enter_context(street.stream("one"))
         with street.stream("one"):
             assert street.is_refused("two")
+        street.clock.pass_time(GRACE)
         assert street.is_refused("two"), "the other stream is open"
+    street.clock.pass_time(GRACE - make.MOMENT)
+    assert street.is_refused("two")
+    street.clock.pass_time(make.MOMENT)
     street.speak("two")
     assert street.is_refused("one")
 
@@ -122,6 +126,46 @@ def test_end_of_the_last_stream_frees_the_place_at_once(street):
 def test_stream_that_breaks_frees_the_place_too(street):
     with pytest.raises(ConnectionResetError), street.stream("one"):
         raise ConnectionResetError
+    street.clock.pass_time(GRACE)
+    street.speak("two")
+
+
+def test_agent_that_opens_another_stream_keeps_its_place_from_one_that_waits(street):
+    """As it does for its new certificate: the old stream is closed first."""
+    for _ in range(5):
+        with street.stream("one"):
+            street.clock.pass_time(make.MINUTE)
+        for _ in range(2):
+            street.clock.pass_time(GRACE / 3)
+            assert street.is_refused("two")
+    with street.stream("one"):
+        street.clock.pass_time(GRACE)
+        assert street.is_refused("two"), "it came back"
+
+
+def test_during_the_grace_nobody_is_told_to_stop_what_may_have_ended(street):
+    with street.stream("one"):
+        pass
+    with pytest.raises(IdentityInUse) as refused:
+        street.speak("two")
+    assert str(refused.value) == (
+        "another agent speaks for berlin since 12:00:00 UTC (from 10.0.0.7, last heard 0 s ago);"
+        " its stream has just ended, and its place is kept for some seconds"
+    )
+
+
+def test_grace_makes_nobody_wait_longer_than_silence(street):
+    with street.stream("one"):
+        street.clock.pass_time(TIMEOUT - make.MOMENT)
+    assert street.is_refused("two")
+    street.clock.pass_time(make.MOMENT)
+    street.speak("two")
+
+
+def test_clock_that_goes_back_ends_the_grace(street):
+    with street.stream("one"):
+        pass
+    street.clock.pass_time(-make.HOUR)
     street.speak("two")
 
 
@@ -129,6 +173,7 @@ def test_agent_that_speaks_again_after_its_stream_has_its_place_and_its_age(stre
     with street.stream("one"):
         street.clock.pass_time(make.MINUTE)
     street.speak("one")
+    street.clock.pass_time(GRACE)
     with pytest.raises(IdentityInUse, match="since 12:00:00 UTC"):
         street.speak("two")
 
@@ -144,6 +189,7 @@ def test_open_stream_is_no_sign_of_life_and_ends_with_the_place(street):
             assert old.closed
             assert not new.closed
             assert street.is_refused("one")
+    street.clock.pass_time(GRACE)
     assert not street.is_refused("three")
 
 

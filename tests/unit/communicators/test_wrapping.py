@@ -12,6 +12,7 @@ from kubelend.communicators.delayed import Delayed
 from kubelend.communicators.measured import Measured
 from kubelend.core.errors import BrokerUnreachable, NoCapacity
 from kubelend.wire import bodies
+from virtual_time import in_virtual_time
 
 WISH = bodies.ReservationRequest(bodies.Quantities("1", "1Gi"))
 OFFER = bodies.Advertisement("a", bodies.Metrics(WISH.requested_resources))
@@ -86,11 +87,8 @@ def test_all_calls_of_the_port_are_tried_here():
 
 
 def delayed(log):
-    async def sleep(seconds):
-        log.append(seconds)
-
     inner = Echo(log)
-    return Delayed(inner, timedelta(milliseconds=250), sleep=sleep), inner
+    return Delayed(inner, timedelta(milliseconds=250)), inner
 
 
 def measured(log):
@@ -100,6 +98,7 @@ def measured(log):
 
 @pytest.mark.parametrize("wrap", [delayed, measured])
 @pytest.mark.parametrize("name", CALLS)
+@in_virtual_time
 async def test_arguments_and_answers_go_through(wrap, name):
     wrapped, _ = wrap([])
     answer = await getattr(wrapped, name)(*CALLS[name])
@@ -107,6 +106,7 @@ async def test_arguments_and_answers_go_through(wrap, name):
 
 
 @pytest.mark.parametrize("wrap", [delayed, measured])
+@in_virtual_time
 async def test_errors_resets_and_the_end_go_through(wrap):
     wrapped, inner = wrap([])
     inner.error = NoCapacity("none")
@@ -122,21 +122,46 @@ async def test_errors_resets_and_the_end_go_through(wrap):
 
 
 @pytest.mark.parametrize("name", CALLS)
+@in_virtual_time
 async def test_a_delayed_call_waits_before_it_is_made(name):
     log = []
     wrapped, _ = delayed(log)
-    await getattr(wrapped, name)(*CALLS[name])
-    assert log == [0.25, name]
+    call = asyncio.create_task(getattr(wrapped, name)(*CALLS[name]))
+    await asyncio.sleep(0.24)
+    assert log == []
+    await call
+    assert log == [name]
+    assert asyncio.get_running_loop().time() == pytest.approx(0.25)
 
 
-async def test_each_instruction_is_delayed():
-    log = []
-    wrapped, _ = delayed(log)
+@in_virtual_time
+async def test_each_instruction_is_delayed_by_itself_and_not_by_those_before_it():
+    clock = asyncio.get_running_loop().time
+    wrapped, _ = delayed([])
+    resets: list[float] = []
+    async with aclosing(wrapped.stream(lambda: resets.append(clock()))) as stream:
+        arrived = [clock() for _ in range(2) if await anext(stream) == TOLD]
+    assert arrived == pytest.approx([0.25, 0.25])
+    assert resets == pytest.approx([0.25])
+
+
+@in_virtual_time
+async def test_a_delayed_stream_that_is_left_leaves_nothing_behind():
+    wrapped, inner = delayed([])
+    ended = []
+
+    async def endless(on_reset):
+        try:
+            while True:
+                yield TOLD
+                await asyncio.sleep(10)
+        finally:
+            ended.append("closed")
+
+    inner.stream = endless
     async with aclosing(wrapped.stream(lambda: None)) as stream:
-        await anext(stream)
-        assert log == [0.25]
-        await anext(stream)
-    assert log == [0.25, 0.25]
+        assert await anext(stream) == TOLD
+    assert ended == ["closed"]
 
 
 @pytest.mark.parametrize("name", CALLS)

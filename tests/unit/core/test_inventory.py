@@ -338,34 +338,6 @@ def test_hold_that_changes_or_goes_frees_the_rest():
     assert (allocated(found), free(found), dict(found.holds)) == (3, 97, {})
 
 
-# -- revisions
-
-
-def test_revision_grows_with_each_change_and_not_without_one():
-    found = Inventory()
-    changes = [
-        lambda: found.put_node(node()),
-        lambda: found.put_pod(pod("a", 2)),
-        lambda: found.put_pod(pod("a", 3)),
-        lambda: found.put_hold("res1", Hold("rome", cpu(4))),
-        lambda: found.put_hold("res1", Hold("rome", cpu(5))),
-        lambda: found.put_node(node("n1", cpu(20))),
-        lambda: found.put_pod(pod("a", 3, is_finished=True)),
-        lambda: found.drop_hold("res1"),
-        lambda: found.drop_node("n1"),
-    ]
-    for change in changes:
-        before = found.revision
-        change()
-        after = found.revision
-        assert after > before
-        change()
-        assert found.revision == after
-    before = found.revision
-    found.reset([], [])
-    assert found.revision > before
-
-
 def test_totals_are_a_record_that_stays():
     found = inventory(node(), pod("a", 2))
     totals = found.totals()

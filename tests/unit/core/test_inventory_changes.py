@@ -131,7 +131,6 @@ class Plain:
 @given(steps)
 def test_any_way_to_the_same_cluster_gives_the_same_sums(steps):
     inventory, plain = Inventory(), Plain()
-    known = (inventory.totals(), inventory.revision)
     for name, *arguments in steps:
         getattr(inventory, name)(*arguments)
         plain.apply(name, *arguments)
@@ -142,8 +141,6 @@ def test_any_way_to_the_same_cluster_gives_the_same_sums(steps):
         assert (totals.nodes, totals.pods) == (len(plain.own_nodes()), len(plain.running()))
         assert inventory.free() == totals.free
         assert inventory.holds == plain.holds
-        assert totals == known[0] or inventory.revision > known[1]
-        known = (totals, inventory.revision)
 
 
 @given(steps)

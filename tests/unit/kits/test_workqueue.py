@@ -1,4 +1,4 @@
-"""Keys are looked at once for all that happened, by one worker at a time, and again when somebody says so."""
+"""Keys are looked at once for all that happened, one at a time each, and again when somebody says so."""
 
 import asyncio
 from datetime import timedelta
@@ -12,18 +12,18 @@ SECOND = timedelta(seconds=1)
 
 
 class Bench:
-    """Workers, and what they did when."""
+    """Looks, and when they were over."""
 
-    def __init__(self, workers=1, takes=0.0, chance=0.0):
+    def __init__(self, takes=0.0, chance=0.0):
         self.queue: Workqueue[str] = Workqueue(lambda: chance)
         self.done: list[tuple[float, str]] = []
         self.busy: list[str] = []
         self.most_busy = 0
         self.takes = takes
-        self._tasks = [asyncio.create_task(self.queue.work(self.handle)) for _ in range(workers)]
+        self._task = asyncio.create_task(self.queue.work(self.handle))
 
     async def handle(self, key):
-        assert key not in self.busy, "two workers at one key"
+        assert key not in self.busy, "two looks at one key"
         self.busy.append(key)
         self.most_busy = max(self.most_busy, len(self.busy))
         await asyncio.sleep(self.takes)
@@ -31,7 +31,7 @@ class Bench:
         self.done.append((round(asyncio.get_running_loop().time(), 3), key))
 
     async def stop(self):
-        await stopped(*self._tasks)
+        await stopped(self._task)
 
 
 @in_virtual_time
@@ -47,8 +47,8 @@ async def test_what_is_added_is_looked_at_in_its_order_and_each_key_once():
 
 
 @in_virtual_time
-async def test_a_worker_that_waits_is_woken():
-    bench = Bench(workers=3)
+async def test_what_comes_after_a_while_is_looked_at_too():
+    bench = Bench()
     await asyncio.sleep(5)
     bench.queue.add("a")
     await settled()
@@ -60,14 +60,14 @@ async def test_a_worker_that_waits_is_woken():
 
 @in_virtual_time
 async def test_keys_are_worked_on_at_the_same_time_but_one_key_never_is():
-    bench = Bench(workers=3, takes=10)
-    for key in "abcd":
+    bench = Bench(takes=10)
+    for key in "abc":
         bench.queue.add(key)
     await asyncio.sleep(1)
     bench.queue.add("a")
     await asyncio.sleep(100)
     assert bench.most_busy == 3
-    assert sorted(bench.done) == [(10, "a"), (10, "b"), (10, "c"), (20, "a"), (20, "d")]
+    assert sorted(bench.done) == [(10, "a"), (10, "b"), (10, "c"), (20, "a")]
     await bench.stop()
 
 
@@ -179,14 +179,55 @@ async def test_who_wants_to_be_left_in_peace_is_longer_than_any_pause():
 
 
 @in_virtual_time
-async def test_what_a_look_raises_ends_its_worker():
+async def test_a_hundred_that_hang_keep_no_other_waiting_and_leave_nothing_behind():
+    bench = Bench(takes=1000)
+    for number in range(100):
+        bench.queue.add(f"slow {number}")
+    await settled()
+    bench.takes = 0
+    bench.queue.add("quick")
+    await settled()
+    assert bench.done == [(0, "quick")]
+    await asyncio.sleep(1001)
+    assert len(bench.done) == 101
+    assert len(asyncio.all_tasks()) == 2, "this one, and the one that hands out keys"
+    await bench.stop()
+
+
+@in_virtual_time
+async def test_a_hurry_looks_at_what_failed_and_counts_its_failures_on():
+    bench = Bench()
+    for _ in range(8):
+        bench.queue.retry("failed")
+    bench.queue.add_after("has its time", 5 * SECOND)
+    bench.queue.retry("wants peace", 100 * SECOND)
+    bench.queue.hurry()
+    await settled()
+    assert bench.done == [(0, "failed")]
+    assert bench.queue.retry("failed") == LONGEST
+    await asyncio.sleep(200)
+    assert [key for _, key in bench.done[1:]] == ["has its time", "failed", "wants peace"]
+    await bench.stop()
+
+
+@in_virtual_time
+async def test_a_hurry_finds_nothing_of_what_was_looked_at_since():
+    bench = Bench()
+    bench.queue.retry("a")
+    await asyncio.sleep(10)
+    bench.queue.hurry()
+    await settled()
+    assert bench.done == [(0.5, "a")]
+    await bench.stop()
+
+
+@in_virtual_time
+async def test_what_a_look_raises_ends_the_work():
     queue: Workqueue[str] = Workqueue()
 
     async def handle(key):
-        queue.add(key)
-        raise ZeroDivisionError
+        raise ZeroDivisionError(key)
 
     queue.add("a")
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(ZeroDivisionError, match="a"):
         await queue.work(handle)
-    assert len(queue) == 1, "others may still look at it"

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import time
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -14,6 +15,7 @@ from brokers import until
 from fake_liqo import FakeLiqo
 from kubelend.agent.ports import Peer
 from kubelend.core.errors import InvalidInput, InvalidSettings, Unavailable, UnexpectedAnswer
+from kubelend.peerings import liqoctl
 from kubelend.peerings.liqoctl import LiqoctlPeering
 
 PEER = Peer("rsv-home-1", "one", make.resources("cpu=500m,memory=1Gi,gpu=2,storage=5Gi"))
@@ -28,8 +30,23 @@ def liqo(tmp_path):
 
 
 @pytest.fixture
-def peering(liqo):
-    return made(liqo)
+def clock():
+    return Seconds()
+
+
+@pytest.fixture
+def peering(liqo, clock):
+    return made(liqo, now=clock)
+
+
+class Seconds:
+    """A clock that stands still until it is moved."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self):
+        return self.now
 
 
 def made(liqo, **changes):
@@ -174,6 +191,82 @@ async def test_a_provider_that_hangs_keeps_no_other_waiting(liqo, peering):
     with suppress(asyncio.CancelledError):
         await hanging
     await until(lambda: not alive(liqo))
+
+
+@pytest.mark.timeout(30)
+async def test_a_provider_that_hangs_is_tried_once_for_all_who_wait_for_it(liqo):
+    liqo.behave("liqoctl peer", "hang")
+    peering = made(liqo, timeout=SHORT)
+    peers = [PEER._replace(reservation=f"rsv-home-{number}") for number in range(20)]
+    began = time.monotonic()
+    found = await asyncio.gather(*map(peering.connect, peers), return_exceptions=True)
+    assert time.monotonic() - began < 2 * SHORT.total_seconds()
+    assert liqo.commands == ["liqoctl peer"]
+    assert {str(problem) for problem in found} == {
+        "liqoctl peer has not ended within 1.5s;"
+        " is the other cluster's API server reachable from here?"
+    }
+    assert all(isinstance(problem, Unavailable) for problem in found)
+
+
+@pytest.mark.parametrize(
+    "took, believed",
+    [(300, liqoctl.BELIEVED_FOR.total_seconds()), (4, 4)],
+    ids=["long", "short"],
+)
+async def test_a_failure_is_believed_for_as_long_as_it_took_within_bounds(
+    liqo, peering, clock, took, believed
+):
+    liqo.behave("liqoctl peer", "wait")
+    waiting = asyncio.create_task(peering.connect(PEER))
+    await until((liqo.root / "waiting").exists)
+    clock.now += took
+    (liqo.root / "waiting").unlink()
+    with pytest.raises(Unavailable, match="liqoctl peer failed: exit status 3"):
+        await waiting
+    liqo.behave("liqoctl peer")
+    clock.now += believed - 0.001
+    with pytest.raises(Unavailable, match="liqoctl peer failed: exit status 3"):
+        await peering.connect(OTHER)
+    assert liqo.commands == ["liqoctl peer"]
+    await join(peering, ELSEWHERE)
+    clock.now += 0.001
+    await join(peering, OTHER)
+    assert liqo.peered == {"one", "two"}
+
+
+async def test_who_parts_goes_before_those_who_join(liqo, peering):
+    await join(peering, PEER)
+    await peering.connect(OTHER)
+    liqo.behave("liqoctl create resourceslice", "wait")
+    waiting = [asyncio.create_task(peering.size(OTHER))]
+    await until((liqo.root / "waiting").exists)
+    liqo.behave("liqoctl create resourceslice")
+    for number in range(3, 6):
+        another = OTHER._replace(reservation=f"rsv-home-{number}")
+        waiting.append(asyncio.create_task(peering.size(another)))
+    await asyncio.sleep(0)
+    parting = asyncio.create_task(peering.disconnect(PEER))
+    await asyncio.sleep(0)
+    (liqo.root / "waiting").unlink()
+    await parting
+    assert liqo.commands[2:5] == ["liqoctl create", "kubectl get", "kubectl delete"]
+    await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def test_all_commands_of_a_call_share_its_time(liqo, peering, clock):
+    await join(peering, PEER)
+    liqo.behave("kubectl get", "wait")
+    parting = asyncio.create_task(peering.disconnect(PEER))
+    await until((liqo.root / "waiting").exists)
+    clock.now += liqoctl.LIMIT.total_seconds()
+    (liqo.root / "waiting").unlink()
+    liqo.behave("kubectl get")
+    with pytest.raises(Unavailable):
+        await parting
+    assert liqo.commands[2:] == ["kubectl get"]
+    await peering.disconnect(PEER)
+    assert liqo.peered == set()
 
 
 # -- what goes wrong

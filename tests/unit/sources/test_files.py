@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 import make
 from kubelend.agent.ports import Deleted, Listed
-from kubelend.core.errors import StoreFailed
-from kubelend.sources import disks
+from kubelend.core.errors import Conflict, StoreFailed, Unavailable
+from kubelend.sources import disks, files
 from kubelend.sources.files import FileObjects
 from kubelend.wire.objects import (
     Metadata,
@@ -193,7 +193,10 @@ async def test_copy_under_another_name_is_another_object(
 async def test_edit_is_not_lost_to_a_status_written_right_after_it(objects, file):
     made = await objects.apply(wish())
     edit(file, "requestedCPU: '1'", "requestedCPU: '4'")
-    stated = await objects.set_status(replace(made, status=ResourceRequestStatus(phase="Pending")))
+    pending = ResourceRequestStatus(phase="Pending")
+    with pytest.raises(Conflict, match="changed by somebody else"):
+        await objects.set_status(replace(made, status=pending))
+    stated = await objects.set_status(replace(await find(objects), status=pending))
     assert stated.spec.requested_cpu == "4"
     assert "requestedCPU: '4'" in file.read_text()
 
@@ -277,6 +280,32 @@ async def test_watch_waits_out_a_directory_that_is_gone(objects, file, tmp_path)
         async with asyncio.timeout(PATIENCE):
             assert await first == Listed([made])
         assert objects.problem == ""
+
+
+# -- the end
+
+
+async def test_what_has_begun_is_finished_at_the_end_which_may_come_twice(objects, file):
+    change = asyncio.ensure_future(objects.apply(wish()))
+    await asyncio.sleep(0)
+    await objects.close()
+    await objects.close()
+    assert (await change).key == "default/wish"
+    assert file.exists()
+    with pytest.raises(Unavailable, match="closed"):
+        await find(objects)
+
+
+async def test_end_does_not_wait_for_a_disk_that_hangs(open_objects, tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "CLOSES_WITHIN", 0.02)
+    objects = open_objects(settle=timedelta())
+    with disks.locked(tmp_path):
+        change = asyncio.ensure_future(objects.apply(wish()))
+        await asyncio.sleep(0)
+        async with asyncio.timeout(PATIENCE / 4):
+            await objects.close()
+        assert not change.done()
+    assert (await change).key == "default/wish"
 
 
 # -- time

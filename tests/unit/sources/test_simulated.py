@@ -7,7 +7,7 @@ import make
 from kubelend.agent.ports import Snapshot
 from kubelend.core.nodes import Node
 from kubelend.core.pods import Pod
-from kubelend.sources import simulated
+from kubelend.sources import descriptions, simulated
 from kubelend.sources.simulated import SimulatedSource
 from kubelend.sources.worlds import World
 from virtual_time import in_virtual_time, now
@@ -23,11 +23,11 @@ work: [{rate: 50/s, requests: {cpu: 1m..9m}, lifetime: 1s..5s}]
 
 
 def source(text, clock=now):
-    return SimulatedSource(simulated.parse(text, "x.yaml"), clock)
+    return SimulatedSource(descriptions.parse(text, "x.yaml"), clock)
 
 
 def world(text):
-    return World(simulated.parse(text, "x.yaml"))
+    return World(descriptions.parse(text, "x.yaml"))
 
 
 @in_virtual_time

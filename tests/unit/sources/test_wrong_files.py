@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import time
 from contextlib import aclosing
 from datetime import timedelta
 
@@ -14,7 +15,9 @@ from msgspec.structs import replace
 import make
 from kubelend.agent.ports import Deleted, Listed
 from kubelend.core.errors import Conflict, InvalidInput, InvalidSettings, Unavailable
+from kubelend.sources import disks, files
 from kubelend.sources.files import FileObjects
+from kubelend.sources.folders import Folder
 from kubelend.wire.objects import (
     Metadata,
     ResourceRequest,
@@ -121,6 +124,37 @@ async def test_name_that_is_almost_right_is_reported(objects, file):
     assert "notes" not in objects.problem
 
 
+async def test_of_many_problems_some_are_named_and_the_others_counted(objects, file):
+    for number in range(10):
+        file.with_name(f"default.{number}.yaml").write_text("wrong: [")
+    await objects.list(ResourceRequest)
+    assert objects.problem.count("resourcerequests/default.") == files.MOST_TOLD
+    assert objects.problem.endswith("; and 7 more")
+
+
+async def test_problem_is_told_without_a_look_at_the_disk(objects, file):
+    file.write_text("wrong: [")
+    await objects.list(ResourceRequest)
+    told = objects.problem
+    assert "default.wish.yaml" in told
+    file.unlink()
+    assert objects.problem == told
+    await objects.list(ResourceRequest)
+    assert objects.problem == ""
+
+
+def test_problems_that_were_asked_for_are_not_changed_by_the_next_look(tmp_path, file):
+    """Another thread may be reading them."""
+    folder = Folder(tmp_path, make.T0, timedelta())
+    seen = [folder.problems]
+    for text in ("wrong: [", "", BY_HAND):
+        file.write_text(text)
+        folder.scan(ResourceRequest)
+        seen.append(folder.problems)
+    assert [len(problems) for problems in seen] == [0, 1, 1, 0]
+    assert len({tuple(problems.values()) for problems in seen[1:3]}) == 2
+
+
 async def test_each_problem_is_logged_once(objects, file, capsys):
     file.write_text("wrong: [")
     for _ in range(3):
@@ -189,10 +223,67 @@ async def test_first_look_waits_for_files_to_rest(open_objects, file):
 
 async def test_change_waits_for_an_edited_file_to_rest(open_objects, file):
     objects = open_objects(settle=timedelta(milliseconds=100))
+    await objects.apply(wish())
+    edit(file, "requestedCPU: '1'", "requestedCPU: '4'")
+    stated = await objects.set_status(
+        replace(wish(), status=ResourceRequestStatus(phase="Pending"))
+    )
+    assert stated.spec.requested_cpu == "4"
+
+
+async def test_file_that_never_rests_keeps_no_other_waiting(open_objects, file, monkeypatch):
+    monkeypatch.setattr(files, "PATIENCE", PATIENCE)
+    objects = open_objects(settle=timedelta(hours=1))
+    await objects.list(ResourceRequest)
     made = await objects.apply(wish())
     edit(file, "requestedCPU: '1'", "requestedCPU: '4'")
-    stated = await objects.set_status(replace(made, status=ResourceRequestStatus(phase="Pending")))
-    assert stated.spec.requested_cpu == "4"
+    stuck = [
+        asyncio.ensure_future(change)
+        for change in (
+            objects.apply(wish()),
+            objects.set_status(replace(made, status=ResourceRequestStatus(phase="Pending"))),
+            objects.delete(ResourceRequest, made.key),
+        )
+    ]
+    began = time.monotonic()
+    for number in range(20):
+        await objects.apply(replace(wish(), metadata=Metadata(f"other-{number}")))
+    assert time.monotonic() - began < PATIENCE / 2
+    assert not any(one.done() for one in stuck)
+    with disks.locked(file.parent.parent):
+        pass
+    for one in stuck:
+        one.cancel()
+    await asyncio.gather(*stuck, return_exceptions=True)
+
+
+async def test_change_of_a_file_that_never_rests_is_to_be_tried_again(
+    open_objects, file, monkeypatch
+):
+    monkeypatch.setattr(files, "PATIENCE", 0.02)
+    objects = open_objects(settle=timedelta(hours=1))
+    await objects.list(ResourceRequest)
+    await objects.apply(wish())
+    edit(file, "requestedCPU: '1'", "requestedCPU: '4'")
+    with pytest.raises(Unavailable, match=r"default\.wish\.yaml is being written") as refused:
+        await objects.apply(wish())
+    assert refused.value.retryable
+    assert "requestedCPU: '4'" in file.read_text()
+
+
+async def test_first_look_at_a_file_that_never_rests_keeps_no_other_waiting(
+    open_objects, file, monkeypatch
+):
+    monkeypatch.setattr(files, "FIRST_PATIENCE", PATIENCE)
+    file.write_text(BY_HAND)
+    objects = open_objects(settle=timedelta(hours=1))
+    first = asyncio.ensure_future(objects.list(ResourceRequest))
+    began = time.monotonic()
+    await objects.apply(replace(wish(), metadata=Metadata("other")))
+    assert time.monotonic() - began < PATIENCE / 2
+    assert not first.done()
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
 
 
 @pytest.mark.timeout(30)
@@ -210,7 +301,7 @@ async def test_readers_never_see_half_a_file(objects, file):
             if "stop" in found["status"].get("reason", ""):
                 sys.exit(0 if reads > 5 else 1)
     """)
-    made = await objects.set_status(replace(wish(), status=ResourceRequestStatus(phase="Pending")))
+    await objects.set_status(replace(wish(), status=ResourceRequestStatus(phase="Pending")))
     reader = await asyncio.create_subprocess_exec(
         sys.executable, "-c", program, file, stdout=subprocess.PIPE
     )
@@ -219,8 +310,8 @@ async def test_readers_never_see_half_a_file(objects, file):
         assert await reader.stdout.readline() == b"reading\n"
         for number in range(100):
             status = ResourceRequestStatus(message="x" * 20000, phase=str(number))
-            await objects.set_status(replace(made, status=status))
-        await objects.set_status(replace(made, status=ResourceRequestStatus(reason="stop")))
+            await objects.set_status(replace(wish(), status=status))
+        await objects.set_status(replace(wish(), status=ResourceRequestStatus(reason="stop")))
         async with asyncio.timeout(PATIENCE):
             assert await reader.wait() == 0
     finally:
@@ -234,7 +325,7 @@ async def test_readers_never_see_half_a_file(objects, file):
 
 async def test_two_stores_of_one_directory_lose_no_change(open_objects):
     one, other = open_objects(settle=timedelta()), open_objects(settle=timedelta())
-    made = await one.apply(wish())
+    await one.apply(wish())
 
     async def change_specs():
         for number in range(2, 22):
@@ -243,7 +334,7 @@ async def test_two_stores_of_one_directory_lose_no_change(open_objects):
     async def change_statuses():
         for number in range(20):
             status = ResourceRequestStatus(message=str(number))
-            await other.set_status(replace(made, status=status))
+            await other.set_status(replace(wish(), status=status))
 
     await asyncio.gather(change_specs(), change_statuses())
     found = await find(one)

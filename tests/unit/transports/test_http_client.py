@@ -129,7 +129,7 @@ async def test_the_error_of_the_broker_is_raised_by_its_own_class(broker, client
 
 @pytest.mark.parametrize(
     "answer",
-    [raw(b"<html>gateway</html>", 502), raw(b"", 302, {"Location": "/x"}), raw(b"{", 200)],
+    [raw(b"<html>nginx</html>", 404), raw(b"", 302, {"Location": "/x"}), raw(b"{", 200)],
     ids=["another server", "a redirect", "half a body"],
 )
 async def test_an_answer_that_is_none_of_ours_is_unexpected(broker, client, answer):
@@ -145,6 +145,11 @@ async def test_a_question_is_asked_again_while_that_may_help(broker, client):
     broker.answers += [problem(errors.NotReady("starting")), hang_up, body(bodies.Version("1"))]
     assert (await client.version()).version == "1"
     assert len(broker.seen) >= 3
+
+
+async def test_a_proxy_whose_broker_is_away_for_a_moment_is_asked_again(broker, client):
+    broker.answers += [raw(b"<html>gateway</html>", 502), body(bodies.Version("1"))]
+    assert (await client.version()).version == "1"
 
 
 async def test_the_retries_of_a_reservation_carry_the_same_key(broker, client):

@@ -97,10 +97,19 @@ def test_explanation_goes_with_the_refusal():
     ],
 )
 def test_answer_that_is_none_of_ours_is_unexpected(body, said):
-    error = problems.from_answer(502, body)
+    error = problems.from_answer(404, body)
     assert type(error) is errors.UnexpectedAnswer
-    assert error.message.startswith("the broker answered 502: ")
+    assert not error.retryable
+    assert error.message.startswith("the broker answered 404: ")
     assert said in error.message
+
+
+@pytest.mark.parametrize("status", [500, 502, 503, 504, 599])
+def test_page_of_a_proxy_whose_broker_is_away_may_be_tried_again(status):
+    error = problems.from_answer(status, b"<html>Bad Gateway</html>")
+    assert type(error) is errors.Unavailable
+    assert error.retryable
+    assert error.message == f"the broker answered {status}: <html>Bad Gateway</html>"
 
 
 def test_code_of_a_newer_broker_is_an_error_all_the_same():

@@ -1,0 +1,49 @@
+"""What is wrong with something that a person wrote, as the person would say it and not as msgspec does.
+
+`Object missing required field `cpu` - at `$.spec`` becomes `spec.cpu: is missing`. Used wherever objects and
+files are read that people write by hand.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import msgspec
+
+
+def readable(problem: msgspec.ValidationError) -> str:
+    """The field, and what is wrong with it."""
+    message = str(problem)
+    match = _PLACE.fullmatch(message)
+    what, path = (match["problem"], match["path"]) if match else (message, "")
+    if field := _FIELD.fullmatch(what):
+        path = f"{path}.{field['name']}" if path else field["name"]
+        what = "is missing" if "missing" in what else "is no field that is known"
+    else:
+        what = _in_words(what)
+    if not path:
+        return what
+    return f"{path}.{what}" if _STARTS_WITH_A_FIELD.match(what) else f"{path}: {what}"
+
+
+_PLACE: Final = re.compile(r"(?P<problem>.*) - at `(?P<in_key>key` in `)?\$\.?(?P<path>.*)`", re.S)
+_FIELD: Final = re.compile(r"Object (contains unknown|missing required) field `(?P<name>.*)`")
+_STARTS_WITH_A_FIELD: Final = re.compile(r"[^\s:]+: ")
+
+_LENGTH: Final = re.compile(
+    r"Expected `(?P<kind>str|array|object)` of length (?P<sign>[<>]=) (?P<end>\d+)"
+)
+_VALUE: Final = re.compile(r"Expected `(int|float)` (?P<sign>[<>]=) (?P<end>\S+)")
+_SIGNS: Final = {"<=": "at most", ">=": "at least"}
+
+
+def _in_words(what: str) -> str:
+    if re.fullmatch(r"Expected `str`, got `(int|float|bool)`", what):
+        return "is to be a text: put it in quotes"
+    if match := _LENGTH.fullmatch(what):
+        parts = "characters" if match["kind"] == "str" else "entries"
+        return f"is to have {_SIGNS[match['sign']]} {match['end']} {parts}"
+    if match := _VALUE.fullmatch(what):
+        return f"is to be {_SIGNS[match['sign']]} {match['end']}"
+    return what.replace("`", "").replace("Expected", "expected")

@@ -1,0 +1,88 @@
+"""A scrape says how the agent stands at that moment."""
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+import make
+from kubelend.agent.metrics import Metrics, Watched
+from kubelend.agent.reservations import Reservations
+from kubelend.agent.standing import Standing
+from kubelend.core.inventory import Inventory
+from kubelend.wire import bodies
+
+
+def body(id, requester, target, phase="Active"):
+    return bodies.Reservation(
+        id,
+        requester,
+        target,
+        bodies.Quantities("1", "1Gi"),
+        bodies.ReservationStatus(phase, ""),
+        make.T0,
+        previous_cluster_ids=["me"],
+    )
+
+
+class Counted(Inventory):
+    sums = 0
+
+    def totals(self):
+        self.sums += 1
+        return super().totals()
+
+
+@pytest.fixture
+def inventory():
+    return Counted()
+
+
+@pytest.fixture
+def reservations():
+    return Reservations()
+
+
+@pytest.fixture
+def scrape(inventory, reservations):
+    def scrape(published_at=None):
+        watched = Watched(
+            "me", inventory, reservations, Standing(), lambda: True, (), lambda: published_at
+        )
+        found = text_string_to_metric_families(Metrics(watched).render().decode())
+        return {
+            (sample.name, *sample.labels.values()): sample.value
+            for family in found
+            for sample in family.samples
+        }
+
+    return scrape
+
+
+def test_reservations_count_by_the_part_that_this_cluster_has_in_them(reservations, scrape):
+    reservations.put_all(
+        [
+            body("1", "me", "other"),
+            body("2", "me", "", "Pending"),
+            body("3", "other", "me"),
+            body("4", "other", "me", "Reserved"),
+            body("moved", "other", "third"),
+            body("over", "other", "me", "Released"),
+        ]
+    )
+    counts = {name[1:]: value for name, value in scrape().items() if "_reservations" in name[0]}
+    assert counts == {
+        ("Active", "requester"): 1,
+        ("Pending", "requester"): 1,
+        ("Active", "provider"): 1,
+        ("Reserved", "provider"): 1,
+    }
+
+
+def test_the_sums_are_made_once_for_a_scrape(inventory, scrape):
+    scrape()
+    assert inventory.sums == 1
+
+
+def test_the_last_advertisement_has_its_time(scrape):
+    name = ("kubelend_agent_last_advertisement_timestamp_seconds",)
+    assert scrape()[name] == 0
+    assert scrape(make.T0)[name] == make.T0.timestamp()
