@@ -1,6 +1,6 @@
 """What a collector relies on, wherever nodes and pods are. A new kind is one more of `STAGES`.
 
-A stage has the source and can make things happen: `stir` has pods come and go and a node be otherwise, and
+A stage has the source and can make things happen: `stir` has pods and nodes come, go and be otherwise, and
 `truth` says what is there, by other means than the source.
 """
 
@@ -31,7 +31,7 @@ class SimulatedStage:
         nodes: [{count: 3, capacity: {cpu: 2, memory: 4Gi}, labels: {zone: a}}]
         pods: [{count: 4, requests: {cpu: 100m, memory: 64Mi}}]
         work: [{rate: 10/s, requests: {cpu: 50m..400m}, lifetime: 1s..4s}]
-        failures: [{rate: 1/s, repair: 500ms..2s}]
+        failures: [{rate: 1/s, repair: 500ms..2s}, {rate: 30/m, repair: 1s..2s, gone: true}]
         """,
         "test",
     )
@@ -122,6 +122,24 @@ async def test_changes_applied_to_the_snapshot_give_what_is_there(stage):
             await stage.stir()
             assert await stage.truth() != before
             await follow(changes, picture, await stage.truth())
+
+
+async def test_nodes_that_leave_and_join_are_told(stage):
+    async with aclosing(stage.source.changes()) as changes:
+        first = await anext(changes)
+        known = {node.name for node in first.nodes}
+        gone, new = set(), set()
+        for _ in range(5):
+            await stage.stir()
+        async with asyncio.timeout(PATIENCE):
+            while not (gone and new):
+                match await anext(changes):
+                    case NodeGone(name):
+                        gone.add(name)
+                    case Node() as node if node.name not in known:
+                        new.add(node.name)
+    assert gone & known
+    assert not new & gone
 
 
 async def test_scheduled_pods_are_on_nodes_that_are_known(stage):

@@ -119,18 +119,23 @@ def test_every_line_of_the_log_is_json(rome):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "Ctrl-C"])
 def test_it_ends_in_good_order_when_told_to(broker, certificates, tmp_path, number):
-    directory = certificates.cluster("told")
-    with agent_process.running(broker.url, directory, tmp_path / "one") as one:
-        one.wait_until_ready()
+    name = f"told-{number}"
+    with agent_process.running(broker.url, certificates.cluster(name), tmp_path / name) as agent:
+        agent.wait_until_ready()
         told = time.monotonic()
-        assert one.end(number) == 0
+        assert agent.end(number) == 0
         assert time.monotonic() - told < 5.0
-        assert one.logged("stopping")
-        assert not [line for line in one.log() if line["level"] == "error"]
-    # The broker has noticed: the next one is let in at once.
-    with agent_process.running(broker.url, directory, tmp_path / "two") as two:
-        two.wait_until_ready()
-        assert not two.logged("trouble")
+        assert agent.logged("stopping")
+        assert not [line for line in agent.log() if line["level"] == "error"]
+
+
+def test_the_broker_notices_that_it_has_ended(broker, certificates, tmp_path):
+    """Another one is let in long before an agent that is only silent would be given up."""
+    for name in ("one", "two"):
+        directory = certificates.cluster("next")
+        with agent_process.running(broker.url, directory, tmp_path / name) as agent:
+            agent.wait_until_ready()
+            assert agent.end() == 0
 
 
 def test_objects_that_cannot_be_reached_are_told_and_waited_for(broker, certificates, tmp_path):
@@ -204,7 +209,7 @@ def files(certificates, tmp_path):
         ("simulation", "odd.yaml", "odd.yaml: nodes[0].colour: is no field"),
         ("objects_dir", "good.yaml", "good.yaml cannot be made: Not a directory"),
         ("policy_file", "nothing.yaml", "--policy-file: nothing.yaml cannot be read"),
-        ("policy_file", "torn.yaml", "--policy-file: torn.yaml cannot be read"),
+        ("policy_file", "torn.yaml", "--policy-file: torn.yaml: is no YAML: line "),
     ],
 )
 def test_what_cannot_work_is_one_line_and_a_code(files, tmp_path, flag, value, words):

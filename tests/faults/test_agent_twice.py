@@ -3,12 +3,14 @@
 from collections import Counter
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
 import agents
 import tcp_cuts
 from kubelend.agent import listening
+from kubelend.broker import speakers
 from kubelend.communicators.wrapping import Wrapped
 from kubelend.core.errors import IdentityInUse
 from kubelend.wire.objects import (
@@ -128,23 +130,23 @@ async def test_second_agent_in_the_same_cluster_leaves_the_objects_alone(scene, 
         await agents.until_over(scene.broker, two, other)
 
 
-async def test_second_agent_takes_over_quickly_when_the_first_ends(scene):
-    other = await scene.start("other", scene.broker.port)
-    slow = {"advertisement_requeue_interval": timedelta(seconds=30)}
-    one = await scene.start("one", scene.broker.port, **slow)
-    await lent_and_borrowed(one, other)
-    async with second(one, objects=one.objects) as two:
-        await refused(two, times=3)
-        await one.kill()
+async def test_second_agent_takes_over_quickly_when_the_first_ends(certificates, tmp_path):
+    slow: dict[str, Any] = {"advertisement_requeue_interval": timedelta(seconds=30)}
+    async with agents.scene(certificates, tmp_path, grace=speakers.GRACE) as (broker, start, _):
+        other, one = await start("other", broker.port), await start("one", broker.port, **slow)
+        await lent_and_borrowed(one, other)
+        async with second(one, objects=one.objects) as two:
+            await refused(two, times=3)
+            await one.kill()
+            await agents.eventually(lambda: unready(two), patience=QUICKLY)
+            await two.wish("more")
+            await two.becomes("more", "Active")
+            assert len(await agents.until_agreed(broker, two, other)) == 3
+            await agents.until_over(broker, two, other)
 
-        async def look():
-            return two.process.standing.unready
 
-        await agents.eventually(look, patience=QUICKLY)
-        await two.wish("more")
-        await two.becomes("more", "Active")
-        assert len(await agents.until_agreed(scene.broker, two, other)) == 3
-        await agents.until_over(scene.broker, two, other)
+async def unready(agent):
+    return agent.process.standing.unready
 
 
 async def test_agent_that_was_cut_off_for_too_long_leaves_the_place_to_the_other(

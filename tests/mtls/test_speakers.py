@@ -176,7 +176,9 @@ async def test_agent_that_opens_its_stream_again_keeps_its_place(agent, broker):
         assert await is_refused(two)
 
 
-async def test_agent_that_is_killed_can_be_started_again_after_the_grace(broker, certificates, agent):
+async def test_agent_that_is_killed_can_be_started_again_after_the_grace(
+    broker, certificates, agent
+):
     """Nothing is said any more: the kernel closes its connections."""
     url, directory = f"https://localhost:{broker.port}", str(certificates.cluster("a"))
     process = await asyncio.create_subprocess_exec(

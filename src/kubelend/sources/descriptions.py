@@ -119,13 +119,15 @@ class Work(Record, frozen=True):
 
 
 class Failure(Record, frozen=True):
-    """A node that is not ready for a while: a certain one at a certain time, or any one now and then."""
+    """A node that fails for a while, or leaves: a certain one at a certain time, or any one now and then."""
 
     node: str = ""
     at: str = ""
     rate: str = ""
     repair: str = ""
     """How long it takes; for ever if empty."""
+    gone: bool = False
+    """Whether it leaves the cluster, with its pods; a repair is then another node that joins."""
 
     def __post_init__(self) -> None:
         with _checked():

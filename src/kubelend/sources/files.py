@@ -110,6 +110,7 @@ class FileObjects:
         last = asyncio.wrap_future(self._worker.submit(lambda: None))
         self._worker.shutdown(wait=False)
         await asyncio.wait([last], timeout=CLOSES_WITHIN)
+        last.cancel()  # or its end would be told to a loop that may be gone by then
 
     async def _change(self, job: Callable[[], Answer]) -> Answer:
         """Once more, if somebody is at the file. Meanwhile all other objects have their turns."""

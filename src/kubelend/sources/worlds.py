@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
-from kubelend.agent.ports import Change, PodGone, Snapshot
+from kubelend.agent.ports import Change, NodeGone, PodGone, Snapshot
 from kubelend.core.nodes import Node
 from kubelend.core.pods import Pod
 from kubelend.core.resources import NOTHING, Resources
@@ -45,9 +45,12 @@ class World:
         self._now = 0
         self._agenda: list[tuple[int, int, _Action | str]] = []
         self._order = itertools.count()
+        self._joined = itertools.count(1)
         self._nodes = _nodes(description)
         self._free = {name: node.allocatable for name, node in self._nodes.items()}
         self._faults = {name: 0 if node.is_ready else 1 for name, node in self._nodes.items()}
+        self._makes: dict[str, str] = {}
+        """The described name of each node that has joined in the place of another."""
         self._pods: dict[str, Pod] = {}
         self._pending: dict[str, None] = {}
         self._begin(description)
@@ -110,16 +113,17 @@ class World:
     def _start_failure(self, name: str, failure: Failure) -> None:
         dice = self._dice(name)
         repair = descriptions.period(failure.repair, "repair") if failure.repair else None
+        fail = self._leave if failure.gone else self._fail
         if failure.node:
             at = descriptions.moment(failure.at, "at")
-            self._after(at, lambda: self._fail(failure.node, dice, repair))
+            self._after(at, lambda: fail(failure.node, dice, repair))
             return
         pause = descriptions.interval(failure.rate)
 
         def strike() -> list[Change]:
             self._after(_pause(dice, pause), strike)
             ready = [node.name for node in self._nodes.values() if node.is_ready]
-            return self._fail(dice.choice(ready), dice, repair) if ready else []
+            return fail(dice.choice(ready), dice, repair) if ready else []
 
         self._after(_pause(dice, pause), strike)
 
@@ -143,20 +147,45 @@ class World:
         return placed
 
     def _depart(self, id: str) -> list[Change]:
-        pod = self._pods.pop(id)
+        pod = self._pods.pop(id, None)
+        if pod is None:  # it went with its node
+            return []
         if not pod.node:
             del self._pending[id]
             return [PodGone(id)]
         self._free[pod.node] += pod.requests
         return [PodGone(id), *self._use_room(pod.node)]
 
+    def _leave(self, name: str, dice: Random, repair: Range | None) -> list[Change]:
+        node = self._nodes.pop(name, None)
+        if node is None:
+            return []
+        del self._free[name], self._faults[name]
+        make = self._makes.pop(name, name)
+        if repair is not None:
+            self._after(_draw(dice, repair), lambda: self._join(node, make))
+        lost = [pod.id for pod in self._pods.values() if pod.node == name]
+        for pod in lost:
+            del self._pods[pod]
+        return [*map(PodGone, lost), NodeGone(name)]
+
+    def _join(self, gone: Node, make: str) -> list[Change]:
+        name = f"{make}.{next(self._joined)}"
+        node = self._nodes[name] = replace(gone, name=name, is_ready=True)
+        self._free[name], self._faults[name], self._makes[name] = node.allocatable, 0, make
+        return [node, *self._use_room(name)]
+
     def _fail(self, name: str, dice: Random, repair: Range | None) -> list[Change]:
+        if name not in self._nodes:
+            return []
         if repair is not None:
             self._after(_draw(dice, repair), lambda: self._repair(name))
         self._faults[name] += 1
         return self._set_ready(name) if self._faults[name] == 1 else []
 
     def _repair(self, name: str) -> list[Change]:
+        if name not in self._nodes:
+            return []
         self._faults[name] -= 1
         return [] if self._faults[name] else [*self._set_ready(name), *self._use_room(name)]
 

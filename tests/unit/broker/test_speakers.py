@@ -150,7 +150,7 @@ def test_during_the_grace_nobody_is_told_to_stop_what_may_have_ended(street):
         street.speak("two")
     assert str(refused.value) == (
         "another agent speaks for berlin since 12:00:00 UTC (from 10.0.0.7, last heard 0 s ago);"
-        " its stream has just ended, and its place is kept for some seconds"
+        " its stream has just ended, and its place is kept for a moment"
     )
 
 

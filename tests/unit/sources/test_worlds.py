@@ -2,9 +2,10 @@ import hashlib
 import itertools
 
 import pytest
+from msgspec.structs import replace
 
 import make
-from kubelend.agent.ports import PodGone, Snapshot
+from kubelend.agent.ports import NodeGone, PodGone, Snapshot
 from kubelend.core.nodes import Node
 from kubelend.core.pods import Pod
 from kubelend.core.resources import NOTHING, Resources
@@ -224,3 +225,39 @@ def test_steady_world_stays_as_large_and_as_busy():
     assert 9_000 < len(seen) < 11_000
     assert 500 < len(found.snapshot().pods) < 700
     assert all(pod.node for pod in found.snapshot().pods)
+
+
+def test_node_that_is_gone_takes_its_pods_along_and_another_joins():
+    found = world("""
+nodes: [{count: 2, capacity: {cpu: 2}}]
+pods: [{count: 5, requests: {cpu: 1}}]
+failures:
+  - {node: node-1, at: 1s, repair: 9s, gone: true}
+  - {node: node-1, at: 2s, repair: 1s}
+""")
+    node = found.snapshot().nodes[0]
+    assert list(found.events()) == [
+        (1.0, PodGone("pod-1-1")),
+        (1.0, PodGone("pod-1-2")),
+        (1.0, NodeGone("node-1")),
+        (10.0, replace(node, name="node-1.1")),
+        (10.0, Pod("pod-1-5", "node-1.1", make.resources("cpu=1"))),
+    ]
+    assert [one.name for one in found.snapshot().nodes] == ["node-2", "node-1.1"]
+
+
+def test_end_of_a_pod_that_went_with_its_node_is_no_event():
+    found = world("""
+nodes: [{capacity: {cpu: 2}}]
+work: [{rate: 1/h, requests: {cpu: 1}, lifetime: 5s, start: 1}]
+failures: [{node: node-1, at: 1us, gone: true}, {node: node-1, at: 1s, repair: 2s}]
+""")
+    seen = [change for _, change in itertools.islice(found.events(), 3)]
+    assert seen[:2] == [PodGone("work-1-1"), NodeGone("node-1")]
+    assert isinstance(seen[2], Pod)
+
+
+def test_nodes_that_are_replaced_again_and_again_have_short_new_names():
+    found = world("nodes: [{capacity: {cpu: 2}}]\nfailures: [{rate: 1/s, repair: 1s, gone: true}]")
+    seen = [change for _, change in itertools.islice(found.events(), 6)]
+    assert [one.name for one in seen] == ["node-1", *(f"node-1.{n}" for n in (1, 1, 2, 2, 3))]

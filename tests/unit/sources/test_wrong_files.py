@@ -278,6 +278,7 @@ async def test_first_look_at_a_file_that_never_rests_keeps_no_other_waiting(
     file.write_text(BY_HAND)
     objects = open_objects(settle=timedelta(hours=1))
     first = asyncio.ensure_future(objects.list(ResourceRequest))
+    await asyncio.sleep(0)
     began = time.monotonic()
     await objects.apply(replace(wish(), metadata=Metadata("other")))
     assert time.monotonic() - began < PATIENCE / 2
