@@ -220,7 +220,10 @@ class Agent(Cluster):
 
 
 class Start(Protocol):
-    """Starts an agent at a broker's port; `settings` are AgentSettings beside the `QUICK` ones."""
+    """Starts an agent at a broker's port, and waits until it is ready.
+
+    `prepare` is called before, and `settings` are AgentSettings beside the `QUICK` ones.
+    """
 
     async def __call__(
         self,
@@ -229,7 +232,7 @@ class Start(Protocol):
         *,
         cluster: str = SOME,
         silence: timedelta = SILENCE,
-        ready: bool = True,
+        prepare: Callable[[Agent], None] = lambda _: None,
         **settings: Any,
     ) -> Agent: ...
 
@@ -274,15 +277,15 @@ async def starting(certificates: Certificates, directory: Path) -> AsyncIterator
             *,
             cluster: str = SOME,
             silence: timedelta = SILENCE,
-            ready: bool = True,
+            prepare: Callable[[Agent], None] = lambda _: None,
             **settings: Any,
         ) -> Agent:
             made = made_for(name, port, certificates, directory, cluster, **settings)
             agent = Agent(name, made, silence)
             stack.push_async_callback(agent.kill)
+            prepare(agent)
             await agent.start()
-            if ready:
-                await agent.wait_until_ready()
+            await agent.wait_until_ready()
             return agent
 
         yield start

@@ -109,6 +109,12 @@ class Rig:
             self.objects, self.broker, self.reservations, self.peering, self.standing, now
         )
 
+    def known(self, name: str) -> bodies.Reservation:
+        """The newest word on a reservation that there must be."""
+        found = self.reservations.find(name)
+        assert found is not None
+        return found
+
     @property
     def problem(self) -> str:
         return self.standing.problems.get("peering", "")
@@ -118,9 +124,7 @@ class Rig:
     ) -> str:
         """What the requester writes for a reservation, as the broker's word comes; gives its key."""
         self.tell(name, target, phase, is_acknowledged=is_acknowledged)
-        body = self.reservations.find(name)
-        assert body is not None
-        wanted = directions.instruction(body, "default")
+        wanted = directions.instruction(self.known(name), "default")
         found = await self.objects.find(ReservationInstruction, wanted.key)
         await self.objects.apply(wanted if found is None else replace(found, spec=wanted.spec))
         await settled()

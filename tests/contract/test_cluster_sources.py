@@ -128,7 +128,8 @@ async def test_nodes_that_leave_and_join_are_told(stage):
     async with aclosing(stage.source.changes()) as changes:
         first = await anext(changes)
         known = {node.name for node in first.nodes}
-        gone, new = set(), set()
+        gone: set[str] = set()
+        new: set[str] = set()
         for _ in range(5):
             await stage.stir()
         async with asyncio.timeout(PATIENCE):

@@ -254,7 +254,7 @@ async def test_the_stream_tells_both_sides(borrower, lender):
     async with listening(borrower) as requester, listening(lender) as provider:
         first = asyncio.gather(requester(), provider())
         found = await borrower.request(WISH, "k")
-        assert await first == [
+        assert list(await first) == [
             ("requester", "Use", found.id),
             ("provider", "Hold", found.id),
         ]
@@ -266,7 +266,7 @@ async def test_the_stream_tells_both_sides(borrower, lender):
 async def test_a_stream_begins_with_a_reset_and_all_that_is_open(borrower, lender):
     found, over = await borrower.request(WISH, "k"), await borrower.request(SMALL, "over")
     await borrower.release(over.id)
-    resets = []
+    resets: list[str] = []
     async with listening(lender, resets) as provider:
         assert await provider() == ("provider", "Hold", found.id)
     assert resets == ["reset"]
@@ -274,7 +274,7 @@ async def test_a_stream_begins_with_a_reset_and_all_that_is_open(borrower, lende
 
 async def test_a_stream_called_again_goes_on_behind_the_last(borrower, lender):
     first, second = await borrower.request(SMALL, "1"), await borrower.request(SMALL, "2")
-    resets = []
+    resets: list[str] = []
     async with listening(lender, resets) as provider:
         assert (await provider())[2] == first.id
     async with listening(lender, resets) as provider:
@@ -292,7 +292,8 @@ async def test_a_stream_that_may_have_missed_something_is_reset(start, kind):
         for each in (lender, borrower):
             stack.push_async_callback(each.close)
         await lender.publish(offer("lender"))
-        over, resets = await borrower.request(SMALL, "1"), []
+        over = await borrower.request(SMALL, "1")
+        resets: list[str] = []
         async with listening(lender, resets) as provider:
             await provider()
         await borrower.release(over.id)

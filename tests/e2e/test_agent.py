@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(120)
 
 USAGE = 2
 SECOND = timedelta(seconds=1)
-SPENT, LEFT = timedelta(seconds=42), timedelta(seconds=8)
+SPENT, LEFT = timedelta(seconds=33), timedelta(seconds=7)
 """Of a certificate's life: it is time to renew it, and there is time to."""
 
 

@@ -52,22 +52,27 @@ async def scene(certificates, tmp_path):
 
 
 @pytest.fixture
-async def lender(scene):
-    return await scene.start("lender", scene.broker.port)
+def fate_of():
+    """By the name of the agent."""
+    return {}
 
 
 @pytest.fixture
-async def borrower(scene):
-    return await scene.start("borrower", scene.broker.port, cluster=agents.NOTHING)
+async def lender(scene, fate_of):
+    return await scene.start("lender", scene.broker.port, prepare=fated(fate_of))
 
 
-async def fated(agent):
-    """The same agent, whose end is to be chosen."""
-    await agent.kill()
-    fate = fates.bind(agent)
-    await agent.start()
-    await agent.wait_until_ready()
-    return fate
+@pytest.fixture
+async def borrower(scene, fate_of):
+    nothing = agents.NOTHING
+    return await scene.start("borrower", scene.broker.port, cluster=nothing, prepare=fated(fate_of))
+
+
+def fated(fate_of):
+    def bind(agent):
+        fate_of[agent.name] = fates.bind(agent)
+
+    return bind
 
 
 async def reborn(agent, fate):
@@ -86,8 +91,10 @@ async def one_lock_is_taken(scene, *members):
 
 
 @table(ASKING)
-async def test_requester_that_dies_while_it_asks_has_one_lock(scene, lender, borrower, place):
-    fate = await fated(borrower)
+async def test_requester_that_dies_while_it_asks_has_one_lock(
+    scene, lender, borrower, fate_of, place
+):
+    fate = fate_of["borrower"]
     fate.comes(*place)
     await borrower.wish("w")
     await reborn(borrower, fate)
@@ -98,9 +105,9 @@ async def test_requester_that_dies_while_it_asks_has_one_lock(scene, lender, bor
 
 @table(ASKING)
 async def test_request_that_is_deleted_while_nobody_lives_leaves_nothing(
-    scene, lender, borrower, place
+    scene, lender, borrower, fate_of, place
 ):
-    fate = await fated(borrower)
+    fate = fate_of["borrower"]
     fate.comes(*place)
     await borrower.wish("w")
     await fate.has_come()
@@ -112,8 +119,10 @@ async def test_request_that_is_deleted_while_nobody_lives_leaves_nothing(
 
 
 @table(PARTING)
-async def test_requester_that_dies_while_it_gives_back_gives_back(scene, lender, borrower, place):
-    fate = await fated(borrower)
+async def test_requester_that_dies_while_it_gives_back_gives_back(
+    scene, lender, borrower, fate_of, place
+):
+    fate = fate_of["borrower"]
     await borrower.wish("w")
     await borrower.becomes("w", "Active")
     await one_lock_is_taken(scene, lender, borrower)
@@ -124,8 +133,10 @@ async def test_requester_that_dies_while_it_gives_back_gives_back(scene, lender,
 
 
 @table(HOLDING)
-async def test_provider_that_dies_while_it_promises_holds_it_once(scene, lender, borrower, place):
-    fate = await fated(lender)
+async def test_provider_that_dies_while_it_promises_holds_it_once(
+    scene, lender, borrower, fate_of, place
+):
+    fate = fate_of["lender"]
     fate.comes(*place)
     await borrower.wish("w")
     await reborn(lender, fate)
@@ -141,8 +152,10 @@ async def unacknowledged(broker):
 
 
 @table(WITHDRAWING)
-async def test_provider_that_dies_while_it_lets_go_holds_nothing(scene, lender, borrower, place):
-    fate = await fated(lender)
+async def test_provider_that_dies_while_it_lets_go_holds_nothing(
+    scene, lender, borrower, fate_of, place
+):
+    fate = fate_of["lender"]
     await borrower.wish("w")
     await borrower.becomes("w", "Active")
     await one_lock_is_taken(scene, lender, borrower)

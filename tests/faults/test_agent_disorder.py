@@ -87,13 +87,11 @@ async def test_duplicates_and_old_words_in_any_order_change_nothing(certificates
         ways.append(Disorderly(inner, dice))
         return ways[-1]
 
+    def disturb(agent):
+        agent.wrap = disorderly
+
     async with agents.scene(certificates, tmp_path) as (broker, start, _):
-        members = [await start(name, broker.port) for name in NAMES]
-        for agent in members:
-            await agent.kill()
-            agent.wrap = disorderly
-            await agent.start()
-            await agent.wait_until_ready()
+        members = [await start(name, broker.port, prepare=disturb) for name in NAMES]
         for number in range(ROUNDS):
             for agent in members:
                 await agent.wish(f"w{number}", cpu="100m", memory="64Mi")

@@ -22,6 +22,7 @@ from kubelend.wire.objects import (
 
 pytestmark = pytest.mark.filterwarnings(agents.LEFT_SOCKETS)
 
+OFTEN: dict[str, Any] = {"advertisement_requeue_interval": timedelta(milliseconds=300)}
 QUICKLY = 9.0
 """Seconds until another one has taken over, as agents are set up by default."""
 
@@ -91,7 +92,7 @@ async def test_second_agent_says_why_it_cannot_and_does_nothing(scene, monkeypat
     # It may ask what there is, as everybody may, and the answer must be no reason to act.
     monkeypatch.setattr(listening, "SLOWLY", timedelta(milliseconds=200))
     other = await scene.start("other", scene.broker.port)
-    one = await scene.start("one", scene.broker.port)
+    one = await scene.start("one", scene.broker.port, **OFTEN)
     await lent_and_borrowed(one, other)
     async with second(one) as two:
         await two.wish("mine")
@@ -113,7 +114,7 @@ async def test_second_agent_in_the_same_cluster_leaves_the_objects_alone(scene, 
     """As during the update of a deployment: both see what users do, and one acts."""
     monkeypatch.setattr(listening, "SLOWLY", timedelta(milliseconds=200))
     other = await scene.start("other", scene.broker.port)
-    one = await scene.start("one", scene.broker.port)
+    one = await scene.start("one", scene.broker.port, **OFTEN)
     async with second(one, objects=one.objects) as two:
         await refused(two, times=1)
         for number in range(10):

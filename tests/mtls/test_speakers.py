@@ -184,6 +184,7 @@ async def test_agent_that_is_killed_can_be_started_again_after_the_grace(
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", _AGENT, url, directory, stdout=asyncio.subprocess.PIPE
     )
+    assert process.stdout is not None
     try:
         assert await asyncio.wait_for(process.stdout.readline(), 3 * PATIENCE) == b"open\n"
         two = agent("two")

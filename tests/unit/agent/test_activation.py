@@ -86,7 +86,7 @@ async def test_one_that_hangs_is_tried_again():
         assert "not answered within 10s" in rig.problem
         rig.broker.hangs = False
         await passed(60)
-        assert rig.reservations.find("rsv-1").status.phase == "Active"
+        assert rig.known("rsv-1").status.phase == "Active"
 
 
 @pytest.mark.parametrize("seconds", [0, 1, 20], ids=["at once", "late", "very late"])

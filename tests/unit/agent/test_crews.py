@@ -15,8 +15,8 @@ class Work:
     """Looks at keys: `slow` ones take an hour, `bad` ones fail, and `wrong` ones are a mistake."""
 
     def __init__(self):
-        self.looked = Counter()
-        self.failed = Counter()
+        self.looked: Counter[str] = Counter()
+        self.failed: Counter[str] = Counter()
         self.crew = Crew(self.look, self.fail)
 
     async def look(self, key):

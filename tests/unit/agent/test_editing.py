@@ -42,6 +42,7 @@ class Crowded(MemoryObjects):
         if self.times and wanted.metadata.resource_version:
             self.times -= 1
             found = await self.find(type(wanted), wanted.key)
+            assert found is not None
             said = replace(found.status, message=f"{found.status.message}+")
             await super().set_status(replace(found, status=said))
         return await super().set_status(wanted)
@@ -55,6 +56,7 @@ async def test_edit_keeps_what_others_did_meanwhile():
     objects = Crowded(2)
     made = await objects.apply(wish())
     changed = await editing.edit(objects, made, marked)
+    assert changed is not None
     assert changed.metadata.finalizers == ("example.org/one",)
     assert changed.spec.requested_cpu == "10"
 
@@ -96,6 +98,7 @@ async def test_a_status_is_made_of_what_others_have_written_meanwhile():
     objects = Crowded(2)
     made = await objects.apply(wish())
     stated = await editing.state(objects, made, pending, lambda: LATER)
+    assert stated is not None
     assert stated.status == ResourceRequestStatus("Pending", message="++", last_update_time=LATER)
     assert await objects.find(ResourceRequest, made.key) == stated
 
@@ -105,6 +108,7 @@ async def test_a_status_is_written_though_somebody_changed_the_spec():
     made = await objects.apply(wish())
     await objects.apply(wish(cpu="2"))
     stated = await editing.state(objects, made, pending, lambda: LATER)
+    assert stated is not None
     assert (stated.spec.requested_cpu, stated.status.phase) == ("2", "Pending")
 
 
@@ -120,9 +124,11 @@ async def test_finalizers_come_once_and_go_beside_those_of_others():
     made = await objects.apply(marked(wish()))
     for _ in range(2):
         changed = await editing.add_finalizer(objects, made, "ours")
+        assert changed is not None
         assert changed.metadata.finalizers == ("example.org/one", "ours")
     for _ in range(2):
         changed = await editing.remove_finalizer(objects, made, "ours")
+        assert changed is not None
         assert changed.metadata.finalizers == ("example.org/one",)
 
 

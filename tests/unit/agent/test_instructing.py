@@ -355,7 +355,8 @@ async def test_a_list_that_comes_while_one_is_looked_after_is_no_mistake():
                 instructor.take(Listed([]))
             return await super().find(kind, key)
 
-    outside = Outside(Relisted(now), requesters.LendingBroker(), Reservations(), now)
+    broker = requesters.LendingBroker()
+    outside = Outside(Relisted(now), broker, Reservations(), now)
     instructor = Instructor(
         outside,
         Leases(now, lambda: 0.0),
@@ -364,7 +365,7 @@ async def test_a_list_that_comes_while_one_is_looked_after_is_no_mistake():
         finished_for=A_WHILE,
         chance=lambda: 0.0,
     )
-    outside.communicator.refused["find"] = errors.NotFound("none")
+    broker.refused["find"] = errors.NotFound("none")
     task = asyncio.create_task(instructor.looks.run())
     gone = ReservationInstruction(
         Metadata("rsv-1"),
@@ -385,6 +386,7 @@ async def test_the_end_keeps_what_the_peering_writes_in_the_same_moment():
             if wanted.status.phase == "Finished" and not peered:
                 peered.append("p1")
                 found = await self.find(type(wanted), wanted.key)
+                assert found is not None
                 joined = replace(found.status, peered_cluster_ids=("p1",))
                 await super().set_status(replace(found, status=joined))
             return await super().set_status(wanted)

@@ -25,7 +25,7 @@ async def test_a_reservation_is_joined_sized_ready_and_activated_once():
         assert rig.peering.joined == {("rsv-1", "one")}
         assert rig.peering.sizes == {"rsv-1": "500m CPU / 1Gi Memory / 2 GPU"}
         assert rig.broker.activated == ["rsv-1"]
-        assert rig.reservations.find("rsv-1").status.phase == "Active"
+        assert rig.known("rsv-1").status.phase == "Active"
         await passed(600)
         assert rig.broker.activated == ["rsv-1"]
         assert rig.problem == ""
@@ -124,7 +124,7 @@ async def test_an_activation_that_fails_leaves_it_ready_and_is_tried_again():
         assert 4 <= len(rig.broker.activated) <= 10
         rig.broker.trouble = None
         await passed(60)
-        assert rig.reservations.find("rsv-1").status.phase == "Active"
+        assert rig.known("rsv-1").status.phase == "Active"
         assert rig.problem == ""
 
 
@@ -139,7 +139,7 @@ async def test_an_activation_is_tried_again_as_soon_as_the_broker_is_heard():
         rig.reservations.contact()
         await settled()
         assert len(rig.broker.activated) == tries + 1
-        assert rig.reservations.find("rsv-1").status.phase == "Active"
+        assert rig.known("rsv-1").status.phase == "Active"
 
 
 @pytest.mark.parametrize("end", ["deleted", "finished", "taken away"])
@@ -166,7 +166,7 @@ def test_what_was_not_activated_is_no_trouble_once_it_is_over(end):
 async def test_what_the_broker_has_not_spoken_of_is_activated_when_it_does():
     async with running() as rig:
         rig.tell("rsv-1", "one", "Reserved")
-        body = rig.reservations.find("rsv-1")
+        body = rig.known("rsv-1")
         rig.reservations.forget("rsv-1")
         await rig.objects.apply(directions.instruction(body, "default"))
         await settled()
@@ -297,7 +297,7 @@ def test_a_restart_parts_what_ended_in_the_meantime(end):
 @in_virtual_time
 async def test_a_mistake_in_the_code_ends_the_task_with_its_reason():
     rig = Rig()
-    rig.peering.fails["connect"] = ZeroDivisionError("a mistake")
+    rig.peering.fails["connect"] = ZeroDivisionError("a mistake")  # type: ignore[assignment]  # a mistake
     with pytest.raises(ZeroDivisionError, match="a mistake"):
         async with running(rig):
             await rig.instruct("rsv-1", "one")

@@ -183,11 +183,10 @@ def test_open_stream_is_no_sign_of_life_and_ends_with_the_place(street):
     old = Feed(BERLIN, 0)
     with street.stream("one", old):
         street.clock.pass_time(TIMEOUT)
+        feeds = [old, Feed(BERLIN, 0)]
         assert not old.closed
-        new = Feed(BERLIN, 0)
-        with street.stream("two", new):
-            assert old.closed
-            assert not new.closed
+        with street.stream("two", feeds[1]):
+            assert [feed.closed for feed in feeds] == [True, False]
             assert street.is_refused("one")
     street.clock.pass_time(GRACE)
     assert not street.is_refused("three")

@@ -157,7 +157,7 @@ async def test_half_an_event_is_not_taken(broker, communicator):
 
 async def test_after_a_reset_the_numbers_of_before_mean_nothing(broker, communicator):
     """A broker whose store was lost counts from the start: behind the old number it would be silent."""
-    resets = []
+    resets: list[str] = []
     broker.answers += [events(event(7)), events(RESET), events(RESET + event(2)), events(b"")]
     for expected in ([7], [], [2], []):
         assert (await revisions(communicator, resets))[0] == expected

@@ -4,6 +4,7 @@ import asyncio
 import inspect
 from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -112,7 +113,8 @@ async def test_errors_resets_and_the_end_go_through(wrap):
     inner.error = NoCapacity("none")
     with pytest.raises(NoCapacity):
         await wrapped.request(WISH, "k")
-    resets, told = [], []
+    resets: list[str] = []
+    told: list[Any] = []
     with pytest.raises(BrokerUnreachable, match="cut"):
         await read(wrapped.stream(lambda: resets.append("reset")), told)
     assert (resets, told) == (["reset"], [TOLD, TOLD])
@@ -124,7 +126,7 @@ async def test_errors_resets_and_the_end_go_through(wrap):
 @pytest.mark.parametrize("name", CALLS)
 @in_virtual_time
 async def test_a_delayed_call_waits_before_it_is_made(name):
-    log = []
+    log: list[Any] = []
     wrapped, _ = delayed(log)
     call = asyncio.create_task(getattr(wrapped, name)(*CALLS[name]))
     await asyncio.sleep(0.24)
@@ -166,7 +168,7 @@ async def test_a_delayed_stream_that_is_left_leaves_nothing_behind():
 
 @pytest.mark.parametrize("name", CALLS)
 async def test_each_call_is_reported_with_outcome_and_seconds(name):
-    log = []
+    log: list[Any] = []
     wrapped, inner = measured(log)
     await getattr(wrapped, name)(*CALLS[name])
     inner.error = NoCapacity("none")
@@ -176,7 +178,7 @@ async def test_each_call_is_reported_with_outcome_and_seconds(name):
 
 
 async def test_a_stream_is_reported_when_it_breaks():
-    log = []
+    log: list[Any] = []
     wrapped, _ = measured(log)
     stream = wrapped.stream(lambda: None)
     await anext(stream)
@@ -187,7 +189,7 @@ async def test_a_stream_is_reported_when_it_breaks():
 
 
 async def test_what_its_caller_gave_up_is_not_reported():
-    log = []
+    log: list[Any] = []
     wrapped, inner = measured(log)
     inner.error = asyncio.CancelledError()
     with pytest.raises(asyncio.CancelledError):

@@ -236,8 +236,8 @@ class LedgerMachine(RuleBasedStateMachine):
         before = {found.id: found for found in self.ledger.reservations.values() if found.is_live}
         given_up = self.desk.listen(self.vigil, seconds * make.SECOND)
         assert {found.id for found in given_up} <= {silent}
-        for name, held in before.items():
-            after = self.desk[name]
+        for reservation, held in before.items():
+            after = self.desk[reservation]
             moved = held.target == silent and after.left == (*held.left, silent)
             assert moved or (after.target, after.left) == (held.target, held.left)
             assert (after.is_live, after.expires_at) == (True, held.expires_at)

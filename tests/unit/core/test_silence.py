@@ -5,6 +5,7 @@ import pytest
 import make
 from kubelend.core import revocation, silence
 from kubelend.core.ledger import Ledger
+from kubelend.core.models import ClusterId
 from kubelend.core.roles import Role
 
 WANTED = "cpu=1,memory=1Gi"
@@ -18,7 +19,7 @@ def desk():
     made = make.desk(b="cpu=4,memory=4Gi", c="cpu=2,memory=2Gi")
     made.advertise("a", "cpu=8,memory=8Gi", **SHORT)
     for name in "bc":
-        made.advertise(name, made.ledger.clusters[name].advertisement)
+        made.advertise(name, made.ledger.cluster(ClusterId(name)).advertisement)
     return made
 
 

@@ -27,9 +27,9 @@ def cluster(name="turin", *, active=True, allocated="6", reserved="4", gpu="2", 
 
 
 def rendered(*clusters, width=80):
-    console = Console(file=io.StringIO(), width=width, force_terminal=False)
-    console.print(screen.table(clusters))
-    return console.file.getvalue().splitlines()
+    out = io.StringIO()
+    Console(file=out, width=width, force_terminal=False).print(screen.table(clusters))
+    return out.getvalue().splitlines()
 
 
 def test_a_cluster_is_one_line_with_what_is_used_lent_and_free():
