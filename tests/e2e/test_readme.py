@@ -43,7 +43,7 @@ def script(blocks, probes):
     text = "\n".join(blocks)
     assert "localhost:8081" in text
     text = text.replace("localhost:8081", f"localhost:{probes}")
-    return f"set -euo pipefail\n{text}\nwait %1\necho 'the tour is over'\n"
+    return f"set -euo pipefail\n{text}\nwait %2 %3\nwait %1\necho 'the tour is over'\n"
 
 
 def environment(api, enrol, probes, metrics):

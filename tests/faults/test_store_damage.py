@@ -98,7 +98,6 @@ def swap_roots(path, mine, others):
         # Rows of the archive have the right shape and checksums, and would come back to life.
         ("reservations", "archive", SqliteStore.open),
         # An index that misses rows lets the next change of each add a second one.
-        ("sqlite_autoindex_reservations_1", "sqlite_autoindex_clusters_1", SqliteStore.open),
         ("sqlite_autoindex_clusters_1", "sqlite_autoindex_meta_1", SqliteStore.open),
         ("sqlite_autoindex_archive_1", "sqlite_autoindex_clusters_1", SqliteStore.open_readonly),
     ],

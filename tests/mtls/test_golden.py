@@ -62,6 +62,7 @@ async def test_reservation_is_answered_with_201_and_every_field_of_the_golden_pa
     assert answer.status == 201
     body = answer.json
     assert re.fullmatch(r"rsv-agent-cluster-1-[0-9a-f]{16}", body.pop("id"))
+    assert body.pop("revision") > 0
     assert body == {
         "requesterID": "agent-cluster-1",
         "targetClusterID": "agent-cluster-2",

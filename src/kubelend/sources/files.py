@@ -119,10 +119,10 @@ class FileObjects:
         while True:
             try:
                 return await self._do(job)
-            except folders.Restless:
+            except folders.Restless as problem:
                 if loop.time() >= deadline:
-                    raise
-                await asyncio.sleep(self._nap)
+                    raise Unavailable(str(problem), hint="it is tried again") from problem
+            await asyncio.sleep(self._nap)
 
     async def _scan(self, kind: type[Object]) -> bool:
         """Look at the disk; True if something there does not rest yet."""

@@ -37,8 +37,8 @@ _LONGEST: Final = 255 - len("..new")
 log = structlog.get_logger("kubelend.objects")
 
 
-class Restless(Unavailable):
-    """Somebody is at the file: it is read, and may be written, when it rests."""
+class Restless(Exception):
+    """Somebody is at the file: it is read, and may be written, when it rests. Carries a sentence part."""
 
 
 class _Entry(msgspec.Struct):

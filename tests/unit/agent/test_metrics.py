@@ -1,5 +1,8 @@
 """A scrape says how the agent stands at that moment."""
 
+import re
+from pathlib import Path
+
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -86,3 +89,14 @@ def test_the_last_advertisement_has_its_time(scrape):
     name = ("kubelend_agent_last_advertisement_timestamp_seconds",)
     assert scrape()[name] == 0
     assert scrape(make.T0)[name] == make.T0.timestamp()
+
+
+def test_every_metric_is_documented(scrape):
+    documented = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text("utf-8")
+    names = {re.sub("_(bucket|sum|count|created)$", "", name) for name, *_ in scrape(make.T0)}
+    ours = {name for name in names if name.startswith("kubelend_agent_")}
+    assert len(ours) > 10
+    short = {name: "_" + name.removeprefix("kubelend_agent_") for name in ours}
+    assert [
+        n for n in ours if f"`{n}`" not in documented and f"`{short[n]}`" not in documented
+    ] == []

@@ -117,6 +117,10 @@ def test_loading_leaves_the_garbage_collector_as_it_was(store):
     [
         ("UPDATE reservations SET record = replace(record, '1000', '9000')", "'rsv-1' .* checksum"),
         ("UPDATE reservations SET id = 'rsv-2'", "'rsv-2' .* checksum"),
+        (
+            "INSERT INTO reservations SELECT number + 1, id, phase, checksum, record FROM reservations",
+            "holds reservation 'rsv-1' twice",
+        ),
         ("UPDATE clusters SET checksum = checksum + 1", "'a' .* checksum"),
         ("UPDATE clusters SET record = '', checksum = 0", "'a' .* checksum"),
         ("UPDATE meta SET value = value - 1", "revision .* checksum"),
