@@ -123,6 +123,11 @@ class Process:
             )
         )
         self.communicator: BrokerCommunicator | None = None
+        # Before anybody can ask whether it is ready: probes answer from the first moment on.
+        for part in (
+            ("collector", "publisher", "stream") if settings.broker_transport else ("collector",)
+        ):
+            self.standing.expect(part)
 
     def roots(self) -> dict[str, Root]:
         """Each may use those before it until it has stopped."""
@@ -140,8 +145,6 @@ class Process:
         return {"collector": collector.run(), "publisher": meter.run(collector.measured)}
 
     def _with(self, broker: BrokerCommunicator) -> dict[str, Root]:
-        for part in ("collector", "publisher", "stream"):
-            self.standing.expect(part)
         publisher = self._advertiser = self._publisher(Placed(broker, self._place))
         collector = self._collector(publisher.changed)
         provider = self._provider(broker, publisher)

@@ -1,0 +1,21 @@
+"""The agent as it is put together: what can be asked of it from the first moment on."""
+
+import pytest
+
+from kubelend.apps import agent, flags, surroundings
+from kubelend.apps.agent_settings import AgentSettings
+
+
+@pytest.mark.parametrize(
+    "transport, parts",
+    [("http", ["collector", "publisher", "stream"]), ("", ["collector"])],
+    ids=["with a broker", "alone"],
+)
+def test_an_agent_whose_work_has_not_begun_is_not_ready(tmp_path, transport, parts):
+    simulation = tmp_path / "cluster.yaml"
+    simulation.write_text("nodes: [{capacity: {cpu: 4, memory: 8Gi}}]")
+    texts = {"broker_transport": transport, "broker_cert_path": "certs", "source": "simulated"}
+    settings = flags.parse(AgentSettings, texts | {"simulation": str(simulation)})
+    process = agent.Process(settings, surroundings.of(settings), "berlin")
+    unready = "; ".join(f"{part}: has not begun yet" for part in parts)
+    assert process.standing.unready == unready
