@@ -43,7 +43,10 @@ def script(blocks, probes):
     text = "\n".join(blocks)
     assert "localhost:8081" in text
     text = text.replace("localhost:8081", f"localhost:{probes}")
-    return f"set -euo pipefail\n{text}\nwait %2 %3\nwait %1\necho 'the tour is over'\n"
+    # By process and not by job: bash forgets a job that has ended, and remembers how its process did.
+    text = text.replace("\nkill %1", "\nstarted=$(jobs -p)\nkill %1")
+    wait = "for process in $started; do wait $process; done"
+    return f"set -euo pipefail\n{text}\n{wait}\necho 'the tour is over'\n"
 
 
 def environment(api, enrol, probes, metrics):
