@@ -92,12 +92,16 @@ class GroupCommit:
             newest.waiters.append(waiter)
             await waiter
 
-    async def close(self) -> None:
-        """Finish what has been handed over, then let go of the store."""
+    async def stand_down(self, failure: Exception) -> None:
+        """Finish what has been handed over, take nothing more, and let go of the store."""
         while self._gathering or self._flying:
             await asyncio.gather(self.settled(), return_exceptions=True)
-        self._failure = NotReady("the broker is stopping")
+        self._failure = failure
         await self._in_thread(self._let_go)
+
+    async def close(self) -> None:
+        """The same for good."""
+        await self.stand_down(NotReady("the broker is stopping"))
         self._thread.shutdown()
 
     def _take_off(self) -> None:

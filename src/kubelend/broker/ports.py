@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple, Protocol
 
@@ -44,6 +44,40 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Release files and locks; nothing is written."""
+
+
+class News(NamedTuple):
+    """What the leading broker has made durable, all of one commit."""
+
+    changes: Sequence[Change]
+    revision: int
+
+
+class Replica(Protocol):
+    """How a broker that does not lead keeps up with the one that does."""
+
+    def follow(self) -> AsyncGenerator[Records | News, None]:
+        """First all that is there, then what changes; all of it again after a gap.
+
+        Does not end by itself; `StoreFailed` if it cannot look.
+        """
+
+
+class Leadership(Protocol):
+    """Which of several brokers decides. It is a promise about time; the store alone makes it a fact,
+    for it refuses every writer but the last that opened it.
+    """
+
+    @property
+    def leads(self) -> bool:
+        """Whether this broker leads at this very moment, by its own clock."""
+
+    @property
+    def leader(self) -> str:
+        """How the broker that leads calls itself; empty if none is known."""
+
+    async def won(self) -> None:
+        """Wait until this broker leads."""
 
 
 class Applicant(NamedTuple):

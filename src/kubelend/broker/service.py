@@ -13,8 +13,9 @@ import structlog
 from msgspec.structs import replace
 
 from kubelend.broker import naming, views
+from kubelend.broker.leadership import ALONE
 from kubelend.broker.metrics import Metrics, Outcome
-from kubelend.broker.ports import Clock, OpenStore
+from kubelend.broker.ports import Clock, Leadership, OpenStore, Replica
 from kubelend.broker.writer import Writer
 from kubelend.core import commands, explanations, quotas
 from kubelend.core.commands import Command
@@ -52,8 +53,17 @@ class Rules(msgspec.Struct, frozen=True):
 class Broker(Writer):
     """Lending and borrowing. Use `run` as a root task; all else may be called once `unready` is None."""
 
-    def __init__(self, open_store: OpenStore, clock: Clock, rules: Rules, metrics: Metrics) -> None:
-        super().__init__(open_store, clock, metrics, rules.retention, rules.lost_after)
+    def __init__(
+        self,
+        open_store: OpenStore,
+        clock: Clock,
+        rules: Rules,
+        metrics: Metrics,
+        leadership: Leadership = ALONE,
+        replica: Replica | None = None,
+    ) -> None:
+        ends = rules.retention, rules.lost_after
+        super().__init__(open_store, clock, metrics, *ends, leadership, replica)
         self._rules = rules
 
     # -- providers

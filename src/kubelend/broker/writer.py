@@ -3,6 +3,9 @@
 A change is decided, assumed and handed to the store in one stretch without `await`; it is answered
 when it is durable. Every answer, also to a question, waits until what it shows is durable. When the store
 fails, the broker is unready, drops its memory and reads it anew: it never guesses.
+
+Of several brokers on one store one leads. The others follow: they answer questions from what the leader
+has made durable, and refuse changes.
 """
 
 from __future__ import annotations
@@ -17,14 +20,16 @@ import structlog
 
 from kubelend.broker.commits import GroupCommit
 from kubelend.broker.feeds import Feeds
+from kubelend.broker.leadership import ALONE
 from kubelend.broker.metrics import Metrics
-from kubelend.broker.ports import Clock, OpenStore, Store
+from kubelend.broker.ports import Clock, Leadership, News, OpenStore, Replica, Store
 from kubelend.core import commands, revocation, silence
 from kubelend.core.commands import Command
-from kubelend.core.errors import KubelendError, NotReady
+from kubelend.core.errors import KubelendError, NotLeader, NotReady
 from kubelend.core.events import Change
 from kubelend.core.journal import THE_BROKER, Actor, Entry
 from kubelend.core.ledger import Ledger
+from kubelend.core.records import Records
 from kubelend.core.registry import Registry
 from kubelend.core.silence import Vigil
 
@@ -53,17 +58,22 @@ class Writer:
         metrics: Metrics,
         retention: timedelta,
         lost_after: timedelta,
+        leadership: Leadership = ALONE,
+        replica: Replica | None = None,
     ) -> None:
         self.feeds = Feeds()
         self.clock = clock
+        self.leadership = leadership
         self.unready: str | None = "starting: the store is being read"
         """Why no call can be answered now, or None."""
         self._metrics = metrics
         self._retention = retention
         self._lost_after = lost_after
         self._commits = GroupCommit(open_store, self._landed, self._store_failed)
+        self._replica = replica
         self._ledger = Ledger()
         self._is_loaded = False
+        self._is_leading = False
         self._wake = asyncio.Event()
         self._swept_at = datetime.min.replace(tzinfo=UTC)
         self._vigil = Vigil(lost_after, self._ledger, clock())
@@ -78,23 +88,19 @@ class Writer:
     # -- life
 
     async def run(self, patience: float = 1.0) -> None:
-        """Load, then end what is due; after a failure of the store load again. Never returns."""
+        """Lead while this broker may, and follow the one that does meanwhile. Never returns."""
         while True:
-            await self._load(patience)
-            while self.unready is None:
-                await self._sleep_until_due(patience)
-                if self.unready is None:
-                    await self._expire_quietly()
+            if not self.leadership.leads:
+                await self._follow(patience)
+            await self._lead(patience)
 
     async def load(self) -> None:
-        """Take the state from the store, and be ready."""
+        """Take the state from the store, and be ready to change it."""
         records = await self._commits.load()
-        self._ledger = Ledger.restore(records)
-        self._is_loaded = True
+        self._restore(records)
         # Anew: until now nobody could be heard.
         self._vigil = Vigil(self._lost_after, self._ledger, self.clock())
-        self._metrics.watch(self._ledger)
-        self.unready = None
+        self._is_leading = True
         log.info(
             "ready",
             clusters=len(records.clusters),
@@ -132,6 +138,7 @@ class Writer:
         view: Callable[[Ledger, Answer], View],
     ) -> View:
         """Decide, assume and record in one stretch; answer what was true then, once it is durable."""
+        self._check_leading()
         ledger, now = self.present()
         try:
             seen = view(ledger, self._run(ledger, command(ledger, now), now, ACTOR.get()))
@@ -152,9 +159,12 @@ class Writer:
         """The ledger as of now, with what is over ended."""
         if self.unready is not None:
             raise NotReady(f"the broker is {self.unready}", hint="try again in a moment")
+        if self._is_leading and not self.leadership.leads:
+            # Its successor may have decided otherwise meanwhile.
+            raise NotReady("the broker leads no more", hint="try again in a moment")
         ledger, now = self._ledger, self.clock()
         due = ledger.next_deadline()
-        if due is not None and due <= now:
+        if due is not None and due <= now and self._is_leading:
             self._run(ledger, commands.expire(ledger, self._retention, now), now)
         return ledger, now
 
@@ -164,7 +174,7 @@ class Writer:
 
     def tell(self, entry: Entry) -> None:
         """Have the journal tell of something that changed nothing: a refusal. Nobody waits for it."""
-        if self.unready is None:
+        if self.unready is None and self._is_leading:
             self.keep([entry])
 
     def keep(self, changes: Sequence[Change]) -> None:
@@ -174,6 +184,18 @@ class Writer:
     async def settled(self) -> None:
         """Wait until all that was decided so far is durable, and may be shown."""
         await self._commits.settled()
+
+    @property
+    def _may_decide(self) -> bool:
+        return self.unready is None and self._is_leading and self.leadership.leads
+
+    def _check_leading(self) -> None:
+        if self.unready is None and not self._may_decide:
+            leader = self.leadership.leader
+            raise NotLeader(
+                "this broker follows another one",
+                hint=f"ask {leader}, which leads" if leader else "try again in a moment",
+            )
 
     def _run(
         self, ledger: Ledger, command: Command[Answer], now: datetime, actor: Actor = THE_BROKER
@@ -190,29 +212,84 @@ class Writer:
         self.feeds.publish(changes)
 
     def _store_failed(self, problem: Exception) -> None:
-        self.unready = f"without its store: {problem}"
-        self._is_loaded = False
-        self._ledger = Ledger()
-        self._metrics.watch(self._ledger)
+        self._forget(f"without its store: {problem}")
         self._metrics.store_up(up=False)
-        self.feeds.close_all()
         self._wake.set()
         log.error("store failed", problem=str(problem))
 
-    # -- the root task
+    def _forget(self, why: str) -> None:
+        """Drop what is in memory: it may not be true any more."""
+        self.unready = why
+        self._is_loaded = self._is_leading = False
+        self._ledger = Ledger()
+        self._metrics.watch(self._ledger)
+        self.feeds.close_all()
+
+    def _restore(self, records: Records) -> None:
+        self._ledger = Ledger.restore(records)
+        self._metrics.watch(self._ledger)
+        self._is_loaded = True
+        self.unready = None
+
+    # -- the root task, while another broker leads
+
+    async def _follow(self, patience: float) -> None:
+        following = asyncio.create_task(self._keep_up(patience), name="following")
+        try:
+            await self.leadership.won()
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+        log.info("leading")
+
+    async def _keep_up(self, patience: float) -> None:
+        """Show what the leader has made durable, for as long as this is not cancelled."""
+        while self._replica is not None:
+            try:
+                async for news in self._replica.follow():
+                    self._take_in(news)
+            except KubelendError as problem:
+                self._complain("cannot follow", problem)
+            await asyncio.sleep(patience)
+
+    def _take_in(self, news: Records | News) -> None:
+        if isinstance(news, Records):
+            self._restore(news)
+            log.info("following", leader=self.leadership.leader, revision=news.revision)
+        else:
+            self._ledger.adopt(news.changes, news.revision)
+            self.feeds.publish(news.changes)
+
+    # -- the root task, while this one does
+
+    async def _lead(self, patience: float) -> None:
+        """Load, then end what is due; returns when the store has failed, or another broker leads."""
+        await self._load(patience)
+        while self._may_decide:
+            await self._sleep_until_due(patience)
+            if self._may_decide:
+                await self._expire_quietly()
+        if self.unready is None:
+            log.warning("leading no more", leader=self.leadership.leader)
+            self._forget("between leading and following")
+            await self._commits.stand_down(NotLeader("this broker leads no more"))
 
     async def _load(self, patience: float) -> None:
-        while True:
+        while self.leadership.leads:
             try:
                 await self.load()
             except KubelendError as problem:
-                if self.unready != (reason := f"without its store: {problem}"):
-                    log.error("cannot load", problem=str(problem))
-                self.unready = reason
+                self._complain("cannot load", problem)
                 await asyncio.sleep(patience)
             else:
                 self._metrics.store_up(up=True)
                 return
+
+    def _complain(self, what: str, problem: Exception) -> None:
+        """Once for each reason."""
+        if self.unready != (reason := f"without its store: {problem}"):
+            log.error(what, problem=str(problem))
+            self._forget(reason)
 
     async def _sleep_until_due(self, patience: float) -> None:
         due = self._ledger.next_deadline()

@@ -11,14 +11,17 @@
     ├── Forbidden                the caller is known, and may not do this
     │   ├── Revoked              its certificate is not believed any more
     │   ├── TokenRefused         a token that is wrong, over, or for somebody else
-    │   └── QuotaExceeded        it would hold, wait for or spend more than it may
+    │   ├── QuotaExceeded        it would hold, wait for or spend more than it may
+    │   └── Unauthenticated      an API server does not believe who calls
     ├── NotFound                 no such cluster, reservation or route
     │   └── Hidden               there is, but the caller is not to know; the same on the wire
     ├── MethodNotAllowed         the route exists, but not with this method
     ├── Conflict                 the state of the object does not allow it
     │   ├── NoCapacity           no cluster fits the request; carries the explanation
     │   ├── WrongPhase           the reservation's phase does not allow the transition
-    │   └── IdentityInUse        another agent speaks for this cluster; retryable
+    │   ├── IdentityInUse        another agent speaks for this cluster; retryable
+    │   ├── AlreadyExists        an object of that name is there
+    │   └── Gone                 an API server does not keep that version any more: read anew
     ├── LimitExceeded            too much, or too often; retryable after a delay
     │   ├── RateLimited          more calls per second than this cluster may make
     │   ├── QueueFull            more waiting requests than the broker keeps
@@ -26,6 +29,7 @@
     ├── Unavailable              the broker cannot answer now; retryable
     │   ├── StoreFailed          the store refused a write or a read
     │   ├── NotReady             the broker is starting, stopping or replaying
+    │   ├── NotLeader            another broker decides; this one answers questions
     │   └── BrokerUnreachable    no connection, or no answer in time
     ├── UnexpectedAnswer         the other side answered what its contract does not know
     └── InvalidSettings          flags, environment or files do not make a runnable process
@@ -125,6 +129,12 @@ class QuotaExceeded(Forbidden):
     code = "QuotaExceeded"
 
 
+class Unauthenticated(Forbidden):
+    """An API server does not believe who calls, or does not hear it."""
+
+    code = "Unauthenticated"
+
+
 class NotFound(KubelendError):
     """No such cluster, reservation or route, or none that the caller may see."""
 
@@ -176,6 +186,18 @@ class IdentityInUse(Conflict):
     retryable = True
 
 
+class AlreadyExists(Conflict):
+    """An object of that name is there, and was not to be changed."""
+
+    code = "AlreadyExists"
+
+
+class Gone(Conflict):
+    """An API server does not keep a version that old any more. Read what is there now, and go on from it."""
+
+    code = "Gone"
+
+
 class LimitExceeded(KubelendError):
     """Too much, or too often. The same call may pass after `retry_after` seconds."""
 
@@ -207,10 +229,14 @@ class BodyTooLarge(LimitExceeded):
 
 
 class Unavailable(KubelendError):
-    """The broker cannot answer now. The same call may pass later."""
+    """The broker cannot answer now. The same call may pass later, after `retry_after` seconds if told."""
 
     code = "Unavailable"
     retryable = True
+
+    def __init__(self, message: str, *, hint: str = "", retry_after: float = 0.0) -> None:
+        super().__init__(message, hint=hint)
+        self.retry_after = retry_after
 
 
 class StoreFailed(Unavailable):
@@ -223,6 +249,12 @@ class NotReady(Unavailable):
     """The broker is starting, stopping or replaying its store."""
 
     code = "NotReady"
+
+
+class NotLeader(Unavailable):
+    """Another broker decides; this one answers questions, and changes nothing."""
+
+    code = "NotLeader"
 
 
 class BrokerUnreachable(Unavailable):

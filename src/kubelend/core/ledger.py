@@ -8,7 +8,7 @@ ledger neither reads a clock nor does I/O: replaying the same events gives the s
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Self
 
@@ -23,6 +23,7 @@ from kubelend.core.events import (
     Change,
     Cordoned,
     Dropped,
+    Erased,
     Event,
     Forgotten,
     LimitsEvent,
@@ -38,6 +39,7 @@ from kubelend.core.fleet import Fleet
 from kubelend.core.instants import micros
 from kubelend.core.lifecycle import Phase, Reason
 from kubelend.core.limits import Limits
+from kubelend.core.members import Member, Token
 from kubelend.core.models import (
     Cluster,
     ClusterId,
@@ -124,6 +126,28 @@ class Ledger:
             case _:
                 raise TypeError(f"the ledger knows no {type(event).__name__}")
         return change
+
+    def adopt(self, changes: Iterable[Change], revision: int) -> None:
+        """Take in what was changed in another broker's ledger, as `apply` has returned it there."""
+        for change in changes:
+            match change:
+                case Cluster():
+                    self._put_cluster(change)
+                case Reservation():
+                    self._put_reservation(self._reservations.get(change.id), change)
+                case Archived():
+                    self._forget(change.reservation)
+                case Dropped():
+                    self._drop(change.cluster)
+                case Limits():
+                    self._put_limits(change)
+                case Erased(kind="limits"):
+                    self._put_limits(Limits(ClusterId(change.id)))
+                case Member() | Token() | Erased():
+                    self.registry.adopt(change)
+        self.revision = revision
+        self.freed.clear()
+        self.shifted.clear()
 
     # -- questions
 
@@ -232,12 +256,7 @@ class Ledger:
         return self._put_cluster(replace(self.cluster(cluster), cordon=why, revision=self.revision))
 
     def _removed(self, event: Removed) -> Change:
-        del self._clusters[event.cluster]
-        self.fleet.remove(event.cluster)
-        self.fleet.loans.ignore(event.cluster)
-        self.rulebook.drop(event.cluster)
-        self.freed.discard(event.cluster)
-        self._queue.drop(event.cluster)
+        self._drop(event.cluster)
         return Dropped(event.cluster)
 
     def _requested(self, event: Requested) -> Change:
@@ -260,7 +279,21 @@ class Ledger:
         return self._put_limits(after)
 
     def _forgotten(self, event: Forgotten) -> Change:
-        gone = self._reservations.pop(event.reservation)
+        self._forget(event.reservation)
+        return Archived(event.reservation)
+
+    # -- indexes
+
+    def _drop(self, cluster: ClusterId) -> None:
+        del self._clusters[cluster]
+        self.fleet.remove(cluster)
+        self.fleet.loans.ignore(cluster)
+        self.rulebook.drop(cluster)
+        self.freed.discard(cluster)
+        self._queue.drop(cluster)
+
+    def _forget(self, reservation: ReservationId) -> None:
+        gone = self._reservations.pop(reservation)
         self.tally[gone.phase, gone.reason] -= 1
         self.horizon = max(self.horizon, gone.revision)
         self.accounts.forget(gone)
@@ -270,9 +303,6 @@ class Ledger:
                 del self._by_cluster[cluster]
         if gone.request.key is not None:
             del self._keys[gone.requester, gone.request.key]
-        return Archived(gone.id)
-
-    # -- indexes
 
     def _put_limits(self, limits: Limits) -> Change:
         before, cluster = self.limits(limits.cluster), limits.cluster

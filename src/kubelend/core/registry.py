@@ -77,6 +77,18 @@ class Registry:
                 return Erased("token", event.token)
         raise TypeError(f"the registry knows no {type(event).__name__}")
 
+    def adopt(self, change: Member | Token | Erased) -> None:
+        """Take in what another broker's registry has changed."""
+        match change:
+            case Member():
+                self._members[change.id] = change
+            case Token():
+                self._tokens[change.id] = change
+            case Erased(kind="member"):
+                self._members.pop(MemberId(change.id), None)
+            case Erased():
+                self._tokens.pop(TokenId(change.id), None)
+
     def before(self, event: MembershipEvent) -> Member | Token | None:
         """What the event is about to change; None if it is new."""
         match event:

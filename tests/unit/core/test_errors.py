@@ -60,6 +60,7 @@ def test_what_may_help_when_tried_again():
         "Unavailable",
         "StoreFailed",
         "NotReady",
+        "NotLeader",
         "BrokerUnreachable",
     }
 

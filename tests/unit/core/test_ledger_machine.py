@@ -319,10 +319,11 @@ class LedgerMachine(RuleBasedStateMachine):
         return fits and obstacles <= CURED_BY_WAITING
 
     def teardown(self):
-        replayed = Ledger()
+        replayed, follower = Ledger(), Ledger()
         for event in self.ledger.events:
-            replayed.apply(event)
+            follower.adopt([replayed.apply(event)], replayed.revision)
         assert make.state(replayed) == make.state(self.ledger)
+        assert make.state(follower) == make.state(self.ledger)
         self.restart()
 
 

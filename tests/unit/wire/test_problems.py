@@ -42,6 +42,7 @@ STATUSES = {
     "Unavailable": 503,
     "StoreFailed": 503,
     "NotReady": 503,
+    "NotLeader": 503,
     "BrokerUnreachable": 503,
     "UnexpectedAnswer": 502,
     "InvalidSettings": 500,

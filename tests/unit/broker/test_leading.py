@@ -1,0 +1,156 @@
+"""Several brokers on one store: one decides, the others show what it has made durable and change nothing."""
+
+import asyncio
+import contextlib
+
+import pytest
+
+import make
+from brokers import Clock, until
+from kubelend.broker.metrics import Metrics
+from kubelend.broker.ports import News
+from kubelend.broker.service import Broker, Rules
+from kubelend.core.errors import NotLeader, NotReady, StoreFailed
+from kubelend.core.models import ClusterId
+from troubled import TroubledStore
+
+A = ClusterId("a")
+RULES = Rules(stale_after=make.STALE_AFTER, retention=make.HOUR)
+
+
+class Vote:
+    """Whoever the test says leads."""
+
+    def __init__(self, leads=False):
+        self.leads = leads
+        self.leader = "broker-1"
+        self._turned = asyncio.Event()
+
+    def turn(self, leads):
+        self.leads = leads
+        self._turned.set()
+
+    async def won(self):
+        while not self.leads:
+            await self._turned.wait()
+            self._turned.clear()
+
+
+class Tail:
+    """Hands on what the test puts in: records, news, or an error."""
+
+    def __init__(self):
+        self.news = asyncio.Queue()
+
+    async def follow(self):
+        while True:
+            found = await self.news.get()
+            if isinstance(found, Exception):
+                raise found
+            yield found
+
+
+@contextlib.asynccontextmanager
+async def running(vote, store, tail=None):
+    clock = Clock()
+    broker = Broker(lambda: store, clock, RULES, Metrics(), vote, tail)
+    task = asyncio.create_task(broker.run(patience=0.01))
+    try:
+        yield broker
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        await broker.close()
+
+
+@pytest.fixture
+def store():
+    return TroubledStore()
+
+
+@pytest.fixture
+def tail():
+    return Tail()
+
+
+async def test_a_follower_shows_what_the_leader_has_made_durable(store, tail):
+    async with running(Vote(), store, tail) as broker:
+        assert broker.unready is not None
+        store.commit([make.cluster("a")], 7)
+        await tail.news.put(store.load())
+        await until(lambda: broker.unready is None)
+        held = make.reservation("rsv-1", phase="Reserved", target=A, revision=8)
+        async with broker.stream(A, None) as opening:
+            await tail.news.put(News([held], 8))
+            (pushed,) = await opening.feed.read(5)
+        assert pushed == held == await broker.reservation(held.id)
+        assert (await broker.cluster(A)).reserved == held.request.resources
+
+
+async def test_a_follower_refuses_changes_and_says_who_leads(store, tail):
+    async with running(Vote(), store, tail) as broker:
+        await tail.news.put(store.load())
+        await until(lambda: broker.unready is None)
+        with pytest.raises(NotLeader, match="ask broker-1, which leads"):
+            await broker.advertise(make.advertisement("a"))
+    assert store.load().clusters == []
+
+
+async def test_a_follower_ends_nothing_by_itself(store, tail):
+    over = make.reservation("rsv-1", phase="Reserved", target=A, expires_at=make.T0)
+    store.commit([make.cluster("a"), over], 1)
+    async with running(Vote(), store, tail) as broker:
+        await tail.news.put(store.load())
+        await until(lambda: broker.unready is None)
+        broker.clock.pass_time(make.HOUR)
+        assert (await broker.reservation(over.id)).phase == "Reserved"
+    assert store.load().revision == 1
+
+
+async def test_a_follower_that_cannot_look_is_unready_until_it_can(store, tail):
+    async with running(Vote(), store, tail) as broker:
+        await tail.news.put(store.load())
+        await until(lambda: broker.unready is None)
+        await tail.news.put(StoreFailed("the server is away"))
+        await until(lambda: broker.unready == "without its store: the server is away")
+        await tail.news.put(store.load())
+        await until(lambda: broker.unready is None)
+
+
+async def test_who_wins_reads_the_store_and_decides(store, tail):
+    vote = Vote()
+    async with running(vote, store, tail) as broker:
+        await tail.news.put(store.load())
+        await until(lambda: broker.unready is None)
+        store.commit([make.cluster("late")], 3)
+        vote.turn(leads=True)
+        await until(lambda: "late" in broker.present()[0].clusters)
+        await broker.advertise(make.advertisement("a"))
+    assert {found.id for found in store.load().clusters} == {"late", "a"}
+
+
+async def test_who_loses_drops_what_it_knew_and_follows(store, tail):
+    vote = Vote(leads=True)
+    async with running(vote, store, tail) as broker:
+        await until(lambda: broker.unready is None)
+        await broker.advertise(make.advertisement("a"))
+        vote.turn(leads=False)
+        # At once, not when the root task has noticed.
+        with pytest.raises(NotReady, match="leads no more"):
+            await broker.cluster(A)
+        with pytest.raises(NotLeader):
+            await broker.advertise(make.advertisement("b"))
+        await until(lambda: broker.unready == "between leading and following")
+        await tail.news.put(store.load())
+        await until(lambda: broker.unready is None)
+        assert (await broker.cluster(A)).cluster.id == A
+        vote.turn(leads=True)
+        await until(lambda: broker.unready is None and bool(broker.present()[0].clusters))
+        await until(lambda: is_taken(broker))
+
+
+async def is_taken(broker):
+    with contextlib.suppress(NotLeader, NotReady):
+        await broker.advertise(make.advertisement("b"))
+        return True
+    return False
