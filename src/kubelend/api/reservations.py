@@ -16,7 +16,7 @@ from kubelend.core.errors import InvalidInput, QuotaExceeded, WrongPhase
 from kubelend.core.lifecycle import Phase, Reason
 from kubelend.core.models import ClusterId, Request, Reservation
 from kubelend.core.roles import Role
-from kubelend.wire import bodies, conversion
+from kubelend.wire import bodies, conversion, grant_bodies
 from kubelend.wire.route import IDEMPOTENCY_KEY, MAX_KEY_LENGTH
 
 CREATED, ACCEPTED = 201, 202
@@ -54,7 +54,7 @@ async def grant(call: Call) -> web.Response:
     signed = await call.context.granting.grant(found, call.caller.cluster)
     if signed is None:
         raise WrongPhase(f"{found.id} is {found.phase}", hint="only a live one has a grant")
-    return json(bodies.SignedGrant(signed))
+    return json(grant_bodies.SignedGrant(signed))
 
 
 async def release(call: Call) -> web.Response:

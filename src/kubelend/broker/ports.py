@@ -10,7 +10,7 @@ from kubelend.core.events import Change
 from kubelend.core.journal import Head, Line
 from kubelend.core.members import Certificate
 from kubelend.core.models import Reservation, ReservationId
-from kubelend.core.records import Records
+from kubelend.core.records import News, Records
 from kubelend.core.roles import Role
 
 Clock = Callable[[], datetime]
@@ -44,13 +44,6 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Release files and locks; nothing is written."""
-
-
-class News(NamedTuple):
-    """What the leading broker has made durable, all of one commit."""
-
-    changes: Sequence[Change]
-    revision: int
 
 
 class Replica(Protocol):

@@ -22,14 +22,14 @@ from kubelend.broker.commits import GroupCommit
 from kubelend.broker.feeds import Feeds
 from kubelend.broker.leadership import ALONE
 from kubelend.broker.metrics import Metrics
-from kubelend.broker.ports import Clock, Leadership, News, OpenStore, Replica, Store
+from kubelend.broker.ports import Clock, Leadership, OpenStore, Replica, Store
 from kubelend.core import commands, revocation, silence
 from kubelend.core.commands import Command
 from kubelend.core.errors import KubelendError, NotLeader, NotReady
 from kubelend.core.events import Change
 from kubelend.core.journal import THE_BROKER, Actor, Entry
 from kubelend.core.ledger import Ledger
-from kubelend.core.records import Records
+from kubelend.core.records import News, Records
 from kubelend.core.registry import Registry
 from kubelend.core.silence import Vigil
 

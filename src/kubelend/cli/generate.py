@@ -1,8 +1,8 @@
-"""Writes the documents that are made from the code, or checks that they are what it would write.
+"""Writes the files that are made from the code, or checks that they are what it would write.
 
 python -m kubelend.cli.generate [--check]
 
-`make generate` and `make check` run it in the root of the repository.
+`make generate`, `make manifests` and `make check` run it in the root of the repository.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from typer.core import TyperGroup
 
 import kubelend
-from kubelend.cli import output, tree
+from kubelend.cli import manifests, output, tree
 from kubelend.cli.deferred import Deferred
 from kubelend.cli.exits import Code
 from kubelend.wire import openapi, problems, routes
@@ -31,10 +31,13 @@ def main() -> None:
         "--check", action="store_true", help="write nothing; exit 1 on a difference"
     )
     parser.add_argument("--docs", type=Path, default=Path("docs"), help="where the documents are")
+    parser.add_argument(
+        "--crds", type=Path, default=Path("deploy/crds"), help="where the definitions are"
+    )
     options = parser.parse_args()
     stale = {
         path: text
-        for path, text in documents(options.docs).items()
+        for path, text in {**documents(options.docs), **manifests.files(options.crds)}.items()
         if not path.exists() or path.read_text("utf-8") != text
     }
     if options.check and stale:
@@ -47,11 +50,12 @@ def main() -> None:
 
 
 def documents(directory: Path) -> dict[Path, str]:
-    """Every generated file and its text."""
+    """Every generated page and its text."""
     return {
         directory / "openapi.json": output.json(openapi.document(kubelend.__version__)) + "\n",
         directory / "cli.md": command_line(),
         directory / "routes.md": rest_routes(),
+        directory / "object-fields.md": object_fields(),
     }
 
 
@@ -87,6 +91,21 @@ def rest_routes() -> str:
     ]
     return "\n\n".join(parts) + "\n"
 
+
+def object_fields() -> str:
+    """Every field of every custom resource."""
+    parts = [
+        "# The fields of the custom resources",
+        _NOTICE,
+        "The same as `kubectl explain --recursive` says. What each kind is for, and how `kubectl` shows it,"
+        " is in [objects.md](objects.md).",
+    ]
+    for name, summary, rows in manifests.fields():
+        parts += [f"## {name}", summary, _table(_FIELD_HEADERS, rows)]
+    return "\n\n".join(parts) + "\n"
+
+
+_FIELD_HEADERS = ("field", "type", "required", "meaning", "limits")
 
 _ROLES = ("cluster", "viewer", "admin")
 _WORDS = {

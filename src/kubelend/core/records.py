@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from kubelend.core.events import Change
 from kubelend.core.limits import Limits
 from kubelend.core.members import Member, Token
 from kubelend.core.models import Cluster, Reservation
@@ -19,3 +20,10 @@ class Records(NamedTuple):
     members: Sequence[Member] = ()
     tokens: Sequence[Token] = ()
     limits: Sequence[Limits] = ()
+
+
+class News(NamedTuple):
+    """What one commit has changed, for whoever has seen all that was before it."""
+
+    changes: Sequence[Change]
+    revision: int

@@ -25,7 +25,7 @@ from kubelend.transports.following import Report
 from kubelend.transports.limits_client import Policies, Quotas
 from kubelend.transports.membership_client import Members, Tokens
 from kubelend.transports.sessions import Session
-from kubelend.wire import bodies, route
+from kubelend.wire import bodies, grant_bodies, route
 
 
 class BrokerClient:
@@ -238,10 +238,10 @@ class BrokerClient:
 
     async def grant(self, reservation: str) -> str:
         """The reservation, signed."""
-        return (await self._session.ask(bodies.SignedGrant, "grant", reservation)).grant
+        return (await self._session.ask(grant_bodies.SignedGrant, "grant", reservation)).grant
 
-    async def grant_keys(self) -> bodies.KeySet:
-        return await self._session.ask(bodies.KeySet, "grant_keys")
+    async def grant_keys(self) -> grant_bodies.KeySet:
+        return await self._session.ask(grant_bodies.KeySet, "grant_keys")
 
     async def openapi(self) -> dict[str, Any]:
         return await self._session.ask(dict[str, Any], "openapi")

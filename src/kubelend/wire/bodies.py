@@ -56,10 +56,15 @@ class Amounts(Body, frozen=True):
     """Amounts that the broker works out. Clusters may send them as well: they are not read."""
 
     cpu: str | int
+    """Processor, in cores: 500m is half of one."""
     memory: str | int
+    """Memory, in bytes: 256Mi, 8Gi."""
     gpu: str | int = ""
+    """Whole devices; in Kubernetes nvidia.com/gpu."""
     storage: str | int = ""
+    """Disk, in bytes."""
     extended: Annotated[dict[str, str | int], Meta(max_length=32)] = {}
+    """Any other resource, by its Kubernetes name."""
 
 
 class Quantities(Amounts, frozen=True):
@@ -89,10 +94,15 @@ class Cost(Body, frozen=True):
     """Prices per core-hour, GB-hour and device-hour."""
 
     cpu_cost: Price = ""
+    """Of a core for an hour."""
     memory_cost: Price = ""
+    """Of a GB of memory for an hour."""
     gpu_cost: Price = ""
+    """Of a device for an hour."""
     storage_cost: Price = ""
+    """Of a GB of disk for an hour."""
     currency: Currency = "USD"
+    """In which these are; no rates are known, so it is compared by name."""
 
 
 AmountsByName = Annotated[
@@ -122,6 +132,7 @@ class LendingPolicy(Body, frozen=True):
     max_lent: AmountsByName = {}
     """In total; zero lends none of it."""
     max_per_requester: AmountsByName = {}
+    """To any one cluster."""
     hours: Annotated[list[Hours], Meta(max_length=16)] = []
     """When new reservations may start."""
 
@@ -206,32 +217,47 @@ class ConstraintsBody(Body, frozen=True):
     """Where a request may go."""
 
     labels: Labels = {}
+    """A provider has all of these, with these values."""
     region: Name = ""
+    """Short for the label topology.kubernetes.io/region."""
     exclude: Annotated[list[Name], Meta(max_length=256)] = []
+    """Clusters it must not go to."""
     max_price_per_hour: Price = ""
+    """Of the whole request; who names no price, or another currency, is passed over then."""
     currency: Currency = "USD"
+    """Of the price."""
 
 
 UNCONSTRAINED = ConstraintsBody()
+Policy = Annotated[Name, Meta(extra_json_schema=patterns.POLICY)]
+Weights = Annotated[
+    dict[
+        Annotated[str, Meta(extra_json_schema=patterns.SCORE)],
+        Annotated[float, Meta(extra_json_schema=patterns.WEIGHT)],
+    ],
+    Meta(max_length=16, extra_json_schema=patterns.WEIGHTS),
+]
 
 
 class ReservationRequest(Body, frozen=True):
     """What a cluster asks for."""
 
     requested_resources: Annotated[Quantities, Meta(extra_json_schema=patterns.WANTED)]
+    """CPU and memory must be asked for."""
     priority: Int32 = 0
+    """Among requests that wait, the larger is served first."""
     duration: Duration = ""
+    """For how long; the broker's default, if it is not said."""
     wait: Wait = ""
-    policy: Annotated[Name, Meta(extra_json_schema=patterns.POLICY)] = ""
-    weights: Annotated[
-        dict[
-            Annotated[str, Meta(extra_json_schema=patterns.SCORE)],
-            Annotated[float, Meta(extra_json_schema=patterns.WEIGHT)],
-        ],
-        Meta(max_length=16, extra_json_schema=patterns.WEIGHTS),
-    ] = {}
+    """For how long it may wait for capacity; it fails at once if empty and nothing fits."""
+    policy: Policy = ""
+    """How to choose among the clusters that fit: headroom, binpack, cost or balanced."""
+    weights: Weights = {}
+    """How much each score counts, instead of a policy."""
     target_cluster_id: Name = ""
+    """This provider or none; the broker chooses, if it is not said."""
     constraints: ConstraintsBody = UNCONSTRAINED
+    """Where it may go, beside where it fits."""
 
 
 class ReservationStatus(Body, frozen=True):
@@ -357,29 +383,6 @@ class Problem(Body, frozen=True):
     hint: str = ""
     retryable: bool = False
     explanation: Explanation | None = None
-
-
-class SignedGrant(Body, frozen=True):
-    """A live reservation, signed by the broker: a compact JWS (EdDSA); the keys are at /api/v1/keys."""
-
-    grant: str
-
-
-class PublicKey(Body, frozen=True):
-    """An Ed25519 key as a JWK (RFC 8037)."""
-
-    kid: str
-    x: str
-    kty: str
-    crv: str
-    alg: str
-    use: str
-
-
-class KeySet(Body, frozen=True):
-    """A JWK set (RFC 7517). The first key signs, older ones may have."""
-
-    keys: list[PublicKey]
 
 
 class Version(Body, frozen=True):

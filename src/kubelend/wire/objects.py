@@ -7,11 +7,12 @@ objects through `agent.ports.LocalObjects`, wherever those are: in Kubernetes, i
 from __future__ import annotations
 
 from datetime import datetime
-from typing import ClassVar, TypeVar
+from typing import Annotated, ClassVar, TypeVar
 
 import msgspec
+from msgspec import Meta
 
-from kubelend.wire import bodies
+from kubelend.wire import bodies, patterns, rules
 from kubelend.wire.bodies import Amounts, Cost, Timestamp
 
 GROUP = "rear.fluidos.eu"
@@ -26,6 +27,19 @@ _NAMES = {
 
 def _camel(name: str) -> str:
     return _NAMES.get(name) or bodies.camel(name)
+
+
+# These limits are the API server's to check: what is read from files is taken as it is, and judged by those
+# who know what to say about it.
+Name = Annotated[str, Meta(extra_json_schema=patterns.up_to(253))]
+Reason = Annotated[str, Meta(extra_json_schema=patterns.up_to(1024))]
+Amount = Annotated[str, Meta(extra_json_schema=patterns.SOME_QUANTITY)]
+AmountOrNone = Annotated[str, Meta(extra_json_schema=patterns.QUANTITY_OR_NONE)]
+Duration = Annotated[
+    str, Meta(extra_json_schema={**patterns.DURATION, **patterns.up_to(64), **rules.LASTING})
+]
+Wait = Annotated[str, Meta(extra_json_schema={**patterns.WAIT, **patterns.up_to(64)})]
+Priority = Annotated[int, Meta(extra_json_schema=patterns.INT32)]
 
 
 class Part(msgspec.Struct, frozen=True, omit_defaults=True, rename=_camel):
@@ -54,6 +68,8 @@ class Metadata(Part, frozen=True):
 class Object(Part, frozen=True):
     """One object; every kind has its spec and status."""
 
+    group: ClassVar[str] = GROUP
+    version: ClassVar[str] = VERSION
     kind: ClassVar[str]
     plural: ClassVar[str]
 
@@ -72,10 +88,15 @@ class MeasuredResources(Part, frozen=True):
     """What a cluster has; `pending` and `largest` are ours."""
 
     capacity: Amounts
+    """All that its nodes have."""
     allocatable: Amounts
+    """What pods may ask for."""
     allocated: Amounts
+    """What pods ask for now."""
     available: Amounts
+    """Allocatable, less allocated and what is set aside for others."""
     used: Amounts | None = None
+    """What pods really use, where it is measured."""
     pending: Amounts | None = None
     """What pods ask for that are not scheduled yet. It is no part of `allocated`."""
     largest: Amounts | None = None
@@ -85,20 +106,25 @@ class MeasuredResources(Part, frozen=True):
 class AdvertisementSpec(Part, frozen=True):
     """What the agent last measured."""
 
-    cluster_id: str
+    cluster_id: Name
+    """Under which the broker knows this cluster."""
     resources: MeasuredResources
     timestamp: Timestamp
+    """When it was measured."""
     cost: Cost | None = None
 
 
 class AdvertisementStatus(Part, frozen=True):
     """Whether the broker knows it."""
 
-    phase: str = ""
+    phase: Annotated[str, Meta(extra_json_schema=patterns.one_of("Active", "Error"))] = ""
     """Active or Error."""
     last_update_time: Timestamp | None = None
+    """When this status last changed."""
     published: bool = False
+    """Whether the broker has taken the newest."""
     message: str = ""
+    """What is wrong, for people."""
 
 
 class Advertisement(Object, frozen=True):
@@ -114,11 +140,19 @@ class Advertisement(Object, frozen=True):
 class Requested(Part, frozen=True):
     """Amounts as these objects write them. GPU, storage and extended resources are ours."""
 
-    requested_cpu: str
-    requested_memory: str
-    requested_gpu: str = ""
-    requested_storage: str = ""
-    extended_resources: dict[str, str] = {}
+    requested_cpu: Amount
+    """Processor, in cores: 500m is half of one."""
+    requested_memory: Amount
+    """Memory, in bytes: 256Mi, 8Gi."""
+    requested_gpu: AmountOrNone = ""
+    """Whole devices; in Kubernetes nvidia.com/gpu."""
+    requested_storage: AmountOrNone = ""
+    """Disk, in bytes."""
+    extended_resources: Annotated[
+        dict[Annotated[str, Meta(extra_json_schema=patterns.RESOURCE_NAME)], Amount],
+        Meta(extra_json_schema=patterns.at_most(32)),
+    ] = {}
+    """Any other resource, by its Kubernetes name."""
 
     @property
     def amounts(self) -> bodies.Quantities:
@@ -135,22 +169,31 @@ class Requested(Part, frozen=True):
 class Promised(Requested, frozen=True, kw_only=True):
     """What both sides of a reservation read of it."""
 
-    reservation_name: str
+    reservation_name: Name
+    """The broker's reservation that it comes from."""
     message: str = ""
+    """The same in words."""
     expires_at: Timestamp | None = None
+    """When the promise ends by itself."""
 
 
 class ResourceRequestSpec(Requested, frozen=True):
     """What a user of this cluster wants to borrow. All but priority and duration is ours."""
 
-    priority: int = 0
-    duration: str = ""
-    wait: str = ""
+    priority: Priority = 0
+    """Among requests that wait, the larger is served first."""
+    duration: Duration = ""
+    """For how long; the broker's default, if it is not said."""
+    wait: Wait = ""
     """For how long it may wait for capacity; it fails at once if empty and nothing fits."""
-    policy: str = ""
-    weights: dict[str, float] = {}
-    target_cluster_id: str = ""
+    policy: bodies.Policy = ""
+    """How to choose among the clusters that fit: headroom, binpack, cost or balanced."""
+    weights: Annotated[bodies.Weights, Meta(extra_json_schema=rules.WEIGHTS)] = {}
+    """How much each score counts, instead of a policy."""
+    target_cluster_id: Name = ""
+    """This provider or none; the broker chooses, if it is not said."""
     constraints: bodies.ConstraintsBody = bodies.UNCONSTRAINED
+    """Where it may go, beside where it fits."""
     renew: bool = False
     """Keep it for as long as this object lives, instead of for `duration`."""
 
@@ -161,20 +204,35 @@ class Asked(Part, frozen=True):
     generation: int
     """Of the spec that it was made of."""
     request: bodies.ReservationRequest
+    """As it was sent."""
 
 
 class ResourceRequestStatus(Part, frozen=True):
     """Where the request stands. `reason` is for programs, `message` for people."""
 
-    phase: str = ""
+    phase: Annotated[
+        str,
+        Meta(
+            extra_json_schema=patterns.one_of(
+                "Pending", "Reserved", "Failed", "Active", "Released", "Expired"
+            )
+        ),
+    ] = ""
     """Pending, Reserved or Failed; and ours: Active, Released and Expired."""
-    target_cluster_id: str = ""
-    reservation_name: str = ""
-    reason: str = ""
+    target_cluster_id: Name = ""
+    """The provider."""
+    reservation_name: Name = ""
+    """The broker's reservation."""
+    reason: Reason = ""
+    """One word that says why."""
     message: str = ""
+    """Why, and what to do, for people."""
     last_update_time: Timestamp | None = None
+    """When this status last changed."""
     expires_at: Timestamp | None = None
+    """When the reservation ends by itself."""
     observed_generation: int = 0
+    """Of the spec that was last taken in."""
     asked: Asked | None = None
 
 
@@ -184,27 +242,37 @@ class ResourceRequest(Object, frozen=True):
     kind: ClassVar[str] = "ResourceRequest"
     plural: ClassVar[str] = "resourcerequests"
 
-    spec: ResourceRequestSpec
+    spec: Annotated[ResourceRequestSpec, Meta(extra_json_schema=rules.REQUESTED_TEXTS)]
     status: ResourceRequestStatus = ResourceRequestStatus()
 
 
 class ReservationInstructionSpec(Promised, frozen=True, kw_only=True):
     """What this cluster may use, and where."""
 
-    target_cluster_id: str
+    target_cluster_id: Name
+    """The provider."""
 
 
 class ReservationInstructionStatus(Part, frozen=True):
     """What the agent has made of it. All but the first three is ours."""
 
-    observed_reservation_resource_version: str = ""
+    observed_reservation_resource_version: Name = ""
+    """Of the reservation as it was last heard of."""
     delivered: bool = False
+    """Whether this cluster has taken it in."""
     last_update_time: Timestamp | None = None
-    phase: str = ""
+    """When this status last changed."""
+    phase: Annotated[
+        str, Meta(extra_json_schema=patterns.one_of("Connecting", "Ready", "Finished"))
+    ] = ""
     """Connecting, Ready, or Finished once the reservation is over."""
     message: str = ""
+    """What it waits for, or why it is over."""
     finished_at: Timestamp | None = None
-    peered_cluster_ids: tuple[str, ...] = ()
+    """When it was over."""
+    peered_cluster_ids: Annotated[
+        tuple[Name, ...], Meta(extra_json_schema=patterns.no_longer_than(256))
+    ] = ()
     """With whom this cluster was joined for it, or was about to be, and from whom it has not parted yet."""
 
 
@@ -221,18 +289,25 @@ class ReservationInstruction(Object, frozen=True):
 class ProviderInstructionSpec(Promised, frozen=True, kw_only=True):
     """What this cluster has to set aside, and for whom."""
 
-    requester_cluster_id: str
+    requester_cluster_id: Name
+    """Who borrows."""
 
 
 class ProviderInstructionStatus(Part, frozen=True):
     """Whether it is set aside. All but the first two is ours."""
 
     enforced: bool = False
+    """Whether it is taken off what this cluster has available."""
     last_update_time: Timestamp | None = None
-    phase: str = ""
+    """When this status last changed."""
+    phase: Annotated[
+        str, Meta(extra_json_schema=patterns.one_of("Held", "Withdrawn", "Refused"))
+    ] = ""
     """Held, Withdrawn or Refused."""
     message: str = ""
+    """Why it is refused or over."""
     finished_at: Timestamp | None = None
+    """When it was over."""
 
 
 class ProviderInstruction(Object, frozen=True):

@@ -1,7 +1,8 @@
-"""What the parsers of the core accept, in the words of JSON Schema: for the OpenAPI document alone.
+"""What the parsers of the core accept, in the words of JSON Schema: for what is published alone.
 
-The types of `wire.bodies` and the parameters of the routes carry these, so that a client can know before
-it sends what would be refused. The parsers go on deciding, with messages that a pattern could not give.
+The types of `wire.bodies`, the parameters of the routes and the fields of Kubernetes objects carry these,
+so that a client can know before it sends what would be refused, and an API server refuses it itself. The
+parsers go on deciding, with messages that a pattern could not give.
 No look-ahead: the regular expressions of Go, which many a validator uses, have none.
 """
 
@@ -14,15 +15,38 @@ from kubelend.core.lifecycle import Phase
 
 Schema = dict[str, Any]
 
+
+def one_of(*words: str) -> Schema:
+    """One of these; whoever reads it takes any text, because a newer peer may know more of them."""
+    return {"enum": list(words)}
+
+
+def up_to(characters: int) -> Schema:
+    """A text of at most this length; whoever reads it takes any."""
+    return {"maxLength": characters}
+
+
+def at_most(properties: int) -> Schema:
+    """As many names as this in a map."""
+    return {"maxProperties": properties}
+
+
+def no_longer_than(items: int) -> Schema:
+    """As many items as this in a list."""
+    return {"maxItems": items}
+
+
 # Each has one way to match: nothing for a backtracking engine to get lost in.
 _DIGITS: Final = r"([0-9]+(\.[0-9]*)?|\.[0-9]+)"
 _ZERO: Final = r"(0+(\.0*)?|\.0+)"
+_SOME: Final = r"(0*[1-9][0-9]*(\.[0-9]*)?|0*\.0*[1-9][0-9]*)"
 _EXPONENT: Final = r"[eE][+-]?0*([0-5]?[0-9]|6[0-4])"
 _SUFFIX: Final = r"[numkMGTPE]|[KMGTPE]i"
 _QUANTITY: Final = rf"(\+?{_DIGITS}|-{_ZERO})({_EXPONENT}|{_SUFFIX})?"
 
 _UNIT: Final = "(ns|us|\u00b5s|\u03bcs|ms|s|m|h)"
 _DURATION: Final = rf"\+?(0|({_DIGITS}{_UNIT})+)"
+_SOME_TIME: Final = rf"\+?({_ZERO}{_UNIT})*{_SOME}{_UNIT}({_DIGITS}{_UNIT})*"
 _NO_TIME: Final = rf"-(0|({_ZERO}{_UNIT})+)"
 
 _NAMED: Final = ("cpu", "memory", "gpu", "storage")
@@ -36,13 +60,25 @@ QUANTITY_OR_NONE: Final[Schema] = {
     "pattern": f"^({_QUANTITY})?$",
     "maxLength": quantities.MAX_LENGTH,
 }
+ANY_QUANTITY: Final[Schema] = {
+    "pattern": f"^([+-]?{_DIGITS}({_EXPONENT}|{_SUFFIX})?)?$",
+    "maxLength": quantities.MAX_LENGTH,
+}
+"""Of either sign, or none: what is worked out, and may show that too much was lent."""
+
+SOME_QUANTITY: Final[Schema] = {
+    "pattern": rf"^\+?{_SOME}({_EXPONENT}|{_SUFFIX})?$",
+    "maxLength": quantities.MAX_LENGTH,
+}
+"""More than zero."""
+
 NUMBER: Final[Schema] = {"minimum": 0, "maximum": quantities.LARGEST}
 CORES: Final[Schema] = {"minimum": 0, "maximum": quantities.LARGEST // 1000}
 
 _MORE_THAN_ZERO: Final[Schema] = {
     "anyOf": [
         {"type": "integer", "minimum": 1},
-        {"type": "string", "pattern": r"^\+?[0.]*[1-9]"},
+        {"type": "string", "pattern": SOME_QUANTITY["pattern"]},
     ]
 }
 WANTED: Final[Schema] = {"properties": {"cpu": _MORE_THAN_ZERO, "memory": _MORE_THAN_ZERO}}
@@ -55,7 +91,7 @@ RESOURCE: Final[Schema] = {
 }
 RESOURCE_NAME: Final[Schema] = {**RESOURCE, "not": {"enum": list(_NAMED)}}
 
-DURATION: Final[Schema] = {"pattern": f"^({_DURATION})?$", "allOf": [{"pattern": "^$|[1-9]"}]}
+DURATION: Final[Schema] = {"pattern": f"^({_SOME_TIME})?$"}
 """Above zero, or left out."""
 
 WAIT: Final[Schema] = {"pattern": f"^({_DURATION}|{_NO_TIME})?$"}
@@ -73,6 +109,8 @@ SCORE: Final[Schema] = {"enum": list(SCORES)}
 WEIGHT: Final[Schema] = {"minimum": 0, "maximum": 1000}
 WEIGHTS: Final[Schema] = {"not": {"minProperties": 1, "additionalProperties": {"const": 0}}}
 """Not all of them zero."""
+
+INT32: Final[Schema] = {"format": "int32", "minimum": -(2**31), "maximum": 2**31 - 1}
 
 COMMON_NAME: Final[Schema] = {
     "pattern": r"^([^\x00-\x20\x7f-\xa0]([^\x00-\x1f\x7f-\xa0]*[^\x00-\x20\x7f-\xa0])?)?$",
@@ -99,7 +137,13 @@ _ZONE: Final = "[A-Za-z0-9_+-]+(/[A-Za-z0-9_+-]+)*"
 HOURS: Final[Schema] = {"pattern": f"^({_DAYS} )?{_CLOCK}-({_CLOCK}|24:00)( {_ZONE})?$"}
 """Which zones there are, and that it must not end when it begins, is for the parser to say."""
 
+KEYED_BY_TYPE: Final[Schema] = {
+    "x-kubernetes-list-type": "map",
+    "x-kubernetes-list-map-keys": ["type"],
+}
+"""A list with one item of each type, so that two writers do not take each other's away."""
+
 PHASES: Final[Schema] = {"pattern": f"^{_PHASE}(,{_PHASE})*$"}
-SIDE: Final[Schema] = {"enum": ["requester", "provider"]}
+SIDE: Final[Schema] = one_of("requester", "provider")
 PRINTABLE: Final[Schema] = {"pattern": "^[ -~]*$"}
 EVENT_ID: Final[Schema] = {"pattern": "^[0-9]{0,19}$"}

@@ -8,10 +8,10 @@ import pytest
 import make
 from brokers import Clock, until
 from kubelend.broker.metrics import Metrics
-from kubelend.broker.ports import News
 from kubelend.broker.service import Broker, Rules
 from kubelend.core.errors import NotLeader, NotReady, StoreFailed
 from kubelend.core.models import ClusterId
+from kubelend.core.records import News
 from troubled import TroubledStore
 
 A = ClusterId("a")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kubelend.wire import bodies
+from kubelend.wire import bodies, grant_bodies
 from kubelend.wire.route import API, Access, Route
 
 ROUTES: tuple[Route, ...] = (
@@ -22,7 +22,7 @@ ROUTES: tuple[Route, ...] = (
         f"{API}/keys",
         "The public keys with which grants can be verified, as a JWK set",
         Access.ANYONE,
-        {200: bodies.KeySet},
+        {200: grant_bodies.KeySet},
     ),
     Route(
         "openapi",

@@ -7,7 +7,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from kubelend.core import errors
-from kubelend.wire import bodies, patterns
+from kubelend.wire import bodies, grant_bodies, patterns
 from kubelend.wire.route import (
     API,
     IDEMPOTENCY_KEY,
@@ -85,7 +85,7 @@ ROUTES: tuple[Route, ...] = (
         f"{API}/reservations/{{reservation}}/grant",
         "The reservation, signed: what requester and provider show each other",
         Access.PARTY,
-        {200: bodies.SignedGrant},
+        {200: grant_bodies.SignedGrant},
         errors=(errors.Forbidden, errors.NotFound, errors.WrongPhase),
     ),
     Route(

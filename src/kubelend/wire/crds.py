@@ -1,0 +1,217 @@
+"""The CustomResourceDefinitions of all our kinds, made from the records of their objects.
+
+`python -m kubelend.cli.generate` writes them to deploy/crds. What is said here and not in the records is how
+`kubectl` shows the kinds: short names, and the columns of its tables.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from kubelend.wire import broker_objects, docstrings, objects, rules, schemas
+from kubelend.wire.patterns import Schema
+
+KINDS: Final = (*objects.KINDS, *broker_objects.KINDS)
+
+CATEGORY: Final = "kubelend"
+"""`kubectl get kubelend` lists all that people work with."""
+
+
+class Column(NamedTuple):
+    """One column of `kubectl get`."""
+
+    name: str
+    path: str
+    type: str = "string"
+    is_wide: bool = False
+    """Whether it takes `-o wide` to see it."""
+
+
+class Look(NamedTuple):
+    """How `kubectl` shows a kind."""
+
+    short: str
+    columns: tuple[Column, ...]
+    categories: tuple[str, ...] = (CATEGORY,)
+
+
+def documents(*, cel: bool = True) -> dict[str, Schema]:
+    """Every definition by the name of its file. Without `cel` for servers before 1.25, whose `kubectl`
+    refuses to apply a definition with rules that it does not know."""
+    return {f"{kind.group}_{kind.plural}.yaml": definition(kind, cel=cel) for kind in KINDS}
+
+
+def definition(kind: type[objects.Object], *, cel: bool = True) -> Schema:
+    look = _LOOKS[kind]
+    schema = _root(kind)
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {
+            "name": f"{kind.plural}.{kind.group}",
+            "labels": {"app.kubernetes.io/part-of": "kubelend"},
+        },
+        "spec": {
+            "group": kind.group,
+            "names": _names(kind, look),
+            "scope": "Namespaced",
+            "versions": [_version(kind, look, schema if cel else _without_rules(schema))],
+        },
+    }
+
+
+def _names(kind: type[objects.Object], look: Look) -> Schema:
+    names: Schema = {
+        "kind": kind.kind,
+        "listKind": f"{kind.kind}List",
+        "plural": kind.plural,
+        "singular": kind.kind.lower(),
+        "shortNames": [look.short],
+    }
+    return {**names, "categories": list(look.categories)} if look.categories else names
+
+
+def _version(kind: type[objects.Object], look: Look, schema: Schema) -> Schema:
+    version: Schema = {
+        "name": kind.version,
+        "served": True,
+        "storage": True,
+        "additionalPrinterColumns": [_column(column) for column in look.columns],
+        "schema": {"openAPIV3Schema": schema},
+    }
+    if "status" in schema["properties"]:
+        version["subresources"] = {"status": {}}
+    return version
+
+
+def _column(column: Column) -> Schema:
+    shown: Schema = {"name": column.name, "type": column.type, "jsonPath": column.path}
+    return {**shown, "priority": 1} if column.is_wide else shown
+
+
+def _root(kind: type[objects.Object]) -> Schema:
+    schema = schemas.of(kind)
+    own = {name: part for name, part in schema["properties"].items() if name != "metadata"}
+    return {
+        "description": docstrings.of_class(kind),
+        "type": "object",
+        "properties": {
+            "apiVersion": {"type": "string"},
+            "kind": {"type": "string"},
+            "metadata": {"type": "object"},
+            **own,
+        },
+        "required": [name for name in schema["required"] if name != "metadata"],
+    }
+
+
+def _without_rules(schema: Schema) -> Schema:
+    return {key: _stripped(value) for key, value in schema.items() if key != rules.VALIDATIONS}
+
+
+def _stripped(value: object) -> object:
+    if isinstance(value, dict):
+        return _without_rules(value)
+    return [_stripped(item) for item in value] if isinstance(value, list) else value
+
+
+def _wide(name: str, path: str, type: str = "string") -> Column:
+    return Column(name, path, type, is_wide=True)
+
+
+_AGE: Final = Column("Age", ".metadata.creationTimestamp", "date")
+
+_LOOKS: Final[dict[type[objects.Object], Look]] = {
+    objects.Advertisement: Look(
+        "adv",
+        (
+            Column("ClusterID", ".spec.clusterID"),
+            Column("Allocatable-CPU", ".spec.resources.allocatable.cpu"),
+            Column("Available-CPU", ".spec.resources.available.cpu"),
+            Column("Allocatable-Mem", ".spec.resources.allocatable.memory"),
+            Column("Available-Mem", ".spec.resources.available.memory"),
+            Column("Published", ".status.published", "boolean"),
+            _wide("Available-GPU", ".spec.resources.available.gpu"),
+            _wide("Measured", ".spec.timestamp", "date"),
+            _wide("Message", ".status.message"),
+            _AGE,
+        ),
+    ),
+    objects.ResourceRequest: Look(
+        "rreq",
+        (
+            Column("CPU", ".spec.requestedCPU"),
+            Column("Memory", ".spec.requestedMemory"),
+            Column("Target", ".status.targetClusterID"),
+            Column("Phase", ".status.phase"),
+            _wide("GPU", ".spec.requestedGPU"),
+            _wide("Reservation", ".status.reservationName"),
+            _wide("Expires", ".status.expiresAt"),
+            _wide("Reason", ".status.reason"),
+            _wide("Message", ".status.message"),
+            _AGE,
+        ),
+    ),
+    objects.ReservationInstruction: Look(
+        "rins",
+        (
+            Column("Reservation", ".spec.reservationName"),
+            Column("Target", ".spec.targetClusterID"),
+            Column("CPU", ".spec.requestedCPU"),
+            Column("Memory", ".spec.requestedMemory"),
+            _wide("Phase", ".status.phase"),
+            _wide("Expires", ".spec.expiresAt"),
+            _wide("Message", ".status.message"),
+        ),
+    ),
+    objects.ProviderInstruction: Look(
+        "pins",
+        (
+            Column("Reservation", ".spec.reservationName"),
+            Column("Requester", ".spec.requesterClusterID"),
+            Column("CPU", ".spec.requestedCPU"),
+            Column("Memory", ".spec.requestedMemory"),
+            _wide("Enforced", ".status.enforced", "boolean"),
+            _wide("Phase", ".status.phase"),
+            _wide("Expires", ".spec.expiresAt"),
+            _wide("Message", ".status.message"),
+        ),
+    ),
+    broker_objects.ClusterAdvertisement: Look(
+        "cadv",
+        (
+            Column("ClusterID", ".spec.clusterID"),
+            Column("Available-CPU", ".spec.resources.available.cpu"),
+            Column("Available-Memory", ".spec.resources.available.memory"),
+            Column("Score", ".status.score"),
+            Column("Active", ".status.active", "boolean"),
+            _wide("Phase", ".status.phase"),
+            _wide("Reservations", ".status.reservations", "integer"),
+            _wide("Available-GPU", ".spec.resources.available.gpu"),
+            _wide("Region", ".spec.region"),
+            _wide("Heard", ".status.lastUpdateTime", "date"),
+            _wide("Message", ".status.message"),
+            _AGE,
+        ),
+    ),
+    broker_objects.Reservation: Look(
+        "rsv",
+        (
+            Column("Target-Cluster", ".spec.targetClusterID"),
+            Column("CPU", ".spec.requestedResources.cpu"),
+            Column("Memory", ".spec.requestedResources.memory"),
+            Column("Phase", ".status.phase"),
+            _wide("Requester", ".spec.requesterID"),
+            _wide("GPU", ".spec.requestedResources.gpu"),
+            _wide("Expires", ".status.expiresAt"),
+            _wide("Reason", ".status.reason"),
+            _wide("Message", ".status.message"),
+            _AGE,
+        ),
+    ),
+    broker_objects.LedgerRecord: Look(
+        "ledg",
+        (Column("Holds", ".holds"), Column("Revision", ".kept.revision", "integer"), _AGE),
+        categories=(),
+    ),
+}

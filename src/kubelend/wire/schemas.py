@@ -1,0 +1,169 @@
+"""The structural schema of a record, as CustomResourceDefinitions want it, made from its types.
+
+A dialect of its own: no references, a type on every level, and a bound on all that could be long, because
+the API server estimates what a rule costs from it. No `allOf` either, although it is allowed: `kubectl
+explain` takes such a text for an object, and each error is told twice. Called by `wire.crds`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+from msgspec import inspect
+
+from kubelend.wire import docstrings, patterns, rules
+from kubelend.wire.patterns import Schema
+
+MAX_TEXT: Final = 32768
+"""Characters of a text for which nothing is said: as many as Kubernetes allows in a condition's message."""
+
+_EXACT: Final = 2**53
+"""The API server keeps bounds as floats: beyond this they would come back as other numbers."""
+
+_COPIED: Final = frozenset(
+    {"pattern", "maxLength", "maxItems", "maxProperties", "minimum", "maximum", "format", "enum"}
+    | {"x-kubernetes-list-type", "x-kubernetes-list-map-keys", rules.VALIDATIONS}
+)
+_PASSED_OVER: Final = frozenset({"description", "examples", "not"})
+"""Said elsewhere, or not to be said in this dialect."""
+
+
+def of(kind: type[msgspec.Struct]) -> Schema:
+    """The schema of a record, with all that it holds."""
+    return _schema(inspect.type_info(kind))
+
+
+def _schema(kind: inspect.Type) -> Schema:
+    match kind:
+        case inspect.Metadata(type=inner, extra_json_schema=extra):
+            return _refined(_schema(inner), extra or {})
+        case inspect.UnionType(types=types):
+            return _union([one for one in types if not isinstance(one, inspect.NoneType)])
+        case inspect.StructType():
+            return _struct(kind)
+        case inspect.DictType():
+            return _map(kind)
+        case inspect.ListType() | inspect.VarTupleType():
+            return _list(kind)
+        case _:
+            return _scalar(kind)
+
+
+def _scalar(kind: inspect.Type) -> Schema:
+    match kind:
+        case inspect.StrType(max_length=longest):
+            return {"type": "string", "maxLength": MAX_TEXT if longest is None else longest}
+        case inspect.DateTimeType():
+            return {"type": "string", "format": "date-time"}
+        case inspect.BoolType():
+            return {"type": "boolean"}
+        case inspect.FloatType():
+            return {"type": "number"}
+        case inspect.IntType(ge=least, le=most):
+            is_short = most is not None and most < 2**31
+            schema = {"type": "integer", "format": "int32" if is_short else "int64"}
+            return _refined(schema, {"minimum": least, "maximum": most} if is_short else {})
+    raise TypeError(f"{kind} cannot be part of a Kubernetes object")
+
+
+def _union(types: list[inspect.Type]) -> Schema:
+    """Beside what may be left out there is one union: a number or a text, which says an amount."""
+    if len(types) == 1:
+        return _schema(types[0])
+    amount: Schema = {
+        "anyOf": [{"type": "integer"}, {"type": "string"}],
+        "x-kubernetes-int-or-string": True,
+    }
+    for one in types:
+        extra = one.extra_json_schema if isinstance(one, inspect.Metadata) else None
+        amount = _refined(amount, extra or {})
+    return amount if "pattern" in amount else _refined(amount, patterns.ANY_QUANTITY)
+
+
+def _struct(kind: inspect.StructType) -> Schema:
+    texts = docstrings.of_fields(kind.cls)
+    properties = {field.encode_name: _field(field, texts) for field in kind.fields}
+    schema: Schema = {"type": "object", "properties": properties}
+    if required := [field.encode_name for field in kind.fields if field.required]:
+        schema["required"] = required
+    return schema
+
+
+def _field(field: inspect.Field, texts: dict[str, str]) -> Schema:
+    text = texts.get(field.name) or _said_of(field.type)
+    schema = {"description": text, **_schema(field.type)}
+    if isinstance(field.default, str) and field.default:
+        schema["default"] = field.default
+    return schema
+
+
+def _said_of(kind: inspect.Type) -> str:
+    match kind:
+        case inspect.Metadata(type=inner):
+            return _said_of(inner)
+        case inspect.UnionType(types=types):
+            return next(filter(None, map(_said_of, types)), "")
+        case inspect.StructType(cls=record):
+            return docstrings.of_class(record)
+    return ""
+
+
+def _map(kind: inspect.DictType) -> Schema:
+    schema: Schema = {"type": "object", "additionalProperties": _schema(kind.value_type)}
+    if kind.max_length is not None:
+        schema["maxProperties"] = kind.max_length
+    if checks := _key_rules(kind.key_type):
+        schema[rules.VALIDATIONS] = checks
+    return schema
+
+
+def _key_rules(kind: inspect.Type) -> list[Schema]:
+    """Schemas of this dialect say nothing about the keys of a map; rules can."""
+    extra = (kind.extra_json_schema if isinstance(kind, inspect.Metadata) else None) or {}
+    text = kind.type if isinstance(kind, inspect.Metadata) else kind
+    longest = extra.get("maxLength") or getattr(text, "max_length", None)
+    found = []
+    if longest is not None:
+        found.append(rules.names_up_to(longest))
+    if known := extra.get("enum"):
+        found.append(rules.names_among(known))
+    if others := extra.get("not", {}).get("enum"):
+        found.append(rules.names_beside(others))
+    return [one for schema in found for one in schema[rules.VALIDATIONS]]
+
+
+def _list(kind: inspect.ListType | inspect.VarTupleType) -> Schema:
+    schema: Schema = {"type": "array", "items": _schema(kind.item_type)}
+    if kind.max_length is not None:
+        schema["maxItems"] = kind.max_length
+    return schema
+
+
+def _refined(schema: Schema, extra: Schema) -> Schema:
+    """The schema with what is said beside the type."""
+    known = {key: value for key, value in extra.items() if key in _COPIED and not _too_large(value)}
+    if rules.VALIDATIONS in known:
+        known[rules.VALIDATIONS] = schema.get(rules.VALIDATIONS, []) + known[rules.VALIDATIONS]
+    refined = {**schema, **known}
+    if "enum" in known:
+        refined.pop("maxLength", None)
+    for name, more in extra.get("properties", {}).items():
+        refined["properties"] = {
+            **refined["properties"],
+            name: _refined(refined["properties"][name], more),
+        }
+    for part in extra.get("anyOf", []):
+        refined = _narrowed(refined, part)
+    if unknown := extra.keys() - _COPIED - _PASSED_OVER - {"properties", "anyOf"}:
+        raise TypeError(f"{', '.join(sorted(unknown))}: not known in a structural schema")
+    return refined
+
+
+def _narrowed(amount: Schema, part: Schema) -> Schema:
+    """An amount of which the number, or the text, has more to fulfil."""
+    return {**amount, **{key: value for key, value in part.items() if key != "type"}}
+
+
+def _too_large(value: object) -> bool:
+    return isinstance(value, int) and abs(value) > _EXACT

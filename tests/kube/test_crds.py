@@ -1,0 +1,302 @@
+"""The definitions on a real API server: what it takes, what it refuses in which words, and what it shows."""
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+
+import object_samples
+from kubelend.core.errors import InvalidInput, UnexpectedAnswer
+from kubelend.kube import resources
+from kubelend.lab import manifests
+from kubelend.wire import broker_objects, crds
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples" / "objects"
+RESERVATION = "reservation.yaml"
+ADVERTISEMENT = "cluster-advertisement-priced.yaml"
+REQUEST = "resource-request.yaml"
+
+
+@pytest.fixture
+def rules(kube):
+    """For tests of rules that older servers do not know."""
+    if kube.assets.version < manifests.RULES_SINCE:
+        pytest.skip(f"a server of version {kube.assets.version} has no rules")
+
+
+@pytest.fixture
+def apply(kube, namespace, tmp_path):
+    """Applies an example with something else at a place of it."""
+
+    def apply(example, place="", value=None):
+        document = yaml.safe_load((EXAMPLES / example).read_text("utf-8"))
+        if place:
+            *path, last = place.split("/")
+            part = document["spec"]
+            for step in path:
+                part = part[step]
+            part[last] = value
+        file = tmp_path / example
+        file.write_text(yaml.safe_dump(document), "utf-8")
+        return kube.kubectl("apply", f"--namespace={namespace}", f"--filename={file}")
+
+    return apply
+
+
+def lines(table):
+    """What `kubectl` shows, without the spaces between the columns."""
+    return [line.split() for line in table.splitlines()]
+
+
+def test_definitions_are_accepted_as_they_are(kube):
+    found = json.loads(kube.kubectl("get", "crds", "--output=json"))["items"]
+    ours = {one["metadata"]["name"]: one for one in found if "fluidos" in one["spec"]["group"]}
+    assert len(ours) == len(crds.KINDS)
+    for definition in ours.values():
+        told = {one["type"]: one["status"] for one in definition["status"]["conditions"]}
+        assert told["Established"] == told["NamesAccepted"] == "True"
+        assert "NonStructuralSchema" not in told
+
+
+def test_applying_the_files_again_changes_nothing(kube, rules):
+    said = kube.kubectl("apply", f"--filename={ROOT / 'deploy' / 'crds'}").splitlines()
+    assert len(said) == len(crds.KINDS)
+    assert all(line.endswith(" unchanged") for line in said), said
+
+
+@pytest.mark.timeout(120)
+def test_definitions_without_rules_refuse_what_their_patterns_can(lab, tmp_path):
+    [cluster] = lab.start("without-rules")
+    made = manifests.install(cluster, [saved(crds.documents(cel=False), tmp_path / "crds")])
+    assert len(made) == len(crds.KINDS)
+    cluster.kubectl("apply", f"--filename={EXAMPLES}")
+    none = yaml.safe_load((EXAMPLES / RESERVATION).read_text("utf-8"))
+    none["spec"]["requestedResources"]["cpu"] = "0"
+    refused = saved({RESERVATION: none}, tmp_path / "refused")
+    with pytest.raises(UnexpectedAnswer, match=r"spec.requestedResources.cpu in body should match"):
+        cluster.kubectl("apply", f"--filename={refused}")
+    cluster.kill()
+
+
+def saved(documents, directory):
+    directory.mkdir()
+    for name, document in documents.items():
+        (directory / name).write_text(yaml.safe_dump(document), "utf-8")
+    return directory
+
+
+def test_all_examples_apply_as_they_are(kube, namespace):
+    said = kube.kubectl("apply", f"--namespace={namespace}", f"--filename={EXAMPLES}")
+    assert len(said.splitlines()) == len(list(EXAMPLES.glob("*.yaml")))
+    kube.kubectl("apply", f"--namespace={namespace}", f"--filename={EXAMPLES}")
+    listed = kube.kubectl("get", "kubelend", f"--namespace={namespace}", "--output=json")
+    assert {one["metadata"]["generation"] for one in json.loads(listed)["items"]} == {1}
+
+
+def test_a_status_that_a_user_applies_is_not_taken(kube, namespace, apply):
+    apply(RESERVATION)
+    made = kube.kubectl("get", "rsv", "my-workload", f"--namespace={namespace}", "--output=json")
+    assert "status" not in json.loads(made)
+
+
+BAD = {
+    "negative cpu": (
+        RESERVATION,
+        "requestedResources/cpu",
+        "-1",
+        "cpu must be an amount of more than zero, for example 500m",
+    ),
+    "no memory": (
+        RESERVATION,
+        "requestedResources/memory",
+        0,
+        "memory must be an amount of more than zero, for example 256Mi",
+    ),
+    "garbage": (
+        RESERVATION,
+        "requestedResources/cpu",
+        "many",
+        "cpu must be an amount of more than zero, for example 500m",
+    ),
+    "garbage of a gpu": (RESERVATION, "requestedResources/gpu", "two", "gpu in body should match"),
+    "negative number": (
+        RESERVATION,
+        "requestedResources/gpu",
+        -1,
+        "should be greater than or equal to 0",
+    ),
+    "named twice": (
+        RESERVATION,
+        "requestedResources/extended",
+        {"cpu": "1"},
+        "cpu, memory, gpu and storage have fields of their own",
+    ),
+    "no time": (RESERVATION, "duration", "0s", "must be a duration above zero, for example 1h30m"),
+    "no duration": (RESERVATION, "duration", "soon", "must be a duration above zero"),
+    "below zero": (RESERVATION, "wait", "-1s", "spec.wait in body should match"),
+    "huge priority": (RESERVATION, "priority", 2**31, "less than or equal to 2147483647"),
+    "unknown policy": (RESERVATION, "policy", "nice", 'supported values: "", "headroom"'),
+    "unknown score": (RESERVATION, "weights", {"beauty": 1}, "the names are headroom, packing"),
+    "weights of nothing": (RESERVATION, "weights", {"price": 0}, "one weight must be more than"),
+    "unknown field": (RESERVATION, "durations", "1h", 'unknown field "spec.durations"'),
+    "too many labels": (
+        ADVERTISEMENT,
+        "labels",
+        {f"label-{number}": "" for number in range(65)},
+        "must have at most 64 items",
+    ),
+    "long label": (ADVERTISEMENT, "labels", {"a" * 318: ""}, "a name has at most 317 characters"),
+    "negative capacity": (
+        ADVERTISEMENT,
+        "resources/capacity/cpu",
+        "-4",
+        "cpu must not be negative",
+    ),
+    "nothing of memory": (ADVERTISEMENT, "resources/capacity", {"cpu": "4"}, "memory: Required"),
+    "price in words": (ADVERTISEMENT, "cost/cpuCost", "cheap", "cpuCost in body should match"),
+    "time in words": (ADVERTISEMENT, "timestamp", "today", "must be of type date-time"),
+    "requested nothing": (
+        REQUEST,
+        "requestedCPU",
+        "0",
+        "requestedCPU must be an amount of more than zero, for example 500m",
+    ),
+}
+
+
+@pytest.mark.parametrize("example, place, value, words", BAD.values(), ids=BAD)
+@pytest.mark.usefixtures("rules")
+def test_what_is_wrong_is_refused_in_words(apply, example, place, value, words):
+    with pytest.raises(UnexpectedAnswer) as refused:
+        apply(example, place, value)
+    assert words in str(refused.value)
+
+
+CHANGES = {
+    "the requester": (RESERVATION, "requesterID", "b", "requesterID cannot be changed"),
+    "what is reserved": (
+        RESERVATION,
+        "requestedResources/cpu",
+        "3",
+        "requestedResources cannot be changed",
+    ),
+    "whose it is": (ADVERTISEMENT, "clusterID", "b", "clusterID cannot be changed"),
+}
+
+
+@pytest.mark.parametrize("example, place, value, words", CHANGES.values(), ids=CHANGES)
+@pytest.mark.usefixtures("rules")
+def test_what_cannot_be_changed_is_not(apply, example, place, value, words):
+    apply(example)
+    with pytest.raises(UnexpectedAnswer) as refused:
+        apply(example, place, value)
+    assert words in str(refused.value)
+
+
+def patched(client, namespace, **spec):
+    kind = resources.of(broker_objects.Reservation)
+    return client.patch(kind, "my-workload", namespace, {"spec": spec})
+
+
+async def test_requester_can_be_filled_in_once_and_not_taken_away(
+    apply, kube_client, namespace, rules
+):
+    apply(RESERVATION, "requesterID", "")
+    assert (await patched(kube_client, namespace, requesterID="a")).spec.requester_id == "a"
+    with pytest.raises(InvalidInput, match="requesterID cannot be changed"):
+        await patched(kube_client, namespace, requesterID=None)
+
+
+async def test_broker_may_move_a_reservation_to_another_target(apply, kube_client, namespace):
+    apply(RESERVATION)
+    for target in ("b", "c", None):
+        moved = await patched(kube_client, namespace, targetClusterID=target)
+        assert moved.spec.target_cluster_id == (target or "")
+
+
+async def test_unknown_phase_is_refused(apply, kube_client, namespace):
+    apply(RESERVATION)
+    kind = resources.of(broker_objects.Reservation)
+    change = {"status": {"phase": "Lost"}}
+    with pytest.raises(InvalidInput, match='supported values: "Pending", "Reserved"'):
+        await kube_client.patch(kind, "my-workload", namespace, change, subresource="status")
+
+
+async def create(client, namespace, sample):
+    """Make it in two steps, as the server wants it: the object, then its status."""
+    kind = resources.of(type(sample))
+    metadata = msgspec.structs.replace(sample.metadata, namespace=namespace)
+    made = await client.create(kind, msgspec.structs.replace(sample, metadata=metadata))
+    if not hasattr(sample, "status"):
+        return made
+    return await client.replace_status(kind, msgspec.structs.replace(made, status=sample.status))
+
+
+async def finish(client, namespace, sample):
+    """Without its finalizer, so that the namespace can go."""
+    change = {"metadata": {"finalizers": None}}
+    await client.patch(resources.of(type(sample)), sample.metadata.name, namespace, change)
+
+
+@pytest.mark.parametrize("sample", object_samples.ALL, ids=lambda sample: sample.kind)
+async def test_no_field_is_lost_on_the_server(kube_client, namespace, sample):
+    await create(kube_client, namespace, sample)
+    found = await kube_client.find(resources.of(type(sample)), sample.metadata.name, namespace)
+    for part in {"spec", "status", "holds", "kept"} & set(sample.__struct_fields__):
+        assert getattr(found, part) == getattr(sample, part)
+    await finish(kube_client, namespace, sample)
+
+
+SHOWN = {
+    "adv": (
+        "NAME CLUSTERID ALLOCATABLE-CPU AVAILABLE-CPU ALLOCATABLE-MEM AVAILABLE-MEM PUBLISHED AGE",
+        "cluster-advertisement a 500m -1 1Gi 1Gi true",
+    ),
+    "rreq": ("NAME CPU MEMORY TARGET PHASE AGE", "small 500m 256Mi b Reserved"),
+    "rins": ("NAME RESERVATION TARGET CPU MEMORY", "rsv-a-1 rsv-a-1 b 500m 256Mi"),
+    "pins": ("NAME RESERVATION REQUESTER CPU MEMORY", "rsv-a-1-provider rsv-a-1 a 500m 256Mi"),
+    "cadv": (
+        "NAME CLUSTERID AVAILABLE-CPU AVAILABLE-MEMORY SCORE ACTIVE AGE",
+        "a-adv a -1 1Gi 66.67 true",
+    ),
+    "rsv": ("NAME TARGET-CLUSTER CPU MEMORY PHASE AGE", "rsv-a-1 b 500m 1Gi Active"),
+    "ledg": ("NAME HOLDS REVISION AGE", f"head head {2**62}"),
+}
+
+
+@pytest.mark.parametrize(
+    "short, sample", list(zip(SHOWN, object_samples.ALL, strict=True)), ids=list(SHOWN)
+)
+async def test_columns_show_what_they_are_called(kube, kube_client, namespace, short, sample):
+    await create(kube_client, namespace, sample)
+    headers, row = lines(kube.kubectl("get", short, f"--namespace={namespace}"))
+    wanted_headers, wanted_row = (text.split() for text in SHOWN[short])
+    assert headers == wanted_headers
+    assert row[: len(wanted_row)] == wanted_row
+    assert len(row) == len(headers)
+    await finish(kube_client, namespace, sample)
+
+
+def test_numbers_show_like_texts(kube, namespace, apply):
+    apply("cluster-advertisement-gpu.yaml")
+    wide = ("get", "cadv", "gpu-farm-adv", f"--namespace={namespace}", "--output=wide")
+    headers, row = lines(kube.kubectl(*wide))
+    assert {"REGION", "AVAILABLE-GPU", "MESSAGE"} <= set(headers)
+    assert row[:4] == ["gpu-farm-adv", "gpu-farm", "52", "210Gi"]
+    assert "eu-south-1" in row
+
+
+def test_one_word_lists_all_that_people_work_with(kube, namespace):
+    kube.kubectl("apply", f"--namespace={namespace}", f"--filename={EXAMPLES}")
+    listed = kube.kubectl("get", "kubelend", f"--namespace={namespace}", "--output=name").split()
+    assert len(listed) == len(list(EXAMPLES.glob("*.yaml")))
+
+
+def test_explain_says_what_the_source_says(kube):
+    said = kube.kubectl("explain", "reservation.spec.targetClusterID")
+    assert "The provider. Set by the user: this one or none." in " ".join(said.split())
+    said = kube.kubectl("explain", "cadv.spec.resources")
+    assert "the capacity, if it is not said" in " ".join(said.split())
