@@ -14,7 +14,7 @@ export PYTHON
 
 .PHONY: help
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: $(RUNTIME) ## Show a broker, four agents and a reservation's whole life
@@ -23,6 +23,14 @@ demo: $(RUNTIME) ## Show a broker, four agents and a reservation's whole life
 .PHONY: test
 test: $(DEV) ## Run all tests
 	$(BIN)/pytest $(ARGS)
+
+.PHONY: kube-assets
+kube-assets: ## Find or build the API server and etcd that tests run on
+	@hack/kube-assets
+
+.PHONY: helm
+helm: ## Find or build the helm that renders the charts
+	@hack/get-helm
 
 .PHONY: rotation
 rotation: $(DEV) ## Prove that certificates of a minute rotate for ten under load
@@ -35,6 +43,7 @@ check: $(DEV) ## Check format, lint, types, layers and generated files
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(GENERATE) --check
+	hack/deploy-manifests --check
 
 .PHONY: bench
 bench: $(RUNTIME) ## Measure, and print the table
@@ -48,6 +57,13 @@ format: $(DEV) ## Format, and fix what can be fixed safely
 .PHONY: generate
 generate: $(DEV) ## Write the files that are made from the code
 	$(GENERATE)
+
+.PHONY: manifests
+manifests: generate ## Write the CustomResourceDefinitions, and all else that is made from the code
+
+.PHONY: deploy-manifests
+deploy-manifests: generate ## Write what under deploy/ is made from the charts and the definitions
+	hack/deploy-manifests
 
 .PHONY: lock
 lock: $(DEV) ## Pin the dependencies anew after a change of pyproject.toml

@@ -8,6 +8,8 @@ import os
 import hypothesis
 import pytest
 
+pytest_plugins = ["kube_fixtures"]
+
 # Two busy cores make single examples slow at random, which says nothing about the code.
 hypothesis.settings.register_profile("dev", deadline=None)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)

@@ -18,6 +18,9 @@ WEIGHTS = {"headroom": 0.5, "price": 2.0}
 CONDITION = broker_objects.Condition("Ready", "True", "ClusterActive", "it answers", AT, 3)
 KEPT = broker_objects.Kept(2**62, 2**32 - 1, '{"large": 9007199254740993, "text": "\u00b5"}')
 
+QUESTION = objects.Question("q-1", "renew", "2h", "one")
+REPLY = objects.Reply("q-1", '{"revision": 7}', '{"code": "NoCapacity"}')
+
 
 def metadata(name: str) -> Metadata:
     return Metadata(name=name, labels={"a": "b"}, annotations={"c": "d"}, finalizers=("e.f/g",))
@@ -93,8 +96,8 @@ RESERVATION_INSTRUCTION = objects.ReservationInstruction(
 )
 PROVIDER_INSTRUCTION = objects.ProviderInstruction(
     metadata("rsv-a-1-provider"),
-    objects.ProviderInstructionSpec(**PROMISED, requester_cluster_id="a"),
-    objects.ProviderInstructionStatus(True, AT, "Held", "set aside", AT),
+    objects.ProviderInstructionSpec(**PROMISED, requester_cluster_id="a", reply=REPLY),
+    objects.ProviderInstructionStatus(True, AT, "Held", "set aside", AT, QUESTION),
 )
 CLUSTER_ADVERTISEMENT = broker_objects.ClusterAdvertisement(
     metadata("a-adv"),
@@ -115,6 +118,7 @@ CLUSTER_ADVERTISEMENT = broker_objects.ClusterAdvertisement(
         region="eu",
         valid_for="5m",
         policy=POLICY,
+        question=QUESTION,
     ),
     broker_objects.ClusterAdvertisementStatus(
         phase="Active",
@@ -128,6 +132,7 @@ CLUSTER_ADVERTISEMENT = broker_objects.ClusterAdvertisement(
         cordon_reason="maintenance",
         reservations=3,
         kept=KEPT,
+        reply=REPLY,
     ),
 )
 RESERVATION = broker_objects.Reservation(
@@ -142,6 +147,7 @@ RESERVATION = broker_objects.Reservation(
         policy="balanced",
         weights=WEIGHTS,
         constraints=CONSTRAINTS,
+        question=QUESTION,
     ),
     broker_objects.ReservationStatus(
         phase="Active",
@@ -158,6 +164,19 @@ RESERVATION = broker_objects.Reservation(
         conditions=(CONDITION,),
         observed_generation=1,
         kept=KEPT,
+        reply=REPLY,
+    ),
+)
+MAILBOX = broker_objects.Mailbox(
+    metadata("mailbox"),
+    broker_objects.MailboxSpec(QUESTION),
+    broker_objects.MailboxStatus(
+        cluster_id="a",
+        session="one/1",
+        revision=7,
+        horizon=3,
+        last_update_time=AT,
+        reply=REPLY,
     ),
 )
 LEDGER_RECORD = broker_objects.LedgerRecord(metadata("head"), "head", KEPT)
@@ -169,5 +188,6 @@ ALL = (
     PROVIDER_INSTRUCTION,
     CLUSTER_ADVERTISEMENT,
     RESERVATION,
+    MAILBOX,
     LEDGER_RECORD,
 )

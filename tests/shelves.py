@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
+import msgspec
+import pytest
+
 from kubelend.broker import ports
 from kubelend.core.events import Change
-from kubelend.core.models import Cluster, ClusterId, Reservation, ReservationId
+from kubelend.core.models import Cluster as Record
+from kubelend.core.models import ClusterId, Reservation, ReservationId
+from kubelend.kube import access
+from kubelend.lab.clusters import Cluster
+from kubelend.stores.kubernetes import KubernetesStore
 from kubelend.stores.memory import MemoryStore
 from kubelend.stores.sqlite import SqliteStore
 
@@ -25,15 +33,39 @@ def in_a_file(directory: Path) -> Callable[[], ports.Store]:
     return lambda: SqliteStore.open(directory / "store.db", archive_for=ARCHIVE_FOR)
 
 
-KINDS = {"memory": in_memory, "sqlite": in_a_file}
+def in_kubernetes(cluster: Cluster) -> Callable[[], ports.Store]:
+    namespace = new_namespace(cluster)
+    found = access.from_kubeconfig(cluster.admin_kubeconfig)
+    return lambda: KubernetesStore.open(found, namespace, archive_for=ARCHIVE_FOR)
+
+
+def new_namespace(cluster: Cluster) -> str:
+    name = f"shelf-{secrets.token_hex(4)}"
+    body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+    cluster.call("POST", "/api/v1/namespaces", msgspec.json.encode(body))
+    return name
+
+
+HERE = {"memory": in_memory, "sqlite": in_a_file}
+"""Those that need nothing but this machine."""
+
+KINDS = [*HERE, pytest.param("kubernetes", marks=pytest.mark.kube)]
 
 
 class Shelf:
     """Where one store is kept. Each look at what it holds is taken after it was closed and opened."""
 
-    def __init__(self, kind: str, directory: Path) -> None:
-        self._open = KINDS[kind](directory)
+    def __init__(self, open_store: Callable[[], ports.Store]) -> None:
+        self._open = open_store
         self.store = self._open()
+
+    @classmethod
+    def of(cls, request: pytest.FixtureRequest) -> Shelf:
+        """For a fixture whose parameters are `KINDS`."""
+        kind: str = request.param
+        if kind in HERE:
+            return cls(HERE[kind](request.getfixturevalue("tmp_path")))
+        return cls(in_kubernetes(request.getfixturevalue("kube")))
 
     def commit(self, *changes: Change, revision: int) -> None:
         self.store.commit(changes, revision)
@@ -45,7 +77,7 @@ class Shelf:
 
     def contents(
         self,
-    ) -> tuple[dict[ClusterId, Cluster], dict[ReservationId, Reservation], int]:
+    ) -> tuple[dict[ClusterId, Record], dict[ReservationId, Reservation], int]:
         """Clusters and reservations by ID, and the revision."""
         loaded = self.reopened().load()
         clusters = {found.id: found for found in loaded.clusters}

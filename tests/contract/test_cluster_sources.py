@@ -5,16 +5,20 @@ A stage has the source and can make things happen: `stir` has pods and nodes com
 """
 
 import asyncio
+import contextlib
 from contextlib import aclosing
 from datetime import timedelta
 
 import pytest
 
+import kube_objects
 import make
+from kube_objects import Machines
 from kubelend.agent.ports import ClusterSource, NodeGone, PodGone, Snapshot
 from kubelend.core.nodes import Node
 from kubelend.core.pods import Pod
 from kubelend.sources import descriptions
+from kubelend.sources.kubernetes import KubernetesSource
 from kubelend.sources.simulated import SimulatedSource
 from kubelend.sources.worlds import World
 
@@ -59,12 +63,66 @@ class SimulatedStage:
         return self._world.snapshot()
 
 
-STAGES = {"simulated": SimulatedStage}
+class KubernetesStage:
+    """The nodes and pods of an API server, made and changed by other calls than the source's."""
+
+    def __init__(self, client):
+        self.source: ClusterSource = KubernetesSource(client)
+        self._client = client
+        self._machines = Machines(client)
+        self._round = 0
+
+    async def set(self):
+        await self._machines.clear()
+        for number in range(3):
+            await self._machines.node(f"old-{number}", labels={"zone": "a"})
+            await self._machines.pod(f"first-{number}", f"old-{number}")
+
+    def another(self) -> ClusterSource:
+        return KubernetesSource(self._client)
+
+    async def stir(self):
+        """A node is replaced, with its pods; others finish, are scheduled, come and go."""
+        number, machines = self._round, self._machines
+        self._round += 1
+        if number < 2:
+            await machines.remove_pod(f"first-{number}")
+            await machines.remove_node(f"old-{number}")
+            await machines.node(f"new-{number}", cpu="2")
+        await machines.node_says("old-2", conditions=[{"type": "Ready", "status": f"{number % 2}"}])
+        for node in ("old-2", "new-0", ""):
+            await machines.pod(f"{node or 'no'}-{number}", node, cpu=f"{number + 1}")
+        await machines.pod_says(f"old-2-{number}", phase="Succeeded")
+        await machines.bind(f"no-{number}", "new-0")
+        if number:
+            await machines.remove_pod(f"new-0-{number - 1}")
+
+    async def truth(self):
+        return await self._machines.all()
+
+    async def clear(self):
+        await self._machines.clear()
+
+
+@contextlib.asynccontextmanager
+async def set_up(kind, request):
+    if kind == "simulated":
+        yield SimulatedStage()
+        return
+    async with kube_objects.opened(request.getfixturevalue("kube")) as client:
+        stage = KubernetesStage(client)
+        await stage.set()
+        yield stage
+        await stage.clear()
+
+
+STAGES = ("simulated", pytest.param("kubernetes", marks=pytest.mark.kube))
 
 
 @pytest.fixture(params=STAGES)
-def stage(request):
-    return STAGES[request.param]()
+async def stage(request):
+    async with set_up(request.param, request) as stage:
+        yield stage
 
 
 class Picture:

@@ -52,10 +52,35 @@ async def measured(broker, cluster):
     return Measured(await in_process(broker, cluster), lambda *_: None)
 
 
-@pytest.fixture(params=[over_http, in_process, delayed, measured], ids=lambda kind: kind.__name__)
-def kind(request):
+KINDS = {kind.__name__: kind for kind in (over_http, in_process, delayed, measured)}
+
+
+@pytest.fixture(params=[*KINDS, pytest.param("kubernetes", marks=pytest.mark.kube)])
+async def kind(request):
     """A new transport adds itself here."""
-    return request.param
+    if request.param in KINDS:
+        yield KINDS[request.param]
+        return
+    async with in_mailboxes(request.getfixturevalue("kube")) as kind:
+        yield kind
+
+
+@contextlib.asynccontextmanager
+async def in_mailboxes(kube):
+    from post_offices import PostOffice
+
+    office, boxes = PostOffice(kube), {}
+    async with contextlib.AsyncExitStack() as stack:
+        stack.callback(office.close)
+
+        async def in_a_mailbox(broker, cluster):
+            if office.controller is None:
+                await stack.enter_async_context(office.attended(broker.service))
+            if cluster not in boxes:
+                boxes[cluster] = office.create(cluster)
+            return await office.open(boxes[cluster])
+
+        yield in_a_mailbox
 
 
 @pytest.fixture
@@ -114,7 +139,7 @@ async def test_an_advertisement_is_answered_with_what_is_to_be_held(borrower, le
 
 
 async def test_a_cluster_advertises_only_itself(lender):
-    with pytest.raises(Forbidden, match="clusterID 'another' is not the certificate's 'lender'"):
+    with pytest.raises(Forbidden, match="clusterID 'another' is not the [a-z]+'s 'lender'"):
         await lender.publish(offer("another"))
 
 

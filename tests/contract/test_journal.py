@@ -40,8 +40,8 @@ LIMITS = Limits(
 
 
 @pytest.fixture(params=KINDS)
-def shelf(request, tmp_path):
-    shelf = Shelf(request.param, tmp_path)
+def shelf(request):
+    shelf = Shelf.of(request)
     yield shelf
     shelf.store.close()
 

@@ -1,19 +1,15 @@
-"""What an agent relies on, whatever keeps its objects. A new kind is one more of `KEEPERS`."""
+"""What an agent relies on, whatever keeps its objects. A new kind is one more of `keepers.KINDS`."""
 
 import asyncio
-from collections.abc import Callable
 from contextlib import aclosing
-from datetime import timedelta
-from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
+import keepers
 import make
-from kubelend.agent.ports import Clock, Deleted, Listed, LocalObjects
+from kubelend.agent.ports import Deleted, Listed
 from kubelend.core.errors import Conflict, InvalidInput
-from kubelend.sources.files import FileObjects
-from kubelend.sources.memory import MemoryObjects
 from kubelend.wire.objects import (
     Metadata,
     ProviderInstruction,
@@ -27,32 +23,21 @@ from kubelend.wire.objects import (
 PATIENCE = 10
 """Seconds until a test gives up waiting for what a watch was to say."""
 
-KEEPERS: dict[str, Callable[[Path, Clock], LocalObjects]] = {
-    "memory": lambda directory, clock: MemoryObjects(clock),
-    # An hour between looks at the disk: what is done through it, its watches hear of at once.
-    "files": lambda directory, clock: FileObjects(directory, clock, poll=timedelta(hours=1)),
-}
 
-
-class HandClock:
-    def __init__(self):
-        self.now = make.T0
-
-    def __call__(self):
-        return self.now
+@pytest.fixture(params=keepers.KINDS)
+async def keeping(request, tmp_path):
+    async with keepers.keeping(request.param, tmp_path, request.getfixturevalue) as keeping:
+        yield keeping
 
 
 @pytest.fixture
-def clock():
-    return HandClock()
+def objects(keeping):
+    return keeping.objects
 
 
-@pytest.fixture(params=KEEPERS)
-async def objects(request, tmp_path, clock):
-    objects = KEEPERS[request.param](tmp_path, clock)
-    yield objects
-    if hasattr(objects, "close"):
-        await objects.close()
+@pytest.fixture
+def hands(keeping):
+    return keeping.clock
 
 
 def wish(name="wish", cpu="1", namespace="default", **metadata):
@@ -73,11 +58,12 @@ async def heard(watch):
 # -- making and changing
 
 
-async def test_made_object_gets_what_its_keeper_knows(objects):
+async def test_made_object_gets_what_its_keeper_knows(objects, hands):
     made = await objects.apply(wish(labels={"team": "a"}, annotations={"why": "tests"}))
     assert made.metadata.uid
     assert made.metadata.resource_version
-    assert (made.metadata.generation, made.metadata.creation_timestamp) == (1, make.T0)
+    assert made.metadata.generation == 1
+    assert hands.says(made.metadata.creation_timestamp)
     assert made.metadata.labels == {"team": "a"}
     assert made.metadata.annotations == {"why": "tests"}
     assert made.spec == wish().spec
@@ -255,14 +241,13 @@ async def test_deleted_object_is_gone_and_deleting_again_is_harmless(objects):
     assert await objects.list(ResourceRequest) == []
 
 
-async def test_finalizer_keeps_a_deleted_object_until_it_is_taken_away(objects, clock):
+async def test_finalizer_keeps_a_deleted_object_until_it_is_taken_away(objects, hands):
     made = await objects.apply(wish(finalizers=("kubelend/release", "other")))
-    clock.now += make.MINUTE
+    hands.now += make.MINUTE
     await objects.delete(ResourceRequest, made.key)
     going = await objects.find(ResourceRequest, made.key)
-    assert going.metadata.deletion_timestamp == make.T0 + make.MINUTE
-    assert going.metadata.generation == 1
-    clock.now += make.MINUTE
+    assert hands.says(going.metadata.deletion_timestamp)
+    hands.now += make.MINUTE
     await objects.delete(ResourceRequest, made.key)
     assert await objects.find(ResourceRequest, made.key) == going
     going = await objects.apply(without_finalizers(going, keep=("other",)))
@@ -314,13 +299,13 @@ async def test_watch_tells_what_is_new_otherwise_and_gone(objects):
         assert gone.status == stated.status
 
 
-async def test_watch_tells_of_a_deletion_that_waits_for_finalizers(objects):
+async def test_watch_tells_of_a_deletion_that_waits_for_finalizers(objects, hands):
     made = await objects.apply(wish(finalizers=("x",)))
     async with aclosing(objects.watch(ResourceRequest)) as watch:
         await heard(watch)
         await objects.delete(ResourceRequest, made.key)
         going = await heard(watch)
-        assert going.metadata.deletion_timestamp == make.T0
+        assert hands.says(going.metadata.deletion_timestamp)
         await objects.apply(without_finalizers(going))
         assert isinstance(await heard(watch), Deleted)
 

@@ -16,12 +16,12 @@ from kubelend.core.events import Archived, Dropped
 from kubelend.core.ledger import Ledger
 from kubelend.core.lifecycle import Phase, Reason
 from kubelend.core.models import Charge, ClusterId, RequestKey, ReservationId
-from shelves import ARCHIVE_FOR, KINDS, Shelf
+from shelves import ARCHIVE_FOR, HERE, KINDS, Shelf, in_kubernetes
 
 
 @pytest.fixture(params=KINDS)
-def shelf(request, tmp_path):
-    shelf = Shelf(request.param, tmp_path)
+def shelf(request):
+    shelf = Shelf.of(request)
     yield shelf
     shelf.store.close()
 
@@ -264,10 +264,17 @@ def test_strange_ids_stay_what_they_are_and_apart(shelf):
     assert [shelf.archived(found.id) for found in reservations] == reservations
 
 
-def test_large_commit_is_kept_whole(shelf):
-    reservations = by_id(*(make.reservation(f"rsv-{number}") for number in range(20_000)))
-    shelf.commit(*reservations.values(), revision=20_000)
-    assert shelf.contents() == ({}, reservations, 20_000)
+LARGE = {"kubernetes": (500, "much more than one object holds " * 80)}
+"""Each reservation is two calls there."""
+
+
+@pytest.mark.timeout(120)
+def test_large_commit_is_kept_whole(shelf, request):
+    count, text = LARGE.get(request.node.callspec.params["shelf"], (20_000, ""))
+    made = (make.reservation(f"rsv-{number}", message=text) for number in range(count))
+    reservations = by_id(*made)
+    shelf.commit(*reservations.values(), revision=count)
+    assert shelf.contents() == ({}, reservations, count)
 
 
 def test_loaded_lists_are_the_callers_own(shelf):
@@ -300,22 +307,32 @@ ORDERS = st.one_of(
 )
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", HERE)
 @given(orders=st.lists(ORDERS, min_size=5, max_size=60))
 @settings(max_examples=150)
 def test_ledger_restored_from_a_store_equals_the_live_one(kind, orders):
     with tempfile.TemporaryDirectory() as directory:
-        shelf = Shelf(kind, Path(directory))
-        desk = make.desk(a="cpu=4,memory=8Gi", b="cpu=2,memory=4Gi,example.com/fpga=1")
-        for order, *details in orders:
-            if order == "commit":
-                commit_all(shelf, desk)
-            else:
-                with suppress(KubelendError):
-                    give(desk, order, *details)
-        commit_all(shelf, desk)
-        restored = Ledger.restore(shelf.reopened().load())
-        shelf.store.close()
+        check_restored(Shelf(HERE[kind](Path(directory))), orders)
+
+
+@pytest.mark.timeout(180)
+@given(orders=st.lists(ORDERS, min_size=20, max_size=60))
+@settings(max_examples=20)
+def test_ledger_restored_from_kubernetes_equals_the_live_one(kube, orders):
+    check_restored(Shelf(in_kubernetes(kube)), orders)
+
+
+def check_restored(shelf, orders):
+    desk = make.desk(a="cpu=4,memory=8Gi", b="cpu=2,memory=4Gi,example.com/fpga=1")
+    for order, *details in orders:
+        if order == "commit":
+            commit_all(shelf, desk)
+        else:
+            with suppress(KubelendError):
+                give(desk, order, *details)
+    commit_all(shelf, desk)
+    restored = Ledger.restore(shelf.reopened().load())
+    shelf.store.close()
     assert make.state(restored) == make.state(desk.ledger)
 
 

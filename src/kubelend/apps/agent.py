@@ -218,7 +218,7 @@ class Process:
         )
 
     def _renewal(self) -> dict[str, Root]:
-        if not self._settings.auto_renew:
+        if not self._settings.auto_renew or self._settings.broker_transport != "http":
             return {}
         directory, url = Path(self._settings.broker_cert_path), self._settings.broker_url
         keeper = CertificateKeeper(
@@ -229,7 +229,9 @@ class Process:
     async def _look_at_objects(self) -> None:
         """What is wrong with single objects is for their authors to see, and stops nothing else."""
         while True:
-            self.standing.report("objects", self._around.problem(), is_partial=True)
+            unseen = self._around.unseen()
+            problem = unseen or self._around.problem()
+            self.standing.report("objects", problem, is_partial=not unseen)
             await asyncio.sleep(LOOK_EVERY.total_seconds())
 
     def _streams(self) -> bool:
@@ -243,9 +245,8 @@ class Process:
 async def started(launched: Launch) -> AsyncIterator[Process]:
     """Everything put together and listening. At the end the broker hears that this agent is gone."""
     settings = launched.settings
-    around = surroundings.of(settings)
     async with AsyncExitStack() as stack:
-        stack.push_async_callback(around.close)
+        around = await stack.enter_async_context(surroundings.opened(settings))
         cluster = settings.cluster_id or await around.source.identity()
         process = Process(settings, around, cluster, launched.renew_at)
         process.communicator = await _connect(settings, around, process.metrics, stack)
@@ -262,6 +263,8 @@ async def _connect(
         certificates=Path(settings.broker_cert_path),
         timeout=settings.broker_timeout,
         instance=uuid.uuid4().hex,
+        kubeconfig=settings.broker_kubeconfig,
+        namespace=settings.broker_namespace,
         report=lambda problem: log.warning("certificates not taken up", problem=str(problem)),
     )
     communicator = await factory.open_communicator(settings.broker_transport, options)

@@ -21,7 +21,7 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
     """The agent."""
 
     broker_transport: str = "http"
-    """How the agent reaches its broker: http, or empty for none at all, which only measures."""
+    """How the agent reaches its broker: http, kubernetes, or empty for none at all, which only measures."""
 
     broker_url: str = "https://localhost:8443"
     """Address of the broker."""
@@ -30,10 +30,10 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
     """Directory with tls.crt, tls.key and ca.crt: who this cluster is, and which broker is trusted."""
 
     broker_kubeconfig: str = ""
-    """Kubeconfig of the broker's cluster, for --broker-transport=kubernetes."""
+    """Kubeconfig of the broker's cluster, for --broker-transport=kubernetes; if empty as for --kubeconfig."""
 
     broker_namespace: str = "default"
-    """Namespace of the broker's objects, for --broker-transport=kubernetes."""
+    """This cluster's mailbox in the broker's cluster, for --broker-transport=kubernetes."""
 
     broker_timeout: timedelta = timedelta(seconds=30)
     """How long one call of the broker may take."""
@@ -74,11 +74,17 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
     source: Literal["simulated", "kubernetes"] = "kubernetes"
     """Where nodes and pods are seen: in Kubernetes, or in the description that --simulation names."""
 
+    kubeconfig: str = ""
+    """Kubeconfig of this cluster; if empty KUBECONFIG, else the pod's own account, else ~/.kube/config."""
+
     simulation: str = ""
     """YAML file that describes a cluster, for --source=simulated; see docs/simulated-clusters.md."""
 
     objects_dir: str = ""
     """Directory of this cluster's objects, a YAML file each, for --source=simulated; in memory if empty."""
+
+    request_namespace: str = ""
+    """The only namespace whose ResourceRequests count; all do if empty. For --source=kubernetes."""
 
     advertisement_name: str = "cluster-advertisement"
     """Name of the object that shows what is advertised."""
@@ -87,8 +93,8 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
     """Its namespace."""
 
     instruction_namespace: str = ""
-    """Namespace of the objects that instructions become; POD_NAMESPACE if empty. Without either, default
-    for those to lend, and each request's own for those to borrow."""
+    """Namespace of the objects that instructions become; if empty POD_NAMESPACE, else --request-namespace.
+    Without any, default for those to lend, and each request's own for those to borrow."""
 
     advertisement_requeue_interval: timedelta = timedelta(seconds=30)
     """How often this cluster advertises, at moments of the clock that are its own."""
@@ -151,11 +157,10 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
     def _broker(self) -> list[str]:
         if self.broker_transport not in TRANSPORTS:
             return [
-                f"--broker-transport: {self.broker_transport!r} is unknown; write http, or nothing for none"
+                f"--broker-transport: {self.broker_transport!r} is unknown; write http,"
+                " kubernetes, or nothing for none"
             ]
-        if self.broker_transport == "kubernetes":
-            return ["--broker-transport: kubernetes is not in this version, it speaks http"]
-        if not self.broker_transport:
+        if self.broker_transport != "http":
             return []
         found = []
         if problem := settings.address_problem(self.broker_url, "--broker-url"):
@@ -166,12 +171,12 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
 
     def _cluster(self) -> list[str]:
         found = []
-        if self.source == "kubernetes":
-            found.append(
-                "--source: kubernetes is not in this version; write simulated, with --simulation"
-            )
-        elif not self.simulation:
+        if self.source == "simulated" and not self.simulation:
             found.append("--simulation: is needed with --source=simulated")
+        if self.source == "kubernetes":
+            for attribute, flag in _OF_SIMULATED.items():
+                if getattr(self, attribute):
+                    found.append(f"{flag}: is for --source=simulated only")
         if self.peering == "liqoctl" and not self.kubeconfigs_dir:
             found.append("--kubeconfigs-dir: is needed with --peering=liqoctl")
         pairs = [pair for pair in self.labels.split(",") if pair]
@@ -184,9 +189,11 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
         for flag, check, text in (
             *((f"--{name}-cost", _price, getattr(self, f"{name}_cost")) for name in _PRICED),
             ("--currency", _currency, self.currency),
+            ("--broker-namespace", _name, f"{self.broker_namespace or 'default'}/any"),
             ("--advertisement-name", _name, f"default/{self.advertisement_name}"),
             ("--advertisement-namespace", _name, f"{self.advertisement_namespace}/any"),
             ("--instruction-namespace", _name, f"{self.instruction_namespace or 'default'}/any"),
+            ("--request-namespace", _name, f"{self.request_namespace or 'default'}/any"),
         ):
             try:
                 check(text)
@@ -219,6 +226,7 @@ def _name(key: str) -> None:
     names.parse(key)
 
 
+_OF_SIMULATED = {"simulation": "--simulation", "objects_dir": "--objects-dir"}
 _PRICED = ("cpu", "memory", "gpu", "storage")
 _MOMENT = timedelta(milliseconds=1)
 _LEAST = {

@@ -117,7 +117,7 @@ async def started(
 def _opener(settings: BrokerSettings) -> OpenStore:
     """A store that cannot be opened now is tried again; one that no text like this names is not."""
     opening.check(settings.store)
-    return partial(opening.open_store, settings.store)
+    return partial(opening.open_store, settings.store, namespace=settings.http_namespace)
 
 
 def _rules(settings: BrokerSettings) -> Rules:
@@ -227,7 +227,7 @@ def _patterns(text: str) -> tuple[str, ...]:
 
 
 def _grant_keys(settings: BrokerSettings) -> GrantKeys:
-    """In the file that was named, or beside the store; one in memory has keys that it forgets."""
+    """In the file that was named, or beside the store; where that is no file, they are forgotten."""
     beside = opening.beside(settings.store, "grants.key")
     path = Path(settings.grant_key) if settings.grant_key else beside
     return GrantKeys.create() if path is None else GrantKeys.open(path)

@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import http.client
 import os
-import signal
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -18,10 +15,8 @@ from pathlib import Path
 import msgspec
 
 from kubelend.apps import flags
-from kubelend.core.errors import Unavailable
+from kubelend.apps.programs import Program
 
-_READY_WITHIN = 60.0
-_STOPPED_WITHIN = 30.0
 _POLL = 0.002
 
 
@@ -34,66 +29,23 @@ class _Line(msgspec.Struct, frozen=True):
     reservations: int = 0
 
 
-class Child:
+class Child(Program):
     """A running process of ours."""
 
+    lines_told = 1  # its last line is an error in full
+
     def __init__(self, command: str, log: Path, arguments: list[str]) -> None:
-        self._command = command
-        self._log = log
-        self.started_at = time.perf_counter()
-        with log.open("wb") as stream:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "kubelend", command, *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=stream,
-                env=_environment(),
-                # A group of its own: Ctrl-C at the terminal is for us, and we stop it in good order.
-                process_group=0,
-            )
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    @property
-    def is_running(self) -> bool:
-        return self._process.poll() is None
+        program = [sys.executable, "-P", "-m", "kubelend", command, *arguments]
+        super().__init__(command, log, program, _environment())
 
     def wait_until_ready(self) -> float:
         """Wait for /readyz to say ok; gives the seconds since the process was started."""
-        while not self._is_ready():
-            waited = time.perf_counter() - self.started_at
-            if not self.is_running or waited > _READY_WITHIN:
-                raise Unavailable(f"the {self._command} did not start", hint=self.last_words())
-            time.sleep(_POLL)
-        return time.perf_counter() - self.started_at
-
-    def stop(self) -> int:
-        """Let it finish, and wait for that; gives its exit code. Stopping again does nothing."""
-        if self.is_running:
-            self._process.terminate()
-        try:
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(_STOPPED_WITHIN)
-        finally:
-            if self.is_running:
-                self._process.kill()
-        return self._process.wait()
-
-    def kill(self) -> None:
-        """As a power cut would."""
-        self._process.send_signal(signal.SIGKILL)
-        self._process.wait()
+        return self.wait_until(self._is_ready, _POLL)
 
     def port_of(self, what: str) -> int:
         """0 as long as it does not listen."""
         listening = (line for line in self._lines() if line.event == "listening")
         return next((line.port for line in listening if line.what == what), 0)
-
-    def last_words(self) -> str:
-        lines = self._log.read_text(errors="replace").splitlines()
-        return lines[-1] if lines else "it said nothing"
 
     def _is_ready(self) -> bool:
         port = self.port_of("probes")
@@ -109,7 +61,7 @@ class Child:
             connection.close()
 
     def _lines(self) -> Iterator[_Line]:
-        for line in self._log.read_bytes().splitlines():
+        for line in self.log.read_bytes().splitlines():
             # The last may be half written, and a crash writes lines that are no JSON.
             with suppress(msgspec.MsgspecError):
                 yield msgspec.json.decode(line, type=_Line)

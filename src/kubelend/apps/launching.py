@@ -42,7 +42,7 @@ def launch(settings: AgentSettings) -> NoReturn:
 
 def prepared(settings: AgentSettings) -> Launch:
     """The settings with the name that the certificate says, if there is one."""
-    if not settings.broker_transport:
+    if settings.broker_transport != "http":
         return Launch(settings)
     from kubelend.pki import holdings
 

@@ -34,7 +34,7 @@ class BrokerSettings(Settings, frozen=True, kw_only=True):
     """Directory with tls.crt, tls.key and ca.crt (whose clients are let in). Read again when they change."""
 
     http_namespace: str = "default"
-    """Kubernetes namespace of the broker's objects. Accepted for existing manifests: SQLite has none."""
+    """Kubernetes namespace of the broker's objects, if --store names none."""
 
     health_probe_bind_address: Address | None = Address("", 8081)
     """Where /healthz and /readyz answer without TLS, for probes; 0 turns it off."""
@@ -49,7 +49,7 @@ class BrokerSettings(Settings, frozen=True, kw_only=True):
     """Accepted for existing manifests. One broker at a time holds the SQLite store, so it always leads."""
 
     store: str = "kubelend.db"
-    """Where the ledger is kept: a file, sqlite:///file, or memory: (which forgets at the end)."""
+    """Where the ledger is kept: a file, sqlite:///file, kubernetes:, or memory: (which forgets)."""
 
     stale_after: timedelta = timedelta(minutes=10)
     """How long an advertisement is believed after it arrived. A cluster may ask for less, not for more."""

@@ -1,9 +1,14 @@
-"""Where an agent lives: its cluster, objects, clock and peering, as its settings say."""
+"""Where an agent lives: its cluster, objects, clock and peering, as its settings say.
+
+The cluster is a described one (`apps.simulated_cluster`) or a real one (`apps.real_cluster`). Each brings
+libraries that the other does without, and is imported only if it is wanted.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
@@ -11,17 +16,11 @@ from typing import NamedTuple
 from kubelend.agent.advertising import Advertising
 from kubelend.agent.ports import Clock, ClusterSource, LocalObjects, Peering
 from kubelend.apps.agent_settings import AgentSettings
-from kubelend.core import durations
 from kubelend.core.errors import InvalidInput, InvalidSettings
 from kubelend.core.lending import LendingPolicy
-from kubelend.kits import clock
 from kubelend.peerings.liqoctl import LiqoctlPeering
 from kubelend.peerings.none import NoPeering
-from kubelend.sources import descriptions, documents, names
-from kubelend.sources.descriptions import Description
-from kubelend.sources.files import FileObjects
-from kubelend.sources.memory import MemoryObjects
-from kubelend.sources.simulated import SimulatedSource
+from kubelend.sources import names
 from kubelend.wire import bodies, limit_conversion
 
 Callback = Callable[[], None]
@@ -42,6 +41,8 @@ class Surroundings(NamedTuple):
     offer: Offer
     problem: Callable[[], str] = lambda: ""
     """Why not all of the objects can be used."""
+    unseen: Callable[[], str] = lambda: ""
+    """Why objects cannot be seen at all, which keeps the agent from its work."""
     close: Callable[[], Awaitable[None]] = _nothing
     network_delay: timedelta = timedelta()
     dies_after: timedelta = timedelta()
@@ -56,25 +57,30 @@ class Offer(NamedTuple):
     policy: bodies.LendingPolicy | None
 
 
+NO_OFFER = Offer(None, {}, "", None)
+
+
+@asynccontextmanager
+async def opened(settings: AgentSettings) -> AsyncIterator[Surroundings]:
+    """What the settings ask for, until the end."""
+    if settings.source == "kubernetes":
+        from kubelend.apps import real_cluster
+
+        async with real_cluster.opened(settings) as around:
+            yield around
+    else:
+        around = of(settings)
+        try:
+            yield around
+        finally:
+            await around.close()
+
+
 def of(settings: AgentSettings) -> Surroundings:
-    """A simulated cluster, with its own clock and network."""
-    described = descriptions.load(Path(settings.simulation))
-    now = _clock(durations.parse(described.agent.clock_skew))
-    policy = _policy(settings.policy_file)
-    around = Surroundings(
-        source=SimulatedSource(described, clock.utc_now),
-        objects=MemoryObjects(now),
-        clock=now,
-        namespace=settings.instruction_namespace or _pod_namespace(),
-        policy=None if policy is None else limit_conversion.to_policy(policy, settings.policy_file),
-        offer=_offer(settings, described, policy),
-        network_delay=durations.parse(described.agent.network_delay),
-        dies_after=durations.parse(described.agent.dies_after or "0s"),
-    )
-    if not settings.objects_dir:
-        return around
-    files = FileObjects(Path(settings.objects_dir), now)
-    return around._replace(objects=files, problem=lambda: files.problem, close=files.close)
+    """Those of a simulated cluster, for who closes them himself."""
+    from kubelend.apps import simulated_cluster
+
+    return simulated_cluster.of(settings)
 
 
 def advertising(settings: AgentSettings, around: Surroundings, cluster: str) -> Advertising:
@@ -108,11 +114,8 @@ def peering(settings: AgentSettings, cluster: str) -> Peering:
     )
 
 
-def _clock(skew: timedelta) -> Clock:
-    return (lambda: clock.utc_now() + skew) if skew else clock.utc_now
-
-
-def _pod_namespace() -> str:
+def pod_namespace() -> str:
+    """That of the agent's own pod, if it runs in one and was told."""
     found = os.environ.get("POD_NAMESPACE", "")
     try:
         names.parse(f"{found or 'default'}/any")
@@ -121,24 +124,31 @@ def _pod_namespace() -> str:
     return found
 
 
-def _offer(
-    settings: AgentSettings, described: Description, policy: bodies.LendingPolicy | None
-) -> Offer:
-    """What the flags say, and where they say nothing, the description."""
+def offer(settings: AgentSettings, otherwise: Offer = NO_OFFER) -> Offer:
+    """What the flags say, and where they say nothing, what is said otherwise."""
     pairs = (pair.partition("=") for pair in settings.labels.split(",") if pair)
     labels = {key.strip(): value.strip() for key, _, value in pairs}
     costs = (settings.cpu_cost, settings.memory_cost, settings.gpu_cost, settings.storage_cost)
     return Offer(
-        cost=bodies.Cost(*costs, currency=settings.currency) if any(costs) else described.cost,
-        labels=described.labels | labels,
-        region=settings.region or described.region,
-        policy=policy,
+        cost=bodies.Cost(*costs, currency=settings.currency) if any(costs) else otherwise.cost,
+        labels=otherwise.labels | labels,
+        region=settings.region or otherwise.region,
+        policy=_policy(settings.policy_file),
     )
+
+
+def lending(settings: AgentSettings, offered: Offer) -> LendingPolicy | None:
+    """The policy that is offered, as the agent applies it itself."""
+    if offered.policy is None:
+        return None
+    return limit_conversion.to_policy(offered.policy, settings.policy_file)
 
 
 def _policy(path: str) -> bodies.LendingPolicy | None:
     if not path:
         return None
+    from kubelend.sources import documents
+
     try:
         found = documents.values(Path(path).read_bytes()) or {}
         return documents.written(found, bodies.LendingPolicy)

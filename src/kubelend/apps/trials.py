@@ -6,15 +6,14 @@ only the certificates and the ports are made for it.
 
 from __future__ import annotations
 
-import signal
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from pathlib import Path
-from types import FrameType
 from typing import TypeVar
 
+from kubelend.apps import interrupts
 from kubelend.apps.children import AgentProcess, BrokerProcess, Child
 from kubelend.core.roles import Role
 from kubelend.kits import clock
@@ -85,7 +84,7 @@ class Trial:
 @contextmanager
 def trial() -> Iterator[Trial]:
     """A trial in a directory of its own, which is removed however this ends, short of a kill -9."""
-    with _ended_like_ctrl_c(), tempfile.TemporaryDirectory(prefix="kubelend-") as directory:
+    with interrupts.like_ctrl_c(), tempfile.TemporaryDirectory(prefix="kubelend-") as directory:
         yield Trial(Path(directory))
 
 
@@ -94,39 +93,9 @@ def _stopped_at_the_end(start: Callable[[], Process]) -> Iterator[Process]:
     process: Process | None = None
     try:
         # A Ctrl-C between the start and the assignment would leave it running.
-        with _signals_put_off():
+        with interrupts.put_off():
             process = start()
         yield process
     finally:
         if process is not None:
             process.stop()
-
-
-@contextmanager
-def _ended_like_ctrl_c() -> Iterator[None]:
-    """Python dies of these two on the spot, and would leave process and directory behind."""
-    with _handling((signal.SIGTERM, signal.SIGHUP), lambda *_: signal.raise_signal(signal.SIGINT)):
-        yield
-
-
-@contextmanager
-def _signals_put_off() -> Iterator[None]:
-    """What comes in between has its effect afterwards."""
-    come: list[int] = []
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    with _handling(numbers, lambda number, _: come.append(number)):
-        yield
-    for number in come:
-        signal.raise_signal(number)
-
-
-@contextmanager
-def _handling(
-    numbers: Sequence[signal.Signals], handler: Callable[[int, FrameType | None], None]
-) -> Iterator[None]:
-    before = [signal.signal(number, handler) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, previous in zip(numbers, before, strict=True):
-            signal.signal(number, previous)

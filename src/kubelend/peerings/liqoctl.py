@@ -25,7 +25,8 @@ from typing import Final, NamedTuple
 from kubelend.agent.ports import Peer, Readiness
 from kubelend.core.errors import InvalidInput, InvalidSettings, KubelendError, Unavailable
 from kubelend.core.resources import Resources
-from kubelend.peerings import commands, slices
+from kubelend.kits import commands
+from kubelend.peerings import slices
 from kubelend.peerings.turns import Turn, Turns
 
 LIMIT: Final = timedelta(minutes=5)
@@ -38,6 +39,7 @@ BELIEVED_FOR: Final = timedelta(seconds=30)
 GATEWAY: Final = ("--gw-server-service-type", "NodePort")
 """How the two clusters' networks meet, as the published agent has it."""
 
+_LATE: Final = "is the other cluster's API server reachable from here?"
 _NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?", re.ASCII)
 
 
@@ -167,6 +169,7 @@ class LiqoctlPeering:
             *self._own(),
             within=turn.left(LOOK_LIMIT),
             environment=self._environment,
+            late=_LATE,
         )
 
     async def _liqoctl(self, turn: Turn, *arguments: str) -> None:
@@ -176,6 +179,7 @@ class LiqoctlPeering:
             "--skip-confirm",
             within=turn.left(self._timeout),
             environment=self._environment,
+            late=_LATE,
         )
 
     # -- arguments

@@ -1,7 +1,8 @@
 """What becomes of an object when it is made, changed, deleted or found edited: the rules of Kubernetes.
 
 Pure, and the same wherever objects are kept: `memory.MemoryObjects` and `folders.Folder` write what these
-functions return, and nothing if that is what they have.
+functions return, and nothing if that is what they have. `kube_objects` takes from here what Kubernetes leaves
+to its callers: which object was meant, and what a change leaves alone.
 
 Two marks let a file tell by itself what happened to it while nobody looked. A `uid` ends in a digest of the
 object's name, so a copy under another name is seen to be another object. A `resourceVersion` ends in a digest
@@ -28,9 +29,12 @@ _NUMBER: Final = re.compile("[0-9]{1,18}", re.ASCII)
 
 def apply(kept: Kind | None, wanted: Kind, now: datetime) -> Kind:
     """As it is to be kept. The very `kept` if that is equal."""
-    _same_object(kept, wanted)
-    if kept is None:
-        return created(wanted, now)
+    check(kept, wanted)
+    return created(wanted, now) if kept is None else _revised(kept, edited(kept, wanted))
+
+
+def edited(kept: Kind, wanted: Kind) -> Kind:
+    """The kept one with all that may be changed about it as wanted; its marks are left as they were."""
     finalizers = wanted.metadata.finalizers
     if kept.metadata.deletion_timestamp is not None:  # nothing new may keep it from going
         finalizers = tuple(name for name in finalizers if name in kept.metadata.finalizers)
@@ -40,15 +44,15 @@ def apply(kept: Kind | None, wanted: Kind, now: datetime) -> Kind:
         annotations=wanted.metadata.annotations,
         finalizers=finalizers,
     )
-    return _revised(kept, replace(kept, metadata=metadata, spec=spec_of(wanted)))
+    return replace(kept, metadata=metadata, spec=spec_of(wanted))
 
 
 def set_status(kept: Kind | None, wanted: Kind) -> Kind | None:
     """As it is to be kept; None if it is gone, or is another. The very `kept` if that is equal."""
     if kept is None or wanted.metadata.uid not in ("", kept.metadata.uid):
         return None
-    _same_object(kept, wanted)
-    return _revised(kept, replace(kept, status=_parts(wanted).status))
+    check(kept, wanted)
+    return _revised(kept, replace(kept, status=status_of(wanted)))
 
 
 def delete(kept: Kind, now: datetime) -> Kind:
@@ -64,15 +68,24 @@ def is_over(found: Object) -> bool:
 
 
 def created(wanted: Kind, now: datetime) -> Kind:
-    """A new object: whatever else its metadata and its status said is not true of it."""
-    given = wanted.metadata
-    metadata = Metadata(
-        given.name,
-        given.namespace,
+    """A new object, with the marks of one."""
+    new = blank(wanted)
+    metadata = replace(
+        new.metadata,
         uid=_new_uid(wanted),
         generation=1,
         resource_version=_version(1, wanted),
         creation_timestamp=now,
+    )
+    return _with(new, metadata)
+
+
+def blank(wanted: Kind) -> Kind:
+    """As one asks for a new object: whatever else its metadata and its status said is not true of it."""
+    given = wanted.metadata
+    metadata = Metadata(
+        given.name,
+        given.namespace,
         finalizers=given.finalizers,
         labels=given.labels,
         annotations=given.annotations,
@@ -108,8 +121,28 @@ def is_untouched(found: Object) -> bool:
     return is_ours(found) and digest == _digest(found)
 
 
+def check(kept: Object | None, wanted: Object) -> None:
+    """`Conflict` if `wanted` was made of another object, or of an older version, than the kept one."""
+    uid, version = wanted.metadata.uid, wanted.metadata.resource_version
+    if kept is None:
+        if uid:
+            raise conflict(wanted, "is gone")
+    elif uid not in ("", kept.metadata.uid):
+        raise conflict(wanted, "is another one now")
+    elif version not in ("", kept.metadata.resource_version):
+        raise conflict(wanted)
+
+
+def conflict(wanted: Object, problem: str = "has been changed by somebody else") -> Conflict:
+    return Conflict(f"{wanted.kind} {wanted.key} {problem}", hint="read it anew")
+
+
 def spec_of(found: Object) -> msgspec.Struct:
     return _parts(found).spec
+
+
+def status_of(found: Object) -> msgspec.Struct:
+    return _parts(found).status
 
 
 class _Parts(Protocol):
@@ -121,19 +154,6 @@ class _Parts(Protocol):
 
 def _parts(found: Object) -> _Parts:
     return cast(_Parts, found)
-
-
-def _same_object(kept: Object | None, wanted: Object) -> None:
-    uid, version = wanted.metadata.uid, wanted.metadata.resource_version
-    problem = ""
-    if kept is None:
-        problem = "is gone" if uid else ""
-    elif uid not in ("", kept.metadata.uid):
-        problem = "is another one now"
-    elif version not in ("", kept.metadata.resource_version):
-        problem = "has been changed by somebody else"
-    if problem:
-        raise Conflict(f"{wanted.kind} {wanted.key} {problem}", hint="read it anew")
 
 
 def _rewritten(kept: Kind, found: Kind) -> Kind:

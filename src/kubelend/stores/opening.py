@@ -6,14 +6,17 @@ import re
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from kubelend.core.errors import InvalidSettings
-from kubelend.stores import batches, databases
+from kubelend.stores import batches, databases, kube_places
 from kubelend.stores.memory import MemoryStore
 from kubelend.stores.sqlite import SqliteStore
 
-OpenStore = MemoryStore | SqliteStore
+if TYPE_CHECKING:
+    from kubelend.stores.kubernetes import KubernetesStore
+
+OpenStore: TypeAlias = "MemoryStore | SqliteStore | KubernetesStore"
 
 
 def check(url: str) -> None:
@@ -22,10 +25,15 @@ def check(url: str) -> None:
     kind.check(rest)
 
 
-def open_store(url: str, *, archive_for: timedelta = batches.ARCHIVE_FOR) -> OpenStore:
-    """Open a broker's store: `memory:`, a path, or `sqlite:///absolute/path`."""
+def open_store(
+    url: str, *, archive_for: timedelta = batches.ARCHIVE_FOR, namespace: str = ""
+) -> OpenStore:
+    """Open a broker's store: `memory:`, a path, `sqlite:///absolute/path`, or `kubernetes:`.
+
+    The namespace is for a store in Kubernetes whose text names none.
+    """
     kind, rest = _split(url)
-    return kind.open(rest, archive_for)
+    return kind.open(rest, Terms(archive_for, namespace))
 
 
 def open_readonly(url: str) -> OpenStore:
@@ -47,10 +55,17 @@ def beside(url: str, name: str) -> Path | None:
     return None if path is None else path.with_name(f"{path.name}-{name}")
 
 
+class Terms(NamedTuple):
+    """What a store is opened with, whatever its kind."""
+
+    archive_for: timedelta
+    namespace: str
+
+
 class _Kind(NamedTuple):
     form: str
     check: Callable[[str], None]
-    open: Callable[[str, timedelta], OpenStore]
+    open: Callable[[str, Terms], OpenStore]
     open_readonly: Callable[[str], OpenStore]
     exposures: Callable[[str], list[str]]
     path: Callable[[str], Path | None]
@@ -61,9 +76,9 @@ def _check_memory(rest: str) -> None:
         raise InvalidSettings(f"memory:{rest} names something", hint="write memory: alone")
 
 
-def _open_memory(rest: str, archive_for: timedelta) -> MemoryStore:
+def _open_memory(rest: str, terms: Terms) -> MemoryStore:
     _check_memory(rest)
-    return MemoryStore(archive_for=archive_for)
+    return MemoryStore(archive_for=terms.archive_for)
 
 
 def _read_memory(_: str) -> MemoryStore:
@@ -89,12 +104,34 @@ def _check_sqlite(rest: str) -> None:
     _path(rest)
 
 
-def _open_sqlite(rest: str, archive_for: timedelta) -> SqliteStore:
-    return SqliteStore.open(_path(rest), archive_for=archive_for)
+def _open_sqlite(rest: str, terms: Terms) -> SqliteStore:
+    return SqliteStore.open(_path(rest), archive_for=terms.archive_for)
 
 
 def _read_sqlite(rest: str) -> SqliteStore:
     return SqliteStore.open_readonly(_path(rest))
+
+
+def _check_kubernetes(rest: str) -> None:
+    """Reads the kubeconfig too: one that is not there is a mistake, and no outage."""
+    kube_places.parse(rest).access()
+
+
+def _open_kubernetes(rest: str, terms: Terms) -> KubernetesStore:
+    from kubelend.stores.kubernetes import KubernetesStore
+
+    place = kube_places.parse(rest)
+    access = place.access()
+    namespace = place.namespace_for(access, terms.namespace)
+    return KubernetesStore.open(access, namespace, archive_for=terms.archive_for)
+
+
+def _read_kubernetes(rest: str) -> KubernetesStore:
+    from kubelend.stores.kubernetes import KubernetesStore
+
+    place = kube_places.parse(rest)
+    access = place.access()
+    return KubernetesStore.open_readonly(access, place.namespace_for(access))
 
 
 _KINDS = {
@@ -108,6 +145,14 @@ _KINDS = {
         _read_sqlite,
         lambda rest: databases.exposures(_path(rest)),
         _path,
+    ),
+    "kubernetes": _Kind(
+        "kubernetes:",
+        _check_kubernetes,
+        _open_kubernetes,
+        _read_kubernetes,
+        lambda _: [],
+        lambda _: None,
     ),
 }
 

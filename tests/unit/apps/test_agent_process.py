@@ -8,6 +8,8 @@ import pytest
 
 from kubelend.apps import launching
 
+HEAVY = ("aiohttp.web", "cryptography", "numpy", "sqlite3", "typer", "uvloop")
+
 PROGRAM = """
 import os, sys
 from kubelend.apps import agent_process
@@ -42,12 +44,35 @@ def modules():
     return started()[1]
 
 
-@pytest.mark.parametrize(
-    "library",
-    ["aiohttp.web", "cryptography", "numpy", "rich.console", "sqlite3", "typer", "uvloop"],
-)
+@pytest.mark.parametrize("library", ["rich.console", *HEAVY])
 def test_an_agent_does_without(modules, library):
     assert library not in modules
+
+
+LOADED = """
+import sys
+from kubelend.apps import {cluster}
+print(*sys.modules)
+"""
+
+
+@pytest.mark.parametrize(
+    "cluster, others",
+    [
+        ("real_cluster", ["kubelend.sources.simulated", "kubelend.sources.files", "yaml"]),
+        ("simulated_cluster", ["kubelend.kube.client", "kubelend.sources.kubernetes"]),
+    ],
+)
+def test_neither_kind_of_cluster_brings_the_other(modules, cluster, others):
+    program = LOADED.format(cluster=cluster)
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    loaded = ended.stdout.split()
+    assert f"kubelend.apps.{cluster}" in loaded
+    assert not {*others} & {*loaded, *modules}
+    for library in HEAVY:
+        assert library not in loaded
 
 
 def test_an_agent_has_no_list_in_cpp(modules):

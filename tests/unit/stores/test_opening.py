@@ -48,14 +48,14 @@ def test_colon_in_a_path_makes_no_kind_of_store(tmp_path, monkeypatch, path):
     assert Path(path).is_file()
 
 
-@pytest.mark.parametrize("url", ["postgres://db/kubelend", "kubernetes:", "redis:x"])
+@pytest.mark.parametrize("url", ["postgres://db/kubelend", "redis:x"])
 @pytest.mark.parametrize("opener", [check, open_store, open_readonly])
 def test_unknown_kind_is_refused_with_those_that_are_known(url, opener):
     with pytest.raises(InvalidSettings) as refused:
         opener(url)
     scheme = url.partition(":")[0]
     assert str(refused.value) == (
-        f"there is no store of the kind {scheme}:; known are memory:, a path or sqlite:///path"
+        f"there is no store of the kind {scheme}:; known are memory:, a path or sqlite:///path, kubernetes:"
     )
 
 

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from kubelend.core.errors import Unavailable
-from kubelend.peerings import commands
+from kubelend.kits import commands
 
 TOKEN = "eyJhbGciOiJFUzI1NiJ9.eyJzdWIiOiJhIn0.c2lnbmF0dXJl"
 PEM = "-----BEGIN PRIVATE KEY-----\nMIGHAgEAMBMGByqGSM49\n-----END PRIVATE KEY-----"

@@ -1,7 +1,7 @@
 """Other programs as child processes: without a shell, bounded in time, and with their last words kept.
 
 A child is the leader of a process group of its own, so that its end is the end of all it has started.
-`peerings.liqoctl` runs its programs with it.
+`peerings.liqoctl` runs its programs with it, and `kube.exec_plugins` those that a kubeconfig names.
 """
 
 from __future__ import annotations
@@ -35,13 +35,15 @@ async def run(
     *arguments: str,
     within: timedelta,
     environment: Mapping[str, str] | None = None,
+    late: str = "",
+    missing: str = "install it, or give the path of the program",
 ) -> bytes:
     """What it writes to standard output. A failure is `Unavailable`: the same may pass later.
 
-    A program that cannot be run at all is `InvalidSettings`.
+    A program that cannot be run at all is `InvalidSettings`. `late` and `missing` say what to do.
     """
     what = " ".join((Path(program).name, *_verbs(arguments)))
-    child = await _start(program, arguments, environment)
+    child = await _start(program, arguments, environment, missing)
     try:
         async with asyncio.timeout(within.total_seconds()):
             output, errors, status = await _end_of(child)
@@ -49,7 +51,7 @@ async def run(
         await _kill(child)
         raise Unavailable(
             f"{what} has not ended within {durations.short(within)}",
-            hint="is the other cluster's API server reachable from here?",
+            hint=late,
         ) from None
     except asyncio.CancelledError:
         await _kill(child)
@@ -92,7 +94,10 @@ def _verbs(arguments: tuple[str, ...]) -> list[str]:
 
 
 async def _start(
-    program: str, arguments: tuple[str, ...], environment: Mapping[str, str] | None
+    program: str,
+    arguments: tuple[str, ...],
+    environment: Mapping[str, str] | None,
+    missing: str,
 ) -> Process:
     known = os.environ if environment is None else environment
     # Settings of ours may be secrets, and are no business of any other program.
@@ -109,8 +114,7 @@ async def _start(
         )
     except OSError as problem:
         raise InvalidSettings(
-            f"{program} cannot be run: {problem.strerror}",
-            hint="install it, or give the path of the program",
+            f"{program} cannot be run: {problem.strerror}", hint=missing
         ) from None
 
 

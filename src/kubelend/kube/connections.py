@@ -1,0 +1,215 @@
+"""The sending of calls to one API server: connections, time limits, and who calls.
+
+`kube.client` says what is asked; this says how. A call that the server puts off, because there are too many,
+is sent again when it said to; everything else is for the caller to try again, who knows whether to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncGenerator, Iterator
+from datetime import timedelta
+from http import HTTPStatus
+from typing import Final
+
+import aiohttp
+import msgspec
+import yarl
+from aiohttp.client import _RequestContextManager
+from aiohttp.connector import AddrInfoType
+from multidict import CIMultiDict
+
+import kubelend
+from kubelend.core.errors import (
+    LimitExceeded,
+    Unauthenticated,
+    Unavailable,
+    UnexpectedAnswer,
+)
+from kubelend.kits.backoff import Backoff
+from kubelend.kube import answers, failures
+from kubelend.kube.access import Access
+from kubelend.kube.credentials import Credentials, Shown
+
+TIMEOUT: Final = timedelta(seconds=30)
+IDLE: Final = timedelta(seconds=60)
+"""How long a connection is kept for the next call; an API server closes it after 90 seconds."""
+BACKOFF: Final = Backoff(retries=5)
+MOST_AT_ONCE: Final = 64
+"""Calls. Watches do not count, for they are never over."""
+LONGEST_LINE: Final = 1 << 23
+"""Bytes of one event. An object has at most 1.5 MB in etcd's form, and some more in JSON."""
+
+
+class Call(msgspec.Struct, frozen=True):
+    """One request, whoever sends it."""
+
+    method: str
+    path: str
+    query: dict[str, str] = {}
+    body: bytes | None = None
+    content_type: str = "application/json"
+
+
+class Connections:
+    """With one API server. Made and closed by `kube.client.Client.open`."""
+
+    def __init__(
+        self, access: Access, timeout: timedelta, backoff: Backoff, at_once: int = MOST_AT_ONCE
+    ) -> None:
+        self._credentials = Credentials(access)
+        self._timeout = timeout
+        self._backoff = backoff
+        # Before the clock starts: a call that waits for its turn does not wait for the server.
+        self._turns = asyncio.Semaphore(at_once)
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(
+                limit=0,
+                keepalive_timeout=IDLE.total_seconds(),
+                socket_factory=_socket,
+            ),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers={"User-Agent": f"kubelend/{kubelend.__version__}"},
+        )
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def send(self, call: Call) -> bytes:
+        """The body of its answer."""
+        delays = self._backoff.delays()
+        while True:
+            try:
+                return await self._once(call)
+            except (LimitExceeded, Unavailable) as error:
+                await self._put_off(call, error, next(delays, None))
+
+    async def lines(self, call: Call, limit: timedelta) -> AsyncGenerator[bytes, None]:
+        """What it says line by line; first an empty one, as soon as it has begun to answer.
+
+        It ends when the server ends it, and with `Unavailable` if it has not done so after `limit`.
+        """
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + limit.total_seconds()
+        async with await self._open(call) as response:
+            yield b""
+            rest = bytearray()
+            while chunk := await self._chunk(response, deadline, limit):
+                for line in _split(rest, chunk):
+                    yield line
+        if rest:
+            raise Unavailable(f"the watch of {call.path} ended within an event")
+
+    async def _once(self, call: Call) -> bytes:
+        """Once, or twice if it was not believed who calls and somebody else can be shown by now."""
+        shown = await self._credentials.current()
+        try:
+            return await self._ask(call, shown)
+        except Unauthenticated:
+            self._credentials.refuse(shown)
+            newer = await self._credentials.current()
+            if newer == shown:
+                raise
+        return await self._ask(call, newer)
+
+    async def _ask(self, call: Call, shown: Shown) -> bytes:
+        with failures.translated(shown.access.server, self._timeout):
+            async with (
+                self._turns,
+                asyncio.timeout(self._timeout.total_seconds()),
+                self._request(call, shown) as response,
+            ):
+                content = await response.read()
+        return _accepted(response, content)
+
+    async def _open(self, call: Call) -> aiohttp.ClientResponse:
+        """An answer that goes on, once it has begun."""
+        shown = await self._credentials.current()
+        with failures.translated(shown.access.server, self._timeout):
+            async with asyncio.timeout(self._timeout.total_seconds()):
+                response = await self._request(call, shown)
+                if response.status == HTTPStatus.OK:
+                    return response
+                async with response:
+                    content = await response.read()
+        if response.status == HTTPStatus.UNAUTHORIZED:
+            self._credentials.refuse(shown)
+        raise answers.failure(response.status, content, response.headers.get("Retry-After"))
+
+    def _request(self, call: Call, shown: Shown) -> _RequestContextManager:
+        access = shown.access
+        headers = CIMultiDict(shown.headers)
+        # A list that is packed and unpacked takes longer, and more memory, than one that is not.
+        headers["Accept-Encoding"] = "identity"
+        headers["Accept"] = "application/json"
+        if call.body is not None:
+            headers["Content-Type"] = call.content_type
+        return self._session.request(
+            call.method,
+            yarl.URL(access.server + call.path, encoded=True).update_query(call.query),
+            data=call.body,
+            headers=headers,
+            ssl=shown.context or True,
+            server_hostname=access.tls_server_name or None,
+            proxy=access.proxy or None,
+            timeout=_BY_OURSELVES,
+            allow_redirects=False,
+        )
+
+    async def _chunk(
+        self, response: aiohttp.ClientResponse, deadline: float, limit: timedelta
+    ) -> bytes:
+        with failures.translated(str(response.url.origin()), limit):
+            async with asyncio.timeout_at(deadline):
+                return await response.content.readany()
+
+    async def _put_off(
+        self, call: Call, error: LimitExceeded | Unavailable, delay: float | None
+    ) -> None:
+        """Wait as long as the server said, or raise the error if it said nothing or it is enough."""
+        # Too many calls: it has not even looked. Of any other trouble only a question is sure to do no harm.
+        is_harmless = isinstance(error, LimitExceeded) or call.method == "GET"
+        asked, longest = error.retry_after, self._backoff.longest.total_seconds()
+        if delay is None or not error.retryable or not is_harmless or not 0 < asked <= longest:
+            raise error
+        await asyncio.sleep(max(delay, asked))
+
+
+_BY_OURSELVES: Final = aiohttp.ClientTimeout(total=None)
+"""The library's own clocks are left alone: one of ours is around each use of it."""
+
+_KEEPALIVE: Final = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+)
+"""A watch may be silent for minutes: only the kernel can tell a quiet server from one that is not there."""
+
+
+def _socket(address: AddrInfoType) -> socket.socket:
+    family, kind, protocol, _, _ = address
+    made = socket.socket(family, kind, protocol)
+    for level, option, value in _KEEPALIVE:
+        made.setsockopt(level, option, value)
+    return made
+
+
+def _accepted(response: aiohttp.ClientResponse, content: bytes) -> bytes:
+    if response.status < HTTPStatus.MULTIPLE_CHOICES:
+        return content
+    raise answers.failure(response.status, content, response.headers.get("Retry-After"))
+
+
+def _split(rest: bytearray, chunk: bytes) -> Iterator[bytes]:
+    """The lines that end in this chunk; what follows them is left in `rest`, for the next."""
+    looked = len(rest)
+    rest += chunk
+    begin = 0
+    while (end := rest.find(b"\n", max(looked, begin))) >= 0:
+        yield bytes(rest[begin:end])
+        begin = end + 1
+    del rest[:begin]
+    if len(rest) > LONGEST_LINE:
+        raise UnexpectedAnswer(f"a watch sent an event of more than {LONGEST_LINE} bytes")

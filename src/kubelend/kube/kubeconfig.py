@@ -1,0 +1,200 @@
+"""Kubeconfig files: their format, and how several make one, as kubectl has it. `kube.access` reads them.
+
+Of two entries of one name the first counts, and so does the first `current-context`. A path in a file is
+relative to that file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeVar
+
+import msgspec
+
+from kubelend.core.errors import InvalidSettings
+
+VARIABLE: Final = "KUBECONFIG"
+
+
+class Extension(msgspec.Struct):
+    name: str = ""
+    extension: Any = None
+
+
+class Cluster(msgspec.Struct, frozen=True, rename="kebab"):
+    """Where an API server is, and who vouches for it."""
+
+    server: str = ""
+    tls_server_name: str = ""
+    insecure_skip_tls_verify: bool = False
+    certificate_authority: str = ""
+    certificate_authority_data: bytes = b""
+    proxy_url: str = ""
+    extensions: list[Extension] | None = None
+
+
+class Variable(msgspec.Struct, frozen=True):
+    name: str
+    value: str = ""
+
+
+class Exec(msgspec.Struct, frozen=True, rename="camel"):
+    """A program that says who calls, see `kube.exec_plugins`."""
+
+    command: str
+    api_version: str = ""
+    args: tuple[str, ...] | None = None
+    env: tuple[Variable, ...] | None = None
+    interactive_mode: str = ""
+    provide_cluster_info: bool = False
+    install_hint: str = ""
+
+
+class User(msgspec.Struct, frozen=True, rename="kebab"):
+    """Who calls, in one of many ways."""
+
+    client_certificate: str = ""
+    client_certificate_data: bytes = b""
+    client_key: str = ""
+    client_key_data: bytes = b""
+    token: str = ""
+    token_file: str = msgspec.field(default="", name="tokenFile")
+    username: str = ""
+    exec: Exec | None = None
+    auth_provider: Any = None
+    as_: str = msgspec.field(default="", name="as")
+    as_uid: str = ""
+    as_groups: tuple[str, ...] | None = None
+    as_user_extra: dict[str, tuple[str, ...]] | None = None
+
+    def __repr__(self) -> str:
+        return "User(...)"
+
+
+class Context(msgspec.Struct, frozen=True):
+    """A user at a cluster, and the namespace meant where none is said."""
+
+    cluster: str = ""
+    user: str = ""
+    namespace: str = ""
+
+
+class Choice(NamedTuple):
+    """One context of all files, with where each part was found."""
+
+    name: str
+    cluster: Cluster
+    cluster_file: Path
+    user: User
+    user_file: Path
+    namespace: str
+
+    def __repr__(self) -> str:
+        return f"Choice({self.name!r})"
+
+
+def files(path: str = "", environment: Mapping[str, str] = os.environ) -> list[Path]:
+    """Those that count: the one that is named, else those of $KUBECONFIG, else the one of every home."""
+    if path:
+        return [Path(path)]
+    if listed := [Path(one) for one in environment.get(VARIABLE, "").split(os.pathsep) if one]:
+        return listed
+    return [Path.home() / ".kube" / "config"]
+
+
+def choose(paths: Sequence[Path], context: str = "") -> Choice:
+    """The context of this name, or the current one. Files that are missing are passed over, but not all."""
+    found = [(path, _read(path)) for path in paths if len(paths) == 1 or path.exists()]
+    where = os.pathsep.join(map(str, paths))
+    if not found:
+        raise InvalidSettings(f"none of the kubeconfig files {where} exists", hint=_HINT)
+    name = context or next((each.current for _, each in found if each.current), "")
+    if not name:
+        raise InvalidSettings(
+            f"{where} has no current-context", hint="name one, or `kubectl config use-context`"
+        )
+    _, chosen = _entry("context", name, where, [(p, c.contexts_by_name()) for p, c in found])
+    cluster_file, cluster = _entry(
+        "cluster", chosen.cluster, where, [(p, c.clusters_by_name()) for p, c in found]
+    )
+    user_file, user = paths[0], User()
+    if chosen.user:
+        user_file, user = _entry(
+            "user", chosen.user, where, [(p, c.users_by_name()) for p, c in found]
+        )
+    return Choice(name, cluster, cluster_file, user, user_file, chosen.namespace)
+
+
+_HINT: Final = "give one with --kubeconfig, or set $KUBECONFIG"
+
+Entry = TypeVar("Entry", Cluster, User, Context)
+
+
+class _NamedCluster(msgspec.Struct):
+    name: str
+    cluster: Cluster | None = None
+
+
+class _NamedUser(msgspec.Struct):
+    name: str
+    user: User | None = None
+
+
+class _NamedContext(msgspec.Struct):
+    name: str
+    context: Context | None = None
+
+
+class _File(msgspec.Struct, rename="kebab"):
+    clusters: list[_NamedCluster] | None = None
+    users: list[_NamedUser] | None = None
+    contexts: list[_NamedContext] | None = None
+    current_context: str | None = None
+
+    @property
+    def current(self) -> str:
+        return self.current_context or ""
+
+    def clusters_by_name(self) -> Iterator[tuple[str, Cluster]]:
+        return ((one.name, one.cluster or Cluster()) for one in self.clusters or ())
+
+    def users_by_name(self) -> Iterator[tuple[str, User]]:
+        return ((one.name, one.user or User()) for one in self.users or ())
+
+    def contexts_by_name(self) -> Iterator[tuple[str, Context]]:
+        return ((one.name, one.context or Context()) for one in self.contexts or ())
+
+
+def _read(path: Path) -> _File:
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise InvalidSettings(f"kubeconfig {path} is missing", hint=_HINT) from None
+    except OSError as error:
+        raise InvalidSettings(
+            f"kubeconfig {path} cannot be read: {error.strerror}", hint="check its owner and mode"
+        ) from error
+    try:
+        return msgspec.yaml.decode(content, type=_File | None) or _File()
+    except msgspec.ValidationError as problem:
+        raise InvalidSettings(f"kubeconfig {path}: {problem}", hint="correct it") from None
+    except msgspec.DecodeError as problem:
+        # What the parser quotes around the place may be a secret; the place alone is none.
+        mark = getattr(problem.__context__, "problem_mark", None)
+        place = f" (line {mark.line + 1})" if mark else ""
+        raise InvalidSettings(f"kubeconfig {path} is no YAML{place}", hint="correct it") from None
+
+
+def _entry(
+    what: str, name: str, where: str, found: Sequence[tuple[Path, Iterator[tuple[str, Entry]]]]
+) -> tuple[Path, Entry]:
+    names = []
+    for path, entries in found:
+        for each, entry in entries:
+            if each == name:
+                return path, entry
+            names.append(each)
+    there = ", ".join(sorted(set(names))) or "none"
+    raise InvalidSettings(f"{where} has no {what} {name!r}", hint=f"there are: {there}")

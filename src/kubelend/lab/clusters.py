@@ -1,0 +1,179 @@
+"""One cluster of a lab: an API server with its own part of the store, its own authority and its own roles."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+from urllib.parse import quote
+
+import msgspec
+
+from kubelend.apps import interrupts
+from kubelend.apps.programs import Program
+from kubelend.core.errors import Unavailable, UnexpectedAnswer
+from kubelend.kits import keyfiles
+from kubelend.lab import identities, kubeconfigs, ports
+from kubelend.lab.assets import Assets
+from kubelend.lab.calling import Caller
+from kubelend.lab.etcd import Etcd
+
+ADMIN = "admin"
+
+_POLL = 0.05
+_STOPS_WITHIN = 10.0
+_KUBECTL_WITHIN = 60.0
+_EXPECTED = ("default", "kube-system")
+
+
+class Cluster:
+    """Started by `start`; its data and address stay the same when it is started again."""
+
+    def __init__(self, name: str, assets: Assets, etcd: Etcd, directory: Path) -> None:
+        self.name = name
+        self.assets = assets
+        self.directory = directory
+        self._etcd = etcd
+        self._port = ports.free()
+        self._issuer = identities.Issuer(f"lab-{name}", directory)
+        self._server = self._issuer.server()
+        self._signing_key, self._checking_key = identities.make_signing_key(directory)
+        administrator = self._issuer.client(ADMIN, [identities.ADMINISTRATORS])
+        self._caller = Caller(self._port, administrator)
+        self.admin_kubeconfig = self.kubeconfig_for(ADMIN, [identities.ADMINISTRATORS])
+        self._running: Program | None = None
+
+    @property
+    def url(self) -> str:
+        return f"https://127.0.0.1:{self._port}"
+
+    @property
+    def process(self) -> Program:
+        if self._running is None:
+            raise Unavailable(f"the API server of {self.name} was not started")
+        return self._running
+
+    def kubeconfig_for(self, user: str, groups: Iterable[str] = ()) -> Path:
+        """Of somebody whom the cluster knows by a certificate; what he may do is up to the roles."""
+        groups = tuple(groups)
+        proof = kubeconfigs.by_certificate(self._issuer.user(user, groups))
+        return self._write_kubeconfig(",".join((user, *groups)), proof)
+
+    def kubeconfig_of_account(self, account: str, namespace: str) -> Path:
+        """Of a service account that exists, with a token that is good for an hour."""
+        path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
+        order = b'{"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}'
+        answer = msgspec.json.decode(self.call("POST", path, order), type=_TokenRequest)
+        proof = kubeconfigs.by_token(answer.status.token)
+        return self._write_kubeconfig(f"{namespace},{account}", proof)
+
+    def call(self, method: str, path: str, body: bytes | None = None) -> bytes:
+        """As administrator; any answer that is no success is an error."""
+        answer = self._caller.call(method, path, body)
+        if 200 <= answer.status < 300:
+            return answer.body
+        said = answer.body.decode(errors="replace")
+        raise UnexpectedAnswer(f"{method} {path} on {self.name}: {answer.status} {said}")
+
+    def kubectl(self, *arguments: str, kubeconfig: Path | None = None) -> str:
+        """What it prints, as administrator unless told otherwise; what it complains of is an error."""
+        options = (
+            f"--kubeconfig={kubeconfig or self.admin_kubeconfig}",
+            # What it remembers of servers goes by address, and another lab may have had this one.
+            f"--cache-dir={self.directory / 'kubectl'}",
+        )
+        done = subprocess.run(
+            [self.assets.kubectl, *options, *arguments],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=_KUBECTL_WITHIN,
+        )
+        if done.returncode:
+            raise UnexpectedAnswer(
+                f"kubectl {' '.join(arguments)} on {self.name}: {done.stderr.strip()}"
+            )
+        return done.stdout
+
+    def start(self) -> None:
+        """Does not wait: many can start at once."""
+        with interrupts.put_off():
+            log = self.directory / "kube-apiserver.log"
+            name = f"API server of {self.name}"
+            self._running = Program(name, log, self._command(), os.environ)
+
+    def wait_until_ready(self) -> float:
+        """Gives the seconds since it was started."""
+        return self.process.wait_until(self._is_ready, _POLL)
+
+    def restart(self) -> None:
+        """Watches end, and begin anew against a server that remembers no earlier events."""
+        self.stop()
+        self.start()
+        self.wait_until_ready()
+
+    def pause(self) -> None:
+        """It keeps its connections and answers nothing until `resume`."""
+        self.process.pause()
+
+    def resume(self) -> None:
+        self.process.resume()
+
+    def kill(self) -> None:
+        """As a power cut would. It keeps nothing itself, so this is also the quickest way to end it."""
+        if self._running is not None:
+            self._running.kill()
+
+    def stop(self) -> None:
+        if self._running is not None:
+            self._running.stop(_STOPS_WITHIN)
+
+    def _is_ready(self) -> bool:
+        if self._caller.call("GET", "/readyz").status != 200:
+            return False
+        # It makes these namespaces itself, a moment after it calls itself ready.
+        paths = (f"/api/v1/namespaces/{name}" for name in _EXPECTED)
+        return all(self._caller.call("GET", path).status == 200 for path in paths)
+
+    def _write_kubeconfig(self, name: str, proof: dict[str, str]) -> Path:
+        path = self.directory / f"{quote(name, safe=',')}.kubeconfig"
+        return kubeconfigs.write(path, self.name, self.url, self._issuer.certificate, proof)
+
+    def _command(self) -> list[str]:
+        """Flags that servers of 1.20 know, and those of today."""
+        own, store = self._server, self._etcd.certificates
+        return [
+            str(self.assets.kube_apiserver),
+            "--bind-address=127.0.0.1",
+            f"--secure-port={self._port}",
+            f"--tls-cert-file={own / keyfiles.CERTIFICATE}",
+            f"--tls-private-key-file={own / keyfiles.KEY}",
+            f"--client-ca-file={own / keyfiles.AUTHORITIES}",
+            f"--cert-dir={self.directory / 'unused'}",
+            f"--etcd-servers={self._etcd.url}",
+            f"--etcd-prefix=/{self.name}",
+            f"--etcd-cafile={store / keyfiles.AUTHORITIES}",
+            f"--etcd-certfile={store / keyfiles.CERTIFICATE}",
+            f"--etcd-keyfile={store / keyfiles.KEY}",
+            "--authorization-mode=RBAC",
+            "--service-account-issuer=https://kubernetes.default.svc",
+            f"--service-account-signing-key-file={self._signing_key}",
+            f"--service-account-key-file={self._checking_key}",
+            "--service-cluster-ip-range=10.96.0.0/24",
+            "--allow-privileged=true",
+            # Pods are to be accepted where no controller has made their namespace's service account.
+            "--disable-admission-plugins=ServiceAccount",
+            # No other server shares this cluster, and an address of loopback cannot be announced.
+            "--endpoint-reconciler-type=none",
+            "--advertise-address=127.0.0.1",
+            "--profiling=false",
+        ]
+
+
+class _TokenStatus(msgspec.Struct):
+    token: str
+
+
+class _TokenRequest(msgspec.Struct):
+    status: _TokenStatus

@@ -1,0 +1,81 @@
+"""Who is who in the lab: throw-away authorities, and what their certificates say.
+
+Kubernetes takes the common name for the user and the organisations for the groups.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable
+from datetime import timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from kubelend.kits import clock, keyfiles
+from kubelend.pki import files, keys
+from kubelend.pki.authority import Authority
+from kubelend.pki.profiles import Profile
+
+ADMINISTRATORS = "system:masters"
+"""The group that may do everything, whatever the roles say."""
+
+_LIFETIME = timedelta(days=30)
+_SERVICE = ("kubernetes", "kubernetes.default", "kubernetes.default.svc", "localhost")
+_LOOPBACK = ipaddress.ip_address("127.0.0.1")
+
+
+class Issuer:
+    """An authority, and the directory below which its certificates are."""
+
+    def __init__(self, name: str, directory: Path) -> None:
+        self._directory = directory
+        self._authority = Authority.create(name, _LIFETIME, now=clock.utc_now())
+
+    @property
+    def certificate(self) -> x509.Certificate:
+        """The authority's own."""
+        return self._authority.certificate
+
+    def server(self) -> Path:
+        """The directory with the server's certificate, its key, and the authority's own."""
+        names = (*map(x509.DNSName, _SERVICE), x509.IPAddress(_LOOPBACK))
+        subject = _subject("kube-apiserver", ())
+        return self._issue("server", Profile(subject, ExtendedKeyUsageOID.SERVER_AUTH, names))
+
+    def user(self, name: str, groups: Iterable[str] = ()) -> files.Credentials:
+        """For somebody who keeps it in a kubeconfig."""
+        profile = Profile(_subject(name, groups), ExtendedKeyUsageOID.CLIENT_AUTH)
+        return self._authority.issue(profile, _LIFETIME, now=clock.utc_now())
+
+    def client(self, name: str, groups: Iterable[str] = ()) -> Path:
+        """The same, as a directory with the three files."""
+        directory = self._directory / name
+        if not directory.exists():
+            files.save_credentials(directory, self.user(name, groups))
+        return directory
+
+    def _issue(self, name: str, profile: Profile) -> Path:
+        directory = self._directory / name
+        issued = self._authority.issue(profile, _LIFETIME, now=clock.utc_now())
+        files.save_credentials(directory, issued)
+        return directory
+
+
+def make_signing_key(directory: Path) -> tuple[Path, Path]:
+    """What an API server signs the tokens of service accounts with, and checks them with."""
+    key = keys.generate(keys.Algorithm.P256)
+    public = key.public_key().public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    private, checking = directory / "accounts.key", directory / "accounts.pub"
+    keyfiles.write(private, keys.to_pem(key), mode=keyfiles.PRIVATE)
+    checking.write_bytes(public)
+    return private, checking
+
+
+def _subject(name: str, groups: Iterable[str]) -> x509.Name:
+    organisations = [x509.NameAttribute(NameOID.ORGANIZATION_NAME, group) for group in groups]
+    return x509.Name([*organisations, x509.NameAttribute(NameOID.COMMON_NAME, name)])

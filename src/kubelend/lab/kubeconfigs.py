@@ -1,0 +1,51 @@
+"""Kubeconfigs: one file with all that one identity needs to reach one cluster."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+
+import yaml
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from kubelend.kits import keyfiles
+from kubelend.pki import keys
+from kubelend.pki.files import Credentials
+
+
+def by_certificate(user: Credentials) -> dict[str, str]:
+    """How somebody proves who he is: with a client certificate."""
+    return {
+        "client-certificate-data": _coded(user.certificate.public_bytes(Encoding.PEM)),
+        "client-key-data": _coded(keys.to_pem(user.key)),
+    }
+
+
+def by_token(token: str) -> dict[str, str]:
+    """The same for service accounts."""
+    return {"token": token}
+
+
+def write(
+    path: Path, cluster: str, url: str, authority: x509.Certificate, proof: dict[str, str]
+) -> Path:
+    """Only its owner can read it, for it holds a key."""
+    trusted = _coded(authority.public_bytes(Encoding.PEM))
+    content = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [
+            {"name": cluster, "cluster": {"server": url, "certificate-authority-data": trusted}}
+        ],
+        "users": [{"name": path.stem, "user": proof}],
+        "contexts": [{"name": cluster, "context": {"cluster": cluster, "user": path.stem}}],
+        "current-context": cluster,
+    }
+    text = yaml.safe_dump(content, sort_keys=False).encode()
+    keyfiles.write(path, text, mode=keyfiles.PRIVATE, overwrite=True)
+    return path
+
+
+def _coded(content: bytes) -> str:
+    return base64.b64encode(content).decode()

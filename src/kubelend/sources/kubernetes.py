@@ -1,0 +1,80 @@
+"""A cluster of Kubernetes as its API server shows it: nodes and pods, by list and watch.
+
+`apps.real_cluster` uses it. Both kinds are followed at once and mirrored here, in the few fields that
+count, so that a gap in the one is answered by a snapshot of both. Of what changes in a real cluster most
+changes nothing of these fields, and is not handed on.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Final, TypeVar
+
+from kubelend.agent.ports import Change, NodeGone, PodGone, Snapshot
+from kubelend.core.errors import UnexpectedAnswer
+from kubelend.core.nodes import Node
+from kubelend.core.pods import Pod
+from kubelend.kube import watching
+from kubelend.kube.client import Client
+from kubelend.kube.resources import Object, Resource
+from kubelend.sources import sights
+from kubelend.sources.merging import merged
+from kubelend.sources.mirrors import Gone, Kept, Mirror, Relisted
+
+UNFINISHED: Final = "status.phase!=Succeeded,status.phase!=Failed"
+"""A pod that finishes leaves this selection, and a watch says of it that it was deleted."""
+
+Kind = TypeVar("Kind", bound=Object)
+
+
+class KubernetesSource:
+    """`agent.ports.ClusterSource` of the cluster that a client speaks with."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._problems: dict[str, str] = {}
+
+    @property
+    def problem(self) -> str:
+        return "; ".join(f"cannot see {kind}: {why}" for kind, why in self._problems.items())
+
+    async def identity(self) -> str:
+        found = await self._client.find(sights.NAMESPACES, "kube-system")
+        if found is None:
+            raise UnexpectedAnswer("there is no namespace kube-system", hint="give --cluster-id")
+        return found.metadata.uid
+
+    async def changes(self) -> AsyncGenerator[Change, None]:
+        nodes: Mirror[Node, NodeGone] = Mirror(NodeGone, lambda one: one.name)
+        pods: Mirror[Pod, PodGone] = Mirror(PodGone, lambda one: one.uid)
+        of_nodes = self._mirrored(nodes, sights.NODES)
+        of_pods = self._mirrored(pods, sights.PODS, UNFINISHED)
+        events: AsyncGenerator[Change | Relisted, None] = merged(of_nodes, of_pods)
+        async with aclosing(events):
+            async for event in events:
+                if not (nodes.is_complete and pods.is_complete):
+                    continue
+                yield Snapshot(nodes.all(), pods.all()) if isinstance(event, Relisted) else event
+
+    async def _mirrored(
+        self, mirror: Mirror[Kept, Gone], resource: Resource[Kind], fields: str = ""
+    ) -> AsyncGenerator[Kept | Gone | Relisted, None]:
+        """The changes of a kind, as far as they change something here."""
+        report = functools.partial(self._report, resource.plural)
+        events = watching.follow(self._client, resource, fields=fields, report=report)
+        try:
+            async with aclosing(events):
+                async for event in events:
+                    change = mirror.take(event)
+                    if change is not None:
+                        yield change
+        finally:
+            self._report(resource.plural, "")
+
+    def _report(self, plural: str, problem: str) -> None:
+        if problem:
+            self._problems[plural] = problem
+        else:
+            self._problems.pop(plural, None)

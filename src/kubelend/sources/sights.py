@@ -1,0 +1,93 @@
+"""What an API server's nodes and pods are decoded into: each is reduced at once to the little that is kept.
+
+So a list of thousands of pods is never in memory with all that their specs say. `kubernetes.KubernetesSource`
+follows these kinds. One with a quantity that cannot be read does not fit its type, and is told as such.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import msgspec
+from msgspec.structs import force_setattr
+
+from kubelend.core import nodes, requests
+from kubelend.core.errors import InvalidInput
+from kubelend.core.nodes import KubernetesNode, Node, NodeSpec, NodeStatus
+from kubelend.core.pods import Pod
+from kubelend.core.requests import KubernetesPod, PodSpec, PodStatus
+from kubelend.kube.resources import Resource
+
+
+class NodeHead(nodes.Metadata, frozen=True, gc=False):
+    """Nodes are in no namespace, but every kind can be asked for it."""
+
+    uid: str = ""
+    namespace: str = ""
+
+
+class SeenNode(msgspec.Struct, frozen=True, gc=False):
+    """A node, of which `kept` is left once it is decoded."""
+
+    metadata: NodeHead
+    spec: NodeSpec = NodeSpec()
+    status: NodeStatus = NodeStatus()
+    kept: Node = Node("")
+
+    def __post_init__(self) -> None:
+        with _told_to_the_decoder():
+            kept = nodes.node_of(KubernetesNode(self.metadata, self.spec, self.status))
+        _reduce(self, metadata=_NODE_HEAD, spec=_NODE_SPEC, status=_NODE_STATUS, kept=kept)
+
+    @property
+    def key(self) -> str:
+        return self.kept.name
+
+
+class SeenPod(msgspec.Struct, frozen=True, gc=False):
+    """A pod, of which `kept` is left once it is decoded."""
+
+    metadata: requests.Metadata
+    spec: PodSpec = PodSpec()
+    status: PodStatus = PodStatus()
+    kept: Pod = Pod("")
+
+    def __post_init__(self) -> None:
+        with _told_to_the_decoder():
+            kept = requests.pod_of(KubernetesPod(self.metadata, self.spec, self.status))
+        _reduce(self, metadata=_POD_HEAD, spec=_POD_SPEC, status=_POD_STATUS, kept=kept)
+
+    @property
+    def key(self) -> str:
+        return self.kept.id
+
+
+class Namespace(msgspec.Struct, frozen=True, gc=False):
+    """As far as it is a name for its cluster."""
+
+    metadata: NodeHead
+
+
+NODES: Final = Resource("", "v1", "nodes", "Node", SeenNode, namespaced=False, page=50)
+PODS: Final = Resource("", "v1", "pods", "Pod", SeenPod, page=50)
+"""Ten kilobytes each, of which a hundred bytes are kept: what is read at once decides on the agent's size."""
+NAMESPACES: Final = Resource("", "v1", "namespaces", "Namespace", Namespace, namespaced=False)
+
+_NODE_HEAD, _NODE_SPEC, _NODE_STATUS = NodeHead(""), NodeSpec(), NodeStatus()
+_POD_HEAD, _POD_SPEC, _POD_STATUS = requests.Metadata("", ""), PodSpec(), PodStatus()
+
+
+@contextmanager
+def _told_to_the_decoder() -> Iterator[None]:
+    """It knows this class of errors, and says of which object it was."""
+    try:
+        yield
+    except InvalidInput as problem:
+        raise ValueError(str(problem)) from problem
+
+
+def _reduce(seen: msgspec.Struct, **parts: object) -> None:
+    for name, value in parts.items():
+        force_setattr(seen, name, value)

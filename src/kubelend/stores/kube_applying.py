@@ -1,0 +1,291 @@
+"""Puts what a commit changed into the objects, as often as it takes: doing it twice does nothing.
+
+The commit is durable before, in the head. An object that keeps the record of this commit or of a later one is
+left alone, and every write carries the version that was seen. So whoever was interrupted can begin anew, and
+whoever slept through the work of its successor undoes nothing of it.
+
+Objects are made blank, and filled only if the head is still this store's own: one that the successor has
+deleted meanwhile would else come back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from datetime import UTC, datetime
+from typing import Final, NamedTuple
+
+from kubelend.core.errors import InvalidInput, StoreFailed
+from kubelend.core.models import Reservation
+from kubelend.stores import kube_crews, kube_objects, kube_projection, kube_sights
+from kubelend.stores.kube_head import Write
+from kubelend.stores.kube_objects import Seen, Spec, Stored
+from kubelend.stores.kube_projection import Shown
+from kubelend.stores.kube_sights import Key, Missed, Sight, Sights
+from kubelend.wire.broker_objects import RESERVATION_FINALIZER, Kept, LedgerRecord
+from kubelend.wire.objects import Metadata
+
+MOST_TRIES: Final = 50
+"""How often an object is judged again that others write at the same time."""
+
+BLANK: Final = Kept(0, 0, "")
+
+Check = Callable[[], Awaitable[None]]
+"""Raises `StoreFailed` if the head is not this store's own any more."""
+
+
+async def apply(sights: Sights, writes: Iterable[Write], sequence: int, check: Check) -> None:
+    """Have the objects say what these writes say."""
+    orders = [_order(write, sequence) for write in writes]
+    work = _Work(sights, check)
+    # What gives back first: who looks at the objects must not see more promised than there is.
+    for takes in (False, True):
+        await work.do([order for order in orders if order.takes is takes])
+
+
+async def remove(sights: Sights, key: Key, seen: Sight) -> None:
+    """Delete an object as it was seen; `Missed` if it has changed."""
+    if seen.holds_on:
+        seen = await _let_go(sights, key, seen)
+    await sights.delete(key, seen)
+
+
+def hour_of(at: datetime) -> str:
+    """As the label of archived reservations has it."""
+    return f"{at.astimezone(UTC):%Y-%m-%dT%H}"
+
+
+class _Order(NamedTuple):
+    """A write, and all of it that does not depend on the object."""
+
+    write: Write
+    key: Key
+    sequence: int
+    shown: Shown
+    kept: Kept
+    takes: bool
+    """Whether it is promised capacity from now on."""
+    is_over: bool
+    uid: str = ""
+    """Of the object by which somebody has asked for it; empty if it was asked for otherwise."""
+
+    @property
+    def is_put(self) -> bool:
+        return bool(self.kept.record)
+
+    @property
+    def keeps_hold(self) -> bool:
+        """Whether the object may not vanish before the broker says so."""
+        return self.write.kind == "reservation" and not self.write.is_archived
+
+
+def _order(write: Write, sequence: int) -> _Order:
+    key = kube_sights.key_of(write)
+    if not write.text:
+        nothing = kube_projection.NOTHING
+        return _Order(write, key, sequence, nothing, BLANK, takes=False, is_over=True)
+    record = kube_projection.read(write.kind, write.text)
+    kept = kube_projection.kept(write.id, write.text, sequence)
+    is_over = isinstance(record, Reservation) and record.finished_at is not None
+    takes = isinstance(record, Reservation) and record.is_live
+    uid = kube_objects.asked_by(record) if isinstance(record, Reservation) else ""
+    return _Order(write, key, sequence, kube_projection.shown(record), kept, takes, is_over, uid)
+
+
+class _Work:
+    """Orders that are carried out at the same time."""
+
+    def __init__(self, sights: Sights, check: Check) -> None:
+        self._sights = sights
+        self._check = check
+
+    async def do(self, orders: list[_Order]) -> None:
+        puts = [order for order in orders if order.is_put]
+        await kube_crews.each(self._end, [order for order in orders if not order.is_put])
+        prepared = await kube_crews.each(self._prepare, puts)
+        if any(_is_blank(seen) for seen in prepared):
+            await self._check()  # once for all of them: it is a call
+        both = list(zip(puts, prepared, strict=True))
+        done = await kube_crews.each(lambda pair: self._fill(*pair), both)
+        await kube_crews.each(
+            self._put_alone,
+            [order for order, is_done in zip(puts, done, strict=True) if not is_done],
+        )
+
+    async def _put_alone(self, order: _Order) -> None:
+        """One that somebody else writes at the same time."""
+        for _ in range(MOST_TRIES):
+            self._sights.forget(order.key)
+            seen = await self._prepare(order)
+            if _is_blank(seen):
+                await self._check()
+            if await self._fill(order, seen):
+                return
+        raise _busy(order.key)
+
+    async def _prepare(self, order: _Order) -> Sight | None:
+        """The object, made if need be, with the right spec; None if it keeps this record or a newer one."""
+        seen = await self._sights.of(order.key)
+        for _ in range(MOST_TRIES):
+            try:
+                if seen is None and order.is_over and order.write.was_there:
+                    return None  # whoever has deleted it does not want to see it again
+                if seen is None:
+                    return await self._create(order)
+                if _is_of_another(order, seen):
+                    return None
+                if seen.sequence < order.sequence:
+                    return await self._correct(order, seen)
+                await self._release(order, seen)
+            except Missed:
+                seen = await self._sights.look(order.key)
+            else:
+                return None
+        raise _busy(order.key)
+
+    async def _create(self, order: _Order) -> Sight:
+        try:
+            blank = _blank(order, order.shown.spec, self._sights.namespace)
+            return await self._sights.create(order.key, blank)
+        except InvalidInput:
+            spec = kube_projection.plain(order.shown).spec
+            blank = _blank(order, spec, self._sights.namespace)
+            return await self._sights.create(order.key, blank)
+
+    async def _correct(self, order: _Order, seen: Sight) -> Sight:
+        """What somebody has edited, and what has changed, apart from the status."""
+        metadata, spec = _metadata_change(order, seen), _spec_change(order, seen)
+        if spec:
+            try:
+                change = {"metadata": metadata, "spec": spec}
+                return await self._sights.patch(order.key, seen, change)
+            except InvalidInput:
+                pass  # a spec is for people, and what counts is yet to come
+        if metadata:
+            return await self._sights.patch(order.key, seen, {"metadata": metadata})
+        return seen
+
+    async def _fill(self, order: _Order, seen: Sight | None) -> bool:
+        """Write the record, which makes it count; False if somebody else was faster."""
+        try:
+            if seen is not None:
+                await self._release(order, await self._keep(order, seen))
+        except Missed:
+            return False
+        return True
+
+    async def _keep(self, order: _Order, seen: Sight) -> Sight:
+        key, finished_at = order.key, order.shown.finished_at
+        if not order.shown.status:
+            return await self._sights.patch(key, seen, {"kept": _fields(order.kept)})
+        try:
+            change = {"status": {**order.shown.status, "kept": _fields(order.kept)}}
+            return await self._sights.patch(
+                key, seen, change, subresource="status", finished_at=finished_at
+            )
+        except InvalidInput:
+            status = kube_projection.plain(order.shown).status
+            change = {"status": {**status, "kept": _fields(order.kept)}}
+            return await self._sights.patch(
+                key, seen, change, subresource="status", finished_at=finished_at
+            )
+
+    async def _release(self, order: _Order, seen: Sight) -> None:
+        """One that its user has deleted, and that is over, need not stay."""
+        if order.is_over and seen.is_leaving and seen.holds_on:
+            await _let_go(self._sights, order.key, seen)
+
+    async def _end(self, order: _Order) -> None:
+        """Delete an object, or move it to the archive."""
+        seen = await self._sights.of(order.key)
+        for _ in range(MOST_TRIES):
+            if seen is None or seen.sequence > order.sequence or _is_of_another(order, seen):
+                return
+            try:
+                await self._end_seen(order, seen)
+            except Missed:
+                seen = await self._sights.look(order.key)
+            else:
+                return
+        raise _busy(order.key)
+
+    async def _end_seen(self, order: _Order, seen: Sight) -> None:
+        if not order.write.is_archived:
+            if not seen.is_wish:
+                await remove(self._sights, order.key, seen)
+        elif metadata := _metadata_change(order, seen):
+            await self._sights.patch(order.key, seen, {"metadata": metadata})
+        self._sights.forget(order.key)
+
+
+def _is_of_another(order: _Order, seen: Sight) -> bool:
+    """Whether the reservation's object is gone, and somebody has made another one of its name since."""
+    return order.write.kind == "reservation" and seen.is_wish and seen.uid != order.uid
+
+
+def _is_blank(seen: Sight | None) -> bool:
+    """Whether it keeps no record yet: then nothing but the head tells who may fill it."""
+    return seen is not None and seen.sequence == 0
+
+
+def _blank(order: _Order, spec: Spec, namespace: str) -> Seen:
+    write, (_, name) = order.write, order.key
+    if write.kind not in {"cluster", "reservation"}:
+        metadata = Metadata(name, namespace, labels=kube_objects.labels_of(write.kind))
+        return LedgerRecord(metadata, write.kind, BLANK)
+    labels = {kube_objects.MADE_BY: kube_objects.BROKER, **_archive_labels(write)}
+    finalizers = (RESERVATION_FINALIZER,) if order.keeps_hold else ()
+    return Stored(Metadata(name, namespace, finalizers=finalizers, labels=labels), spec)
+
+
+def _metadata_change(order: _Order, seen: Sight) -> dict[str, object]:
+    if order.write.kind != "reservation":
+        return {}
+    change: dict[str, object] = {}
+    if order.keeps_hold and not seen.holds_on and not seen.is_leaving:
+        change["finalizers"] = [*seen.finalizers, RESERVATION_FINALIZER]
+    elif not order.keeps_hold and seen.holds_on:
+        change["finalizers"] = _others(seen)
+    if order.write.is_archived != seen.is_archived:
+        gone = {kube_objects.ARCHIVED: None, kube_objects.FINISHED: None}
+        change["labels"] = _archive_labels(order.write) or gone
+    return change
+
+
+def _spec_change(order: _Order, seen: Sight) -> Spec:
+    """Of an object that somebody else has made, only where it has gone: the rest is its maker's."""
+    wanted = order.shown.spec
+    if seen.is_own:
+        if seen.spec == kube_sights.spec_text(wanted):
+            return {}
+        has = kube_sights.spec_of(seen)
+        return kube_projection.difference(has, kube_projection.comparable(wanted))
+    target = wanted.get("targetClusterID")
+    if target and kube_sights.spec_of(seen).get("targetClusterID") != target:
+        return {"targetClusterID": target}
+    return {}
+
+
+def _archive_labels(write: Write) -> dict[str, str]:
+    if write.finished_at is None:
+        return {}
+    return {kube_objects.ARCHIVED: "true", kube_objects.FINISHED: hour_of(write.finished_at)}
+
+
+async def _let_go(sights: Sights, key: Key, seen: Sight) -> Sight:
+    return await sights.patch(key, seen, {"metadata": {"finalizers": _others(seen)}})
+
+
+def _others(seen: Sight) -> list[str]:
+    return [name for name in seen.finalizers if name != RESERVATION_FINALIZER]
+
+
+def _fields(kept: Kept) -> dict[str, object]:
+    return {"revision": kept.revision, "checksum": kept.checksum, "record": kept.record}
+
+
+def _busy(key: Key) -> StoreFailed:
+    kind, name = key
+    return StoreFailed(
+        f"the object {name} of {kube_sights.resource(kind)} is changed by others all the time",
+        hint="look for what writes it: `kubectl get --show-managed-fields` tells",
+    )

@@ -1,0 +1,138 @@
+"""The Kubernetes store itself, inside an event loop; `stores.kubernetes` is what blocks around it.
+
+Kubernetes has no transaction over several objects. A commit is one conditional write of the head, with all
+that it changes in it; the objects are written afterwards, and whoever loads the store finishes what was left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import datetime, timedelta
+
+from msgspec.structs import replace
+
+from kubelend.core.events import Change
+from kubelend.core.journal import Line
+from kubelend.core.models import Reservation, ReservationId
+from kubelend.core.records import Records
+from kubelend.kube.client import Client
+from kubelend.stores import (
+    batches,
+    kube_applying,
+    kube_archive,
+    kube_commits,
+    kube_crews,
+    kube_journal,
+    kube_loading,
+    kube_objects,
+    kube_projection,
+)
+from kubelend.stores.batches import Batch
+from kubelend.stores.kube_head import Mark, Write
+from kubelend.stores.kube_keeping import Keeper
+from kubelend.stores.kube_sights import Key, Missed, Sight, Sights
+
+
+class Book:
+    """One namespace. Call `keeper.take_over` first to write, or `keeper.read` to look."""
+
+    def __init__(self, client: Client, namespace: str, archive_for: timedelta) -> None:
+        self.keeper = Keeper(client, namespace)
+        self._client = client
+        self._namespace = namespace
+        self._archive_for = archive_for
+        self._sights = Sights(client, namespace)
+        self._journal = kube_journal.Shelf(client, namespace)
+        self._is_applied = False
+        """Whether the objects have all that the last commit changed."""
+
+    async def load(self) -> Records:
+        """The working set; what the last commit has not put into the objects yet is put there."""
+        found = await kube_loading.read(self._client, self._namespace, self._sights)
+        kube_loading.overlay(found.records, self.keeper.state.changes.writes)
+        await self._settle()
+        await kube_crews.each(self._forget, kube_loading.unfinished(found, self.keeper.state))
+        await self.keeper.tidy()
+        return kube_loading.arranged(found.records, self.keeper.state.revision)
+
+    async def look(self) -> Records:
+        """The same without writing anything, as of one moment."""
+        records, _ = await kube_loading.look(self._client, self.keeper, self._sights)
+        return records
+
+    async def commit(self, changes: Sequence[Change], revision: int) -> None:
+        await self._settle()
+        state, batch = self.keeper.state, batches.fold(changes)
+        batches.check_order(state.revision, revision)
+        finishes = {gone: await self._finish(gone, batch) for gone in batch.archived}
+        joins = kube_commits.joining(state, finishes, self._archive_for)
+        after = kube_commits.after(state, batch, revision, joins, self._sights)
+        cut = await self._journal.find(after, batch.cut) if batch.cut else None
+        await self.keeper.write(replace(after, start=Mark.of(cut)) if cut else after)
+        self._is_applied = False
+        await self._apply()
+
+    async def archived(self, reservation: ReservationId) -> Reservation | None:
+        """The last commit may have changed what the objects do not tell yet."""
+        state = self.keeper.state
+        for write in state.changes.writes:
+            if (write.kind, write.id) == ("reservation", reservation):
+                return await self._just_archived(write)
+        found = await self._find(reservation, is_archived=True)
+        return found if found and self._is_kept(found) else None
+
+    async def lines(self, after: int, limit: int) -> list[Line]:
+        return await self._journal.read(self.keeper.state, after, limit)
+
+    async def _settle(self) -> None:
+        """Finish what was committed before, if nobody else has gone on from there."""
+        if not self._is_applied:
+            await self.keeper.check()
+            await self._apply()
+
+    async def _apply(self) -> None:
+        state = self.keeper.state
+        await kube_applying.apply(
+            self._sights, state.changes.writes, state.sequence, self.keeper.check
+        )
+        await self._journal.keep(state)
+        await self._journal.cut(state)
+        swept_until = await kube_archive.sweep(self._sights, state)
+        # The next commit tells of it. Who is stopped before sweeps once more.
+        self.keeper.state = replace(state, swept_until=swept_until)
+        self._is_applied = True
+
+    async def _finish(self, reservation: ReservationId, batch: Batch) -> datetime:
+        known = self._sights.finished_at(reservation)
+        if reservation not in batch.reservations and known is not None:
+            return known
+        last = batch.reservations.get(reservation) or await self._find(reservation)
+        return batches.finish(reservation, last)
+
+    async def _find(
+        self, reservation: ReservationId, *, is_archived: bool = False
+    ) -> Reservation | None:
+        name = kube_objects.name_of("reservation", reservation)
+        found = await self._client.find(kube_objects.RESERVATIONS, name, self._namespace)
+        if found is None or found.kept is None or found.is_archived is not is_archived:
+            return None
+        record: Reservation = kube_loading.record("reservation", found)
+        return record
+
+    async def _just_archived(self, write: Write) -> Reservation | None:
+        if not write.is_archived:
+            return None
+        if write.text:
+            record: Reservation = kube_projection.read("reservation", write.text)
+            return record
+        moved = ReservationId(write.id)
+        return await self._find(moved, is_archived=True) or await self._find(moved)
+
+    def _is_kept(self, found: Reservation) -> bool:
+        kept_from = self.keeper.state.kept_from or batches.BEGINNING
+        return found.finished_at is not None and found.finished_at >= kept_from
+
+    async def _forget(self, blank: tuple[Key, Sight]) -> None:
+        with suppress(Missed):  # somebody has done something with it
+            await kube_applying.remove(self._sights, *blank)

@@ -1,0 +1,102 @@
+"""What a commit makes of the head of the Kubernetes store: worked out before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+
+from kubelend.core import journal
+from kubelend.core.models import Cluster, Reservation, ReservationId
+from kubelend.stores import batches, kube_archive, kube_journal, kube_sights, records
+from kubelend.stores.batches import Batch, Document
+from kubelend.stores.kube_head import Changes, Mark, Sealed, State, Write
+from kubelend.stores.kube_objects import RecordKind
+from kubelend.stores.kube_sights import Sights
+
+
+class Joining(NamedTuple):
+    """Who joins the archive with a commit, and what it keeps from then on."""
+
+    finishes: Mapping[ReservationId, datetime]
+    kept_from: datetime | None
+
+
+def joining(
+    state: State, finishes: Mapping[ReservationId, datetime], archive_for: timedelta
+) -> Joining:
+    if not finishes:
+        return Joining(finishes, state.kept_from)
+    newest = batches.kept_from(finishes.values(), archive_for)
+    return Joining(finishes, max(newest, state.kept_from or newest))
+
+
+def after(state: State, batch: Batch, revision: int, joins: Joining, sights: Sights) -> State:
+    """The state behind this commit, before anything is cut off the journal."""
+    sealed = [Sealed.of(line) for line in journal.seal(batch.entries, state.end.head)]
+    waiting, moved = kube_journal.waiting(state, sealed)
+    last = sealed[-1] if sealed else None
+    return replace(
+        state,
+        sequence=state.sequence + 1,
+        revision=revision,
+        end=Mark(last.number, last.digest) if last else state.end,
+        lines=waiting,
+        cut_from=state.start.number,
+        kept_from=joins.kept_from,
+        swept_until=state.swept_until or (joins.kept_from and kube_archive.begun(joins.kept_from)),
+        changes=Changes(tuple(_writes(batch, joins, sights)), moved),
+        elsewhere=(),
+    )
+
+
+def _writes(batch: Batch, joins: Joining, sights: Sights) -> Iterator[Write]:
+    for cluster, advertised in batch.clusters.items():
+        yield from _write("cluster", cluster, advertised, sights)
+    for reservation, found in batch.reservations.items():
+        if reservation not in joins.finishes:
+            yield from _write("reservation", reservation, found, sights)
+    for gone, finished_at in joins.finishes.items():
+        yield from _archiving(gone, batch.reservations.get(gone), finished_at, joins, sights)
+    for (kind, name), document in batch.documents.items():
+        yield from _write(kind, name, document, sights)
+
+
+def _archiving(
+    id: ReservationId,
+    found: Reservation | None,
+    finished_at: datetime,
+    joins: Joining,
+    sights: Sights,
+) -> Iterator[Write]:
+    """One that is too old for the archive already is gone at once."""
+    if joins.kept_from is not None and finished_at < joins.kept_from:
+        yield Write("reservation", id)
+    elif found is None:
+        yield Write("reservation", id, finished_at=finished_at)
+    else:
+        for write in _write("reservation", id, found, sights):
+            yield replace(write, finished_at=finished_at)
+
+
+def _write(
+    kind: RecordKind, id: str, found: Cluster | Reservation | Document | None, sights: Sights
+) -> Iterator[Write]:
+    if found is not None:
+        _, _, text = records.encode(found)
+        write = Write(kind, id, msgspec.Raw(text))
+        yield replace(write, was_there=sights.knows(kube_sights.key_of(write)))
+    elif _is_text(id):
+        yield Write(kind, id)
+
+
+def _is_text(id: str) -> bool:
+    """One that is no text was never kept, so there is nothing to delete."""
+    try:
+        id.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

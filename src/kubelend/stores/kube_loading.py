@@ -1,0 +1,149 @@
+"""The working set, read from Kubernetes objects, with what the last commit has not put into them yet.
+
+Objects that keep no record are passed over: somebody has made them, and it is for the controllers to take
+them up. One that is gone is gone: who has deleted a reservation, and its finalizer too, wants it released,
+and a cluster that is missing advertises again. What a reservation holds it says itself, so nothing is lost
+with the advertisement of its provider but that it was cordoned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
+
+from kubelend.core.errors import StoreFailed
+from kubelend.core.models import Reservation
+from kubelend.core.records import Records
+from kubelend.kube.client import Client, Listing
+from kubelend.stores import kube_applying, kube_projection, kube_sights
+from kubelend.stores.kube_head import State, Write
+from kubelend.stores.kube_keeping import Keeper
+from kubelend.stores.kube_objects import (
+    ADVERTISEMENTS,
+    ARCHIVED,
+    HOLDS,
+    LEDGER,
+    RESERVATIONS,
+    RecordKind,
+    Seen,
+    Stored,
+)
+from kubelend.stores.kube_sights import Key, Sight, Sights
+from kubelend.stores.records import Damaged
+from kubelend.wire.broker_objects import LedgerRecord
+
+MOST_READS: Final = 20
+"""How often a reader begins anew because the broker has written meanwhile."""
+
+Named = dict[Key, Any]
+"""Records by their kinds and the names of their objects."""
+
+
+class Found(NamedTuple):
+    records: Named
+    blanks: list[tuple[Key, Sight]]
+    """Made by a broker, and never filled."""
+
+
+async def read(client: Client, namespace: str, sights: Sights) -> Found:
+    """All that is not archived, and not the journal."""
+    found = Found({}, [])
+    _take_all(found, sights, "cluster", await client.list(ADVERTISEMENTS, namespace))
+    reservations = await client.list(RESERVATIONS, namespace, labels=f"{ARCHIVED}!=true")
+    _take_all(found, sights, "reservation", reservations)
+    others = f"{HOLDS} notin (head, pending, journal)"
+    documents = await client.list(LEDGER, namespace, labels=others)
+    _check("document", documents)
+    for document in documents.objects:
+        if document.holds in kube_projection.DECODERS:
+            _take(found, sights, document.holds, document)
+    return found
+
+
+async def look(client: Client, keeper: Keeper, sights: Sights) -> tuple[Records, int]:
+    """The working set as of one commit, and which one; nothing is written. A broker may go on meanwhile."""
+    for _ in range(MOST_READS):
+        await keeper.read()
+        found = await read(client, sights.namespace, sights)
+        if await keeper.is_newest():
+            state = keeper.state
+            overlay(found.records, state.changes.writes)
+            return arranged(found.records, state.revision), state.sequence
+    raise StoreFailed("the broker writes all the time", hint="try again when it is less busy")
+
+
+def overlay(records: Named, writes: Iterable[Write]) -> None:
+    """What the last commit made of them."""
+    for write in writes:
+        key = kube_sights.key_of(write)
+        if not write.text or write.is_archived:
+            records.pop(key, None)
+            continue
+        record = kube_projection.read(write.kind, write.text)
+        is_over = isinstance(record, Reservation) and record.finished_at is not None
+        if key in records or not (is_over and write.was_there):  # else somebody has deleted it
+            records[key] = record
+
+
+def arranged(records: Named, revision: int) -> Records:
+    by_kind: dict[RecordKind, list[Any]] = {kind: [] for kind in kube_projection.DECODERS}
+    for (kind, _), record in records.items():
+        by_kind[kind].append(record)
+    return Records(
+        by_kind["cluster"],
+        by_kind["reservation"],
+        revision,
+        by_kind["member"],
+        by_kind["token"],
+        by_kind["limits"],
+    )
+
+
+def unfinished(found: Found, state: State) -> list[tuple[Key, Sight]]:
+    """Blank objects that no commit will fill: a broker was stopped, or another had taken over."""
+    pending = {kube_sights.key_of(write) for write in state.changes.writes}
+    return [(key, seen) for key, seen in found.blanks if key not in pending]
+
+
+def record(kind: RecordKind, found: Seen) -> Any:
+    """Its record; `Damaged` tells which object it is."""
+    try:
+        return kube_projection.record_of(kind, found)
+    except Damaged as error:
+        raise Damaged(f"{_shown(kind, found.metadata.name)}: {error}") from error
+
+
+_BLANK: Final = kube_applying.BLANK
+
+
+def _take_all(found: Found, sights: Sights, kind: RecordKind, listed: Listing[Stored]) -> None:
+    _check(kind, listed)
+    for one in listed.objects:
+        _take(found, sights, kind, one)
+
+
+def _take(found: Found, sights: Sights, kind: RecordKind, one: Seen) -> None:
+    key = (kind, one.metadata.name)
+    if isinstance(one, Stored) and one.is_robbed:
+        raise Damaged(f"{_shown(*key)}: somebody has taken its record out of the status")
+    if one.kept is None or one.kept == _BLANK:
+        seen = sights.saw(kind, one)
+        if seen.is_own:
+            found.blanks.append((key, seen))
+        return
+    read = found.records[key] = record(kind, one)
+    sights.saw(kind, one, getattr(read, "finished_at", None))
+
+
+def _check(kind: str, listed: Listing[Any]) -> None:
+    for one in listed.unreadable:
+        raise Damaged(f"{_shown(kind, one.name)}: {one.problem}")
+
+
+def _shown(kind: str, name: str) -> str:
+    match kind:
+        case "cluster":
+            return f"ClusterAdvertisement {name}"
+        case "reservation":
+            return f"Reservation {name}"
+    return f"{LedgerRecord.kind} {name}"

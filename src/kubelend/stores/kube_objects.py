@@ -1,0 +1,122 @@
+"""The objects of the Kubernetes store as it reads them, and what it finds them by.
+
+Leaner than the types of `wire.broker_objects`: the store goes by the kept record and by the metadata, and a
+spec that somebody filled in oddly must not keep a broker from starting.
+"""
+
+from __future__ import annotations
+
+import re
+from hashlib import sha256
+from typing import Final, Literal
+
+from kubelend.core.models import RequestKey, Reservation
+from kubelend.kube import resources
+from kubelend.kube.resources import Resource
+from kubelend.wire import broker_objects
+from kubelend.wire.broker_objects import Kept, LedgerRecord
+from kubelend.wire.objects import VERSION, Metadata, Part
+
+MADE_BY: Final = "broker.fluidos.eu/made-by"
+"""On objects that the broker itself has made: their spec is its to write."""
+BROKER: Final = "broker"
+ARCHIVED: Final = "broker.fluidos.eu/archived"
+FINISHED: Final = "broker.fluidos.eu/finished"
+"""The hour in which an archived reservation finished: by it the old ones are found."""
+HOLDS: Final = "broker.fluidos.eu/holds"
+"""What a LedgerRecord holds, once more as a label: the journal must not be read at every start."""
+
+HEAD: Final = "head"
+"""The name of the one object whose every write is a commit."""
+
+RecordKind = Literal["cluster", "reservation", "member", "token", "limits"]
+Spec = dict[str, object]
+
+
+class Holder(Part, frozen=True):
+    """A status, as far as it is the store's."""
+
+    kept: Kept | None = None
+    phase: str = ""
+
+
+class Stored(Part, frozen=True):
+    """A ClusterAdvertisement or a Reservation."""
+
+    metadata: Metadata
+    spec: Spec = {}  # noqa: RUF012  # a struct's own copy
+    status: Holder = Holder()
+
+    @property
+    def kept(self) -> Kept | None:
+        return self.status.kept
+
+    @property
+    def is_archived(self) -> bool:
+        return self.metadata.labels.get(ARCHIVED) == "true"
+
+    @property
+    def is_robbed(self) -> bool:
+        """Whether it was filled by the broker, and somebody has taken the record out."""
+        made_by = self.metadata.labels.get(MADE_BY)
+        return self.kept is None and self.status.phase != "" and made_by == BROKER
+
+
+Seen = Stored | LedgerRecord
+
+ADVERTISEMENTS: Final = Resource(
+    broker_objects.GROUP,
+    VERSION,
+    broker_objects.ClusterAdvertisement.plural,
+    broker_objects.ClusterAdvertisement.kind,
+    Stored,
+)
+RESERVATIONS: Final = Resource(
+    broker_objects.GROUP,
+    VERSION,
+    broker_objects.Reservation.plural,
+    broker_objects.Reservation.kind,
+    Stored,
+)
+LEDGER: Final = resources.of(LedgerRecord)
+
+
+def name_of(kind: RecordKind, id: str) -> str:
+    """The name of the object that keeps this record. Others than DNS names are hashed."""
+    match kind:
+        case "cluster":
+            return f"{_safe(id)}-adv"
+        case "reservation":
+            return _safe(id)
+    return f"{kind}-{_safe(id)}"
+
+
+def key_of(uid: str) -> RequestKey:
+    """Under which the ledger knows what an object asks for. One made anew under its name is another."""
+    return RequestKey(f"{_ASKED_BY}{uid}")
+
+
+def asked_by(record: Reservation) -> str:
+    """The UID of the object that asked for it; empty if it was asked for otherwise."""
+    key = record.request.key or ""
+    return key.removeprefix(_ASKED_BY) if key.startswith(_ASKED_BY) else ""
+
+
+def labels_of(holds: str) -> dict[str, str]:
+    return {MADE_BY: BROKER, HOLDS: holds}
+
+
+_ASKED_BY: Final = "object/"
+_HASHED: Final = "hashed-"
+_DNS: Final = re.compile(
+    r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", re.ASCII
+)
+_LONGEST: Final = 240
+"""Kubernetes takes 253; the rest is for what is put around it."""
+
+
+def _safe(id: str) -> str:
+    """One that looks as if it were hashed is hashed too, so that no two names ever meet."""
+    if len(id) <= _LONGEST and _DNS.fullmatch(id) and not id.startswith(_HASHED):
+        return id
+    return _HASHED + sha256(id.encode(errors="surrogatepass")).hexdigest()[:40]

@@ -1,0 +1,211 @@
+"""From records to what Kubernetes objects say of them, and from what they keep back to records. Pure.
+
+Spec and status are for people and agents. What counts is `kept`: the record's text, word for word, with a
+checksum over the record's name and text. `kube_applying` writes what is worked out here.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Final, NamedTuple, cast
+
+import msgspec
+from msgspec.structs import replace
+
+from kubelend.core import durations, prices, resources
+from kubelend.core.models import UNCONSTRAINED, Cluster, Constraints, Reservation
+from kubelend.stores import kube_objects, records
+from kubelend.stores.batches import Document
+from kubelend.stores.kube_objects import RecordKind, Seen, Spec
+from kubelend.stores.records import Damaged
+from kubelend.wire import bodies, conversion, quantities
+from kubelend.wire.broker_objects import (
+    AdvertisedResources,
+    ClusterAdvertisementSpec,
+    Kept,
+    ReservationSpec,
+)
+
+Status = dict[str, object]
+DECODERS: Final[dict[RecordKind, msgspec.json.Decoder[Any]]] = {
+    "cluster": records.CLUSTERS,
+    "reservation": records.RESERVATIONS,
+    "member": records.MEMBERS,
+    "token": records.TOKENS,
+    "limits": records.LIMITS,
+}
+
+
+class Shown(NamedTuple):
+    """What an object says of its record; without a spec and status if it only keeps it."""
+
+    spec: Spec
+    status: Status
+    finished_at: datetime | None = None
+
+
+NOTHING: Final = Shown({}, {})
+
+
+def shown(record: Cluster | Reservation | Document) -> Shown:
+    match record:
+        case Cluster():
+            return Shown(cluster_spec(record), cluster_status(record))
+        case Reservation():
+            return Shown(reservation_spec(record), reservation_status(record), record.finished_at)
+    return NOTHING
+
+
+def plain(found: Shown) -> Shown:
+    """The least that tells what it is: for a server whose definitions do not take all of it."""
+    spec = {name: value for name, value in found.spec.items() if name in _LEAST}
+    for name in ("resources", "requestedResources"):
+        if isinstance(amounts := spec.get(name), dict):
+            spec[name] = _least_amounts(amounts)
+    return Shown(spec, {"phase": found.status.get("phase")}, found.finished_at)
+
+
+def cluster_spec(record: Cluster) -> Spec:
+    """Reserved and available are sums, which a store does not know: it never writes them again."""
+    body, known = conversion.from_cluster(record, resources.NOTHING), record.advertisement
+    return _builtins(
+        ClusterAdvertisementSpec(
+            cluster_id=_fitting(body.cluster_id),
+            resources=AdvertisedResources(
+                capacity=quantities.of(known.capacity),
+                allocatable=quantities.of(known.allocatable),
+                allocated=quantities.of(known.allocated),
+                available=quantities.of(record.ceiling.clamped()),
+            ),
+            cluster_name=_fitting(body.cluster_name),
+            cost=body.cost,
+            timestamp=body.timestamp,
+            endpoint_url=body.endpoint_url,
+            labels=body.labels,
+            valid_for=body.valid_for,
+            policy=body.policy,
+        )
+    )
+
+
+def cluster_status(record: Cluster) -> Status:
+    """Without what follows from the time that passes or from reservations: controllers write that."""
+    return {
+        "phase": "Active",
+        "active": record.cordon is None,
+        "lastUpdateTime": _text(record.received_at),
+        "validUntil": _text(record.valid_until),
+        "cordonReason": record.cordon,
+    }
+
+
+def reservation_spec(record: Reservation) -> Spec:
+    request = record.request
+    return _builtins(
+        ReservationSpec(
+            requested_resources=quantities.of(request.resources),
+            target_cluster_id=_fitting(record.target or request.constraints.pinned or ""),
+            duration=durations.text(request.duration),
+            priority=request.priority,
+            requester_id=_fitting(request.requester),
+            wait=durations.text(request.wait) if request.wait else "",
+            policy=request.policy,
+            weights=request.weights,
+            constraints=_constraints(request.constraints),
+        )
+    )
+
+
+def reservation_status(record: Reservation) -> Status:
+    """All but the conditions, which are the requester's. A None takes away what was there."""
+    return {
+        "phase": record.phase.value,
+        "message": record.message,
+        "reason": record.reason.value,
+        "targetClusterID": _fitting(record.target) if record.target else None,
+        "reservedAt": _text(record.reserved_at),
+        "expiresAt": _text(record.expires_at),
+        "waitUntil": _text(record.wait_until),
+        "acknowledgedAt": _text(record.acknowledged_at),
+        "activatedAt": _text(record.activated_at),
+        "finishedAt": _text(record.finished_at),
+    }
+
+
+def kept(id: str, text: bytes, sequence: int) -> Kept:
+    return Kept(sequence, records.checksum(records.key(id), text), text.decode())
+
+
+def record_of(kind: RecordKind, found: Seen) -> Any:
+    """The record that an object keeps. `Damaged` if it is not what the broker wrote there."""
+    keeps = found.kept
+    if keeps is None:
+        raise Damaged("it keeps no record")
+    record = read(kind, keeps.record.encode())
+    if records.checksum(records.key(record.id), keeps.record.encode()) != keeps.checksum:
+        raise Damaged(f"the record of {record.id[:80]!r} does not have its checksum")
+    if kube_objects.name_of(kind, record.id) != found.metadata.name:
+        raise Damaged(f"it keeps the record of another, {record.id[:80]!r}")
+    return record
+
+
+def read(kind: RecordKind, text: bytes) -> Any:
+    try:
+        return DECODERS[kind].decode(text)
+    except (msgspec.DecodeError, UnicodeError, TypeError) as error:
+        raise Damaged(f"its record cannot be read: {error}") from error
+
+
+def comparable(spec: Spec) -> Spec:
+    """A spec without what the controllers put into it."""
+    amounts = spec.get("resources")
+    if not isinstance(amounts, dict):
+        return spec
+    own = {name: value for name, value in amounts.items() if name not in _OF_CONTROLLERS}
+    return {**spec, "resources": own}
+
+
+def difference(has: Spec, wants: Spec) -> Spec:
+    """The merge patch that makes the one of the other; empty if they say the same."""
+    gone: Spec = {name: None for name in has if name not in wants}
+    changed = {name: wants[name] for name in wants if has.get(name) != wants[name]}
+    for name, value in changed.items():
+        before = has.get(name)
+        if isinstance(before, dict) and isinstance(value, dict):
+            changed[name] = difference(before, value)
+    return gone | changed
+
+
+_OF_CONTROLLERS: Final = ("reserved", "available")
+_LEAST: Final = ("clusterID", "resources", "requestedResources", "requesterID", "targetClusterID")
+_LEAST_AMOUNTS: Final = ("capacity", "allocated", "available", "cpu", "memory")
+_LONGEST_NAME: Final = 253
+
+
+def _constraints(known: Constraints) -> bodies.ConstraintsBody:
+    if known == UNCONSTRAINED:
+        return bodies.UNCONSTRAINED
+    return replace(
+        bodies.UNCONSTRAINED,
+        labels=known.labels,
+        exclude=list(known.excluded),
+        max_price_per_hour="" if known.max_price is None else prices.text(known.max_price),
+        currency=known.currency,
+    )
+
+
+def _least_amounts(amounts: dict[str, object]) -> dict[str, object]:
+    return {name: amounts[name] for name in _LEAST_AMOUNTS if name in amounts}
+
+
+def _fitting(name: str) -> str:
+    """What is longer than the definitions take is shown in part: the record has all of it."""
+    return name[:_LONGEST_NAME]
+
+
+def _builtins(spec: msgspec.Struct) -> Spec:
+    return cast(Spec, msgspec.to_builtins(spec))
+
+
+def _text(at: datetime | None) -> str | None:
+    return None if at is None else cast(str, msgspec.to_builtins(at))

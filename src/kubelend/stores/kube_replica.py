@@ -1,0 +1,89 @@
+"""What the leading broker commits, as the others see it: every version of the head holds one commit.
+
+Fulfils the broker's port `Replica`. Nothing is written, and no object but the head is watched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+
+from kubelend.core.errors import StoreFailed
+from kubelend.core.events import Archived, Change, Dropped, Erased
+from kubelend.core.models import ClusterId, ReservationId
+from kubelend.core.records import News, Records
+from kubelend.kube.access import Access
+from kubelend.kube.client import Client
+from kubelend.kube.watching import Deleted, follow
+from kubelend.stores import kube_failures, kube_head, kube_loading, kube_projection
+from kubelend.stores.kube_head import State, Write
+from kubelend.stores.kube_keeping import Keeper
+from kubelend.stores.kube_objects import HEAD, LEDGER
+from kubelend.stores.kube_sights import Sights
+from kubelend.wire.broker_objects import LedgerRecord
+
+
+class KubernetesReplica:
+    """One namespace's store, followed from one commit to the next."""
+
+    def __init__(self, access: Access, namespace: str) -> None:
+        self._access = access
+        self._namespace = namespace
+
+    async def follow(self) -> AsyncGenerator[Records | News, None]:
+        with kube_failures.translated(self._access.server, self._namespace):
+            async with Client.open(self._access) as client:
+                heads = follow(
+                    client,
+                    LEDGER,
+                    self._namespace,
+                    fields=f"metadata.name={HEAD}",
+                    report=_give_up,
+                )
+                async with aclosing(heads), aclosing(self._commits(client, heads)) as commits:
+                    async for commit in commits:
+                        yield commit
+
+    async def _commits(
+        self, client: Client, heads: AsyncGenerator[object, None]
+    ) -> AsyncGenerator[Records | News, None]:
+        sequence = -1
+        async for found in heads:
+            if isinstance(found, Deleted):
+                raise kube_failures.head_gone()
+            if isinstance(found, LedgerRecord):
+                state = kube_head.state_of(found)
+                if state.sequence <= sequence:
+                    continue  # seen, or opened by another broker that has not committed yet
+                if state.sequence == sequence + 1 and not state.elsewhere:
+                    sequence = state.sequence
+                    yield News(list(_changes(state)), state.revision)
+                    continue
+            records, sequence = await kube_loading.look(
+                client, Keeper(client, self._namespace), Sights(client, self._namespace)
+            )
+            yield records
+
+
+def _give_up(problem: str) -> None:
+    """Out of `follow`, which would wait: meanwhile a follower has to say that it cannot look."""
+    if problem:
+        raise StoreFailed(problem)
+
+
+def _changes(state: State) -> Iterator[Change]:
+    for write in state.changes.writes:
+        yield from _change(write)
+
+
+def _change(write: Write) -> Iterator[Change]:
+    if write.text:
+        yield kube_projection.read(write.kind, write.text)
+    if write.is_archived:
+        yield Archived(ReservationId(write.id))
+    elif not write.text:
+        match write.kind:
+            case "cluster":
+                yield Dropped(ClusterId(write.id))
+            case "member" | "token" | "limits":
+                yield Erased(write.kind, write.id)

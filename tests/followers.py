@@ -1,0 +1,82 @@
+"""A follower of ConfigMaps that keeps what it hears of, as a controller would, and can be compared.
+
+async with followers.following(client, namespace) as follower:
+    await follower.until(lambda: "a" in follower.names)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from datetime import timedelta
+
+from config_maps import CONFIG_MAPS, ConfigMap
+from kubelend.kits.backoff import Backoff
+from kubelend.kube import watching
+from kubelend.kube.answers import Unreadable
+from kubelend.kube.client import Client
+from kubelend.kube.watching import Deleted, Listed
+
+PATIENCE = 30.0
+QUICK = Backoff(
+    retries=watching.ENDLESS, first=timedelta(milliseconds=20), longest=timedelta(milliseconds=200)
+)
+
+
+class Follower:
+    """What is there, by name, and how it came to know."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, ConfigMap] = {}
+        self.lists = 0
+        self.problems: list[str] = []
+        self._changed = asyncio.Event()
+
+    @property
+    def names(self) -> set[str]:
+        return set(self.objects)
+
+    def report(self, problem: str) -> None:
+        self.problems.append(problem)
+        self._changed.set()
+
+    async def run(self, client: Client, namespace: str) -> None:
+        changes = watching.follow(client, CONFIG_MAPS, namespace, report=self.report, backoff=QUICK)
+        async with contextlib.aclosing(changes):
+            async for change in changes:
+                self._take(change)
+                self._changed.set()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(PATIENCE):
+            while not condition():
+                self._changed.clear()
+                await self._changed.wait()
+
+    def _take(
+        self, change: Listed[ConfigMap] | Deleted[ConfigMap] | Unreadable | ConfigMap
+    ) -> None:
+        assert not isinstance(change, Unreadable)
+        if isinstance(change, Listed):
+            self.lists += 1
+            self.objects = {each.metadata.name: each for each in change.objects}
+        elif isinstance(change, Deleted):
+            del self.objects[change.found.metadata.name]
+        else:
+            self.objects[change.metadata.name] = change
+
+
+@contextlib.asynccontextmanager
+async def following(client: Client, namespace: str) -> AsyncIterator[Follower]:
+    """Has listed when this begins, and is over when this ends."""
+    follower = Follower()
+    task = asyncio.create_task(follower.run(client, namespace))
+    try:
+        await follower.until(lambda: follower.lists > 0)
+        yield follower
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.result()

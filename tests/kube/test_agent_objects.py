@@ -1,0 +1,207 @@
+"""An agent's objects in a real cluster, where others are at the same objects in the same moment."""
+
+import asyncio
+import contextlib
+import json
+import secrets
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+import agents
+import kube_objects
+import kube_roles
+from kubelend.agent.ports import Listed
+from kubelend.core.errors import Conflict, NotFound
+from kubelend.kube import resources
+from kubelend.sources.kube_objects import KubernetesObjects
+from kubelend.wire.objects import (
+    Metadata,
+    ResourceRequest,
+    ResourceRequestSpec,
+    ResourceRequestStatus,
+)
+
+pytestmark = pytest.mark.timeout(120)
+
+PATIENCE = 30
+REQUESTS = resources.of(ResourceRequest)
+
+ANYTHING = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+LOOSE = [
+    {"op": "replace", "path": "/spec/versions/0/schema/openAPIV3Schema", "value": ANYTHING},
+]
+
+
+class Hasty:
+    """A client by which somebody else is quicker once: `first` is done just before a write."""
+
+    def __init__(self, client, first):
+        self._client = client
+        self._first = first
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    async def create(self, *arguments, **options):
+        await self._meddle()
+        return await self._client.create(*arguments, **options)
+
+    async def patch(self, *arguments, **options):
+        await self._meddle()
+        return await self._client.patch(*arguments, **options)
+
+    async def _meddle(self):
+        first, self._first = self._first, None
+        if first is not None:
+            await first()
+
+
+@pytest.fixture
+def objects(kube_client, namespace):
+    return KubernetesObjects(kube_client, {ResourceRequest: namespace})
+
+
+@pytest.fixture
+def hasty(kube_client):
+    def hasty(first):
+        client: Any = Hasty(kube_client, first)
+        return KubernetesObjects(client, {})
+
+    return hasty
+
+
+@pytest.fixture
+def wish(namespace):
+    def wish(cpu="1", name="wish", **metadata):
+        spec = ResourceRequestSpec(cpu, "1Gi", duration="1h")
+        return ResourceRequest(Metadata(name, namespace, **metadata), spec)
+
+    return wish
+
+
+def pending(found):
+    return replace(found, status=ResourceRequestStatus(phase="Pending"))
+
+
+# -- others who are quicker
+
+
+async def test_change_in_between_is_a_conflict_for_who_has_read(objects, hasty, wish):
+    made = await objects.apply(wish())
+    late = hasty(lambda: objects.apply(wish(cpu="2")))
+    with pytest.raises(Conflict, match="changed by somebody else"):
+        await late.apply(replace(made, spec=wish(cpu="3").spec))
+    late = hasty(lambda: objects.apply(wish(cpu="4")))
+    newest = await objects.find(ResourceRequest, made.key)
+    with pytest.raises(Conflict, match="changed by somebody else"):
+        await late.set_status(pending(newest))
+    found = await objects.find(ResourceRequest, made.key)
+    assert (found.spec.requested_cpu, found.status.phase) == ("4", "")
+
+
+async def test_change_in_between_is_kept_beside_that_of_who_has_not_read(objects, hasty, wish):
+    made = await objects.apply(wish())
+    late = hasty(lambda: objects.set_status(pending(made)))
+    changed = await late.apply(wish(cpu="2"))
+    assert (changed.spec.requested_cpu, changed.status.phase) == ("2", "Pending")
+
+
+async def test_object_that_somebody_makes_in_between_is_changed(objects, hasty, wish):
+    late = hasty(lambda: objects.apply(wish(cpu="1")))
+    changed = await late.apply(wish(cpu="2"))
+    assert (changed.spec.requested_cpu, changed.metadata.generation) == ("2", 2)
+
+
+async def test_object_that_goes_in_between_is_not_made_anew(objects, hasty, wish):
+    made = await objects.apply(wish())
+    late = hasty(lambda: objects.delete(ResourceRequest, made.key))
+    with pytest.raises(Conflict):
+        await late.apply(replace(made, spec=wish(cpu="2").spec))
+    made = await objects.apply(wish())
+    late = hasty(lambda: objects.delete(ResourceRequest, made.key))
+    assert await late.set_status(pending(replace(made, metadata=wish().metadata))) is None
+    assert await objects.list(ResourceRequest) == []
+
+
+async def test_what_others_have_written_beside_ours_stays(kube_client, objects, wish):
+    made = await objects.apply(wish())
+    owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "owner", "uid": "u-1"}
+    change = {"metadata": {"ownerReferences": [owner]}}
+    await kube_client.patch(REQUESTS, made.metadata.name, made.metadata.namespace, change)
+    newest = await objects.find(ResourceRequest, made.key)
+    await objects.apply(replace(newest, spec=wish(cpu="2").spec))
+    path = REQUESTS.path(made.metadata.namespace, made.metadata.name)
+    assert b'"ownerReferences"' in await kube_client.raw("GET", path)
+
+
+# -- where they are, and whether they can be seen
+
+
+async def test_only_the_namespace_counts_if_one_is_named(kube_client, objects, wish):
+    await kube_objects.make_namespaces(kube_client, "elsewhere")
+    elsewhere = replace(wish(name="other"), metadata=Metadata("other", "elsewhere"))
+    made = await objects.apply(wish())
+    await objects.apply(elsewhere)
+    assert await objects.list(ResourceRequest) == [made]
+    async with contextlib.aclosing(objects.watch(ResourceRequest)) as watch:
+        assert await anext(watch) == Listed([made])
+    await objects.delete(ResourceRequest, elsewhere.key)
+
+
+async def test_namespace_that_is_not_there_is_told(objects, wish):
+    with pytest.raises(NotFound, match='namespaces "nowhere" not found'):
+        await objects.apply(replace(wish(), metadata=Metadata("a", "nowhere")))
+
+
+async def test_missing_permission_is_told_and_waited_for(kube, namespace):
+    user = f"agent-{secrets.token_hex(4)}"
+    async with kube_objects.opened(kube, user) as client:
+        objects = KubernetesObjects(client, {ResourceRequest: namespace})
+        async with contextlib.aclosing(objects.watch(ResourceRequest)) as watch:
+            first = asyncio.ensure_future(anext(watch))
+
+            async def problem():
+                told = f'resourcerequests.rear.fluidos.eu is forbidden: User "{user}" cannot list'
+                return "" if told in objects.unseen else f"unseen is {objects.unseen!r}"
+
+            await agents.eventually(problem)
+            kube_roles.grant(kube, user)
+            async with asyncio.timeout(PATIENCE):
+                assert await first == Listed([])
+
+            async def trouble():
+                return objects.unseen
+
+            following = asyncio.ensure_future(anext(watch))
+            await agents.eventually(trouble)
+            following.cancel()
+            await asyncio.wait([following])
+
+
+async def test_object_that_cannot_be_read_is_told_and_passed_over(clusters):
+    """Under the definition of another version, or none at all, anything can be there."""
+    [cluster] = clusters()
+    cluster.kubectl(
+        "patch", "crd", "resourcerequests.rear.fluidos.eu", "--type=json", f"-p={json.dumps(LOOSE)}"
+    )
+    async with kube_objects.opened(cluster) as client:
+        objects = KubernetesObjects(client, {})
+        path = REQUESTS.path("default")
+        head = {"apiVersion": REQUESTS.api_version, "kind": REQUESTS.kind}
+        body = {**head, "metadata": {"name": "odd"}, "spec": {"requestedCPU": ["many"]}}
+        await client.raw("POST", path, body)
+        async with contextlib.aclosing(objects.watch(ResourceRequest)) as watch:
+            assert await anext(watch) == Listed([])
+            assert "resourcerequests default/odd: " in objects.problem
+            spec = {"requestedCPU": "1", "requestedMemory": "1Gi"}
+            await client.raw("PUT", f"{path}/odd", await renewed(client, f"{path}/odd", spec))
+            found = await anext(watch)
+            assert isinstance(found, ResourceRequest)
+            assert found.spec.requested_cpu == "1"
+            assert objects.problem == ""
+
+
+async def renewed(client, path, spec):
+    return json.loads(await client.raw("GET", path)) | {"spec": spec}

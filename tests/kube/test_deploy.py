@@ -1,0 +1,383 @@
+"""Every manifest that we ship is applied to a real API server, strictly: what it does not know is an error."""
+
+import json
+import os
+import re
+import secrets
+import subprocess
+
+import pytest
+
+import charts
+import foreign_kinds
+import kube_fixtures
+from charts import KUSTOMIZE
+from kubelend.cli import options, tree
+from kubelend.lab import manifests
+
+pytestmark = [pytest.mark.timeout(180), pytest.mark.kube]
+
+MONITORING = {
+    "metrics": {
+        "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+        "rules": {"enabled": True},
+        "dashboard": {"enabled": True},
+    }
+}
+EVERYWHERE = MONITORING | {
+    "image": {"pullSecrets": [{"name": "registry"}]},
+    "podLabels": {"team": "platform"},
+    "podAnnotations": {"note": "x"},
+    "nodeSelector": {"kubernetes.io/os": "linux"},
+    "tolerations": [{"key": "infra", "operator": "Exists"}],
+    "affinity": {"podAntiAffinity": {}},
+    "priorityClassName": "system-cluster-critical",
+    "extraVolumes": [{"name": "more", "emptyDir": {}}],
+    "extraVolumeMounts": [{"name": "more", "mountPath": "/more"}],
+}
+THREE = {"replicas": 3, "store": {"kind": "kubernetes"}, "grantKey": {"secret": "grants"}}
+PEERS = [{"ipBlock": {"cidr": "10.0.0.0/8"}}]
+URL = {"broker": {"url": "https://broker.example.org:8443"}}
+HASH = f"sha256:{'0' * 64}"
+
+CASES = {
+    "broker-default": ("broker", {}),
+    "broker-in-memory": ("broker", {"store": {"kind": "memory"}}),
+    "broker-with-own-authority": (
+        "broker",
+        {"enrolment": {"enabled": True}, "authority": {"secret": "ca", "passphraseSecret": "pass"}},
+    ),
+    "broker-three": ("broker", THREE),
+    "broker-everything": (
+        "broker",
+        THREE
+        | EVERYWHERE
+        | {
+            "interfaces": ["http", "kubernetes"],
+            "flags": {"stale-after": "5m", "rate-limit": 200, "trust-proxies": True},
+            "tls": {"names": ["broker.example.org", "192.0.2.1", "2001:db8::1"]},
+            "certManager": {"enabled": True},
+            "enrolment": {"enabled": True},
+            "service": {"type": "LoadBalancer", "externalTrafficPolicy": "Local"},
+            "networkPolicy": {"callersFrom": PEERS, "metricsFrom": PEERS},
+        },
+    ),
+    "broker-with-an-issuer": (
+        "broker",
+        {"certManager": {"enabled": True, "issuer": {"kind": "ClusterIssuer", "name": "company"}}},
+    ),
+    "agent-default": ("agent", URL),
+    "agent-that-measures": ("agent", {"broker": {"transport": "none"}}),
+    "agent-by-kubeconfig": (
+        "agent",
+        {"broker": {"transport": "kubernetes", "kubeconfigSecret": "hub", "namespace": "berlin"}},
+    ),
+    "agent-that-joins": (
+        "agent",
+        URL
+        | {
+            "certificate": {
+                "from": "join",
+                "join": {
+                    "url": "https://broker.example.org:8444",
+                    "clusterID": "berlin",
+                    "caHash": HASH,
+                },
+            }
+        },
+    ),
+    "agent-everything": (
+        "agent",
+        URL
+        | EVERYWHERE
+        | {
+            "certificate": {
+                "from": "certManager",
+                "certManager": {
+                    "clusterID": "berlin",
+                    "issuer": {"kind": "ClusterIssuer", "name": "kubelend"},
+                },
+            },
+            "cluster": {"name": "Berlin", "region": "eu", "labels": {"tier": "gold", "a": "b"}},
+            "prices": {"cpu": "0.05", "memory": "0.01", "currency": "EUR"},
+            "policy": {"allow": ["paris"]},
+            "namespaces": {"requests": "default"},
+            "flags": {"enforce": False, "finished-for": "5m"},
+        },
+    ),
+}
+
+
+OWN = """
+namespace: lending
+resources: [BASE]
+images: [{name: kubelend, newName: registry.example.org/kubelend}]
+patches:
+- patch: |
+    apiVersion: apps/v1
+    kind: Deployment
+    metadata: {name: kubelend-agent}
+    spec:
+      template:
+        spec:
+          containers:
+          - name: agent
+            env: [{name: KUBELEND_BROKER_URL, value: "https://hub:8443"}]
+"""
+
+
+@pytest.fixture(scope="module")
+def helm():
+    found = charts.find_helm()
+    if found is None:
+        refuse = pytest.fail if os.environ.get(kube_fixtures.REQUIRED) else pytest.skip
+        refuse("no helm: run make helm, or set KUBELEND_HELM")
+    return found
+
+
+@pytest.fixture(scope="module")
+def cluster(lab):
+    """One that knows no kind of ours until a manifest brings it."""
+    [cluster] = lab.start(f"deploy-{secrets.token_hex(4)}")
+    path = cluster.directory / "foreign.json"
+    items = {"apiVersion": "v1", "kind": "List", "items": foreign_kinds.definitions()}
+    path.write_text(json.dumps(items))
+    manifests.install(cluster, [path])
+    yield cluster
+    cluster.kill()
+
+
+def make_namespace(cluster, name):
+    """Of the strictest kind: what is not allowed to any pod of it is an error."""
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
+    cluster.call("POST", "/api/v1/namespaces", json.dumps(body).encode())
+    return name
+
+
+def apply(cluster, found, *flags):
+    path = cluster.directory / "applied.json"
+    path.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": found}))
+    return cluster.kubectl(
+        "apply",
+        "--server-side",
+        "--force-conflicts",
+        "--validate=strict",
+        f"--filename={path}",
+        *flags,
+    )
+
+
+@pytest.fixture(params=CASES.values(), ids=CASES, scope="module")
+def case(request, helm, cluster):
+    """A rendering in a namespace of its own, as (which chart, its objects, namespace)."""
+    name, values = request.param
+    namespace = f"case-{secrets.token_hex(4)}"
+    return name, charts.render(helm, name, values, f"--namespace={namespace}"), namespace
+
+
+def test_every_object_is_accepted(case, cluster):
+    _, found, namespace = case
+    make_namespace(cluster, namespace)
+    assert len(apply(cluster, found).splitlines()) == len(found)
+
+
+def test_pod_is_allowed_where_only_restricted_ones_are(case, cluster):
+    """A Deployment is always accepted; whether its pods will be, nobody says before they are made."""
+    _, found, _ = case
+    namespace = make_namespace(cluster, f"pods-{secrets.token_hex(4)}")
+    [deployment] = charts.of_kind(found, "Deployment")
+    spec = deployment["spec"]["template"]["spec"] | {"priorityClassName": ""}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "namespace": namespace}}
+    assert "pod/p" in apply(cluster, [pod | {"spec": spec}], "--dry-run=server")
+    for container in (*spec["containers"], *spec.get("initContainers", ())):
+        assert container["securityContext"]["readOnlyRootFilesystem"]
+        assert container["resources"]["limits"]["memory"]
+
+
+def test_program_knows_every_flag(case):
+    name, found, _ = case
+    program, *arguments = charts.container(found)["args"]
+    assert program == name
+    command = tree.build().commands[name]
+    command.make_context(name, options.plain(arguments))
+
+
+def test_every_mounted_thing_is_a_volume_and_every_probe_a_port(case):
+    _, found, _ = case
+    [deployment] = charts.of_kind(found, "Deployment")
+    spec = deployment["spec"]["template"]["spec"]
+    container = charts.container(found)
+    volumes = {volume["name"] for volume in spec["volumes"]}
+    mounted = {
+        mount["name"]
+        for one in (*spec["containers"], *spec.get("initContainers", ()))
+        for mount in one["volumeMounts"]
+    }
+    assert mounted == volumes
+    ports = {port["name"] for port in container["ports"]}
+    probes = [one["httpGet"]["port"] for name, one in container.items() if name.endswith("Probe")]
+    services = charts.of_kind(found, "Service")
+    targets = [port["targetPort"] for one in services for port in one["spec"]["ports"]]
+    [policy] = charts.of_kind(found, "NetworkPolicy")
+    let_in = [port["port"] for rule in policy["spec"]["ingress"] for port in rule["ports"]]
+    assert {*probes, *targets, *let_in} <= ports
+
+
+def test_selectors_find_the_pods(case):
+    _, found, _ = case
+    [deployment] = charts.of_kind(found, "Deployment")
+    labels = deployment["spec"]["template"]["metadata"]["labels"].items()
+    [policy] = charts.of_kind(found, "NetworkPolicy")
+    selectors = [
+        deployment["spec"]["selector"]["matchLabels"],
+        policy["spec"]["podSelector"]["matchLabels"],
+        *(
+            one["spec"]["selector"]["matchLabels"]
+            for one in charts.of_kind(found, "PodDisruptionBudget")
+        ),
+        *(one["spec"]["selector"] for one in charts.of_kind(found, "Service")),
+    ]
+    leads = {"kubelend.io/role": "leader"}.items()
+    assert all(selector.items() - leads <= labels for selector in selectors)
+
+
+@pytest.mark.parametrize(
+    "directory",
+    [
+        "broker/base",
+        "broker/overlays/replicated",
+        "broker/overlays/monitoring",
+        "broker/overlays/cert-manager",
+        "agent/base",
+        "agent/overlays/monitoring",
+        "agent/overlays/cert-manager",
+    ],
+)
+def test_kustomizations_are_accepted(cluster, directory):
+    applied = cluster.kubectl(
+        "apply",
+        "--server-side",
+        "--force-conflicts",
+        "--validate=strict",
+        f"--kustomize={KUSTOMIZE / directory}",
+    )
+    assert "deployment.apps/kubelend-" in applied
+    mode = "{.spec.template.spec.volumes[?(@.name=='tls')].secret.defaultMode}"
+    name = f"kubelend-{directory.partition('/')[0]}"
+    shown = cluster.kubectl(
+        "get", "deployment", name, "--namespace=kubelend", f"--output=jsonpath={mode}"
+    )
+    assert int(shown) == 0o440
+
+
+def test_another_namespace_image_and_broker_are_set_by_kustomize_alone(cluster, tmp_path):
+    base = os.path.relpath(KUSTOMIZE / "agent" / "base", tmp_path)
+    (tmp_path / "kustomization.yaml").write_text(OWN.replace("BASE", base))
+    found = charts.load(cluster.kubectl("kustomize", str(tmp_path)))
+    container = charts.container(found)
+    assert container["image"].startswith("registry.example.org/kubelend:")
+    assert {"name": "KUBELEND_BROKER_URL", "value": "https://hub:8443"} in container["env"]
+    subjects = [
+        subject["namespace"]
+        for binding in charts.of_kind(found, "RoleBinding", "ClusterRoleBinding")
+        for subject in binding["subjects"]
+    ]
+    assert set(subjects) == {"lending"}
+
+
+def test_renderings_in_the_tree_are_those_of_the_charts(helm):
+    done = subprocess.run(
+        [charts.ROOT / "hack" / "deploy-manifests", "--check"],
+        check=False,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "KUBELEND_HELM": str(helm)},
+    )
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    "name, flags", [("broker", ()), ("agent", ("--set=broker.url=https://b",))]
+)
+def test_charts_are_good_style(helm, name, flags):
+    said = charts.run(helm, "lint", "--strict", charts.CHARTS / f"kubelend-{name}", *flags)
+    assert "0 chart(s) failed" in said
+
+
+@pytest.mark.parametrize(
+    "name, values, complaint",
+    [
+        ("broker", {"replicas": 0}, "/replicas"),
+        ("broker", {"replicas": "two"}, "/replicas"),
+        ("broker", {"replica": 3}, "'replica' not allowed"),
+        ("broker", {"store": {"kind": "postgres"}}, "/store/kind"),
+        ("broker", {"store": {"size": "large"}}, "/store/size"),
+        ("broker", {"interfaces": []}, "/interfaces"),
+        ("broker", {"interfaces": ["grpc"]}, "/interfaces/0"),
+        ("broker", {"service": {"port": 70000}}, "/service/port"),
+        ("broker", {"flags": {"--stale-after": "5m"}}, "'--stale-after' does not match"),
+        ("broker", {"certManager": {"issuer": {"kind": "Issuer"}}}, "/certManager/issuer"),
+        ("agent", URL | {"logLevel": "loud"}, "/logLevel"),
+        ("agent", {"broker": {"url": "http://plain"}}, "/broker/url"),
+        ("agent", URL | {"certificate": {"from": "email"}}, "/certificate/from"),
+        ("agent", URL | {"prices": {"cpu": "cheap"}}, "/prices/cpu"),
+    ],
+)
+def test_wrong_values_are_refused_by_name(helm, name, values, complaint):
+    with pytest.raises(charts.Refused, match=re.escape(complaint)):
+        charts.template(helm, name, values)
+
+
+@pytest.mark.parametrize(
+    "name, values, advice",
+    [
+        ("broker", {"replicas": 2}, "set store.kind=kubernetes"),
+        (
+            "broker",
+            {"replicas": 2, "store": {"kind": "kubernetes"}},
+            "openssl genpkey -algorithm ed25519",
+        ),
+        ("broker", {"enrolment": {"enabled": True}}, "kubelend ca init"),
+        ("agent", {}, "broker.url: is needed"),
+        ("agent", {"broker": {"transport": "kubernetes"}}, "--from-file=kubeconfig"),
+        ("agent", URL | {"certificate": {"from": "join"}}, "kubelend token create"),
+        (
+            "agent",
+            URL | {"certificate": {"from": "certManager"}},
+            "needs clusterID and issuer.name",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused_with_what_to_do(helm, name, values, advice):
+    with pytest.raises(charts.Refused, match=re.escape(advice)):
+        charts.template(helm, name, values)
+
+
+def test_broker_with_a_file_gets_neither_token_nor_roles(helm):
+    found = charts.render(helm, "broker", {})
+    assert not charts.of_kind(found, "Role", "ClusterRole", "CustomResourceDefinition")
+    [deployment] = charts.of_kind(found, "Deployment")
+    assert deployment["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
+
+
+@pytest.mark.parametrize("leader_only", [True, False])
+def test_only_where_calls_have_to_go_to_the_leader_may_it_label_its_pod(helm, leader_only):
+    values = THREE | {"service": {"leaderOnly": leader_only}}
+    found = charts.render(helm, "broker", values)
+    by_name = {one["metadata"]["name"]: one for one in charts.of_kind(found, "Service")}
+    selector = by_name["liqo-resource-broker"]["spec"]["selector"]
+    assert ("kubelend.io/role" in selector) is leader_only
+    assert ("liqo-resource-broker-read" in by_name) is leader_only
+    [role] = charts.of_kind(found, "Role")
+    assert any(rule["resources"] == ["pods"] for rule in role["rules"]) is leader_only
+
+
+def test_definitions_stay_when_a_release_goes(helm):
+    for keep in (True, False):
+        found = charts.render(helm, "agent", URL | {"crds": {"keep": keep}})
+        notes = [
+            one["metadata"].get("annotations", {}).get("helm.sh/resource-policy")
+            for one in charts.of_kind(found, "CustomResourceDefinition")
+        ]
+        assert set(notes) == {"keep" if keep else None}

@@ -1,0 +1,353 @@
+"""Reservation objects as people apply, edit and delete them, on a real API server."""
+
+import asyncio
+from collections import Counter
+
+import pytest
+from msgspec.structs import replace
+
+import kube_broker
+import make
+from kube_broker import has_phase
+from kubelend.wire.broker_objects import RESERVATION_FINALIZER, ClusterAdvertisement, Reservation
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture
+async def broker(kube, namespace):
+    async with kube_broker.running(kube, namespace) as broker:
+        yield broker
+
+
+async def test_locks_are_shown_until_nothing_is_left(broker):
+    """The example of the documents: 8950m, less 3, less 5, and 2 more do not fit."""
+    await broker.advertise("lender", "8950m")
+    await broker.reserve("first", "3")
+    first = await broker.reserved("first")
+    assert first.spec.target_cluster_id == first.status.target_cluster_id == "lender"
+    assert first.status.message == "Resources locked in cluster lender"
+    await broker.available("lender", "5950m")
+    await broker.reserve("second", "5")
+    await broker.reserved("second")
+    await broker.available("lender", "950m")
+    await broker.reserve("third", "2")
+    third = await broker.failed("third")
+    assert third.status.reason == "NoCapacity"
+    assert third.status.message.startswith("no suitable cluster: 0/1 cluster fits")
+    assert third.status.observed_generation == third.metadata.generation
+    shown = await broker.shows(
+        ClusterAdvertisement, "lender-adv", lambda one: one.status.reservations == 2
+    )
+    assert shown.spec.resources.reserved.cpu == "8"
+
+
+async def test_exact_fit_fits(broker):
+    await broker.advertise("lender", "4", "8Gi")
+    await broker.reserve("all", "4", "8Gi")
+    await broker.reserved("all")
+    shown = await broker.shows(
+        ClusterAdvertisement, "lender-adv", lambda one: one.status.score == "0.00"
+    )
+    assert shown.spec.resources.available.cpu == "0"
+
+
+async def test_impossible_request_fails_with_clear_words(broker):
+    await broker.advertise("lender", "10", "16Gi")
+    await broker.reserve("huge", "20", "50Gi")
+    failed = await broker.failed("huge")
+    assert "InsufficientCPU" in failed.status.message
+    assert failed.metadata.finalizers == ()
+    assert failed.status.kept is None
+    assert await until_told(broker, "huge", "Failed") == failed.status.message
+    await broker.delete(Reservation, "huge")
+    await broker.gone(Reservation, "huge")
+    assert not broker.ledger.reservations
+
+
+async def test_pinned_target_is_used_or_the_reservation_fails(broker):
+    await broker.advertise("large", "100", "100Gi")
+    await broker.advertise("small", "4", "8Gi")
+    await broker.reserve("here", "1", targetClusterID="small")
+    assert (await broker.reserved("here")).status.target_cluster_id == "small"
+    await broker.reserve("too-much", "5", targetClusterID="small")
+    await broker.failed("too-much")
+    assert broker.ledger.lent_count("large") == 0
+
+
+async def test_duration_ends_it_and_gives_back(broker):
+    await broker.advertise("lender", "4")
+    await broker.reserve("short", "3", duration="5m")
+    held = await broker.reserved("short")
+    assert held.status.expires_at - held.status.reserved_at == 5 * make.MINUTE
+    broker.clock.pass_time(5 * make.MINUTE)
+    over = await broker.shows(Reservation, "short", has_phase("Released"))
+    assert over.status.reason == "Expired"
+    await broker.available("lender", "4")
+    assert [reason for reason, _ in await told(broker, "short", 2)] == ["Reserved", "Expired"]
+    await broker.delete(Reservation, "short")
+    await broker.gone(Reservation, "short")
+    await broker.available("lender", "4")
+
+
+async def test_waiting_is_pending_until_there_is_room(broker):
+    await broker.advertise("lender", "4")
+    await broker.reserve("first", "3")
+    await broker.reserved("first")
+    await broker.reserve("patient", "3", wait="30m")
+    await broker.shows(Reservation, "patient", has_phase("Pending"))
+    await broker.delete(Reservation, "first")
+    await broker.reserved("patient")
+
+
+async def test_deletion_gives_back_exactly_once(broker):
+    await broker.advertise("lender", "4")
+    await broker.reserve("kept", "1")
+    await broker.reserve("mine", "2")
+    held = await broker.reserved("mine")
+    assert held.metadata.finalizers == (RESERVATION_FINALIZER,)
+    await broker.reserved("kept")
+    await broker.available("lender", "1")
+    await broker.delete(Reservation, "mine")
+    await broker.gone(Reservation, "mine")
+    await broker.available("lender", "3")
+    assert list(broker.ledger.reservations) == ["kept"]
+    assert ("Released", "What it held was given back, for it was deleted") in await told(
+        broker, "mine", 2
+    )
+
+
+async def test_same_name_again_is_another_reservation(broker):
+    await broker.advertise("lender", "4")
+    for cpu, left in (("1", "3"), ("2", "2"), ("3", "1")):
+        await broker.reserve("mine", cpu)
+        await broker.reserved("mine")
+        await broker.available("lender", left)
+        await broker.delete(Reservation, "mine")
+        await broker.gone(Reservation, "mine")
+    await broker.available("lender", "4")
+
+
+async def test_name_that_is_taken_up_at_once_after_a_forced_deletion(broker):
+    """Nobody has seen the first one go: the second one's is another UID."""
+    await broker.advertise("lender", "4")
+    await broker.reserve("mine", "3")
+    first = await broker.reserved("mine")
+    await broker.edit(Reservation, "mine", {"metadata": {"finalizers": None}})
+    await broker.delete(Reservation, "mine")
+    await broker.reserve("mine", "4")
+    second = await broker.reserved("mine")
+    assert second.metadata.uid != first.metadata.uid
+    assert second.spec.requested_resources.cpu == "4"
+    await broker.available("lender", "0")
+
+
+async def test_conditions_of_the_requester_are_honoured(broker):
+    await broker.advertise("lender", "4")
+    for name in ("used", "unused"):
+        await broker.reserve(name, "1")
+        await broker.reserved(name)
+    await broker.condition("used", "RequesterActive")
+    await broker.shows(Reservation, "used", has_phase("Active"))
+    assert ("Activated", "Resources in use in cluster lender") in await told(broker, "used", 2)
+    for name in ("used", "unused"):
+        await broker.condition(name, "RequesterReleased")
+        over = await broker.shows(Reservation, name, has_phase("Released"))
+        assert over.status.reason == "ReleasedByRequester"
+        assert [one.type for one in over.status.conditions] == ["RequesterReleased"]
+    await broker.available("lender", "4")
+
+
+async def test_condition_of_one_that_waits_ends_its_wait(broker):
+    await broker.reserve("patient", "3", wait="30m")
+    await broker.shows(Reservation, "patient", has_phase("Pending"))
+    await broker.condition("patient", "RequesterReleased")
+    await broker.shows(Reservation, "patient", has_phase("Released"))
+
+
+async def test_finalizer_that_was_taken_off_comes_back(broker):
+    await broker.advertise("lender", "4")
+    await broker.reserve("mine", "1")
+    await broker.reserved("mine")
+    await broker.edit(Reservation, "mine", {"metadata": {"finalizers": None}})
+    await broker.shows(Reservation, "mine", lambda found: found.metadata.finalizers != ())
+
+
+async def test_deletion_by_force_is_a_release(broker):
+    await broker.advertise("lender", "4")
+    await broker.reserve("mine", "1")
+    await broker.reserved("mine")
+    await broker.edit(Reservation, "mine", {"metadata": {"finalizers": None}})
+    await broker.delete(Reservation, "mine")
+    await broker.available("lender", "4")
+    await broker.gone(Reservation, "mine")
+    assert not broker.ledger.reservations
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param({"phase": "Failed", "message": "I say so"}, id="phase"),
+        pytest.param({"expiresAt": None, "targetClusterID": "elsewhere"}, id="target and end"),
+        pytest.param({"kept": None}, id="record taken out"),
+        pytest.param(
+            {"kept": {"revision": 99999, "checksum": 1, "record": "{}"}}, id="record spoilt"
+        ),
+    ],
+)
+async def test_edited_status_is_put_right(broker, change):
+    await broker.advertise("lender", "4")
+    await broker.reserve("mine", "1")
+    held = await broker.reserved("mine")
+    await broker.edit(Reservation, "mine", {"status": change}, "status")
+    right = await broker.shows(Reservation, "mine", lambda found: says(found) == says(held))
+    assert right.status.kept.record == held.status.kept.record
+    await broker.available("lender", "3")
+
+
+def says(found):
+    status = replace(found.status, kept=None, observed_generation=0)
+    return status, found.status.kept and found.status.kept.record
+
+
+async def test_edited_target_is_put_right(broker):
+    await broker.advertise("lender", "4")
+    await broker.reserve("mine", "1")
+    await broker.reserved("mine")
+    await broker.edit(Reservation, "mine", {"spec": {"targetClusterID": "elsewhere"}})
+    found = await broker.shows(
+        Reservation, "mine", lambda found: found.spec.target_cluster_id == "lender"
+    )
+    await broker.shows(
+        Reservation,
+        "mine",
+        lambda one: one.status.observed_generation == one.metadata.generation >= 3,
+    )
+    assert found.status.phase == "Reserved"
+
+
+async def test_ghost_is_removed(broker):
+    """It calls itself the broker's, perhaps because it was copied from one of these."""
+    amounts = {"requestedResources": {"cpu": "1", "memory": "1Gi"}}
+    label = {"broker.fluidos.eu/made-by": "broker"}
+    finalizers = [RESERVATION_FINALIZER]
+    await broker.apply(Reservation, "ghost", amounts, labels=label, finalizers=finalizers)
+    await broker.gone(Reservation, "ghost")
+
+
+async def test_requester_is_the_namespace_if_nobody_is_named(broker):
+    await broker.advertise("lender", "4")
+    await broker.apply(Reservation, "mine", {"requestedResources": {"cpu": "1", "memory": "1Gi"}})
+    await broker.reserved("mine")
+    assert broker.ledger.reservations["mine"].requester == broker.namespace
+
+
+async def test_name_that_the_store_cannot_use_fails(broker):
+    await broker.reserve("hashed-name")
+    failed = await broker.failed("hashed-name")
+    assert failed.status.reason == "InvalidInput"
+
+
+async def test_thirty_at_once_never_overbook(broker):
+    await broker.advertise("a", "4", "100Gi")
+    await broker.advertise("b", "7", "100Gi")
+    names = [f"r-{number}" for number in range(30)]
+    await asyncio.gather(*(broker.reserve(name) for name in names))
+    done = [
+        await broker.shows(Reservation, name, lambda found: found.status.phase != "")
+        for name in names
+    ]
+    assert Counter(found.status.phase for found in done) == {"Reserved": 11, "Failed": 19}
+    assert Counter(found.spec.target_cluster_id for found in done) == {"a": 4, "b": 7, "": 19}
+    await broker.available("a", "0")
+    await broker.available("b", "0")
+    await asyncio.gather(*(broker.delete(Reservation, name) for name in names))
+    await broker.available("a", "4")
+    await broker.available("b", "7")
+
+
+async def test_quiet_system_writes_nothing(broker):
+    await broker.advertise("lender", "4")
+    await broker.reserve("mine", "1")
+    await broker.reserve("refused", "9")
+    await broker.reserved("mine")
+    await broker.failed("refused")
+    await broker.available("lender", "3")
+    await broker.shows(
+        Reservation, "mine", lambda one: one.status.observed_generation == one.metadata.generation
+    )
+    await told(broker, "refused", 1)
+    await quiet(broker)
+
+
+async def test_objects_of_the_rest_interface_have_no_events_and_few_writes(broker):
+    """Created, filled, and a share of the commit; what is shown of the provider comes once a second."""
+    await broker.advertise("lender", "40", "40Gi")
+    await quiet(broker)
+    before = await broker.writes()
+    await asyncio.gather(
+        *(broker.service.reserve(make.request("cpu=1,memory=1Gi")) for _ in range(20))
+    )
+    await broker.available("lender", "20")
+    await quiet(broker)
+    assert await broker.writes() - before <= 3 * 20
+    found = await broker.client.raw("GET", f"/api/v1/namespaces/{broker.namespace}/events")
+    assert kube_broker.json(found)["items"] == []
+
+
+async def test_reservation_of_the_rest_interface_is_released_by_deletion(broker):
+    await broker.advertise("lender", "4")
+    held = await broker.service.reserve(make.request("cpu=1,memory=1Gi"))
+    await broker.reserved(held.id)
+    await broker.delete(Reservation, held.id)
+    await broker.gone(Reservation, held.id)
+    released = await broker.service.reservation(held.id)
+    assert (released.phase, released.reason) == ("Released", "Deleted")
+
+
+async def test_restart_goes_on_where_it_was(kube, namespace):
+    async with kube_broker.running(kube, namespace) as first:
+        await first.advertise("lender", "4")
+        await first.reserve("stays", "1")
+        await first.reserve("goes", "1")
+        await first.reserved("stays")
+        await first.reserved("goes")
+    async with kube_broker.opened(kube, namespace) as meanwhile:
+        await meanwhile.delete(Reservation, "goes")
+        await meanwhile.reserve("comes", "2")
+    async with kube_broker.running(kube, namespace) as second:
+        await second.gone(Reservation, "goes")
+        await second.reserved("comes")
+        await second.available("lender", "1")
+        assert sorted(second.ledger.reservations) == ["comes", "stays"]
+        await second.shows(
+            Reservation,
+            "comes",
+            lambda one: one.status.observed_generation == one.metadata.generation,
+        )
+        await quiet(second)
+
+
+async def quiet(broker):
+    """Everything has been written, and nothing more is."""
+    async with asyncio.timeout(kube_broker.PATIENCE):
+        before, count = -1.0, await broker.writes()
+        while before != count:
+            await asyncio.sleep(3)
+            before, count = count, await broker.writes()
+
+
+async def told(broker, name, count):
+    events = []
+
+    async def are_there():
+        events[:] = await broker.events(name)
+        return len(events) >= count
+
+    await broker.until(are_there)
+    return events
+
+
+async def until_told(broker, name, reason):
+    events = dict(await told(broker, name, 1))
+    return events[reason]

@@ -1,0 +1,252 @@
+"""What users and administrators do to the objects of a store, and what it makes of that."""
+
+from contextlib import closing
+
+import pytest
+from msgspec.structs import replace
+
+import make
+from kube_stores import Place, told
+from kubelend.core.errors import StoreFailed
+from kubelend.core.events import Archived
+from kubelend.core.ledger import Ledger
+from kubelend.core.lifecycle import Phase, Reason
+from kubelend.core.models import ClusterId
+from kubelend.kube import access, resources
+from kubelend.stores.kube_objects import ADVERTISEMENTS, LEDGER, RESERVATIONS
+from kubelend.stores.kubernetes import KubernetesStore
+from kubelend.wire import broker_objects
+from kubelend.wire.broker_objects import RESERVATION_FINALIZER
+
+WHOLE = resources.of(broker_objects.Reservation)
+OFFERS = resources.of(broker_objects.ClusterAdvertisement)
+HELD = make.reservation("rsv-1", phase=Phase.RESERVED, target=ClusterId("a"), reserved_at=make.T0)
+ACTIVE = replace(HELD, phase=Phase.ACTIVE, activated_at=make.T0)
+OVER = replace(HELD, phase=Phase.RELEASED, reason=Reason.EXPIRED, finished_at=make.T0)
+
+
+@pytest.fixture
+def place(kube):
+    return Place(kube)
+
+
+@pytest.fixture
+def store(place):
+    with closing(place.open()) as store:
+        store.commit([make.cluster("a", labels={"tier": "gold"}), HELD], 1)
+        yield store
+
+
+def edit(place, resource, name, change, subresource=""):
+    return place.run(
+        lambda client: client.patch(
+            resource, name, place.namespace, change, subresource=subresource
+        )
+    )
+
+
+def find(place, resource, name):
+    return place.run(lambda client: client.find(resource, name, place.namespace))
+
+
+def remove(place, resource, name):
+    """As with `kubectl delete`, and the finalizers too."""
+
+    async def both(client):
+        await client.patch(resource, name, place.namespace, {"metadata": {"finalizers": None}})
+        await client.delete(resource, name, place.namespace)
+
+    place.run(both)
+
+
+def test_people_read_in_the_objects_what_the_records_say(place, store):
+    reservation, offer = find(place, WHOLE, "rsv-1"), find(place, OFFERS, "a-adv")
+    assert reservation.metadata.finalizers == (RESERVATION_FINALIZER,)
+    assert reservation.metadata.labels == {"broker.fluidos.eu/made-by": "broker"}
+    assert (reservation.spec.target_cluster_id, reservation.spec.requester_id) == (
+        "a",
+        HELD.requester,
+    )
+    assert (reservation.status.phase, reservation.status.reserved_at) == ("Reserved", make.T0)
+    assert (offer.spec.cluster_id, offer.spec.labels) == ("a", {"tier": "gold"})
+    assert (offer.status.phase, offer.status.active) == ("Active", True)
+
+
+def test_edits_are_written_over_by_the_next_write_of_the_record(place, store):
+    spec = {"targetClusterID": "elsewhere", "priority": 7, "duration": None}
+    edit(place, WHOLE, "rsv-1", {"metadata": {"finalizers": None}, "spec": spec})
+    edit(place, WHOLE, "rsv-1", {"status": {"phase": "Failed", "message": "hm"}}, "status")
+    edit(place, OFFERS, "a-adv", {"spec": {"labels": {"tier": "lead", "x": "y"}}})
+    before = make.cluster("a", labels={"tier": "gold"}, cordon="why")
+    store.commit([ACTIVE, before], 2)
+    reservation, offer = find(place, WHOLE, "rsv-1"), find(place, OFFERS, "a-adv")
+    assert reservation.metadata.finalizers == (RESERVATION_FINALIZER,)
+    assert (reservation.spec.target_cluster_id, reservation.spec.priority) == ("a", 0)
+    assert reservation.spec.duration != ""
+    assert (reservation.status.phase, reservation.status.message) == ("Active", ACTIVE.message)
+    assert offer.spec.labels == {"tier": "gold"}
+    assert offer.status.cordon_reason == "why"
+
+
+def test_what_others_write_into_an_object_stays(place, store):
+    condition = {"type": "RequesterActive", "status": "True"}
+    edit(place, WHOLE, "rsv-1", {"status": {"conditions": [condition]}}, "status")
+    mine = {"finalizers": [RESERVATION_FINALIZER, "example.com/mine"], "labels": {"team": "x"}}
+    edit(place, WHOLE, "rsv-1", {"metadata": mine})
+    edit(
+        place, OFFERS, "a-adv", {"spec": {"resources": {"reserved": {"cpu": "1", "memory": "1Gi"}}}}
+    )
+    store.commit([ACTIVE, make.cluster("a", "cpu=8,memory=1Gi")], 2)
+    reservation, offer = find(place, WHOLE, "rsv-1"), find(place, OFFERS, "a-adv")
+    assert [found.type for found in reservation.status.conditions] == ["RequesterActive"]
+    assert reservation.metadata.finalizers == (RESERVATION_FINALIZER, "example.com/mine")
+    assert reservation.metadata.labels["team"] == "x"
+    assert offer.spec.resources.reserved.cpu == "1"
+    assert offer.spec.resources.capacity.cpu == "8"
+
+
+def test_object_that_somebody_else_made_keeps_its_own_words(place, store):
+    body = {
+        "apiVersion": "broker.fluidos.eu/v1alpha1",
+        "kind": "Reservation",
+        "metadata": {"name": "mine", "namespace": place.namespace},
+        "spec": {"requestedResources": {"cpu": "0.5", "memory": "268435456"}, "priority": 3},
+    }
+    path = WHOLE.path(place.namespace)
+    place.run(lambda client: client.raw("POST", path, body))
+    assert [found.id for found in store.load().reservations] == ["rsv-1"]
+    store.commit([replace(HELD, id="mine")], 2)
+    found = find(place, WHOLE, "mine")
+    assert (found.spec.requested_resources.cpu, found.spec.priority) == ("0.5", 3)
+    assert found.spec.target_cluster_id == "a"
+    assert found.metadata.finalizers == (RESERVATION_FINALIZER,)
+    assert {one.id for one in store.load().reservations} == {"rsv-1", "mine"}
+
+
+def test_deleted_object_is_made_anew_by_the_next_write(place, store):
+    remove(place, RESERVATIONS, "rsv-1")
+    store.commit([ACTIVE], 2)
+    assert find(place, WHOLE, "rsv-1").status.phase == "Active"
+
+
+def test_deleted_objects_are_no_records_after_a_restart(place, store):
+    """A reservation is given back; without its provider's advertisement it still holds what it held."""
+    second = make.reservation("rsv-2", phase=Phase.RESERVED, target=ClusterId("a"))
+    store.commit([second], 2)
+    store.commit([make.cluster("b")], 3)
+    remove(place, RESERVATIONS, "rsv-1")
+    remove(place, ADVERTISEMENTS, "a-adv")
+    with closing(place.open()) as again:
+        loaded = again.load()
+    assert [found.id for found in loaded.clusters] == ["b"]
+    assert loaded.reservations == [second]
+    ledger = Ledger.restore(loaded)
+    assert ledger.reservations["rsv-2"].target == "a"
+
+
+def test_reservation_that_its_user_deletes_stays_until_it_is_over(place, store):
+    place.run(lambda client: client.delete(RESERVATIONS, "rsv-1", place.namespace))
+    store.commit([ACTIVE], 2)
+    assert find(place, WHOLE, "rsv-1").metadata.deletion_timestamp is not None
+    store.commit([OVER], 3)
+    assert find(place, WHOLE, "rsv-1") is None
+    with closing(place.open()) as again:
+        assert again.load().reservations == []
+    assert find(place, WHOLE, "rsv-1") is None
+
+
+def test_reservation_whose_object_is_gone_can_be_archived(place, store):
+    store.commit([OVER], 2)
+    remove(place, RESERVATIONS, "rsv-1")
+    store.commit([Archived(OVER.id)], 3)
+    assert told(place.open(), ["rsv-1"])[2] == {"rsv-1": None}
+
+
+def test_archived_reservations_of_hours_gone_by_are_deleted(place, store):
+    store.commit([OVER, Archived(OVER.id)], 2)
+    assert find(place, WHOLE, "rsv-1").metadata.finalizers == ()
+    late = replace(OVER, id="rsv-2", finished_at=make.T0 + 31 * 24 * make.HOUR)
+    store.commit([late, Archived(late.id)], 3)
+    assert find(place, WHOLE, "rsv-1") is None
+    assert find(place, WHOLE, "rsv-2").metadata.labels["broker.fluidos.eu/archived"] == "true"
+
+
+DAMAGE = [
+    pytest.param(WHOLE, "rsv-1", {"status": {"kept": {"record": "{}"}}}, "status", id="a record"),
+    pytest.param(WHOLE, "rsv-1", {"status": {"kept": {"checksum": 7}}}, "status", id="a checksum"),
+    pytest.param(WHOLE, "rsv-1", {"status": {"kept": None}}, "status", id="no record"),
+    pytest.param(OFFERS, "a-adv", {"status": {"kept": {"record": "no"}}}, "status", id="a cluster"),
+    pytest.param(LEDGER, "head", {"kept": {"record": "{}"}}, "", id="the head"),
+]
+
+
+@pytest.mark.parametrize("resource, name, change, subresource", DAMAGE)
+def test_damage_is_told_with_the_name_of_the_object(
+    place, store, resource, name, change, subresource
+):
+    edit(place, resource, name, change, subresource)
+    with (
+        pytest.raises(StoreFailed, match=f"is damaged.*{name}.*backup"),
+        closing(place.open()) as again,
+    ):
+        again.load()
+
+
+def test_record_under_another_name_is_told(place, store):
+    store.commit([make.cluster("b")], 2)
+    kept = find(place, OFFERS, "a-adv").status.kept
+    fields = {"revision": kept.revision, "checksum": kept.checksum, "record": kept.record}
+    edit(place, OFFERS, "b-adv", {"status": {"kept": fields}}, "status")
+    store.commit([make.cluster("c")], 3)
+    told_so = pytest.raises(StoreFailed, match="b-adv: it keeps the record of another, 'a'")
+    with closing(place.look()) as reader, told_so:
+        reader.load()
+
+
+def test_store_whose_head_was_deleted_is_not_begun_anew(place, store):
+    place.run(lambda client: client.delete(LEDGER, "head", place.namespace))
+    with pytest.raises(StoreFailed, match="head, was deleted"):
+        store.commit([ACTIVE], 2)
+    with pytest.raises(StoreFailed, match=r"LedgerRecord head is gone.*backup"):
+        place.open()
+
+
+def test_namespace_that_is_not_there_is_told(place):
+    for opener in (KubernetesStore.open, KubernetesStore.open_readonly):
+        with pytest.raises(StoreFailed, match="namespace"):
+            opener(place.access, "nowhere")
+    with pytest.raises(StoreFailed, match="kubectl create namespace nowhere"):
+        KubernetesStore.open(place.access, "nowhere")
+
+
+def test_server_without_the_definitions_is_told(lab):
+    [cluster] = lab.start("bare")
+    try:
+        found = access.from_kubeconfig(cluster.admin_kubeconfig)
+        with pytest.raises(StoreFailed, match="kubectl apply -f deploy/crds"):
+            KubernetesStore.open(found, "default")
+        with pytest.raises(StoreFailed, match="kubectl apply -f deploy/crds"):
+            KubernetesStore.open_readonly(found, "default")
+    finally:
+        cluster.kill()
+
+
+def test_account_without_rights_is_told(kube, place):
+    stranger = access.from_kubeconfig(kube.kubeconfig_for("stranger"))
+    with pytest.raises(StoreFailed, match=r"cannot .* role"):
+        KubernetesStore.open(stranger, place.namespace)
+
+
+@pytest.mark.timeout(120)
+def test_server_that_is_away_is_told_and_found_again(clusters):
+    [cluster] = clusters()
+    place = Place(cluster)
+    with closing(place.open()) as store:
+        store.commit([HELD], 1)
+        cluster.kill()
+        with pytest.raises(StoreFailed, match=f"of {cluster.url}"):
+            store.commit([ACTIVE], 2)
+        cluster.start()
+        cluster.wait_until_ready()
+        with closing(place.open()) as again:
+            assert again.load().reservations == [HELD]

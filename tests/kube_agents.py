@@ -1,0 +1,76 @@
+"""A real agent in a process of its own, in a real cluster, for tests from outside.
+
+with kube_agents.running(cluster, broker.url, certificates.cluster("rome"), tmp_path / "rome") as rome:
+    rome.wait_until_ready()
+    rome.sees(ResourceRequest, "w", lambda found: found.status.phase == "Active")
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+import agent_process
+from agent_process import PATIENCE
+from kubelend.core.errors import UnexpectedAnswer
+from kubelend.kube import resources
+from kubelend.lab.clusters import Cluster
+from kubelend.wire.objects import Kind
+
+
+class Running(agent_process.Running):
+    """Its objects are in its cluster, where the administrator sees them."""
+
+    cluster: Cluster
+
+    def find_in(self, kind: type[Kind], name: str, namespace: str = "default") -> Kind | None:
+        """None if it is not there, or the API server is away."""
+        path = resources.of(kind).path(namespace, name)
+        try:
+            return msgspec.json.decode(self.cluster.call("GET", path), type=kind)
+        except (UnexpectedAnswer, OSError):
+            return None
+
+    def shows(
+        self,
+        kind: type[Kind],
+        name: str,
+        wanted: Callable[[Kind], bool] = lambda _: True,
+        namespace: str = "default",
+    ) -> Kind:
+        """Wait until an object is as wanted."""
+        found: Kind | None = None
+
+        def look() -> bool:
+            nonlocal found
+            found = self.find_in(kind, name, namespace)
+            return found is not None and wanted(found)
+
+        self.wait_for(look)
+        assert found is not None
+        return found
+
+    def apply(self, text: str) -> None:
+        """As a user does."""
+        path = self.directory / "applied.yaml"
+        path.write_text(text)
+        self.cluster.kubectl("apply", f"--filename={path}")
+
+
+@contextlib.contextmanager
+def running(cluster: Cluster, kubeconfig: Path, directory: Path, *flags: str) -> Iterator[Running]:
+    """Start it with its log in `directory`; kill it at the end, if it still runs."""
+    directory.mkdir(exist_ok=True)
+    process = agent_process.started(
+        directory, "--source=kubernetes", f"--kubeconfig={kubeconfig}", *flags
+    )
+    try:
+        agent = Running(directory, process)
+        agent.cluster = cluster
+        yield agent
+    finally:
+        process.kill()
+        process.wait(PATIENCE)

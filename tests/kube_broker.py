@@ -1,0 +1,241 @@
+"""A broker at home in a real cluster: in this process, with a clock to move, and objects to apply to it.
+
+    async with kube_broker.running(kube, namespace) as broker:
+        await broker.advertise("lender", cpu="10")
+        await broker.reserve("mine", cpu="3")
+        await broker.shows(Reservation, "mine", phase="Reserved")
+
+All of it is what is shipped: the store, the writer and the controllers, with calls to a real API server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any, TypeVar
+
+import msgspec
+import yaml
+from prometheus_client import parser
+
+import make
+from brokers import Clock, until
+from kubelend.broker.metrics import Metrics
+from kubelend.broker.service import Broker, Rules
+from kubelend.controllers.office import Office
+from kubelend.core import audit
+from kubelend.core.ledger import Ledger
+from kubelend.kits import tasks
+from kubelend.kube import access, resources
+from kubelend.kube.client import Client
+from kubelend.lab.clusters import Cluster
+from kubelend.stores.kubernetes import KubernetesStore
+from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
+from kubelend.wire.conversion import Terms
+from kubelend.wire.objects import Object
+
+Json = dict[str, Any]
+Kind = TypeVar("Kind", bound=Object)
+
+TERMS = Terms(make.HOUR, 720 * make.HOUR, make.HOUR)
+PATIENCE = 20.0
+WRITES = {"POST", "PUT", "PATCH", "DELETE"}
+
+
+class Objects:
+    """The broker's objects, and whoever writes them."""
+
+    def __init__(self, client: Client, namespace: str) -> None:
+        self.client = client
+        self.namespace = namespace
+
+    # -- what people do
+
+    async def apply(self, kind: type[Object], name: str, spec: Json, **metadata: Any) -> None:
+        """Make an object."""
+        path = resources.of(kind).path(self.namespace)
+        head = {"apiVersion": f"{kind.group}/{kind.version}", "kind": kind.kind}
+        known = {"name": name, "namespace": self.namespace, **metadata}
+        await self.client.raw("POST", path, {**head, "metadata": known, "spec": spec})
+
+    async def apply_text(self, text: str) -> None:
+        """Make what a document of YAML says."""
+        for body in yaml.safe_load_all(text):
+            kind = next(
+                one for one in (ClusterAdvertisement, Reservation) if one.kind == body["kind"]
+            )
+            body["metadata"]["namespace"] = self.namespace
+            await self.client.raw("POST", resources.of(kind).path(self.namespace), body)
+
+    async def advertise(
+        self, cluster: str, cpu: str = "10", memory: str = "16Gi", name: str = "", **more: Any
+    ) -> None:
+        amounts = {"cpu": cpu, "memory": memory}
+        spec = {
+            "clusterID": cluster,
+            "resources": {
+                "capacity": amounts,
+                "allocatable": amounts,
+                "allocated": {"cpu": "0", "memory": "0"},
+                "available": amounts,
+            },
+            **more,
+        }
+        await self.apply(ClusterAdvertisement, name or f"{cluster}-adv", spec)
+
+    async def reserve(self, name: str, cpu: str = "1", memory: str = "1Gi", **more: Any) -> None:
+        amounts = {"cpu": cpu, "memory": memory}
+        await self.apply(
+            Reservation, name, {"requestedResources": amounts, "requesterID": "me", **more}
+        )
+
+    async def edit(self, kind: type[Kind], name: str, change: Json, subresource: str = "") -> Kind:
+        resource = resources.of(kind)
+        return await self.client.patch(
+            resource, name, self.namespace, change, subresource=subresource
+        )
+
+    async def condition(self, name: str, type: str, status: str = "True") -> None:
+        """As the requester sets it."""
+        said = {"type": type, "status": status, "reason": "Test", "message": ""}
+        said["lastTransitionTime"] = "2026-01-01T12:00:00Z"
+        await self.edit(Reservation, name, {"status": {"conditions": [said]}}, "status")
+
+    async def delete(self, kind: type[Object], name: str) -> None:
+        await self.client.delete(resources.of(kind), name, self.namespace)
+
+    # -- what people see
+
+    async def find(self, kind: type[Kind], name: str) -> Kind | None:
+        return await self.client.find(resources.of(kind), name, self.namespace)
+
+    async def shows(
+        self, kind: type[Kind], name: str, look: Callable[[Kind], bool], patience: float = PATIENCE
+    ) -> Kind:
+        """Wait for an object to be as wanted."""
+        seen: list[Kind | None] = [None]
+
+        async def is_so() -> bool:
+            seen[0] = await self.find(kind, name)
+            return seen[0] is not None and look(seen[0])
+
+        try:
+            await until(is_so, patience)
+        except TimeoutError:
+            raise AssertionError(f"{kind.kind} {name} is {seen[0]}") from None
+        assert seen[0] is not None
+        return seen[0]
+
+    async def reserved(self, name: str) -> Reservation:
+        return await self.shows(Reservation, name, has_phase("Reserved"))
+
+    async def failed(self, name: str) -> Reservation:
+        return await self.shows(Reservation, name, has_phase("Failed"))
+
+    async def gone(self, kind: type[Object], name: str) -> None:
+        async def is_gone() -> bool:
+            return await self.find(kind, name) is None
+
+        await self.until(is_gone)
+
+    async def available(self, cluster: str, cpu: str) -> ClusterAdvertisement:
+        """Wait until this much is shown to be left."""
+        return await self.shows(
+            ClusterAdvertisement,
+            f"{cluster}-adv",
+            lambda found: found.spec.resources.available.cpu == cpu,
+        )
+
+    async def events(self, name: str) -> list[tuple[str, str]]:
+        """Reasons and messages, oldest first."""
+        found = json(await self.client.raw("GET", f"/api/v1/namespaces/{self.namespace}/events"))
+        about = [one for one in found["items"] if one["involvedObject"]["name"] == name]
+        about.sort(key=lambda one: int(one["metadata"]["resourceVersion"]))
+        return [(one["reason"], one["message"]) for one in about]
+
+    async def writes(self) -> float:
+        """How often anything was written so far, leases apart, as the API server counts."""
+        text = (await self.client.raw("GET", "/metrics")).decode()
+        return sum(
+            sample.value
+            for family in parser.text_string_to_metric_families(text)
+            for sample in family.samples
+            if sample.name == "apiserver_request_total"
+            and sample.labels["verb"] in WRITES | {"APPLY"}
+            and sample.labels["resource"] != "leases"
+            and sample.labels["group"] in ("broker.fluidos.eu", "")
+        )
+
+    async def until(self, condition: Callable[[], Any]) -> None:
+        await until(condition, PATIENCE)
+
+
+class Running(Objects):
+    """With the broker that they belong to."""
+
+    def __init__(self, service: Broker, client: Client, namespace: str, clock: Clock) -> None:
+        super().__init__(client, namespace)
+        self.service = service
+        self.clock = clock
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.service.present()[0]
+
+    async def advertise(
+        self, cluster: str, cpu: str = "10", memory: str = "16Gi", name: str = "", **more: Any
+    ) -> None:
+        await super().advertise(cluster, cpu, memory, name, **more)
+        await self.until(lambda: cluster in self.ledger.clusters)
+
+
+def has_phase(phase: str) -> Callable[[Any], bool]:
+    return lambda found: found.status.phase == phase
+
+
+def json(content: bytes) -> Json:
+    found: Json = msgspec.json.decode(content)
+    return found
+
+
+@contextlib.asynccontextmanager
+async def opened(cluster: Cluster, namespace: str) -> AsyncIterator[Objects]:
+    """The objects alone, while no broker is there."""
+    found = access.from_kubeconfig(cluster.admin_kubeconfig)
+    async with Client.open(found) as client:
+        yield Objects(client, namespace)
+
+
+@contextlib.asynccontextmanager
+async def running(
+    cluster: Cluster, namespace: str, clock: Clock | None = None, rules: Rules | None = None
+) -> AsyncIterator[Running]:
+    """A broker that leads and sees its objects. At the end its store passes the audit."""
+    found, clock = access.from_kubeconfig(cluster.admin_kubeconfig), clock or Clock()
+    service = Broker(
+        lambda: KubernetesStore.open(found, namespace), clock, rules or Rules(), Metrics()
+    )
+    async with Client.open(found) as client:
+        office = Office(service, client, namespace, TERMS)
+        roots = asyncio.create_task(
+            tasks.run_all({"broker": service.run(), "objects": office.run()})
+        )
+        try:
+            await until(lambda: service.unready is None and office.unready is None, PATIENCE)
+            yield Running(service, client, namespace, clock)
+            assert not roots.done(), roots.exception()
+            assert audit.violations(service.present()[0]) == []
+        finally:
+            roots.cancel()
+            await asyncio.gather(roots, return_exceptions=True)
+            await service.close()
+    await asyncio.to_thread(_audit, found, namespace)
+
+
+def _audit(found: access.Access, namespace: str) -> None:
+    store = KubernetesStore.open_readonly(found, namespace)
+    try:
+        assert audit.violations(Ledger.restore(store.load())) == []
+    finally:
+        store.close()

@@ -1,0 +1,121 @@
+"""Real clusters for tests: started when the first test asks for one, and only then imported.
+
+async def test_something(kube_client, namespace):    the one cluster that all tests share
+def test_faults(clusters):                           clusters of the test's own, to stop and to break
+"""
+
+import os
+import re
+import secrets
+
+import pytest
+
+REQUIRED = "KUBELEND_KUBE_TESTS"
+
+
+def pytest_collection_modifyitems(items):
+    """Whatever needs a cluster can be chosen, or left out, by the mark `kube`."""
+    chosen = [item for item in items if _needs_assets(item)]
+    missing = _missing() if chosen else ""
+    for item in chosen:
+        item.add_marker(pytest.mark.kube)
+        # By a mark, and not by the fixture: so all of a file's tests are one line of the summary.
+        if missing and not _is_required():
+            item.add_marker(pytest.mark.skip(reason=missing))
+
+
+@pytest.fixture(scope="session")
+def kube_assets():
+    """The programs. Without them tests are skipped, or fail where they are required, as in CI."""
+    from kubelend.lab import assets
+
+    if missing := _missing():
+        refuse = pytest.fail if _is_required() else pytest.skip
+        refuse(missing)
+    return assets.find()
+
+
+@pytest.fixture(scope="session")
+def lab(kube_assets):
+    """The store of all clusters of this run."""
+    from kubelend.lab import servers
+
+    with servers.running(kube_assets) as lab:
+        yield lab
+
+
+@pytest.fixture(scope="session")
+def kube(lab):
+    """A cluster that knows our kinds. It is every test's: leave it running."""
+    [cluster] = lab.start("kube")
+    _install(cluster)
+    return cluster
+
+
+@pytest.fixture
+def clusters(lab):
+    """Starts clusters that know our kinds and are gone at the end: `broker, lender = clusters(2)`."""
+    started = []
+
+    def start(count=1):
+        found = lab.start(*(f"cluster-{secrets.token_hex(4)}" for _ in range(count)))
+        started.extend(found)
+        for cluster in found:
+            _install(cluster)
+        return found
+
+    yield start
+    for cluster in started:
+        cluster.kill()
+
+
+@pytest.fixture
+def namespace(kube, request):
+    """Of this test alone. Nobody empties it afterwards: there are no controllers in a lab."""
+    name = _namespace_name(request.node.name)
+    body = f'{{"apiVersion": "v1", "kind": "Namespace", "metadata": {{"name": "{name}"}}}}'
+    kube.call("POST", "/api/v1/namespaces", body.encode())
+    yield name
+    kube.call("DELETE", f"/api/v1/namespaces/{name}")
+
+
+@pytest.fixture
+async def kube_client(kube):
+    """The administrator's."""
+    from kubelend.kube import access
+    from kubelend.kube.client import Client
+
+    async with Client.open(access.from_kubeconfig(kube.admin_kubeconfig)) as client:
+        yield client
+
+
+def _needs_assets(item):
+    """Also one that is marked itself, because only some of its parameters do."""
+    fixtures = getattr(item, "fixturenames", ())
+    return "kube_assets" in fixtures or item.get_closest_marker("kube") is not None
+
+
+def _missing():
+    from kubelend.core.errors import InvalidSettings
+    from kubelend.lab import assets
+
+    try:
+        assets.locate()
+    except InvalidSettings as error:
+        return str(error)
+    return ""
+
+
+def _is_required():
+    return os.environ.get(REQUIRED) == "required"
+
+
+def _install(cluster):
+    from kubelend.lab import manifests
+
+    manifests.install_kinds(cluster)
+
+
+def _namespace_name(test):
+    words = re.sub(r"[^a-z0-9]+", "-", test.lower().removeprefix("test_")).strip("-")
+    return f"{words[:40].strip('-') or 'test'}-{secrets.token_hex(4)}"

@@ -1,0 +1,123 @@
+"""Stores in Kubernetes for tests: in namespaces of their own, over clients that fail or wait when told to."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import closing
+from typing import Any, TypeVar
+
+from kubelend.broker.ports import Store
+from kubelend.core.errors import Unavailable
+from kubelend.core.models import ReservationId
+from kubelend.kube import access
+from kubelend.kube.access import Access
+from kubelend.kube.client import Client
+from kubelend.lab.clusters import Cluster
+from kubelend.stores.kubernetes import Connect, KubernetesStore
+from shelves import ARCHIVE_FOR, new_namespace
+
+Result = TypeVar("Result")
+Around = Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]]
+"""Stands around each write to the API server."""
+
+
+class Place:
+    """A namespace of its own."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.namespace = new_namespace(cluster)
+        self.access: Access = access.from_kubeconfig(cluster.admin_kubeconfig)
+
+    def open(self, connect: Connect = Client.open) -> KubernetesStore:
+        return KubernetesStore.open(
+            self.access, self.namespace, archive_for=ARCHIVE_FOR, connect=connect
+        )
+
+    def look(self) -> KubernetesStore:
+        return KubernetesStore.open_readonly(self.access, self.namespace)
+
+    def run(self, work: Callable[[Client], Coroutine[Any, Any, Result]]) -> Result:
+        """Do something to the objects, as an administrator."""
+
+        async def with_client() -> Result:
+            async with Client.open(self.access) as client:
+                return await work(client)
+
+        return asyncio.run(with_client())
+
+
+class Fate:
+    """Cuts a client off at one of its writes: before it is sent, or when it was done."""
+
+    def __init__(self, *, is_sent: bool) -> None:
+        self.left = -1
+        """Writes until then; below zero it does not happen."""
+        self.has_struck = False
+        self._is_sent = is_sent
+
+    async def around(self, write: Coroutine[Any, Any, Result]) -> Result:
+        self.left -= 1
+        strikes = self.left == 0
+        if self.has_struck or (strikes and not self._is_sent):
+            self.has_struck = True
+            write.close()
+            raise Unavailable("cut off")
+        self.has_struck = strikes
+        done = await write
+        if strikes:
+            raise Unavailable("cut off")
+        return done
+
+
+class Gate:
+    """Puts a client to sleep before one of its writes, and all that follow, until somebody opens."""
+
+    def __init__(self) -> None:
+        self.left: int | None = None
+        self.reached = threading.Event()
+        self.opened = threading.Event()
+
+    async def around(self, write: Coroutine[Any, Any, Result]) -> Result:
+        if self.left is not None:
+            self.left -= 1
+            if self.left <= 0:
+                self.reached.set()
+                await asyncio.to_thread(self.opened.wait, 30)
+        return await write
+
+
+def connecting(around: Around) -> Connect:
+    """Connect with a client whose writes go through this."""
+
+    class Wrapped(Client):
+        async def create(self, *arguments: Any) -> Any:
+            return await around(super().create(*arguments))
+
+        async def replace(self, *arguments: Any) -> Any:
+            return await around(super().replace(*arguments))
+
+        async def patch(self, *arguments: Any, **named: Any) -> Any:
+            return await around(super().patch(*arguments, **named))
+
+        async def delete(self, *arguments: Any, **named: Any) -> Any:
+            return await around(super().delete(*arguments, **named))
+
+        async def raw(self, *arguments: Any) -> Any:
+            return await around(super().raw(*arguments))
+
+    return Wrapped.open
+
+
+def told(store: Store, reservations: list[str]) -> tuple[object, ...]:
+    """All that a store tells, of those reservations also what the archive has."""
+    with closing(store):
+        loaded = store.load()
+        records = [
+            {record.id: record for record in found}
+            for found in loaded
+            if not isinstance(found, int)
+        ]
+        archived = {name: store.archived(ReservationId(name)) for name in reservations}
+        return records, loaded.revision, archived, store.lines(0, 5000), store.journal_ends()

@@ -1,0 +1,128 @@
+"""Mailboxes for tests: made as an operator makes them, attended to by a broker in this process.
+
+    office = PostOffice(kube, namespace="broker")
+    async with office.attended(broker):
+        agent = await office.open(office.create("rome"))
+
+The broker's controller and every agent work under accounts of their own, with the documented roles.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import secrets
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from kubelend.broker.service import Broker
+from kubelend.broker.speakers import Speakers
+from kubelend.communicators import factory
+from kubelend.communicators.options import Options
+from kubelend.controllers.mailbox_clerk import Office
+from kubelend.controllers.mailboxes import Mailboxes
+from kubelend.core.errors import UnexpectedAnswer
+from kubelend.kube import access
+from kubelend.kube.client import Client
+from kubelend.lab.clusters import Cluster
+from kubelend.wire import mailbox_manifests, mailboxes
+from kubelend.wire.conversion import Terms
+
+import make
+
+TERMS = Terms(make.HOUR, 720 * make.HOUR, make.HOUR)
+BROKER = "broker-of-mailboxes"
+_RBAC = "/apis/rbac.authorization.k8s.io/v1"
+_PLURALS = {
+    "Namespace": "namespaces",
+    "Mailbox": "mailboxes",
+    "ServiceAccount": "serviceaccounts",
+    "Role": "roles",
+    "RoleBinding": "rolebindings",
+    "ClusterRole": "clusterroles",
+    "ClusterRoleBinding": "clusterrolebindings",
+}
+
+
+class PostOffice:
+    """Where mailboxes are made and attended to."""
+
+    def __init__(self, kube: Cluster, own_namespace: str = "default") -> None:
+        self.kube = kube
+        self.own_namespace = own_namespace
+        self.controller: Mailboxes | None = None
+        self.names: list[str] = []
+        self._let_broker_in()
+
+    def create(self, cluster: str) -> str:
+        """Gives its namespace."""
+        name = f"mail-{secrets.token_hex(4)}"
+        for document in mailbox_manifests.documents(cluster, name):
+            _post(self.kube, document)
+        self.names.append(name)
+        return name
+
+    def kubeconfig(self, namespace: str) -> Path:
+        """Of the account whose mailbox it is."""
+        return self.kube.kubeconfig_of_account(mailbox_manifests.ACCOUNT, namespace)
+
+    async def open(self, namespace: str, instance: str = "one", **options: Any) -> Any:
+        """The conversation of the cluster whose mailbox it is."""
+        kubeconfig = str(self.kubeconfig(namespace))
+        wanted = Options(
+            kubeconfig=kubeconfig, namespace=namespace, instance=instance, **options
+        )
+        return await factory.open_communicator("kubernetes", wanted)
+
+    @contextlib.asynccontextmanager
+    async def attended(
+        self, broker: Broker, speakers: Speakers | None = None
+    ) -> AsyncIterator[Mailboxes]:
+        found = access.from_kubeconfig(self.kube.kubeconfig_for(BROKER))
+        async with Client.open(found) as client:
+            office = Office(client, broker, TERMS, speakers or Speakers(broker.clock, make.MINUTE))
+            self.controller = Mailboxes(office, self.own_namespace)
+            task = asyncio.create_task(self.controller.run(), name="mailboxes")
+            try:
+                yield self.controller
+            finally:
+                assert not task.done(), task.exception()
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    def close(self) -> None:
+        """Nobody's mailboxes any more: a lab has nobody who would empty a namespace."""
+        for name in self.names:
+            path = f"/api/v1/namespaces/{name}"
+            found = json.loads(self.kube.call("GET", path))
+            found["metadata"]["labels"].pop(mailboxes.OWNER, None)
+            self.kube.call("PUT", path, json.dumps(found).encode())
+
+    def _let_broker_in(self) -> None:
+        group = "rbac.authorization.k8s.io"
+        role = {
+            "apiVersion": f"{group}/v1",
+            "kind": "ClusterRole",
+            "metadata": {"name": BROKER},
+            "rules": mailbox_manifests.rules(mailbox_manifests.BROKERS_RULES),
+        }
+        binding = {
+            "apiVersion": f"{group}/v1",
+            "kind": "ClusterRoleBinding",
+            "metadata": {"name": BROKER},
+            "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": BROKER},
+            "subjects": [{"apiGroup": group, "kind": "User", "name": BROKER}],
+        }
+        for document in (role, binding):
+            with contextlib.suppress(UnexpectedAnswer):  # another test has made it
+                _post(self.kube, document)
+
+
+def _post(kube: Cluster, document: dict[str, Any]) -> None:
+    version, namespace = document["apiVersion"], document["metadata"].get("namespace")
+    root = f"/apis/{version}" if "/" in version else f"/api/{version}"
+    place = f"/namespaces/{namespace}" if namespace else ""
+    path = f"{root}{place}/{_PLURALS[document['kind']]}"
+    kube.call("POST", path, json.dumps(document).encode())

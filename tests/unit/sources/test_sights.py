@@ -1,0 +1,52 @@
+"""Nodes and pods as they are decoded: reduced to what is kept, and refused if that makes no sense."""
+
+import msgspec
+import pytest
+
+from kubelend.core.nodes import Node, NodeSpec, NodeStatus
+from kubelend.core.pods import Pod
+from kubelend.core.requests import PodSpec, PodStatus
+from kubelend.core.resources import Resources
+from kubelend.sources.sights import SeenNode, SeenPod
+
+
+def pod(cpu):
+    container = {"name": "main", "resources": {"requests": {"cpu": cpu}}}
+    metadata = {"name": "p", "namespace": "team", "uid": "u-1", "labels": {"app": "x"}}
+    return {"metadata": metadata, "spec": {"nodeName": "n", "containers": [container]}}
+
+
+def node(cpu):
+    status = {"capacity": {"cpu": cpu}, "conditions": [{"type": "Ready", "status": "True"}]}
+    return {"metadata": {"name": "n", "uid": "u-2", "labels": {"zone": "a"}}, "status": status}
+
+
+def decoded(found, kind):
+    return msgspec.json.decode(msgspec.json.encode(found), type=kind)
+
+
+def test_pod_is_reduced_to_what_is_kept():
+    found = decoded(pod("2"), SeenPod)
+    assert found.kept == Pod("u-1", "n", Resources(cpu=2000))
+    assert found.key == "u-1"
+    assert (found.spec, found.status, found.metadata.labels) == (PodSpec(), PodStatus(), {})
+
+
+def test_node_is_reduced_to_what_is_kept():
+    found = decoded(node("4"), SeenNode)
+    assert found.kept == Node("n", capacity=Resources(cpu=4000))
+    assert found.key == "n"
+    assert (found.spec, found.status, found.metadata.labels) == (NodeSpec(), NodeStatus(), {})
+
+
+@pytest.mark.parametrize(
+    "found, kind, problem",
+    [
+        (pod("odd"), SeenPod, "pod team/p: cpu: 'odd' is no quantity"),
+        (node("odd"), SeenNode, "node n: status.capacity"),
+    ],
+    ids=["pod", "node"],
+)
+def test_quantity_that_cannot_be_read_is_told_by_the_decoder(found, kind, problem):
+    with pytest.raises(msgspec.ValidationError, match=problem):
+        decoded(found, kind)

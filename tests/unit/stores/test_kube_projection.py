@@ -1,0 +1,127 @@
+"""What objects say of records, and back."""
+
+from datetime import timedelta
+
+import pytest
+
+import make
+from kubelend.core.lifecycle import Phase
+from kubelend.core.models import ClusterId
+from kubelend.stores import kube_objects, kube_projection, records
+from kubelend.stores.kube_objects import Holder, Stored
+from kubelend.stores.records import Damaged
+from kubelend.wire.objects import Metadata
+
+CLUSTER = make.cluster(
+    "berlin",
+    "cpu=4,memory=8Gi,gpu=1",
+    allocated="cpu=1500m",
+    labels={"tier": "gold"},
+    valid_for=timedelta(seconds=90),
+    cordon="maintenance",
+)
+RESERVATION = make.reservation(
+    "rsv-1",
+    make.request(
+        "cpu=500m,memory=1Gi", "paris", wait=make.MINUTE, max_price="0.5", excluded=("x",)
+    ),
+    phase=Phase.RESERVED,
+    target=ClusterId("berlin"),
+    reserved_at=make.T0,
+)
+
+
+@pytest.mark.parametrize(
+    "kind, id, name",
+    [
+        ("cluster", "berlin", "berlin-adv"),
+        ("reservation", "rsv-paris-1", "rsv-paris-1"),
+        ("token", "abc", "token-abc"),
+        ("limits", "a.b", "limits-a.b"),
+    ],
+)
+def test_dns_names_stay_what_they_are(kind, id, name):
+    assert kube_objects.name_of(kind, id) == name
+
+
+def test_other_names_are_hashed_and_never_meet():
+    ids = ["", "A", "a_b", "a/b", "-a", "a-", "a..b", "é", "a" * 241, "\ud800", "a\n"]
+    ids.append(kube_objects.name_of("reservation", "A"))
+    names = {kube_objects.name_of("reservation", found) for found in ids}
+    assert len(names) == len(ids)
+    assert all(name.startswith("hashed-") and len(name) < 60 for name in names)
+
+
+def test_specs_say_what_was_offered_and_asked():
+    offered = kube_projection.cluster_spec(CLUSTER)
+    assert offered["clusterID"] == "berlin"
+    assert offered["resources"]["capacity"] == {"cpu": "4", "memory": "8Gi", "gpu": "1"}
+    assert (offered["labels"], offered["validFor"]) == ({"tier": "gold"}, "1m30s")
+    asked = kube_projection.reservation_spec(RESERVATION)
+    assert asked["requestedResources"] == {"cpu": "500m", "memory": "1Gi"}
+    assert (asked["requesterID"], asked["targetClusterID"]) == ("paris", "berlin")
+    assert asked["constraints"] == {"exclude": ["x"], "maxPricePerHour": "0.5"}
+    assert asked["wait"] == "1m0s"
+
+
+def test_status_takes_away_what_is_no_longer_so_and_leaves_conditions_alone():
+    status = kube_projection.reservation_status(RESERVATION)
+    assert (status["phase"], status["reservedAt"]) == ("Reserved", "2026-01-01T12:00:00Z")
+    assert status["finishedAt"] is None
+    assert "conditions" not in status
+    cluster = kube_projection.cluster_status(CLUSTER)
+    assert (cluster["active"], cluster["cordonReason"]) == (False, "maintenance")
+    assert not cluster.keys() & {"conditions", "score", "reservations"}
+
+
+def test_plain_form_has_what_the_definitions_require_and_no_more():
+    spec, status, _ = kube_projection.plain(kube_projection.shown(CLUSTER))
+    assert spec.keys() == {"clusterID", "resources"}
+    assert spec["resources"].keys() == {"capacity", "allocated", "available"}
+    assert status == {"phase": "Active"}
+    asked = kube_projection.plain(kube_projection.shown(RESERVATION)).spec
+    assert asked.keys() == {"requestedResources", "requesterID", "targetClusterID"}
+
+
+def stored(record, name="rsv-1", text=None):
+    _, _, encoded = records.encode(record)
+    kept = kube_projection.kept(record.id, encoded if text is None else text, 3)
+    return Stored(Metadata(name), {}, Holder(kept))
+
+
+def test_record_is_read_from_what_an_object_keeps():
+    assert kube_projection.record_of("reservation", stored(RESERVATION)) == RESERVATION
+
+
+@pytest.mark.parametrize(
+    "found, why",
+    [
+        (stored(RESERVATION, "rsv-2"), "record of another"),
+        (stored(RESERVATION, text=b"{}"), "cannot be read"),
+        (stored(make.reservation("rsv-2")), "another"),
+        (Stored(Metadata("rsv-1")), "no record"),
+    ],
+)
+def test_record_that_is_not_what_was_written_is_refused(found, why):
+    with pytest.raises(Damaged, match=why):
+        kube_projection.record_of("reservation", found)
+
+
+@pytest.mark.parametrize(
+    "has, wants, patch",
+    [
+        ({}, {}, {}),
+        ({"a": 1}, {"a": 1.0}, {}),
+        ({"a": 1}, {"b": 2}, {"a": None, "b": 2}),
+        ({"m": {"x": 1, "y": 2}}, {"m": {"x": 3}}, {"m": {"x": 3, "y": None}}),
+        ({"m": {"x": 1}}, {"m": 4}, {"m": 4}),
+    ],
+)
+def test_difference_is_the_merge_patch_from_one_to_the_other(has, wants, patch):
+    assert kube_projection.difference(has, wants) == patch
+
+
+def test_what_controllers_write_into_a_spec_is_not_compared():
+    spec = kube_projection.cluster_spec(CLUSTER)
+    edited = {**spec, "resources": {**spec["resources"], "reserved": {"cpu": "1"}}}
+    assert kube_projection.comparable(edited) == kube_projection.comparable(spec)
