@@ -110,7 +110,7 @@ def connecting(around: Around) -> Connect:
     return Wrapped.open
 
 
-def told(store: Store, reservations: list[str]) -> tuple[object, ...]:
+def told(store: Store, reservations: list[str]) -> tuple[Any, ...]:
     """All that a store tells, of those reservations also what the archive has."""
     with closing(store):
         loaded = store.load()

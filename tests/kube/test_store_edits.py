@@ -13,6 +13,7 @@ from kubelend.core.ledger import Ledger
 from kubelend.core.lifecycle import Phase, Reason
 from kubelend.core.models import ClusterId
 from kubelend.kube import access, resources
+from kubelend.stores import kube_objects
 from kubelend.stores.kube_objects import ADVERTISEMENTS, LEDGER, RESERVATIONS
 from kubelend.stores.kubernetes import KubernetesStore
 from kubelend.wire import broker_objects
@@ -115,7 +116,8 @@ def test_object_that_somebody_else_made_keeps_its_own_words(place, store):
     path = WHOLE.path(place.namespace)
     place.run(lambda client: client.raw("POST", path, body))
     assert [found.id for found in store.load().reservations] == ["rsv-1"]
-    store.commit([replace(HELD, id="mine")], 2)
+    key = kube_objects.key_of(find(place, WHOLE, "mine").metadata.uid)
+    store.commit([replace(HELD, id="mine", request=replace(HELD.request, key=key))], 2)
     found = find(place, WHOLE, "mine")
     assert (found.spec.requested_resources.cpu, found.spec.priority) == ("0.5", 3)
     assert found.spec.target_cluster_id == "a"
@@ -141,7 +143,7 @@ def test_deleted_objects_are_no_records_after_a_restart(place, store):
     assert [found.id for found in loaded.clusters] == ["b"]
     assert loaded.reservations == [second]
     ledger = Ledger.restore(loaded)
-    assert ledger.reservations["rsv-2"].target == "a"
+    assert ledger.reservations[second.id].target == "a"
 
 
 def test_reservation_that_its_user_deletes_stays_until_it_is_over(place, store):

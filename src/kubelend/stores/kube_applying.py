@@ -127,7 +127,7 @@ class _Work:
         seen = await self._sights.of(order.key)
         for _ in range(MOST_TRIES):
             try:
-                if seen is None and order.is_over and order.write.was_there:
+                if seen is None and (order.uid or (order.is_over and order.write.was_there)):
                     return None  # whoever has deleted it does not want to see it again
                 if seen is None:
                     return await self._create(order)

@@ -79,11 +79,12 @@ def _changes(state: State) -> Iterator[Change]:
 def _change(write: Write) -> Iterator[Change]:
     if write.text:
         yield kube_projection.read(write.kind, write.text)
-    if write.is_archived:
-        yield Archived(ReservationId(write.id))
-    elif not write.text:
-        match write.kind:
-            case "cluster":
-                yield Dropped(ClusterId(write.id))
-            case "member" | "token" | "limits":
-                yield Erased(write.kind, write.id)
+    if write.text and not write.is_archived:
+        return
+    match write.kind:
+        case "cluster":
+            yield Dropped(ClusterId(write.id))
+        case "reservation":
+            yield Archived(ReservationId(write.id))
+        case "member" | "token" | "limits":
+            yield Erased(write.kind, write.id)

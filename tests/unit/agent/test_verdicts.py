@@ -23,6 +23,7 @@ PASSING = {
     errors.Unavailable,
     errors.StoreFailed,
     errors.NotReady,
+    errors.NotLeader,
     errors.BrokerUnreachable,
     errors.UnexpectedAnswer,
 }

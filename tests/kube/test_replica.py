@@ -1,0 +1,123 @@
+"""A follower of the Kubernetes store: commit by commit what the leader holds, and all of it after a gap."""
+
+import asyncio
+import contextlib
+
+import pytest
+
+import make
+from kube_stores import Place
+from kubelend.core.errors import StoreFailed
+from kubelend.core.events import Archived, Dropped, Erased
+from kubelend.core.ledger import Ledger
+from kubelend.core.limits import Limits
+from kubelend.core.models import ClusterId
+from kubelend.core.records import News, Records
+from kubelend.stores.kube_head import ROOM
+from kubelend.stores.kube_replica import KubernetesReplica
+
+
+@pytest.fixture
+async def place(kube):
+    return await asyncio.to_thread(Place, kube)
+
+
+@pytest.fixture
+async def store(place):
+    """As the leader has it open."""
+    opened = await asyncio.to_thread(place.open)
+    await asyncio.to_thread(opened.load)
+    yield opened
+    await asyncio.to_thread(opened.close)
+
+
+@contextlib.asynccontextmanager
+async def following(place):
+    replica = KubernetesReplica(place.access, place.namespace)
+    async with contextlib.aclosing(replica.follow()) as heard:
+        yield lambda: asyncio.wait_for(anext(heard), 20)
+
+
+async def commit(store, *changes, revision):
+    await asyncio.to_thread(store.commit, changes, revision)
+
+
+async def test_all_comes_first_and_then_each_commit(place, store):
+    await commit(store, make.cluster("a"), revision=1)
+    async with following(place) as heard:
+        first = await heard()
+        assert (first.revision, [found.id for found in first.clusters]) == (1, ["a"])
+        held = make.reservation("rsv-1", phase="Reserved", target=ClusterId("a"))
+        await commit(store, held, make.cluster("b"), revision=3)
+        assert await heard() == News([make.cluster("b"), held], 3)
+
+
+async def test_what_goes_away_goes_away(place, store):
+    over = make.reservation("rsv-1", phase="Released", reason="Expired", finished_at=make.T0)
+    limits = Limits(ClusterId("a"), policy=make.policy(deny=["x"]))
+    await commit(store, make.cluster("a"), over, limits, revision=3)
+    async with following(place) as heard:
+        assert isinstance(await heard(), Records)
+        gone = (Archived(over.id), Dropped(ClusterId("a")), Erased("limits", "a"))
+        await commit(store, *gone, revision=6)
+        news = await heard()
+        assert {*news.changes} == {*gone}
+
+
+async def test_a_new_leader_that_has_committed_nothing_is_no_news(place, store):
+    async with following(place) as heard:
+        await heard()
+        second = await asyncio.to_thread(place.open)
+        await asyncio.to_thread(second.load)
+        await commit(second, make.cluster("late"), revision=1)
+        assert await heard() == News([make.cluster("late")], 1)
+        await asyncio.to_thread(second.close)
+
+
+async def test_a_commit_too_large_for_the_head_is_read_from_the_objects(place, store):
+    many = [make.cluster(f"c-{number}", labels={"x": "y" * 200}) for number in range(1200)]
+    assert sum(len(found.id) + 300 for found in many) > ROOM / 4
+    async with following(place) as heard:
+        await heard()
+        await commit(store, *many, revision=1200)
+        found = await heard()
+        clusters = found.clusters if isinstance(found, Records) else found.changes
+        assert len(clusters) == 1200
+
+
+async def test_a_follower_ends_with_what_the_leader_has(place, store):
+    """Through a whole life, restored at the start and told commit by commit."""
+    ledger = Ledger()
+    async with following(place) as heard:
+        follower = Ledger.restore(await heard())
+        desk = make.Desk(make.Recorder(), make.T0)
+        for step in range(6):
+            desk.advertise(f"c{step % 3}", "cpu=4,memory=8Gi")
+            desk.reserve("cpu=1,memory=1Gi")
+            changes = [ledger.apply(event) for event in desk.ledger.events[ledger.revision :]]
+            await commit(store, *changes, revision=ledger.revision)
+            news = await heard()
+            follower.adopt(news.changes, news.revision)
+            assert make.state(follower) == make.state(ledger)
+
+
+async def test_a_server_that_is_away_is_said_and_not_waited_for(clusters):
+    [cluster] = await asyncio.to_thread(clusters)
+    place = await asyncio.to_thread(Place, cluster)
+    store = await asyncio.to_thread(place.open)
+    await asyncio.to_thread(store.close)
+    async with following(place) as heard:
+        await heard()
+        await asyncio.to_thread(cluster.kill)
+        with pytest.raises(StoreFailed, match="no connection to the API server"):
+            await heard()
+
+
+async def test_a_head_that_is_deleted_is_said(place, store, kube_client):
+    from kubelend.stores.kube_objects import HEAD, LEDGER
+
+    async with following(place) as heard:
+        await heard()
+        await kube_client.delete(LEDGER, HEAD, place.namespace)
+        with pytest.raises(StoreFailed, match="was deleted"):
+            await heard()
