@@ -50,11 +50,11 @@ def running(certificates: Path, directory: Path, *flags: str) -> Iterator[Runnin
 
 
 def _port(process: subprocess.Popen[bytes], log: Path) -> int:
-    """The port in its log, once it is ready."""
+    """The port in its log, once it is ready: to decide, or to follow another that does."""
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline and process.poll() is None:
         lines = [json.loads(line) for line in log.read_text().splitlines() if line.endswith("}")]
-        if any(line["event"] == "ready" for line in lines):
+        if any(line["event"] in ("ready", "following") for line in lines):
             return next(int(line["port"]) for line in lines if line.get("what") == "api")
         time.sleep(0.02)
     raise AssertionError(f"the broker did not come up: {log.read_text()}")

@@ -40,6 +40,8 @@ Kind = TypeVar("Kind", bound=Object)
 
 TERMS = Terms(make.HOUR, 720 * make.HOUR, make.HOUR)
 PATIENCE = 20.0
+SILENCE = 3.0
+"""Seconds in which nothing is written, after which nothing is going to be."""
 WRITES = {"POST", "PUT", "PATCH", "DELETE"}
 
 
@@ -192,6 +194,27 @@ class Running(Objects):
 
 def has_phase(phase: str) -> Callable[[Any], bool]:
     return lambda found: found.status.phase == phase
+
+
+async def quiet(broker: Objects) -> None:
+    """Everything has been written, and nothing more is."""
+    async with asyncio.timeout(PATIENCE):
+        before, count = -1.0, await broker.writes()
+        while before != count:
+            await asyncio.sleep(SILENCE)
+            before, count = count, await broker.writes()
+
+
+async def told(broker: Objects, name: str, count: int) -> list[tuple[str, str]]:
+    """The events on an object, once there are as many."""
+    events: list[tuple[str, str]] = []
+
+    async def are_there() -> bool:
+        events[:] = await broker.events(name)
+        return len(events) >= count
+
+    await broker.until(are_there)
+    return events
 
 
 def json(content: bytes) -> Json:

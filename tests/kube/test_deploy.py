@@ -1,4 +1,4 @@
-"""Every manifest that we ship is applied to a real API server, strictly: what it does not know is an error."""
+"""Every manifest that we ship is applied to a real API server, strictly: no unknown field is let pass."""
 
 import json
 import os
@@ -48,6 +48,10 @@ CASES = {
         {"enrolment": {"enabled": True}, "authority": {"secret": "ca", "passphraseSecret": "pass"}},
     ),
     "broker-three": ("broker", THREE),
+    "broker-of-objects": (
+        "broker",
+        {"interfaces": ["kubernetes"], "store": {"kind": "kubernetes"}},
+    ),
     "broker-everything": (
         "broker",
         THREE
@@ -113,7 +117,8 @@ namespace: lending
 resources: [BASE]
 images: [{name: kubelend, newName: registry.example.org/kubelend}]
 patches:
-- patch: |
+- target: {kind: Deployment}
+  patch: |
     apiVersion: apps/v1
     kind: Deployment
     metadata: {name: kubelend-agent}
@@ -168,7 +173,7 @@ def apply(cluster, found, *flags):
     )
 
 
-@pytest.fixture(params=CASES.values(), ids=CASES, scope="module")
+@pytest.fixture(params=CASES.values(), ids=list(CASES), scope="module")
 def case(request, helm, cluster):
     """A rendering in a namespace of its own, as (which chart, its objects, namespace)."""
     name, values = request.param
@@ -339,6 +344,12 @@ def test_wrong_values_are_refused_by_name(helm, name, values, complaint):
             "openssl genpkey -algorithm ed25519",
         ),
         ("broker", {"enrolment": {"enabled": True}}, "kubelend ca init"),
+        ("broker", {"interfaces": ["kubernetes"]}, "set store.kind=kubernetes"),
+        (
+            "broker",
+            THREE | {"interfaces": ["kubernetes"], "enrolment": {"enabled": True}},
+            "add it to interfaces",
+        ),
         ("agent", {}, "broker.url: is needed"),
         ("agent", {"broker": {"transport": "kubernetes"}}, "--from-file=kubeconfig"),
         ("agent", URL | {"certificate": {"from": "join"}}, "kubelend token create"),

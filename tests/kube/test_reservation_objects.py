@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 import kube_broker
 import make
-from kube_broker import has_phase
+from kube_broker import has_phase, quiet, told
 from kubelend.wire.broker_objects import RESERVATION_FINALIZER, ClusterAdvertisement, Reservation
 
 pytestmark = pytest.mark.timeout(120)
@@ -59,7 +59,7 @@ async def test_impossible_request_fails_with_clear_words(broker):
     assert "InsufficientCPU" in failed.status.message
     assert failed.metadata.finalizers == ()
     assert failed.status.kept is None
-    assert await until_told(broker, "huge", "Failed") == failed.status.message
+    assert await told(broker, "huge", 1) == [("Failed", failed.status.message)]
     await broker.delete(Reservation, "huge")
     await broker.gone(Reservation, "huge")
     assert not broker.ledger.reservations
@@ -328,26 +328,27 @@ async def test_restart_goes_on_where_it_was(kube, namespace):
         await quiet(second)
 
 
-async def quiet(broker):
-    """Everything has been written, and nothing more is."""
-    async with asyncio.timeout(kube_broker.PATIENCE):
-        before, count = -1.0, await broker.writes()
-        while before != count:
-            await asyncio.sleep(3)
-            before, count = count, await broker.writes()
+async def test_record_whose_object_has_gone_unseen_is_given_back(kube, namespace):
+    """The broker was stopped before it wrote into the object, and somebody has deleted that since."""
+    async with kube_broker.running(kube, namespace) as first:
+        await first.advertise("lender", "4")
+        await first.available("lender", "4")
+        await first.service.reserve(make.request(key="object/gone"), "orphan")
+    async with kube_broker.running(kube, namespace) as second:
+        await second.until(lambda: not second.ledger.reservations)
+        await second.reserve("mine", "4")
+        await second.reserved("mine")
 
 
-async def told(broker, name, count):
-    events = []
-
-    async def are_there():
-        events[:] = await broker.events(name)
-        return len(events) >= count
-
-    await broker.until(are_there)
-    return events
-
-
-async def until_told(broker, name, reason):
-    events = dict(await told(broker, name, 1))
-    return events[reason]
+async def test_restart_of_the_api_server_is_survived(clusters):
+    [own] = clusters()
+    async with kube_broker.running(own, "default") as broker:
+        await broker.advertise("lender", "4")
+        await broker.reserve("before", "1")
+        await broker.reserved("before")
+        await asyncio.to_thread(own.restart)
+        await broker.reserve("after", "1")
+        await broker.reserved("after")
+        await broker.delete(Reservation, "before")
+        await broker.gone(Reservation, "before")
+        await broker.available("lender", "3")

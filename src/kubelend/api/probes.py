@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from aiohttp import web
 
@@ -10,17 +11,16 @@ from kubelend.api import pages
 from kubelend.api.pages import HttpHandler
 from kubelend.broker.metrics import CONTENT_TYPE, Metrics
 from kubelend.broker.ports import Clock
-from kubelend.broker.service import Broker
 
 
-def health(broker: Broker) -> HttpHandler:
-    """`/healthz` and `/readyz`."""
+def health(unready: Callable[[], str | None]) -> HttpHandler:
+    """`/healthz` and `/readyz`; `unready` says why calls cannot be answered, or None."""
 
     async def healthz() -> web.Response:
         return web.Response(text="ok")
 
     async def readyz() -> web.Response:
-        return pages.readiness(broker.unready)
+        return pages.readiness(unready())
 
     return pages.serve({"/healthz": healthz, "/readyz": readyz})
 

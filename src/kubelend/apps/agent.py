@@ -251,8 +251,15 @@ async def started(launched: Launch) -> AsyncIterator[Process]:
         process = Process(settings, around, cluster, launched.renew_at)
         process.communicator = await _connect(settings, around, process.metrics, stack)
         process.ports = await _listen(settings, process, stack)
-        log.info("started", cluster=cluster, source=settings.source, broker=settings.broker_url)
+        log.info("started", cluster=cluster, source=settings.source, broker=_place(settings))
         yield process
+
+
+def _place(settings: AgentSettings) -> str:
+    """Where the broker is spoken with."""
+    if settings.broker_transport == "kubernetes":
+        return f"mailbox {settings.broker_namespace}"
+    return settings.broker_url
 
 
 async def _connect(

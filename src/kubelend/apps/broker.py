@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 import uvloop
@@ -23,8 +23,9 @@ from kubelend.api.calls import Context
 from kubelend.api.granting import Granting
 from kubelend.api.limits import RateLimiter
 from kubelend.api.visitors import Visitors
-from kubelend.apps import descriptors, stopping
+from kubelend.apps import descriptors, leading, objects, stopping
 from kubelend.apps.flags import Address
+from kubelend.apps.leading import Seat
 from kubelend.apps.settings import BrokerSettings
 from kubelend.apps.trust import Trust
 from kubelend.broker.journal import Journal
@@ -42,6 +43,9 @@ from kubelend.stores import opening
 from kubelend.transports import http_server, tls
 from kubelend.transports.admission import Room
 from kubelend.wire.conversion import Terms
+
+if TYPE_CHECKING:
+    from kubelend.controllers.office import Office
 
 BEAT = 0.2
 """Seconds within which advertisements are taken in together: no cluster waits for the answer."""
@@ -82,14 +86,21 @@ class Process(NamedTuple):
     metrics: Metrics
     ports: dict[str, int]
     """Where it listens, by what for: probes, metrics, enrol, api."""
-    trust: Trust
+    trust: Trust | None = None
+    """If it serves the REST interface."""
+    office: Office | None = None
+    """If it serves objects in Kubernetes."""
+    seat: Seat = Seat()
 
     def roots(self) -> dict[str, Coroutine[object, object, None]]:
-        return {
-            "broker": self.broker.run(),
-            "journal": self.journal.run(),
-            "certificates": self.trust.follow(),
-        }
+        # First, so that it ends last: a leader leads until it has finished.
+        roots = {name: task.run() for name, task in self.seat.tasks.items()}
+        roots |= {"broker": self.broker.run(), "journal": self.journal.run()}
+        if self.trust is not None:
+            roots["certificates"] = self.trust.follow()
+        if self.office is not None:
+            roots["objects"] = self.office.run()
+        return roots
 
 
 @asynccontextmanager
@@ -99,25 +110,43 @@ async def started(
     """Everything put together and listening. At the end, calls that have begun are finished."""
     _look_at_modes(settings)
     metrics = Metrics()
-    broker = Broker(open_store or _opener(settings), now, _rules(settings), metrics)
-    trust = Trust(settings, broker, metrics)
     async with AsyncExitStack() as stack:
+        seat = await stack.enter_async_context(leading.seat(settings, now))
+        opener = open_store or _opener(settings)
+        broker = Broker(opener, now, _rules(settings), metrics, seat.leadership, seat.replica)
+        journal = Journal(broker, settings.audit_retention)
+        trust = Trust(settings, broker, metrics) if settings.serves_http else None
         stack.push_async_callback(broker.close)
-        context = _context(settings, broker, metrics, trust)
-        stack.callback(context.granting.close)
-        listeners = _listeners(settings, context, trust)
-        visitors = Visitors(metrics, context.journal, trust_proxies=settings.trust_proxies)
-        ports = await _listen(stack, listeners, _limits(settings), visitors)
+        office = await _office(stack, settings, broker)
+        visitors = Visitors(metrics, journal, trust_proxies=settings.trust_proxies)
+        listen = partial(_listen, stack, limits=_limits(settings), visitors=visitors)
+        # Probes first: whoever watches the start should see it.
+        ports = await listen(_watched(settings, broker, metrics, office))
+        if trust is not None:
+            context = _context(settings, broker, metrics, trust, journal)
+            stack.callback(context.granting.close)
+            ports |= await listen(_served(settings, context, trust))
+            context.membership.enrol_port = ports.get("enrol", 0)
+            context.membership.api_port = ports["api"]
         stack.callback(broker.feeds.close_all)
-        context.membership.enrol_port = ports.get("enrol", 0)
-        context.membership.api_port = ports["api"]
-        yield Process(broker, context.journal, metrics, ports, trust)
+        yield Process(broker, journal, metrics, ports, trust, office, seat)
+
+
+async def _office(stack: AsyncExitStack, settings: BrokerSettings, broker: Broker) -> Office | None:
+    if not settings.serves_objects:
+        return None
+    return await stack.enter_async_context(objects.office(settings, broker, _terms(settings)))
+
+
+def _terms(settings: BrokerSettings) -> Terms:
+    return Terms(settings.default_duration, settings.max_duration, settings.max_wait)
 
 
 def _opener(settings: BrokerSettings) -> OpenStore:
     """A store that cannot be opened now is tried again; one that no text like this names is not."""
-    opening.check(settings.store)
-    return partial(opening.open_store, settings.store, namespace=settings.http_namespace)
+    store = objects.ledger(settings)
+    opening.check(store)
+    return partial(opening.open_store, store, namespace=settings.http_namespace)
 
 
 def _rules(settings: BrokerSettings) -> Rules:
@@ -131,13 +160,12 @@ def _rules(settings: BrokerSettings) -> Rules:
 
 def _look_at_modes(settings: BrokerSettings) -> None:
     """What others can read or replace is said at the start, and is no reason not to."""
-    certificates = settings.http_cert_path
-    complaints = (
-        tls.exposed_key(certificates),
-        modes.exposed_directory(certificates),
-        modes.exposed_directory(Path(settings.ca_path)) if settings.ca_path else "",
-        *opening.exposures(settings.store),
-    )
+    complaints = list(opening.exposures(settings.ledger))
+    if settings.serves_http:
+        certificates = settings.certificates
+        complaints += [tls.exposed_key(certificates), modes.exposed_directory(certificates)]
+    if settings.ca_path:
+        complaints.append(modes.exposed_directory(Path(settings.ca_path)))
     for complaint in filter(None, complaints):
         log.warning(complaint)
 
@@ -149,18 +177,27 @@ class _Listener(NamedTuple):
     context: ssl.SSLContext | None = None
 
 
-def _listeners(settings: BrokerSettings, context: Context, trust: Trust) -> Iterator[_Listener]:
-    """Probes first: whoever watches the start should see it."""
-    broker, metrics = context.broker, context.metrics
+def _watched(
+    settings: BrokerSettings, broker: Broker, metrics: Metrics, office: Office | None
+) -> Iterator[_Listener]:
+    """For probes and Prometheus."""
+
+    def unready() -> str | None:
+        return broker.unready or (None if office is None else office.unready)
+
     if settings.health_probe_bind_address is not None:
-        yield _Listener("probes", settings.health_probe_bind_address, probes.health(broker))
+        yield _Listener("probes", settings.health_probe_bind_address, probes.health(unready))
     if settings.metrics_bind_address is not None:
         scrape = probes.metrics(metrics, broker.clock)
         yield _Listener("metrics", settings.metrics_bind_address, scrape)
+
+
+def _served(settings: BrokerSettings, context: Context, trust: Trust) -> Iterator[_Listener]:
+    """For callers with a certificate, and for those who want one."""
     if trust.authority is not None:
         enrol = Address(settings.http_host, settings.enrol_port)
         patience = min(context.read_timeout, enrolment.PATIENCE)
-        handler = enrolment.bind(context.membership, metrics, context.journal, patience)
+        handler = enrolment.bind(context.membership, context.metrics, context.journal, patience)
         yield _Listener("enrol", enrol, handler, trust.enrolment)
     api = Address(settings.http_host, settings.http_port)
     yield _Listener("api", api, binding.bind(routing.HANDLERS, context), trust.server)
@@ -200,16 +237,18 @@ def _for_strangers(limits: http_server.Limits) -> http_server.Limits:
     )
 
 
-def _context(settings: BrokerSettings, broker: Broker, metrics: Metrics, trust: Trust) -> Context:
+def _context(
+    settings: BrokerSettings, broker: Broker, metrics: Metrics, trust: Trust, journal: Journal
+) -> Context:
     return Context(
         broker=broker,
         metrics=metrics,
-        terms=Terms(settings.default_duration, settings.max_duration, settings.max_wait),
+        terms=_terms(settings),
         callers=trust.callers,
         limiter=RateLimiter(settings.rate_limit, settings.rate_burst, time.monotonic),
         membership=Membership(broker, trust.authority, _door(settings)),
         limiting=Limiting(broker),
-        journal=Journal(broker, settings.audit_retention),
+        journal=journal,
         granting=Granting(_grant_keys(settings)),
         speakers=Speakers(broker.clock, settings.agent_timeout),
         version=kubelend.__version__,
@@ -228,7 +267,7 @@ def _patterns(text: str) -> tuple[str, ...]:
 
 def _grant_keys(settings: BrokerSettings) -> GrantKeys:
     """In the file that was named, or beside the store; where that is no file, they are forgotten."""
-    beside = opening.beside(settings.store, "grants.key")
+    beside = opening.beside(settings.ledger, "grants.key")
     path = Path(settings.grant_key) if settings.grant_key else beside
     return GrantKeys.create() if path is None else GrantKeys.open(path)
 

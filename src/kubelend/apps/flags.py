@@ -88,7 +88,7 @@ def of(record: type[Settings]) -> tuple[Flag, ...]:
             attribute=field.name,
             help=helps[field.name],
             metavar=_metavar(kinds[field.name]),
-            default=None if field.required else _text(field.default),
+            default=None if field.required else _default(kinds[field.name], field.default),
             is_switch=kinds[field.name] is bool,
         )
         for field in msgspec.structs.fields(record)
@@ -118,6 +118,8 @@ def parse(record: type[Record], texts: Mapping[str, str]) -> Record:
 
 
 def _value(kind: Any, text: str, flag: Flag) -> object:
+    if not text and kind == Path | None:
+        return None
     if not text and kind is not str:
         raise ValueError(f"is needed, here or as {flag.variable}")
     if typing.get_origin(kind) is Literal:
@@ -162,6 +164,7 @@ _READERS: dict[Any, Callable[[str], object]] = {
     int: _integer,
     bool: _switch,
     Path: Path,
+    Path | None: Path,
     timedelta: _duration,
     Address | None: Address.parse,
 }
@@ -171,6 +174,7 @@ _METAVARS: dict[Any, str] = {
     int: "N",
     bool: "true|false",
     Path: "PATH",
+    Path | None: "PATH",
     timedelta: "DURATION",
     Address | None: "ADDRESS",
 }
@@ -179,6 +183,10 @@ _METAVARS: dict[Any, str] = {
 def _metavar(kind: Any) -> str:
     choices = typing.get_args(kind) if typing.get_origin(kind) is Literal else ()
     return "|".join(choices) or _METAVARS[kind]
+
+
+def _default(kind: Any, value: object) -> str:
+    return "" if value is None and kind == Path | None else _text(value)
 
 
 def _text(value: object) -> str:

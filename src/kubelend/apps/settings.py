@@ -14,6 +14,9 @@ from urllib.parse import urlsplit
 
 from kubelend.apps.flags import Address, Settings
 from kubelend.core import durations
+from kubelend.core.errors import InvalidSettings
+
+DEFAULT_STORE = "kubelend.db"
 
 _NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
@@ -21,8 +24,8 @@ _NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 class BrokerSettings(Settings, frozen=True, kw_only=True):
     """The broker."""
 
-    broker_interface: Literal["http", "kubernetes"] = "http"
-    """How clusters reach the broker. This version serves http."""
+    broker_interface: str = "http"
+    """How the broker is reached: http (the REST interface), kubernetes (objects), or http,kubernetes."""
 
     http_host: str = ""
     """Name or address to serve the REST interface on; all interfaces if empty."""
@@ -30,11 +33,16 @@ class BrokerSettings(Settings, frozen=True, kw_only=True):
     http_port: int = 8443
     """Port of the REST interface; 0 takes any free one, and the log says which."""
 
-    http_cert_path: Path
-    """Directory with tls.crt, tls.key and ca.crt (whose clients are let in). Read again when they change."""
+    http_cert_path: Path | None = None
+    """Directory with tls.crt, tls.key and ca.crt (whose clients are let in). Needed for http. Read again
+    when they change."""
 
     http_namespace: str = "default"
     """Kubernetes namespace of the broker's objects, if --store names none."""
+
+    kubeconfig: str = ""
+    """Leads to the cluster of the broker's objects, if --store does not; else found as kubectl does, or in
+    the pod."""
 
     health_probe_bind_address: Address | None = Address("", 8081)
     """Where /healthz and /readyz answer without TLS, for probes; 0 turns it off."""
@@ -46,10 +54,29 @@ class BrokerSettings(Settings, frozen=True, kw_only=True):
     """Read Client-Cert (RFC 9440) from callers whose certificate has O=kubelend:proxy; else refuse them."""
 
     leader_elect: bool = False
-    """Accepted for existing manifests. One broker at a time holds the SQLite store, so it always leads."""
+    """Accepted for existing manifests: brokers on a store in Kubernetes always elect one, on a file there is
+    only one."""
 
-    store: str = "kubelend.db"
-    """Where the ledger is kept: a file, sqlite:///file, kubernetes:, or memory: (which forgets)."""
+    leader_elect_identity: str = ""
+    """How this broker calls itself to the others, each otherwise: its pod's name, for example. With the name
+    of its predecessor it need not wait for that one's lease to end. Host and chance, if empty."""
+
+    leader_elect_lease_duration: timedelta = timedelta(seconds=15)
+    """How long the other brokers wait for a leader that says nothing more, until one of them leads."""
+
+    leader_elect_renew_deadline: timedelta = timedelta(seconds=10)
+    """How long a leader goes on that cannot renew its lease. Less than the lease's duration."""
+
+    leader_elect_retry_period: timedelta = timedelta(seconds=2)
+    """How often the lease is renewed, and looked at by the others. Less than the deadline."""
+
+    leader_label_pod: str = ""
+    """The pod to label kubelend.io/role=leader while this broker leads, and follower while it does not: its
+    own, so that a Service can choose by it."""
+
+    store: str = DEFAULT_STORE
+    """Where the ledger is kept: a file, sqlite:///file, kubernetes:, or memory: (which forgets).
+    With --broker-interface=kubernetes it is kubernetes: and can be no other."""
 
     stale_after: timedelta = timedelta(minutes=10)
     """How long an advertisement is believed after it arrived. A cluster may ask for less, not for more."""
@@ -143,16 +170,44 @@ class BrokerSettings(Settings, frozen=True, kw_only=True):
     log_format: Literal["json", "console"] = "json"
     """One JSON object for each line, or text for people."""
 
+    @property
+    def interfaces(self) -> frozenset[str]:
+        return frozenset(part.strip() for part in self.broker_interface.split(","))
+
+    @property
+    def serves_http(self) -> bool:
+        return "http" in self.interfaces
+
+    @property
+    def serves_objects(self) -> bool:
+        return "kubernetes" in self.interfaces
+
+    @property
+    def ledger(self) -> str:
+        """The store, which is where the objects are if these are served."""
+        is_default = self.store == DEFAULT_STORE
+        return KUBERNETES if is_default and self.serves_objects else self.store
+
+    @property
+    def certificates(self) -> Path:
+        """Of the REST interface, which cannot be without."""
+        if self.http_cert_path is None:
+            raise InvalidSettings(_NO_CERTIFICATES, hint="see --help")
+        return self.http_cert_path
+
     def problems(self) -> list[str]:
         """All that is wrong with the values, a sentence each, beginning with the flag's name."""
         return [*self._unusable(), *self._out_of_range(), *self._contradictions()]
 
     def _unusable(self) -> list[str]:
         found = []
-        if self.broker_interface != "http":
+        if unknown := sorted(self.interfaces - {"http", "kubernetes"}):
             found.append(
-                f"--broker-interface: {self.broker_interface} is not in this version, it serves http"
+                f"--broker-interface: {unknown[0]!r} is unknown; write http, kubernetes, or both with"
+                " a comma"
             )
+        if self.serves_http and self.http_cert_path is None:
+            found.append(_NO_CERTIFICATES)
         if not _NAMESPACE.fullmatch(self.http_namespace):
             found.append(f"--http-namespace: {self.http_namespace!r} is no Kubernetes namespace")
         if not self.store:
@@ -173,6 +228,23 @@ class BrokerSettings(Settings, frozen=True, kw_only=True):
 
     def _contradictions(self) -> list[str]:
         found = []
+        if self.serves_objects and self.store and not self.ledger.startswith(KUBERNETES):
+            found.append(
+                f"--store: {self.store} does not go with --broker-interface={self.broker_interface},"
+                f" whose objects are the ledger; leave it out, or write {KUBERNETES}"
+            )
+        times = (
+            self.leader_elect_retry_period,
+            self.leader_elect_renew_deadline,
+            self.leader_elect_lease_duration,
+        )
+        if not times[0] < times[1] < times[2]:
+            found.append(
+                "--leader-elect-renew-deadline: must be above --leader-elect-retry-period and below"
+                " --leader-elect-lease-duration"
+            )
+        if self.ca_path and not self.serves_http:
+            found.append("--ca-path: newcomers join by http, which --broker-interface leaves out")
         if self.default_duration > self.max_duration:
             found.append("--default-duration: must not be above --max-duration")
         if self.ca_path and self.enrol_port and self.enrol_port == self.http_port:
@@ -191,6 +263,11 @@ class BrokerSettings(Settings, frozen=True, kw_only=True):
         return found
 
 
+KUBERNETES = "kubernetes:"
+"""How a store begins that is kept in objects."""
+
+_NO_CERTIFICATES = "--http-cert-path: is needed, here or as KUBELEND_HTTP_CERT_PATH"
+
 # A time of zero would end all at once, where it does not mean "none" or "off".
 _MOMENT = timedelta(milliseconds=1)
 _LEAST: dict[str, int | timedelta] = {
@@ -201,6 +278,9 @@ _LEAST: dict[str, int | timedelta] = {
     "max_duration": _MOMENT,
     "max_wait": timedelta(),
     "max_waiting": 0,
+    "leader_elect_lease_duration": timedelta(seconds=1),
+    "leader_elect_renew_deadline": _MOMENT,
+    "leader_elect_retry_period": _MOMENT,
     "retention": timedelta(),
     "audit_retention": timedelta(),
     "rate_limit": 0,

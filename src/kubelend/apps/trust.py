@@ -31,7 +31,7 @@ class Trust:
     """Made by the composition root; `follow` is a root task."""
 
     def __init__(self, settings: BrokerSettings, writer: Writer, metrics: Metrics) -> None:
-        self._directory = settings.http_cert_path
+        self._directory = settings.certificates
         self._interval = settings.certificate_check_interval.total_seconds()
         self._writer = writer
         self._metrics = metrics
@@ -129,7 +129,7 @@ def _authority(settings: BrokerSettings) -> FollowedAuthority | None:
     return FollowedAuthority(
         Path(settings.ca_path),
         passphrase,
-        settings.http_cert_path,
+        settings.certificates,
         settings.certificate_lifetime,
         _cannot_sign,
     )

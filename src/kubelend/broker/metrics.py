@@ -49,6 +49,7 @@ _OUTCOMES: Final[tuple[Outcome, ...]] = ("placed", "queued", "refused")
 _ENDS: Final = (
     (Phase.RELEASED, Reason.BY_REQUESTER),
     (Phase.RELEASED, Reason.BY_ADMIN),
+    (Phase.RELEASED, Reason.DELETED),
     (Phase.RELEASED, Reason.EXPIRED),
     (Phase.RELEASED, Reason.DRAINED),
     (Phase.FAILED, Reason.WAIT_TIMED_OUT),

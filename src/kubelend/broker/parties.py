@@ -16,11 +16,20 @@ from kubelend.wire import bodies, conversion
 
 
 def check_speaker(named: str, cluster: ClusterId) -> None:
-    """A cluster advertises only itself: its certificate names it, and what it sends has to agree."""
+    """A cluster speaks only for itself: its certificate names it, and what it sends has to agree."""
     if named != cluster:
         raise Forbidden(
             f"clusterID {named[:64]!r} is not the certificate's {cluster!r}",
             hint="send the common name of the certificate",
+        )
+
+
+def check_owner(named: str, cluster: ClusterId, what: str = "clusterID") -> None:
+    """The same for what is said in a mailbox: its label names the cluster."""
+    if named != cluster:
+        raise Forbidden(
+            f"{what} {named[:64]!r} is not the mailbox's {cluster!r}",
+            hint=f"write {cluster}, whose namespace this is",
         )
 
 

@@ -99,9 +99,12 @@ class Broker(Writer):
 
     # -- requesters
 
-    async def reserve(self, request: Request) -> Reservation:
-        """Lock an amount on the best cluster, or queue the request if it would wait."""
-        new_id = naming.new_reservation_id(request.requester)
+    async def reserve(self, request: Request, id: ReservationId | None = None) -> Reservation:
+        """Lock an amount on the best cluster, or queue the request if it would wait.
+
+        Whoever names things himself gives the `id`; it is refused while another has it.
+        """
+        new_id = id or naming.new_reservation_id(request.requester)
         limit = self._rules.max_waiting
         began = time.perf_counter()
 
@@ -137,6 +140,13 @@ class Broker(Writer):
             )
         except NotFound:  # or it ended so long ago that it is in the archive
             return await self.reservation(found)
+
+    async def retire(self, found: ReservationId, reason: Reason) -> None:
+        """Release it if need be, and forget it: afterwards another may have its name."""
+        await self.change(
+            lambda ledger, now: commands.retire(ledger, found, reason, now),
+            lambda _, answer: answer,
+        )
 
     async def explain(self, request: Request, limit: int) -> explanations.Explanation:
         """Where a request would go now; nothing changes."""
@@ -183,6 +193,12 @@ class Broker(Writer):
     async def remove(self, cluster: ClusterId) -> None:
         await self.change(
             lambda ledger, now: commands.remove(ledger, cluster, now), lambda _, answer: answer
+        )
+
+    async def withdraw(self, cluster: ClusterId) -> None:
+        """Its offer is gone, and nothing new goes there; what it lends stays lent."""
+        await self.change(
+            lambda ledger, now: commands.withdraw(ledger, cluster, now), lambda _, answer: answer
         )
 
     # -- questions

@@ -29,12 +29,16 @@ from kubelend.core.errors import KubelendError, NotLeader, NotReady
 from kubelend.core.events import Change
 from kubelend.core.journal import THE_BROKER, Actor, Entry
 from kubelend.core.ledger import Ledger
+from kubelend.core.models import Cluster, Reservation
 from kubelend.core.records import News, Records
 from kubelend.core.registry import Registry
 from kubelend.core.silence import Vigil
 
 Answer = TypeVar("Answer")
 View = TypeVar("View")
+
+Listener = Callable[[Sequence[Change] | None], None]
+"""Is told of what has become durable; of None when all may be otherwise, for the store was read anew."""
 
 ACTOR: ContextVar[Actor] = ContextVar("actor", default=THE_BROKER)
 """On whose behalf this task changes things. Whoever takes a call in sets it; the journal shows it."""
@@ -64,6 +68,7 @@ class Writer:
         self.feeds = Feeds()
         self.clock = clock
         self.leadership = leadership
+        self.listeners: list[Listener] = []
         self.unready: str | None = "starting: the store is being read"
         """Why no call can be answered now, or None."""
         self._metrics = metrics
@@ -181,16 +186,25 @@ class Writer:
         """Have the store keep what is no part of the ledger."""
         self._commits.submit(changes, self._ledger.revision)
 
+    async def rewrite(self, record: Cluster | Reservation) -> None:
+        """Have the store write a record once more, as it is in the ledger: its copy was spoilt."""
+        self._check_leading()
+        ledger, _ = self.present()
+        if record is _newest(ledger, record):
+            self.keep([record])
+        await self._commits.settled()
+
     async def settled(self) -> None:
         """Wait until all that was decided so far is durable, and may be shown."""
         await self._commits.settled()
 
     @property
-    def _may_decide(self) -> bool:
+    def may_decide(self) -> bool:
+        """Whether this broker is ready, and the one that leads."""
         return self.unready is None and self._is_leading and self.leadership.leads
 
     def _check_leading(self) -> None:
-        if self.unready is None and not self._may_decide:
+        if self.unready is None and not self.may_decide:
             leader = self.leadership.leader
             raise NotLeader(
                 "this broker follows another one",
@@ -210,6 +224,11 @@ class Writer:
     def _landed(self, changes: Sequence[Change], seconds: float) -> None:
         self._metrics.committed(changes, seconds)
         self.feeds.publish(changes)
+        self._tell(changes)
+
+    def _tell(self, changes: Sequence[Change] | None) -> None:
+        for hear in self.listeners:
+            hear(changes)
 
     def _store_failed(self, problem: Exception) -> None:
         self._forget(f"without its store: {problem}")
@@ -230,6 +249,7 @@ class Writer:
         self._metrics.watch(self._ledger)
         self._is_loaded = True
         self.unready = None
+        self._tell(None)
 
     # -- the root task, while another broker leads
 
@@ -259,15 +279,16 @@ class Writer:
         else:
             self._ledger.adopt(news.changes, news.revision)
             self.feeds.publish(news.changes)
+            self._tell(news.changes)
 
     # -- the root task, while this one does
 
     async def _lead(self, patience: float) -> None:
         """Load, then end what is due; returns when the store has failed, or another broker leads."""
         await self._load(patience)
-        while self._may_decide:
+        while self.may_decide:
             await self._sleep_until_due(patience)
-            if self._may_decide:
+            if self.may_decide:
                 await self._expire_quietly()
         if self.unready is None:
             log.warning("leading no more", leader=self.leadership.leader)
@@ -308,3 +329,9 @@ class Writer:
             await self.expire()
         except KubelendError as problem:
             log.warning("expiry put off", problem=str(problem))
+
+
+def _newest(ledger: Ledger, record: Cluster | Reservation) -> Cluster | Reservation | None:
+    if isinstance(record, Cluster):
+        return ledger.clusters.get(record.id)
+    return ledger.reservations.get(record.id)

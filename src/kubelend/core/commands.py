@@ -131,8 +131,16 @@ def release(
     found = ledger.reservation(reservation)
     if found.phase in FINAL:
         return
-    by = "an administrator" if reason is Reason.BY_ADMIN else f"requester {found.requester}"
-    yield Released(now, reservation, reason, f"Released by {by}")
+    yield Released(now, reservation, reason, _released(found, reason))
+
+
+def retire(
+    ledger: Ledger, reservation: ReservationId, reason: Reason, now: datetime
+) -> Command[None]:
+    """Give it back if it is held, and forget it at once: its name may mean something else from now on."""
+    if reservation in ledger.reservations:
+        yield from release(ledger, reservation, reason, now)
+        yield Forgotten(now, reservation)
 
 
 def acknowledge(
@@ -216,6 +224,12 @@ def remove(ledger: Ledger, cluster: ClusterId, now: datetime) -> Command[None]:
     yield Removed(now, cluster)
 
 
+def withdraw(ledger: Ledger, cluster: ClusterId, now: datetime) -> Command[None]:
+    """Forget what a cluster offers. What it lends stays lent, and counts again when it is back."""
+    if cluster in ledger.clusters:
+        yield Removed(now, cluster)
+
+
 def expire(ledger: Ledger, retention: timedelta, now: datetime) -> Command[None]:
     """End what is over, forget what ended long ago, and note what has opened."""
     ledger.tick(now)
@@ -253,6 +267,15 @@ def _same_request(known: Reservation, request: Request) -> Reservation:
             hint="send the same request again, or use a new key",
         )
     return known
+
+
+def _released(found: Reservation, reason: Reason) -> str:
+    match reason:
+        case Reason.DELETED:
+            return "Released, for its object was deleted"
+        case Reason.BY_ADMIN:
+            return "Released by an administrator"
+    return f"Released by requester {found.requester}"
 
 
 def _enqueue(

@@ -31,6 +31,7 @@ class Reason(_Word):
     PROVIDER_SILENT = "ProviderSilent"  # Reserved, Active: its provider is, and no other fits
     BY_REQUESTER = "ReleasedByRequester"  # Released: the requester gave it back
     BY_ADMIN = "ReleasedByAdmin"  # Released: an administrator took it back
+    DELETED = "Deleted"  # Released: somebody deleted its object in Kubernetes
     EXPIRED = "Expired"  # Released: its duration is over
     DRAINED = "Drained"  # Released: its provider was drained, and no other fits
     WAIT_TIMED_OUT = "WaitTimedOut"  # Failed: nothing fitted within the time it would wait

@@ -76,7 +76,9 @@ class Vigil:
         """One that is still where nobody is heard; None if there is no more."""
         while self._untried:
             found = ledger.reservations.get(self._untried.popleft())
-            if found is not None and found.is_live and found.target in self._lost:
+            if found is None or not found.is_live or found.target not in ledger.clusters:
+                continue
+            if found.target in self._lost:
                 return found
         return None
 

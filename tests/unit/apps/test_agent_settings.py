@@ -59,11 +59,16 @@ def test_an_agent_without_a_broker_needs_no_certificate():
     assert flags.parse(AgentSettings, texts).broker_transport == ""
 
 
+def test_an_agent_with_a_mailbox_needs_no_certificate():
+    texts = LEAST | {"broker_transport": "kubernetes", "broker_cert_path": "", "broker_url": "x"}
+    assert flags.parse(AgentSettings, texts).problems() == []
+
+
 @pytest.mark.parametrize(
     "texts,problem",
     [
         ({"broker_transport": "mqtt"}, "--broker-transport: 'mqtt' is unknown"),
-        ({"broker_transport": "kubernetes"}, "--broker-transport: kubernetes is not in this"),
+        ({"broker_namespace": "Mail box"}, "--broker-namespace: 'Mail box' is no namespace"),
         ({"broker_url": "http://broker"}, "--broker-url: 'http://broker' is no address"),
         ({"broker_cert_path": ""}, "--broker-cert-path: is needed"),
         ({"source": "kubernetes"}, "--simulation: is for --source=simulated only"),

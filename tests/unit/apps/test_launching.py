@@ -46,8 +46,9 @@ def test_a_directory_without_certificate_is_told(tmp_path):
         launching.prepared(settings(tmp_path / "nowhere"))
 
 
-def test_without_a_broker_no_certificate_is_read(tmp_path):
-    alone = settings(tmp_path / "nowhere", broker_transport="")
+@pytest.mark.parametrize("transport", ["", "kubernetes"])
+def test_without_a_broker_to_show_it_to_no_certificate_is_read(tmp_path, transport):
+    alone = settings(tmp_path / "nowhere", broker_transport=transport)
     assert launching.prepared(alone) == Launch(alone)
 
 

@@ -25,7 +25,7 @@ def problems_of(record, **texts):
     [
         ("--broker-interface", "http"),
         ("--http-port", "8443"),
-        ("--http-cert-path", None),
+        ("--http-cert-path", ""),
         ("--http-namespace", "default"),
         ("--health-probe-bind-address", ":8081"),
         ("--metrics-bind-address", ":8080"),
@@ -50,9 +50,31 @@ def test_the_defaults_are_valid():
     assert settings.stale_after == timedelta(minutes=10)
 
 
-def test_the_kubernetes_interface_is_told_to_be_missing():
-    told = problems_of(BrokerSettings, **CERTS, broker_interface="kubernetes")
-    assert told == "--broker-interface: kubernetes is not in this version, it serves http"
+@pytest.mark.parametrize(
+    "interface, serves",
+    [
+        ("http", (True, False)),
+        ("kubernetes", (False, True)),
+        ("http,kubernetes", (True, True)),
+        ("kubernetes, http", (True, True)),
+    ],
+)
+def test_interfaces_are_named_in_any_order(interface, serves):
+    settings = flags.parse(BrokerSettings, {**CERTS, "broker_interface": interface})
+    assert (settings.serves_http, settings.serves_objects) == serves
+
+
+def test_objects_need_no_certificates_and_are_the_store():
+    settings = flags.parse(BrokerSettings, {"broker_interface": "kubernetes"})
+    assert settings.ledger == "kubernetes:"
+    named = {"broker_interface": "kubernetes", "store": "kubernetes:?namespace=hub"}
+    assert flags.parse(BrokerSettings, named).ledger == "kubernetes:?namespace=hub"
+    assert flags.parse(BrokerSettings, CERTS).ledger == "kubelend.db"
+
+
+def test_certificates_are_needed_for_http():
+    told = problems_of(BrokerSettings, broker_interface="kubernetes,http")
+    assert told == "--http-cert-path: is needed, here or as KUBELEND_HTTP_CERT_PATH"
 
 
 def test_zero_turns_a_listener_off():
@@ -68,6 +90,16 @@ def test_zero_turns_a_listener_off():
         ({"http_port": "-1"}, "--http-port: must be from 0 to 65535"),
         ({"http_namespace": "Not A Name"}, "--http-namespace: 'Not A Name' is no Kubernetes"),
         ({"store": ""}, "--store: is needed"),
+        (
+            {"broker_interface": "kubernetes", "store": "broker.db"},
+            "--store: broker.db does not go with --broker-interface=kubernetes, whose objects are"
+            " the ledger; leave it out, or write kubernetes:",
+        ),
+        ({"broker_interface": "grpc"}, "--broker-interface: 'grpc' is unknown; write http, kub"),
+        (
+            {"broker_interface": "kubernetes", "ca_path": "ca"},
+            "--ca-path: newcomers join by http, which --broker-interface leaves out",
+        ),
         ({"stale_after": "0"}, "--stale-after: must be at least 1ms"),
         ({"max_wait": "-1s"}, "--max-wait: must be at least 0s"),
         ({"lost_after": "-1s"}, "--lost-after: must be at least 0s"),

@@ -177,7 +177,7 @@ def test_every_way_to_end_shows_before_it_happens(metrics):
         if key[0] == "kubelend_reservations_finished_total"
     }
     assert {phase for phase, _ in shown} == set(FINAL)
-    assert len(shown) == 6
+    assert len(shown) == 7
 
 
 def explanation(desk, wanted):

@@ -9,16 +9,21 @@ import pytest
 
 from kubelend.apps import flags
 from kubelend.apps.settings import BrokerSettings, ClientSettings
-from kubelend.cli import generate, tree
+from kubelend.cli import generate, manifests, tree
 from kubelend.cli.exits import Code
 from kubelend.wire import routes
 
-DOCS = Path(__file__).parents[3] / "docs"
+ROOT = Path(__file__).parents[3]
+DOCS = ROOT / "docs"
 
 
 def run(*arguments):
     command = [sys.executable, "-m", "kubelend.cli.generate", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def places(directory):
+    return "--docs", directory, "--crds", directory
 
 
 @pytest.mark.parametrize("record", [BrokerSettings, ClientSettings])
@@ -47,17 +52,17 @@ def test_every_route_is_documented():
 
 
 def test_check_names_what_differs_and_write_mends_it(tmp_path):
-    first = run("--check", "--docs", tmp_path)
+    first = run("--check", *places(tmp_path))
     assert first.returncode == 1
     assert all(name in first.stderr for name in ("openapi.json", "cli.md", "routes.md"))
     assert list(tmp_path.iterdir()) == []
 
-    assert run("--docs", tmp_path).returncode == 0
-    assert run("--check", "--docs", tmp_path).returncode == 0
+    assert run(*places(tmp_path)).returncode == 0
+    assert run("--check", *places(tmp_path)).returncode == 0
     assert json.loads((tmp_path / "openapi.json").read_text())["openapi"] == "3.1.0"
 
     (tmp_path / "cli.md").write_text("edited")
-    again = run("--check", "--docs", tmp_path)
+    again = run("--check", *places(tmp_path))
     assert again.returncode == 1
     assert "cli.md" in again.stderr
     assert "routes.md" not in again.stderr
@@ -69,6 +74,21 @@ def test_equal_code_writes_equal_documents(tmp_path):
 
 def test_documents_in_the_repository_are_what_the_code_makes():
     made = generate.documents(DOCS)
-    assert {path.name for path in made} == {"openapi.json", "cli.md", "routes.md"}
+    names = {"openapi.json", "cli.md", "routes.md", "object-fields.md"}
+    assert {path.name for path in made} == names
     stale = [path.name for path, text in made.items() if path.read_text("utf-8") != text]
     assert stale == [], "run `make generate`"
+
+
+def test_definitions_in_the_repository_are_what_the_code_makes():
+    made = manifests.files(ROOT / "deploy" / "crds")
+    assert {path.name: path.read_text("utf-8") for path in made} == {
+        path.name: text for path, text in made.items()
+    }, "run `make manifests`"
+    assert set(made) == set((ROOT / "deploy" / "crds").iterdir()), "one is not made any more"
+
+
+def test_definitions_say_that_they_are_made_and_repeat_what_is_equal():
+    for text in manifests.files(ROOT).values():
+        assert text.startswith("# Made by `make manifests`")
+        assert "&id001" not in text

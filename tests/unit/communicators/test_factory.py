@@ -26,8 +26,7 @@ async def test_no_name_is_no_broker():
 @pytest.mark.parametrize(
     "name, words",
     [
-        ("kubernetes", "the transport 'kubernetes' is not in this version; use http"),
-        ("mqtt", "the transport 'mqtt' is unknown; use http, or none at all"),
+        ("mqtt", "the transport 'mqtt' is unknown; use http or kubernetes, or none at all"),
         ("HTTP", "the transport 'HTTP' is unknown"),
     ],
 )

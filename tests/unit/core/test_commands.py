@@ -3,7 +3,7 @@
 import pytest
 
 import make
-from kubelend.core import errors, transitions
+from kubelend.core import audit, commands, errors, transitions
 from kubelend.core.lifecycle import Reason
 from kubelend.core.models import ClusterId, Reservation, ReservationId
 
@@ -136,6 +136,7 @@ def test_only_a_live_one_is_renewed(desk, phase):
     [
         (Reason.BY_REQUESTER, "Released by requester r"),
         (Reason.BY_ADMIN, "Released by an administrator"),
+        (Reason.DELETED, "Released, for its object was deleted"),
     ],
 )
 def test_release_says_who_and_is_idempotent(desk, reason, message):
@@ -229,3 +230,35 @@ def test_placed_at_once_is_what_waiting_and_then_being_placed_would_give():
         at_once = transitions.placed_at_once(name, request, target, prices, make.T0)
         placed = transitions.placed(pending, target, prices, end, Reason.LOCKED, make.T0)
         assert at_once == transitions.evolve(pending, placed, 0)
+
+
+@pytest.mark.parametrize("phase", ["Pending", "Reserved", "Active", "Released", "Failed"])
+def test_retired_reservation_is_given_back_and_its_name_is_free(desk, phase):
+    match phase:
+        case "Pending":
+            held = desk.reserve("cpu=9,memory=1Gi", wait=make.HOUR)
+        case "Reserved" | "Active":
+            held = desk.reserve("cpu=1,memory=1Gi")
+            if phase == "Active":
+                desk.activate(held)
+        case _:
+            held = finish(desk, phase)
+    desk.run(commands.retire(desk.ledger, held, Reason.DELETED, desk.now))
+    assert held not in desk.ledger.reservations
+    assert desk.ledger.reserved("a") == make.resources("")
+    assert audit.violations(desk.ledger) == []
+    desk.run(commands.retire(desk.ledger, held, Reason.DELETED, desk.now))
+
+
+def test_withdrawn_offer_takes_nothing_new_and_its_loans_count_when_it_is_back():
+    desk = make.desk(a="cpu=4,memory=8Gi")
+    held = desk.reserve("cpu=3,memory=1Gi")
+    desk.run(commands.withdraw(desk.ledger, "a", desk.now))
+    assert desk[held].target == "a"
+    assert "a" not in desk.ledger.clusters
+    assert desk.refused("cpu=1,memory=1Gi") == "no cluster advertises yet"
+    assert audit.violations(desk.ledger) == []
+    desk.advertise("a", "cpu=4,memory=8Gi")
+    assert desk.ledger.available("a").cpu == 1000
+    desk.refused("cpu=2,memory=1Gi")
+    desk.run(commands.withdraw(desk.ledger, "nobody", desk.now))

@@ -59,6 +59,7 @@ def test_reasons_keep_their_names():
         "ProviderSilent",
         "ReleasedByRequester",
         "ReleasedByAdmin",
+        "Deleted",
         "Expired",
         "Drained",
         "WaitTimedOut",

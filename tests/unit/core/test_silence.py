@@ -3,7 +3,7 @@
 import pytest
 
 import make
-from kubelend.core import revocation, silence
+from kubelend.core import commands, revocation, silence
 from kubelend.core.ledger import Ledger
 from kubelend.core.models import ClusterId
 from kubelend.core.roles import Role
@@ -326,5 +326,15 @@ def test_broker_that_falls_asleep_in_the_middle_gives_the_rest_the_time_anew(des
     desk.advertise("d", "cpu=8,memory=8Gi")
     fall_silent(desk, vigil)
     desk.pass_time(2 * silence.LONGEST_GAP)
+    desk.leave(vigil)
+    assert sum(desk.target(one) == "a" for one in held) == 3
+
+
+def test_provider_whose_offer_is_withdrawn_in_the_middle_keeps_the_rest(desk, vigil):
+    count = silence.MOST_TRIED + 3
+    held = [desk.reserve("cpu=1m,memory=1Mi", excluded="bc") for _ in range(count)]
+    desk.advertise("d", "cpu=8,memory=8Gi")
+    fall_silent(desk, vigil)
+    desk.run(commands.withdraw(desk.ledger, "a", desk.now))
     desk.leave(vigil)
     assert sum(desk.target(one) == "a" for one in held) == 3

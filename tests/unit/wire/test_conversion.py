@@ -41,7 +41,7 @@ def test_amounts_come_back_exactly_as_offered(found):
 
 @given(amounts.filter(lambda found: found.cpu and found.memory))
 def test_amounts_come_back_exactly_as_asked(found):
-    assert conversion.wanted(quantities.of(found)) == found
+    assert quantities.wanted(quantities.of(found)) == found
 
 
 def test_identity_is_the_callers_and_not_the_bodys():

@@ -53,7 +53,7 @@ def with_extended(name):
 
 
 def wanted(cpu):
-    return conversion.wanted(bodies.Quantities(cpu, "1"))
+    return quantities.wanted(bodies.Quantities(cpu, "1"))
 
 
 def lasting(text):

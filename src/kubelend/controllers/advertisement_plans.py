@@ -1,0 +1,113 @@
+"""What a ClusterAdvertisement object says to the broker, and what is to be done about it. Pure.
+
+An object that the broker made says nothing: it shows what a cluster has said elsewhere. Any other is the word
+of whoever may write it, once for each time that it changes. Reserved and available are never taken from it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeAlias
+
+import msgspec
+from msgspec.structs import replace
+
+from kubelend.controllers import marks
+from kubelend.core import models
+from kubelend.core.models import ClusterId
+from kubelend.stores import kube_objects, kube_projection
+from kubelend.wire import bodies, conversion
+from kubelend.wire.broker_objects import ClusterAdvertisement, ClusterAdvertisementSpec
+
+
+class Advertise(NamedTuple):
+    """The cluster says something new, or the broker has not heard it yet."""
+
+    offer: models.Advertisement
+
+
+class Rewrite(NamedTuple):
+    """The object does not say what the record says."""
+
+
+class Delete(NamedTuple):
+    """It calls itself the broker's, and the broker knows nothing of it."""
+
+
+Action: TypeAlias = Advertise | Rewrite | Delete | None
+
+
+def offer(found: ClusterAdvertisement) -> models.Advertisement:
+    """What it offers; `InvalidInput` says what is wrong with it."""
+    spec, made_at = found.spec, found.metadata.creation_timestamp
+    sent_at = spec.timestamp or made_at
+    if sent_at is None:
+        raise ValueError(f"{found.key} has no time of creation")
+    body = bodies.Advertisement(
+        cluster_id=spec.cluster_id,
+        resources=bodies.Metrics(
+            capacity=spec.resources.capacity,
+            allocatable=spec.resources.allocatable,
+            allocated=spec.resources.allocated,
+        ),
+        cluster_name=spec.cluster_name,
+        timestamp=sent_at,
+        cost=spec.cost,
+        labels=spec.labels,
+        region=spec.region,
+        valid_for=spec.valid_for,
+        endpoint_url=spec.endpoint_url,
+        policy=spec.policy,
+    )
+    return conversion.to_advertisement(body, ClusterId(spec.cluster_id), sent_at)
+
+
+def plan(
+    found: ClusterAdvertisement,
+    offers: models.Advertisement | None,
+    heard: models.Advertisement | None,
+    record: models.Cluster | None,
+) -> Action:
+    """The next thing to do before it is shown; None if nothing is.
+
+    `offers` is what it says now, None if that cannot be read; `heard` what was last taken in from it.
+    """
+    if marks.is_leaving(found.metadata):
+        return None
+    if marks.is_own(found.metadata):
+        if record is None:
+            return Delete()
+        return None if _is_right(found, record) else Rewrite()
+    if offers is not None and (record is None or offers != (heard or record.advertisement)):
+        return Advertise(offers)
+    if record is None or not keeps_record(found) or marks.is_kept(found.status.kept, record):
+        return None
+    return Rewrite()
+
+
+def keeps_record(found: ClusterAdvertisement) -> bool:
+    """Whether it is by its name the one object of its cluster in which the store keeps the record."""
+    return kube_objects.name_of("cluster", found.spec.cluster_id) == found.metadata.name
+
+
+def is_withdrawn(
+    gone: ClusterAdvertisement, heard: models.Advertisement | None, record: models.Cluster
+) -> bool:
+    """Whether what the ledger holds is what this object said, which is there no more.
+
+    Where something newer was said elsewhere, the store makes the object anew.
+    """
+    if marks.is_own(gone.metadata):
+        return marks.is_kept(gone.status.kept, record)
+    return record.advertisement == heard
+
+
+def _is_right(found: ClusterAdvertisement, record: models.Cluster) -> bool:
+    wanted = msgspec.convert(kube_projection.cluster_spec(record), ClusterAdvertisementSpec)
+    is_said = _own_part(found.spec) == _own_part(wanted)
+    return is_said and marks.is_kept(found.status.kept, record)
+
+
+def _own_part(spec: ClusterAdvertisementSpec) -> ClusterAdvertisementSpec:
+    """Without what is worked out from reservations."""
+    nothing = bodies.Amounts("", "")
+    return replace(spec, resources=replace(spec.resources, available=nothing, reserved=None))

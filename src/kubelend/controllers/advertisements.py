@@ -1,0 +1,238 @@
+"""ClusterAdvertisement objects of the broker's namespace: what they say is heard, and what follows is shown.
+
+A part of `controllers.office`, level-triggered like `controllers.reservations`. A cluster whose object is
+deleted offers nothing until it is heard again: the ledger forgets the offer, as a store does that lost it.
+What was lent there stays lent, because every reservation says itself where it is; all of it counts at once
+when an advertisement is there again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from kubelend.broker import views
+from kubelend.broker.service import Broker
+from kubelend.broker.views import ClusterView
+from kubelend.broker.writer import ACTOR
+from kubelend.controllers import advertisement_plans, happenings, marks, showing
+from kubelend.controllers.advertisement_plans import Advertise, Delete, Rewrite
+from kubelend.controllers.happenings import Teller
+from kubelend.controllers.looking import Looks
+from kubelend.controllers.mirrors import Mirror, Turn
+from kubelend.controllers.suspicions import Suspicions
+from kubelend.core import models
+from kubelend.core.errors import Conflict, InvalidInput, NotFound
+from kubelend.core.events import Change, Dropped
+from kubelend.core.journal import Actor
+from kubelend.core.models import Cluster, ClusterId, Reservation
+from kubelend.kube.client import Client
+from kubelend.stores import kube_objects
+from kubelend.wire.broker_objects import ClusterAdvertisement
+
+SOON: Final = timedelta(milliseconds=100)
+"""After which a change is looked at: mostly it is not the only one, and the store has not finished."""
+PAUSE: Final = timedelta(seconds=1)
+"""Between two times that an object is written: one that lends a lot changes all the time."""
+
+_NEVER: Final = datetime.max.replace(tzinfo=UTC)
+_SOME_TIME_AGO: Final = datetime.min.replace(tzinfo=UTC)
+
+
+class Advertisements:
+    """Hand `mirror.take` what the watch says, call `hear` and `tick`, and run `looks`."""
+
+    def __init__(self, broker: Broker, client: Client, namespace: str, teller: Teller) -> None:
+        self.looks = Looks(marks.ADVERTISEMENTS.plural, self._look)
+        self.mirror: Mirror[ClusterAdvertisement] = Mirror(self._look_soon, self._turned)
+        self._broker = broker
+        self._client = client
+        self._namespace = namespace
+        self._teller = teller
+        self._suspicions = Suspicions(self.looks)
+        self._heard: dict[str, models.Advertisement] = {}
+        """By the UIDs of objects: what was last taken in from each."""
+        self._aliases: dict[str, set[str]] = {}
+        """Names of objects that are not called after their clusters, by these."""
+        self._written_at: dict[str, float] = {}
+        self._stale_at = _NEVER
+        """The first moment at which a cluster may become stale."""
+
+    def look_at_all(self) -> None:
+        """The ledger was read anew, or this broker leads from now on."""
+        self._stale_at = _SOME_TIME_AGO
+        self.mirror.look_at_all()
+
+    def hear(self, changes: Sequence[Change]) -> None:
+        """What has become durable: who lends more or less now, or says something else."""
+        concerned: dict[str, None] = {}
+        for change in changes:
+            match change:
+                case Reservation():
+                    concerned.update(dict.fromkeys(filter(None, (change.target, *change.left))))
+                case Cluster():
+                    concerned[change.id] = None
+                    self._stale_at = min(self._stale_at, change.valid_until)
+                case Dropped():
+                    concerned[change.cluster] = None
+        for cluster in concerned:
+            self._look_at(cluster)
+
+    def tick(self) -> None:
+        """Look at whoever has become stale; nothing else tells of it."""
+        now = self._broker.clock()
+        if now < self._stale_at or not self._broker.may_decide:
+            return
+        ledger, _ = self._broker.present()
+        self._stale_at = _NEVER
+        for cluster in ledger.clusters.values():
+            if cluster.is_stale(now):
+                self._look_at(cluster.id)
+            else:
+                self._stale_at = min(self._stale_at, cluster.valid_until)
+
+    def _look_at(self, cluster: str) -> None:
+        for name in (kube_objects.name_of("cluster", cluster), *self._aliases.get(cluster, ())):
+            self._look_soon(name)
+
+    def _look_soon(self, name: str) -> None:
+        self.looks.add_after(name, SOON)
+
+    def _turned(self, turn: Turn[ClusterAdvertisement]) -> None:
+        if self._broker.may_decide:
+            for happening in happenings.of_advertisement(turn.before, turn.after):
+                self._teller.tell(happening)
+
+    # -- the look
+
+    async def _look(self, name: str) -> None:
+        if not self._broker.may_decide:
+            self.mirror.bury_all(name)  # whoever leads sees to it
+            return
+        ACTOR.set(Actor(f"{self._namespace}/{name}", "object"))
+        for gone in self.mirror.gone(name):
+            await self._end(gone)
+            self.mirror.bury(gone)
+        found = self.mirror.find(name)
+        if found is not None and not marks.is_leaving(found.metadata):
+            self._remember_alias(found)
+            await self._serve(found)
+
+    async def _serve(self, found: ClusterAdvertisement) -> None:
+        offers, problem = _offers(found)
+        record = self._record(found)
+        heard = self._heard.get(found.metadata.uid)
+        action = advertisement_plans.plan(found, offers, heard, record)
+        match action:
+            case Advertise(offer):
+                await self._broker.advertise(offer)
+                self._heard[found.metadata.uid] = offer
+                self._look_soon(found.metadata.name)
+            case Rewrite() | Delete():
+                await self._correct(found, record)
+            case None:
+                self._suspicions.clear(found)
+                await self._show(found, problem)
+
+    async def _correct(self, found: ClusterAdvertisement, record: Cluster | None) -> None:
+        """Mostly the store has not finished; else somebody has spoilt it."""
+        if not self._suspicions.is_grave(found):
+            return
+        await self._broker.settled()
+        newest = await self._client.find(marks.ADVERTISEMENTS, found.metadata.name, self._namespace)
+        if newest is None or self._record(newest) is not record:
+            return
+        again = advertisement_plans.plan(newest, None, None, record)
+        if isinstance(again, Delete):
+            name, uid = newest.metadata.name, newest.metadata.uid
+            await self._client.delete(marks.ADVERTISEMENTS, name, self._namespace, uid=uid)
+        elif again is not None and record is not None and self._suspicions.may_write(newest, again):
+            await self._rewrite(newest, record)
+
+    async def _rewrite(self, found: ClusterAdvertisement, record: Cluster) -> None:
+        kept = found.status.kept
+        try:
+            if kept is not None and not marks.is_kept(kept, record):
+                change: showing.Change = {"kept": marks.kept_as_of_old(record)}
+                await self._patch(found, {"status": change}, "status")
+            await self._broker.rewrite(record)
+        except (Conflict, NotFound):
+            self._look_soon(found.metadata.name)  # somebody else was faster
+
+    async def _end(self, gone: ClusterAdvertisement) -> None:
+        uid, cluster = gone.metadata.uid, gone.spec.cluster_id
+        self._aliases.get(cluster, set()).discard(gone.metadata.name)
+        self._written_at.pop(gone.metadata.name, None)
+        record = self._record(gone)
+        heard = self._heard.get(uid) or _offers(gone)[0]
+        if record is not None and advertisement_plans.is_withdrawn(gone, heard, record):
+            await self._broker.withdraw(record.id)
+        self._heard.pop(uid, None)
+
+    def _record(self, found: ClusterAdvertisement) -> Cluster | None:
+        ledger, _ = self._broker.present()
+        return ledger.clusters.get(ClusterId(found.spec.cluster_id))
+
+    def _remember_alias(self, found: ClusterAdvertisement) -> None:
+        if not advertisement_plans.keeps_record(found):
+            self._aliases.setdefault(found.spec.cluster_id, set()).add(found.metadata.name)
+
+    # -- showing
+
+    async def _show(self, found: ClusterAdvertisement, problem: str) -> None:
+        if not any(self._changes(found, problem)):
+            return
+        name = found.metadata.name
+        since = time.monotonic() - self._written_at.get(name, float("-inf"))
+        if since < PAUSE.total_seconds():
+            self.looks.add_after(name, PAUSE - timedelta(seconds=since))
+            return
+        await self._broker.settled()
+        newest = await self._client.find(marks.ADVERTISEMENTS, name, self._namespace)
+        if newest is not None and newest.metadata.uid == found.metadata.uid:
+            await self._write(newest, problem)
+
+    def _changes(
+        self, found: ClusterAdvertisement, problem: str
+    ) -> tuple[showing.Change, showing.Change]:
+        view, now = self._view(found)
+        spec = {} if view is None else showing.spec_change(found, view)
+        return spec, showing.status_change(found, view, problem, now)
+
+    async def _write(self, found: ClusterAdvertisement, problem: str) -> None:
+        try:
+            spec, _ = self._changes(found, problem)
+            if spec:
+                found = await self._patch(found, {"spec": spec})
+            _, status = self._changes(found, problem)
+            if status:
+                await self._patch(found, {"status": status}, "status")
+        except (Conflict, NotFound):
+            self._look_soon(found.metadata.name)  # somebody else was faster
+
+    async def _patch(
+        self, found: ClusterAdvertisement, change: showing.Change, subresource: str = ""
+    ) -> ClusterAdvertisement:
+        name = found.metadata.name
+        self._written_at[name] = time.monotonic()
+        whole = {**change, "metadata": {"resourceVersion": found.metadata.resource_version}}
+        return await self._client.patch(
+            marks.ADVERTISEMENTS, name, self._namespace, whole, subresource=subresource
+        )
+
+    def _view(self, found: ClusterAdvertisement) -> tuple[ClusterView | None, datetime]:
+        ledger, now = self._broker.present()
+        cluster = ledger.clusters.get(ClusterId(found.spec.cluster_id))
+        return None if cluster is None else views.of_cluster(ledger, cluster), now
+
+
+def _offers(found: ClusterAdvertisement) -> tuple[models.Advertisement | None, str]:
+    """What it offers, and if that cannot be read, why."""
+    if marks.is_own(found.metadata):
+        return None, ""
+    try:
+        return advertisement_plans.offer(found), ""
+    except InvalidInput as error:
+        return None, f"Not taken in: {error}"

@@ -1,0 +1,141 @@
+"""Events on the objects that people applied: what `kubectl describe` tells of them.
+
+They are told once, when it happens, and nobody relies on them: one that cannot be written is dropped. Objects
+that the broker made have none, for their makers hear of everything over the REST interface.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from typing import Final, Literal, NamedTuple
+
+import msgspec
+import structlog
+
+from kubelend.controllers import marks
+from kubelend.core.errors import KubelendError
+from kubelend.core.lifecycle import Phase, Reason
+from kubelend.kube.client import Client
+from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
+from kubelend.wire.objects import Object
+
+LONGEST: Final = 1024
+"""Characters of a message: the API server takes no more."""
+MOST_WAITING: Final = 1000
+COMPONENT: Final = "kubelend-broker"
+
+log = structlog.get_logger("kubelend.controllers")
+
+
+class Happening(NamedTuple):
+    """What happened, to which object."""
+
+    type: Literal["Normal", "Warning"]
+    reason: str
+    message: str
+    about: Object
+
+
+def of_reservation(before: Reservation, after: Reservation) -> Iterator[Happening]:
+    was, now = before.status, after.status
+    if marks.is_own(after.metadata):
+        return
+    if was.phase != now.phase and (word := _PHASES.get(now.phase)):
+        reason = "Expired" if now.reason == Reason.EXPIRED else word
+        kind: Literal["Normal", "Warning"] = "Warning" if reason == "Failed" else "Normal"
+        yield Happening(kind, reason, now.message, after)
+    elif now.phase == Phase.RESERVED and was.target_cluster_id != now.target_cluster_id:
+        yield Happening("Normal", "Moved", now.message, after)
+
+
+def of_advertisement(
+    before: ClusterAdvertisement, after: ClusterAdvertisement
+) -> Iterator[Happening]:
+    was, now = before.status.phase, after.status.phase
+    if marks.is_own(after.metadata):
+        return
+    if was != now and now == "Stale":
+        yield Happening("Warning", "Stale", after.status.message, after)
+    elif was == "Stale" and now == "Active":
+        yield Happening("Normal", "Active", "It is heard again", after)
+    if _is_overcommitted(after) and not _is_overcommitted(before):
+        yield Happening("Warning", "Overcommitted", after.status.message, after)
+
+
+def at_deletion(found: Reservation, message: str) -> Happening:
+    """What it held is given back because somebody deleted it."""
+    return Happening("Normal", "Released", message, found)
+
+
+def body(happening: Happening, at: datetime, suffix: str) -> dict[str, object]:
+    """As the API server takes it."""
+    about, stamp = happening.about, msgspec.to_builtins(at.replace(microsecond=0))
+    metadata = about.metadata
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": f"{metadata.name[:200]}.{suffix}", "namespace": metadata.namespace},
+        "involvedObject": {
+            "apiVersion": f"{about.group}/{about.version}",
+            "kind": about.kind,
+            "namespace": metadata.namespace,
+            "name": metadata.name,
+            "uid": metadata.uid,
+            "resourceVersion": metadata.resource_version,
+        },
+        "type": happening.type,
+        "reason": happening.reason,
+        "message": _cut(happening.message),
+        "source": {"component": COMPONENT},
+        "reportingComponent": COMPONENT,
+        "reportingInstance": COMPONENT,
+        "firstTimestamp": stamp,
+        "lastTimestamp": stamp,
+        "count": 1,
+    }
+
+
+class Teller:
+    """Use `run` as a task. `tell` never waits."""
+
+    def __init__(self, client: Client, clock: Callable[[], datetime]) -> None:
+        self._client = client
+        self._clock = clock
+        self._waiting: asyncio.Queue[Happening] = asyncio.Queue(MOST_WAITING)
+
+    def tell(self, happening: Happening) -> None:
+        try:
+            self._waiting.put_nowait(happening)
+        except asyncio.QueueFull:
+            log.warning("event dropped", reason=happening.reason, why="too many at once")
+
+    async def run(self) -> None:
+        """For ever."""
+        while True:
+            happening = await self._waiting.get()
+            made = body(happening, self._clock(), secrets.token_hex(8))
+            namespace = happening.about.metadata.namespace
+            try:
+                await self._client.raw("POST", f"/api/v1/namespaces/{namespace}/events", made)
+            except KubelendError as problem:
+                log.warning("event dropped", reason=happening.reason, why=str(problem))
+
+
+_PHASES: Final[dict[str, str]] = {
+    Phase.RESERVED: "Reserved",
+    Phase.ACTIVE: "Activated",
+    Phase.RELEASED: "Released",
+    Phase.FAILED: "Failed",
+}
+
+
+def _is_overcommitted(found: ClusterAdvertisement) -> bool:
+    conditions = found.status.conditions
+    return any(one.type == "Overcommitted" and one.status == "True" for one in conditions)
+
+
+def _cut(message: str) -> str:
+    return message if len(message) <= LONGEST else message[: LONGEST - 1] + "…"

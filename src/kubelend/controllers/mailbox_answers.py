@@ -1,0 +1,171 @@
+"""What is asked in a mailbox, done: each call as the REST interface does it, in the mailbox's name.
+
+`controllers.mailbox_clerk` asks here, and writes the answer. Errors are those that REST would answer with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import msgspec
+
+from kubelend.broker import instructions, parties
+from kubelend.broker.instructions import Instruction, Role
+from kubelend.broker.service import Broker
+from kubelend.broker.speakers import Speakers
+from kubelend.broker.writer import ACTOR
+from kubelend.controllers import mailbox_plans
+from kubelend.core import roles
+from kubelend.core.errors import InvalidInput, NotFound, Revoked, no_reservation
+from kubelend.core.journal import Actor
+from kubelend.core.lifecycle import FINAL, Reason
+from kubelend.core.members import Standing, member_id
+from kubelend.core.models import ClusterId, ReservationId
+from kubelend.core.models import Reservation as Record
+from kubelend.wire import bodies, conversion, route
+from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
+from kubelend.wire.conversion import Terms
+from kubelend.wire.objects import ProviderInstruction, Question
+
+PROVIDER: Final = Role.PROVIDER
+REQUESTER: Final = Role.REQUESTER
+
+
+class Answers:
+    """Does what one cluster asks for."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        terms: Terms,
+        speakers: Speakers | None,
+        cluster: ClusterId,
+        namespace: str,
+    ) -> None:
+        self._broker = broker
+        self._terms = terms
+        self._speakers = speakers
+        self._cluster = cluster
+        self._namespace = namespace
+
+    def admit(self, question: Question, *, speaks: bool = True) -> None:
+        """Refuse who was put out, and an agent while another one of its cluster speaks."""
+        member = self._broker.registry.members.get(member_id(roles.Role.CLUSTER, self._cluster))
+        if member is not None and member.standing is Standing.REVOKED:
+            raise Revoked(
+                f"cluster {self._cluster} was revoked: {member.reason or 'no reason given'}",
+                hint="ask an administrator",
+            )
+        if self._speakers is None or not question.agent:
+            return
+        if speaks:
+            origin = f"in mailbox {self._namespace}"
+            self._speakers.speak(self._cluster, question.agent, origin)
+        else:
+            self._speakers.hear(self._cluster, question.agent)
+
+    async def advertisement(
+        self, seen: ClusterAdvertisement, question: Question
+    ) -> tuple[bodies.Advertisement, dict[str, object]]:
+        """What the broker makes of it, as the answer and as the object's status."""
+        with self._acting():
+            self.admit(question)
+            body = mailbox_plans.advertisement(seen.spec)
+            parties.check_owner(body.cluster_id, self._cluster)
+            offer = conversion.to_advertisement(body, self._cluster, self._broker.clock())
+            view, _ = await self._broker.advertise(offer)
+        now = self._broker.clock()
+        status = conversion.from_cluster_status(
+            view.cluster, view.reserved, view.lent, view.holds, now
+        )
+        shown = msgspec.to_builtins(status)
+        told = {name: shown.get(name) for name in _SHOWN}
+        return conversion.accepted(body, view.cluster, view.reserved), told
+
+    async def reservation(self, seen: Reservation, question: Question) -> Record:
+        with self._acting():
+            self.admit(question)
+            if question.call == "reserve":
+                return await self._reserve(seen)
+            found = await parties.owned(self._broker, _told(seen), self._cluster)
+            match question.call:
+                case "activate":
+                    return await self._broker.activate(parties.ongoing(found))
+                case "renew":
+                    return await self._renew(found, question.text)
+                case "release":
+                    return await self._broker.release(found.id, Reason.BY_REQUESTER)
+        raise InvalidInput(f"a reservation cannot be asked to {question.call[:20]!r}")
+
+    async def instruction(self, seen: ProviderInstruction, question: Question) -> Record:
+        lent = ReservationId(seen.spec.reservation_name)
+        with self._acting():
+            self.admit(question)
+            match question.call:
+                case "acknowledge":
+                    return await parties.acknowledge(self._broker, lent, self._cluster)
+                case "refuse":
+                    return await parties.refuse(self._broker, lent, self._cluster, question.text)
+        raise InvalidInput(f"a provider cannot {question.call[:20]!r}")
+
+    async def give_back(self, seen: Reservation) -> None:
+        """Release what an object stands for, if it still holds anything."""
+        found = await self._standing_for(seen)
+        if found is not None and found.phase not in FINAL:
+            with self._acting():
+                await self._broker.release(found.id, Reason.DELETED)
+
+    async def _reserve(self, seen: Reservation) -> Record:
+        """What it has become before counts, also after the ledger has forgotten the key."""
+        if seen.spec.requester_id:
+            parties.check_owner(seen.spec.requester_id, self._cluster, "requesterID")
+        if mailbox_plans.instruction(seen) is not None:
+            return await parties.owned(self._broker, _told(seen), self._cluster)
+        key = route.checked_key(mailbox_plans.key_of(seen))
+        body = mailbox_plans.request(seen.spec)
+        wish = conversion.to_request(body, self._cluster, key, self._terms)
+        return await self._broker.reserve(wish)
+
+    async def _renew(self, found: Record, text: str) -> Record:
+        longer = conversion.bounded_duration(text, self._terms) if text else None
+        return await self._broker.renew(parties.ongoing(found), longer)
+
+    async def _standing_for(self, seen: Reservation) -> Record | None:
+        if mailbox_plans.instruction(seen) is not None:
+            try:
+                return await parties.owned(self._broker, _told(seen), self._cluster)
+            except NotFound:
+                return None
+        key = mailbox_plans.key_of(seen)
+        records = await self._broker.read(lambda ledger: list(ledger.touching(self._cluster)))
+        mine = (one for one in records if one.requester == self._cluster)
+        return next((one for one in mine if one.request.key == key), None)
+
+    @contextmanager
+    def _acting(self) -> Iterator[None]:
+        """The journal is to name the cluster, and whence it spoke."""
+        actor = Actor(self._cluster, roles.Role.CLUSTER, f"mailbox {self._namespace}")
+        before = ACTOR.set(actor)
+        try:
+            yield
+        finally:
+            ACTOR.reset(before)
+
+
+def parts(cluster: ClusterId, record: Record) -> Iterator[Instruction]:
+    return instructions.for_cluster(cluster, record)
+
+
+_SHOWN: Final = (
+    *("phase", "active", "score", "message", "lastUpdateTime", "validUntil"),
+    *("cordonReason", "reservations"),
+)
+
+
+def _told(seen: Reservation) -> ReservationId:
+    said = mailbox_plans.instruction(seen)
+    if said is None:
+        raise no_reservation(seen.metadata.name)
+    return ReservationId(said.reservation.id)

@@ -1,0 +1,309 @@
+"""One cluster's mailbox, attended: its questions are answered, and it tells what the ledger has for it.
+
+`controllers.mailboxes` calls `attend` whenever something is new, one call at a time. Who asks is the cluster
+whose namespace it is, whatever the objects say of themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+
+from msgspec.structs import replace
+
+from kubelend.controllers import mailbox_answers, mailbox_plans, marks
+from kubelend.controllers.mailbox_answers import Answers
+from kubelend.controllers.mailbox_pen import Means, Pen
+from kubelend.controllers.mailbox_plans import Remove, Step, Tell, Told
+from kubelend.controllers.mailbox_sessions import Session
+from kubelend.controllers.mailbox_shelves import Shelf, Unread
+from kubelend.core.errors import KubelendError, NotLeader, NotReady, Unavailable
+from kubelend.core.ledger import Ledger
+from kubelend.core.models import ClusterId, ReservationId
+from kubelend.core.models import Reservation as Record
+from kubelend.kube import resources
+from kubelend.wire import mailboxes
+from kubelend.wire.broker_objects import (
+    RESERVATION_FINALIZER,
+    ClusterAdvertisement,
+    Reservation,
+)
+from kubelend.wire.objects import Object, ProviderInstruction, Question, Reply
+
+
+class Clerk:
+    """Attends to one mailbox."""
+
+    def __init__(
+        self, means: Means, namespace: str, cluster: ClusterId, wake: Callable[[], None]
+    ) -> None:
+        self.cluster = cluster
+        self.namespace = namespace
+        self.shelf = Shelf()
+        self.is_closing = False
+        """Whether somebody has deleted the namespace, and what is in it goes now."""
+        self._means = means
+        self._answers = Answers(means.broker, means.terms, means.speakers, cluster, namespace)
+        self._wake = wake
+        self._session: Session | None = None
+        self._ledger: Ledger | None = None
+        """Whose reservations the mailbox tells of: another one is read after a failure, or a takeover."""
+        self._pen = Pen(means, namespace, cluster, self.shelf)
+
+    async def attend(self) -> None:
+        """Do all that there is to do. What fails is to be looked at again, all of it."""
+        if not self._means.broker.leadership.leads:
+            return
+        try:
+            await self._attend()
+        except BaseException:
+            self.shelf.look_at_all()
+            self._ledger = None
+            raise
+
+    async def dismiss(self) -> None:
+        """It is nobody's mailbox any more, or the broker stops."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.end()
+
+    # -- one look
+
+    async def _attend(self) -> None:
+        mailbox = self.shelf.mailbox
+        asked = None if mailbox is None else mailbox_plans.unanswered(mailbox)
+        problem = await self._catch_up()
+        while unread := self.shelf.take():
+            if not unread.objects and not unread.reservations:
+                break
+            problem = await self._handle(unread, problem)
+        if asked is not None:
+            await self._answer_mailbox(asked, problem)
+        else:
+            await self._show_session()
+        if problem is not None:
+            raise problem
+
+    async def _handle(self, unread: Unread, before: KubelendError | None) -> KubelendError | None:
+        """Gives the first problem: one object that cannot be written keeps no other from its answer."""
+        try:
+            await self._answer_all(unread.objects)
+            if before is None:
+                return await self._tell_all(unread.reservations)
+        except NotLeader:
+            raise
+        except KubelendError as error:
+            return before or error
+        return before
+
+    async def _catch_up(self) -> KubelendError | None:
+        """After a reload every object may be wrong; also those whose reservation the ledger has lost."""
+        try:
+            ledger = await self._means.broker.read(lambda ledger: ledger)
+        except KubelendError as error:
+            return error
+        if ledger is not self._ledger:
+            self._ledger = ledger
+            self.shelf.look_at_all()
+            for record in ledger.touching(self.cluster):
+                self.shelf.hear(record.id)
+        return None
+
+    async def _answer_all(self, found: Iterable[Object]) -> None:
+        kinds = (Reservation, ProviderInstruction)
+        first = [one for one in found if isinstance(one, kinds)]
+        await _together(map(self._answer, first))
+        for one in found:
+            if isinstance(one, ClusterAdvertisement) and mailbox_plans.unanswered(one):
+                await self._answer_advertisement(one)
+
+    async def _answer(self, seen: Told) -> None:
+        if isinstance(seen, Reservation) and marks.is_leaving(seen.metadata):
+            await self._let_go(seen)
+            return
+        question = mailbox_plans.unanswered(seen)
+        wish = mailbox_plans.wished(seen) if isinstance(seen, Reservation) else ""
+        if question is None and wish:
+            question = Question(_last_question(seen), wish)
+        if question is None:
+            return
+        if isinstance(seen, Reservation):
+            await self._answer_reservation(seen, question)
+        else:
+            await self._answer_instruction(seen, question)
+
+    # -- questions
+
+    async def _answer_reservation(self, seen: Reservation, question: Question) -> None:
+        if question.call == "reserve" and not marks.holds_on(seen.metadata):
+            seen = await self._pen.hold_on_to(seen)
+        try:
+            record = await self._answers.reservation(seen, question)
+        except NotLeader:
+            raise
+        except KubelendError as error:
+            if error.retryable and not question.id:  # nobody would ask again
+                raise
+            said = self._refused(seen, question, error)
+            if said.told:
+                await self._pen.patch_status(seen, {"reply": mailboxes.reply(said)})
+            else:
+                now = self._means.broker.clock()
+                status = mailbox_plans.refused_status(seen, error, said, now)
+                await self._pen.patch_status(seen, status)
+        else:
+            await self._pen.tell_own(seen, record, question.id)
+
+    async def _answer_instruction(self, seen: ProviderInstruction, question: Question) -> None:
+        try:
+            record = await self._answers.instruction(seen, question)
+        except NotLeader:
+            raise
+        except KubelendError as error:
+            reply = mailboxes.reply(self._refused(seen, question, error))
+            await self._pen.patch(
+                resources.of(ProviderInstruction), seen, {"spec": {"reply": reply}}
+            )
+        else:
+            [step] = [
+                part
+                for part in mailbox_answers.parts(self.cluster, record)
+                if part.role is mailbox_answers.PROVIDER
+            ]
+            await self._pen.tell_lent(Tell(step, seen), question.id)
+
+    async def _answer_advertisement(self, seen: ClusterAdvertisement) -> None:
+        """What follows from it is told before it is answered: whoever reads the answer finds it."""
+        question = mailbox_plans.unanswered(seen) or Question("", "publish")
+        try:
+            body, status = await self._answers.advertisement(seen, question)
+            await self._tell_all(self.shelf.take_news())
+            said = Reply(question.id, mailboxes.text(body))
+        except NotLeader:
+            raise
+        except KubelendError as error:
+            said, status = Reply(question.id, "", mailboxes.refused(error)), {}
+            status = {"message": str(error), "active": False}
+        status |= {
+            "observedGeneration": seen.metadata.generation,
+            "reply": mailboxes.reply(said),
+        }
+        await self._pen.patch_status(seen, status)
+
+    async def _answer_mailbox(self, question: Question, problem: KubelendError | None) -> None:
+        status: dict[str, object] = {"clusterID": self.cluster}
+        said = Reply(question.id)
+        try:
+            if question.call == "ping":
+                self._check_ready()
+            elif problem is not None:
+                raise _passing(problem)
+            status |= await self._conversed(question)
+        except NotLeader:
+            raise
+        except KubelendError as error:
+            said = replace(said, problem=mailboxes.refused(error))
+        status |= {
+            "session": "" if self._session is None else self._session.name,
+            "lastUpdateTime": self._means.broker.clock(),
+            "reply": mailboxes.reply(said),
+        }
+        mailbox = self.shelf.mailbox
+        if mailbox is not None:
+            await self._pen.patch_status(mailbox, status)
+
+    async def _conversed(self, question: Question) -> dict[str, object]:
+        """What an agent asks of the mailbox as a whole."""
+        if question.call == "leave":
+            if self._session is not None and self._session.agent == question.agent:
+                await self.dismiss()
+            return {}
+        self._answers.admit(question, speaks=question.call == "listen")
+        if question.call == "listen":
+            await self._begin(question.agent)
+        ends = await self._means.broker.read(lambda ledger: (ledger.revision, ledger.horizon))
+        await self._tell_all(self.shelf.take_news())
+        return {"revision": ends[0], "horizon": ends[1]}
+
+    async def _begin(self, agent: str) -> None:
+        session = Session(self._means.broker, self.cluster, agent, self._ended)
+        await session.begin(self._means.speakers, f"in mailbox {self.namespace}")
+        former, self._session = self._session, session
+        if former is not None:
+            await former.end()
+
+    def _ended(self, session: Session) -> None:
+        if self._session is session:
+            self._session = None
+            self._wake()
+
+    def _check_ready(self) -> None:
+        if (why := self._means.broker.unready) is not None:
+            raise NotReady(f"the broker is not ready: {why}", hint="try again later")
+
+    async def _show_session(self) -> None:
+        mailbox = self.shelf.mailbox
+        name = "" if self._session is None else self._session.name
+        if mailbox is None:
+            return
+        if (mailbox.status.session, mailbox.status.cluster_id) != (name, self.cluster):
+            now = self._means.broker.clock()
+            status = {"session": name, "clusterID": self.cluster, "lastUpdateTime": now}
+            await self._pen.patch_status(mailbox, status)
+
+    def _refused(self, seen: Told, question: Question, error: KubelendError) -> Reply:
+        """What was told before stays true."""
+        before = mailbox_plans.reply(seen) or mailboxes.NOBODY
+        return Reply(question.id, before.told, mailboxes.refused(error))
+
+    # -- what the ledger has
+
+    async def _tell_all(self, ids: Iterable[ReservationId]) -> KubelendError | None:
+        try:
+            records = await self._means.broker.read(
+                lambda ledger: {one: ledger.reservations.get(one) for one in ids}
+            )
+        except KubelendError as error:
+            return error
+        steps = [step for one, record in records.items() for step in self._steps(one, record)]
+        await _together(map(self._do, steps))
+        return None
+
+    def _steps(self, id: ReservationId, record: Record | None) -> list[Step]:
+        own, lent = self.shelf.own(id, record), self.shelf.lent(id)
+        steps = mailbox_plans.mirror(self.cluster, record, own, lent)
+        # Nothing new can be put into a namespace that is being deleted.
+        return [step for step in steps if not (self.is_closing and step.seen is None)]
+
+    async def _do(self, step: Step) -> None:
+        if isinstance(step, Remove):
+            await self._pen.remove(step.seen)
+        elif step.instruction.role is mailbox_answers.PROVIDER:
+            await self._pen.tell_lent(step)
+        else:
+            await self._pen.tell_own(step.seen, step.instruction.reservation)
+
+    async def _let_go(self, seen: Reservation) -> None:
+        """Somebody deleted it: what it stands for is given back, and then it may go."""
+        await self._answers.give_back(seen)
+        if marks.holds_on(seen.metadata):
+            left = [one for one in seen.metadata.finalizers if one != RESERVATION_FINALIZER]
+            await self._pen.write_finalizers(seen, left)
+
+
+async def _together(work: Iterable[Awaitable[None]]) -> None:
+    """All of it, also if some fails; then the first failure."""
+    for failure in await asyncio.gather(*work, return_exceptions=True):
+        if isinstance(failure, BaseException):
+            raise failure
+
+
+def _passing(problem: KubelendError) -> KubelendError:
+    """What is wrong with the mailbox is no refusal of what was asked."""
+    if problem.retryable:
+        return problem
+    return Unavailable(f"the mailbox cannot be kept: {problem}")
+
+
+def _last_question(seen: Told) -> str:
+    return (mailbox_plans.reply(seen) or mailboxes.NOBODY).question

@@ -1,0 +1,245 @@
+"""What is missing in a mailbox: from what the ledger has and what the objects say, to what has to be written.
+
+Pure. `controllers.mailbox_clerk` asks for it and does it. Objects that agree with the ledger ask for nothing,
+so what the broker writes itself brings about no further write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Final, NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+
+from kubelend.broker import instructions, parties
+from kubelend.broker.instructions import Action, Instruction, Role
+from kubelend.controllers import marks
+from kubelend.core.errors import KubelendError
+from kubelend.core.models import ClusterId, RequestKey
+from kubelend.core.models import Reservation as Record
+from kubelend.stores import kube_objects, kube_projection
+from kubelend.wire import bodies, mailboxes, quantities
+from kubelend.wire.broker_objects import (
+    RESERVATION_FINALIZER,
+    ClusterAdvertisement,
+    ClusterAdvertisementSpec,
+    Mailbox,
+    Reservation,
+    ReservationSpec,
+)
+from kubelend.wire.objects import (
+    Metadata,
+    ProviderInstruction,
+    ProviderInstructionSpec,
+    Question,
+    Reply,
+)
+
+OPEN: Final = frozenset({Action.USE, Action.WAIT, Action.HOLD})
+
+Told = Reservation | ProviderInstruction
+
+
+class Tell(NamedTuple):
+    """Have an object say this; a new one if there is none."""
+
+    instruction: Instruction
+    seen: Told | None
+
+
+class Remove(NamedTuple):
+    """The ledger has forgotten what it tells of."""
+
+    seen: Told
+
+
+Step = Tell | Remove
+
+
+def mirror(
+    cluster: ClusterId,
+    record: Record | None,
+    own: Reservation | None,
+    lent: ProviderInstruction | None,
+) -> Iterator[Step]:
+    """What it takes for a mailbox to tell of one reservation as the ledger has it."""
+    parts = () if record is None else instructions.for_cluster(cluster, record)
+    sides = {part.role: part for part in parts}
+    for seen, role in ((own, Role.REQUESTER), (lent, Role.PROVIDER)):
+        part = sides.get(role)
+        if part is None:
+            if seen is not None and is_ours(seen) and not marks.is_leaving(seen.metadata):
+                yield Remove(seen)
+        elif seen is None:
+            if part.action in OPEN:  # what was over before anybody was told of it stays untold
+                yield Tell(part, None)
+        elif not is_told(seen, part):
+            yield Tell(part, seen)
+
+
+def is_ours(seen: Told) -> bool:
+    """Whether it was made by the broker or an agent; what people made is theirs to delete."""
+    if isinstance(seen, ProviderInstruction):
+        return True
+    return marks.is_own(seen.metadata) or mailboxes.KEY in seen.metadata.annotations
+
+
+def is_told(seen: Told, part: Instruction) -> bool:
+    """Grants apart: each is signed anew, and the same reservation has one that says the same."""
+    said = instruction(seen)
+    return said is not None and replace(said, grant="") == parties.told(part, "")
+
+
+def instruction(seen: Told) -> bodies.Instruction | None:
+    """What an object says; None if nothing, or nothing that can be read."""
+    try:
+        return mailboxes.instruction(reply(seen))
+    except KubelendError:
+        return None
+
+
+# -- questions
+
+
+def unanswered(seen: Told | ClusterAdvertisement | Mailbox) -> Question | None:
+    """What an object asks for; None if it has its reply."""
+    asked = question(seen)
+    said = reply(seen) or mailboxes.NOBODY
+    if asked is not None:
+        return None if asked.id == said.question else asked
+    match seen:
+        case Reservation():
+            return Question("", "reserve") if seen.status.reply is None else None
+        case ClusterAdvertisement():
+            is_new = seen.status.observed_generation != seen.metadata.generation
+            return Question("", "publish") if is_new else None
+    return None
+
+
+def question(seen: Told | ClusterAdvertisement | Mailbox) -> Question | None:
+    return seen.status.question if isinstance(seen, ProviderInstruction) else seen.spec.question
+
+
+def reply(seen: Told | ClusterAdvertisement | Mailbox) -> Reply | None:
+    return seen.spec.reply if isinstance(seen, ProviderInstruction) else seen.status.reply
+
+
+def key_of(seen: Reservation) -> RequestKey:
+    """Under which the ledger knows what this object asks for."""
+    given = seen.metadata.annotations.get(mailboxes.KEY)
+    return RequestKey(f"mailbox/{seen.metadata.uid}" if given is None else given)
+
+
+def wished(seen: Reservation) -> str:
+    """The call that conditions ask for, by whoever may write them; empty if none."""
+    said = instruction(seen)
+    if said is None:
+        return ""
+    phase = said.reservation.status.phase
+    true = {condition.type for condition in seen.status.conditions if condition.status == "True"}
+    if "RequesterReleased" in true and phase in ("Pending", "Reserved", "Active"):
+        return "release"
+    return "activate" if "RequesterActive" in true and phase == "Reserved" else ""
+
+
+# -- bodies of what objects ask for
+
+
+def advertisement(spec: ClusterAdvertisementSpec) -> bodies.Advertisement:
+    amounts = spec.resources
+    return bodies.Advertisement(
+        cluster_id=spec.cluster_id,
+        resources=bodies.Metrics(amounts.capacity, amounts.allocatable, amounts.allocated),
+        cluster_name=spec.cluster_name,
+        timestamp=spec.timestamp,
+        cost=spec.cost,
+        labels=spec.labels,
+        region=spec.region,
+        valid_for=spec.valid_for,
+        endpoint_url=spec.endpoint_url,
+        policy=spec.policy,
+    )
+
+
+def request(spec: ReservationSpec) -> bodies.ReservationRequest:
+    return bodies.ReservationRequest(
+        requested_resources=spec.requested_resources,
+        priority=spec.priority,
+        duration=spec.duration,
+        wait=spec.wait,
+        policy=spec.policy,
+        weights=spec.weights,
+        target_cluster_id=spec.target_cluster_id,
+        constraints=spec.constraints,
+    )
+
+
+# -- objects and parts of them, as they are written
+
+
+def own_object(record: Record, namespace: str) -> Reservation:
+    """A reservation that was asked for elsewhere, shown to its requester."""
+    spec = msgspec.convert(kube_projection.reservation_spec(record), ReservationSpec)
+    metadata = Metadata(
+        mailboxes.mirror_name(record.id),
+        namespace,
+        finalizers=(RESERVATION_FINALIZER,),
+        labels={kube_objects.MADE_BY: kube_objects.BROKER},
+    )
+    return Reservation(metadata, spec)
+
+
+def own_status(seen: Reservation, record: Record, said: Reply, now: datetime) -> dict[str, object]:
+    return {
+        **kube_projection.reservation_status(record),
+        "observedGeneration": seen.metadata.generation,
+        "lastUpdateTime": now,
+        "reply": mailboxes.reply(said),
+    }
+
+
+def refused_status(
+    seen: Reservation, error: KubelendError, said: Reply, now: datetime
+) -> dict[str, object]:
+    """Of a request that has become nothing, or not yet."""
+    return {
+        "phase": None if error.retryable else "Failed",
+        "message": str(error),
+        "reason": error.code,
+        "observedGeneration": seen.metadata.generation,
+        "lastUpdateTime": now,
+        "reply": mailboxes.reply(said),
+    }
+
+
+def lent_object(part: Instruction, said: Reply, namespace: str) -> ProviderInstruction:
+    record = part.reservation
+    return ProviderInstruction(
+        Metadata(
+            mailboxes.instruction_name(record.id),
+            namespace,
+            labels={kube_objects.MADE_BY: kube_objects.BROKER},
+        ),
+        lent_spec(part, said),
+    )
+
+
+def lent_change(part: Instruction, said: Reply) -> dict[str, object]:
+    """The merge patch of a spec, with nothing left of what it said before."""
+    spec: dict[str, object] = msgspec.to_builtins(lent_spec(part, said))
+    spec.setdefault("expiresAt", None)
+    return spec | {"reply": mailboxes.reply(said)}
+
+
+def lent_spec(part: Instruction, said: Reply) -> ProviderInstructionSpec:
+    record = part.reservation
+    return ProviderInstructionSpec(
+        *quantities.requested(record.request.resources),
+        reservation_name=record.id,
+        message=part.message,
+        expires_at=record.expires_at,
+        requester_cluster_id=record.requester,
+        reply=said,
+    )

@@ -1,0 +1,143 @@
+"""The objects of one mailbox as the watches tell of them, and what of it nobody has looked at yet.
+
+What the broker writes is put here as the API server gave it back, so that it never acts on what it has
+changed itself. Used by `controllers.mailbox_clerk`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kubelend.controllers import mailbox_plans
+from kubelend.core.models import Reservation as Record
+from kubelend.core.models import ReservationId
+from kubelend.wire import mailboxes
+from kubelend.wire.broker_objects import ClusterAdvertisement, Mailbox, Reservation
+from kubelend.wire.objects import Object, ProviderInstruction
+
+
+class Unread(NamedTuple):
+    """What is to be looked at: objects that ask, and reservations of which there is news."""
+
+    objects: list[Object]
+    reservations: list[ReservationId]
+
+
+class Shelf:
+    """All objects of a namespace, by kind and name."""
+
+    def __init__(self) -> None:
+        self._objects: dict[tuple[str, str], Object] = {}
+        self._names: dict[ReservationId, str] = {}
+        """Of the objects that tell a requester of a reservation, by its ID."""
+        self._keys: dict[str, str] = {}
+        """Of the objects that ask for one, by the key."""
+        self._unread: dict[tuple[str, str], None] = {}
+        self._news: dict[ReservationId, None] = {}
+
+    @property
+    def mailbox(self) -> Mailbox | None:
+        found = self._objects.get((Mailbox.kind, mailboxes.NAME))
+        return found if isinstance(found, Mailbox) else None
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._objects
+
+    def all(self) -> list[Object]:
+        return list(self._objects.values())
+
+    def see(self, found: Object) -> bool:
+        """Take in what a watch or a write tells; False if it is nothing new."""
+        at = found.kind, found.metadata.name
+        known = self._objects.get(at)
+        if known is not None and not _is_later(found, known):
+            return False
+        self._objects[at] = found
+        self._index(found)
+        self._unread[at] = None
+        return True
+
+    def miss(self, gone: Object) -> None:
+        at = gone.kind, gone.metadata.name
+        known = self._objects.get(at)
+        if known is not None and known.metadata.uid == gone.metadata.uid:
+            del self._objects[at]
+            self._unread.pop(at, None)
+        if (told := _reservation_of(gone)) is not None:
+            self._names.pop(told, None)
+            self._news[told] = None
+        if isinstance(gone, Reservation):
+            self._keys.pop(mailbox_plans.key_of(gone), None)
+
+    def keep_only(self, kind: str, uids: set[str]) -> None:
+        """After a list: what is not in it has gone."""
+        for found in [one for (one_kind, _), one in self._objects.items() if one_kind == kind]:
+            if found.metadata.uid not in uids:
+                self.miss(found)
+
+    def hear(self, reservation: ReservationId) -> None:
+        """There is news of it."""
+        self._news[reservation] = None
+
+    def tells_of(self, reservation: ReservationId) -> bool:
+        name = mailboxes.instruction_name(reservation)
+        return reservation in self._names or (ProviderInstruction.kind, name) in self._objects
+
+    def look_at_all(self) -> None:
+        self._unread = dict.fromkeys(self._objects)
+        for found in self._objects.values():
+            if (told := _reservation_of(found)) is not None:
+                self._news[told] = None
+
+    def take(self) -> Unread:
+        """What is to be looked at now; what comes meanwhile is for the next time."""
+        unread, news = self._unread, self._news
+        self._unread, self._news = {}, {}
+        found = [self._objects[at] for at in unread if at in self._objects]
+        return Unread(found, list(news))
+
+    def take_news(self) -> list[ReservationId]:
+        news, self._news = self._news, {}
+        return list(news)
+
+    def own(self, id: ReservationId, record: Record | None) -> Reservation | None:
+        """The object that tells the requester of a reservation, or asked for it."""
+        name = self._names.get(id)
+        if name is None and record is not None and record.request.key is not None:
+            name = self._keys.get(record.request.key)
+        found = self._objects.get((Reservation.kind, name or mailboxes.mirror_name(id)))
+        return found if isinstance(found, Reservation) else None
+
+    def lent(self, id: ReservationId) -> ProviderInstruction | None:
+        found = self._objects.get((ProviderInstruction.kind, mailboxes.instruction_name(id)))
+        return found if isinstance(found, ProviderInstruction) else None
+
+    def newest(self, found: Object) -> Object | None:
+        """The same as it is known now; None if it is gone."""
+        known = self._objects.get((found.kind, found.metadata.name))
+        return known if known and known.metadata.uid == found.metadata.uid else None
+
+    def _index(self, found: Object) -> None:
+        if isinstance(found, Reservation):
+            self._keys[mailbox_plans.key_of(found)] = found.metadata.name
+            if (told := _reservation_of(found)) is not None:
+                self._names[told] = found.metadata.name
+
+
+def _reservation_of(found: Object) -> ReservationId | None:
+    if not isinstance(found, Reservation | ProviderInstruction):
+        return None
+    said = mailbox_plans.instruction(found)
+    return None if said is None else ReservationId(said.reservation.id)
+
+
+def _is_later(found: Object, known: Object) -> bool:
+    """Events of before a write may come after it. Versions of one object are numbers that grow."""
+    new, old = found.metadata.resource_version, known.metadata.resource_version
+    if new.isdigit() and old.isdigit():
+        return int(new) > int(old)
+    return new != old
+
+
+KINDS = (Mailbox, ClusterAdvertisement, Reservation, ProviderInstruction)

@@ -1,0 +1,232 @@
+"""The broker's end of the agents' transport `kubernetes`: namespaces that are clusters' mailboxes.
+
+One watch for each kind over all namespaces, one clerk for each mailbox. Only the broker that leads answers;
+the others keep up, so that one that takes over knows at once what was asked. docs/adr/0020-mailboxes.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import aclosing
+from datetime import timedelta
+from typing import Any, ClassVar, Final
+
+import structlog
+
+from kubelend.broker import instructions
+from kubelend.controllers.mailbox_clerk import Clerk
+from kubelend.controllers.mailbox_pen import Means
+from kubelend.controllers.mailbox_shelves import KINDS
+from kubelend.core.errors import KubelendError, LimitExceeded, Unavailable
+from kubelend.core.events import Archived, Change
+from kubelend.core.models import ClusterId, Reservation
+from kubelend.kits.workqueue import Workqueue
+from kubelend.kube import resources, watching
+from kubelend.kube.answers import Unreadable
+from kubelend.kube.resources import Resource
+from kubelend.kube.watching import Deleted, Listed
+from kubelend.wire import mailboxes
+from kubelend.wire.objects import Metadata, Object
+
+log = structlog.get_logger("kubelend.mailboxes")
+
+
+class Namespace(Object, frozen=True):
+    """As far as its labels."""
+
+    group: ClassVar[str] = ""
+    version: ClassVar[str] = "v1"
+    kind: ClassVar[str] = "Namespace"
+    plural: ClassVar[str] = "namespaces"
+
+    metadata: Metadata
+
+
+NAMESPACES: Final = resources.of(Namespace, namespaced=False)
+
+
+class Mailboxes:
+    """Use `run` as a root task beside the broker's own."""
+
+    def __init__(self, means: Means, own_namespace: str) -> None:
+        """`own_namespace` has the broker's own objects, and is nobody's mailbox."""
+        self._means = means
+        self._own = own_namespace
+        self._clerks: dict[str, Clerk] = {}
+        self._unclaimed: dict[str, dict[tuple[str, str], Object]] = {}
+        """Objects of namespaces that are no mailboxes, or not yet."""
+        self._leaving: list[Clerk] = []
+        self._queue: Workqueue[str] = Workqueue()
+        self._problems: dict[str, str] = {}
+
+    @property
+    def clusters(self) -> list[ClusterId]:
+        """Who has a mailbox."""
+        return [clerk.cluster for clerk in self._clerks.values()]
+
+    async def run(self) -> None:
+        """Attend to all of them, for ever."""
+        listeners = self._means.broker.listeners
+        listeners.append(self._hear)
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._follow(NAMESPACES, self._see_namespace), name="namespaces")
+                for kind in KINDS:
+                    group.create_task(self._follow(resources.of(kind), self._see), name=kind.plural)
+                group.create_task(self._queue.work(self._attend), name="clerks")
+        finally:
+            listeners.remove(self._hear)
+            for clerk in self._clerks.values():
+                await clerk.dismiss()
+
+    # -- what is seen
+
+    async def _follow(self, resource: Resource[Any], take: Callable[[Any, Any], None]) -> None:
+        def report(problem: str) -> None:
+            if problem:
+                log.warning("mailboxes cannot be seen", kind=resource.plural, problem=problem)
+            else:
+                log.info("mailboxes are seen", kind=resource.plural)
+
+        labels = mailboxes.OWNER if resource is NAMESPACES else ""
+        # The broker's own objects can be many, and are no mail.
+        fields = "" if resource is NAMESPACES else f"metadata.namespace!={self._own}"
+        changes = watching.follow(
+            self._means.client, resource, labels=labels, fields=fields, report=report
+        )
+        async with aclosing(changes):
+            async for change in changes:
+                take(resource, change)
+
+    def _see_namespace(self, _: Resource[Namespace], change: watching.Change[Namespace]) -> None:
+        match change:
+            case Listed(objects, _):
+                present = {one.metadata.name for one in objects}
+                for name in self._clerks.keys() - present:
+                    self._close(name)
+                for one in objects:
+                    self._open(one)
+            case Deleted(found):
+                self._close(found.metadata.name)
+            case Namespace():
+                self._open(change)
+
+    def _open(self, found: Namespace) -> None:
+        name, cluster = found.metadata.name, found.metadata.labels.get(mailboxes.OWNER, "")
+        known = self._clerks.get(name)
+        if known is not None and known.cluster == cluster:
+            known.is_closing = found.metadata.deletion_timestamp is not None
+            return
+        if known is not None:
+            self._close(name)
+        if name == self._own or not cluster:
+            log.warning("namespace cannot be a mailbox", namespace=name, cluster=cluster)
+            return
+        clerk = Clerk(self._means, name, ClusterId(cluster), lambda: self._queue.add(name))
+        clerk.is_closing = found.metadata.deletion_timestamp is not None
+        for one in self._unclaimed.pop(name, {}).values():
+            clerk.shelf.see(one)
+        self._clerks[name] = clerk
+        self._queue.add(name)
+        log.info("mailbox opened", namespace=name, cluster=cluster)
+
+    def _close(self, name: str) -> None:
+        clerk = self._clerks.pop(name, None)
+        if clerk is not None:
+            for one in clerk.shelf.all():
+                self._put_aside(one)
+            self._leaving.append(clerk)
+            self._queue.add(name)
+            log.info("mailbox closed", namespace=name, cluster=clerk.cluster)
+
+    def _see(self, resource: Resource[Any], change: watching.Change[Any]) -> None:
+        match change:
+            case Listed(objects, unreadable):
+                uids = {one.metadata.uid for one in objects} | {one.uid for one in unreadable}
+                for name, clerk in self._clerks.items():
+                    clerk.shelf.keep_only(resource.kind, uids)
+                    self._queue.add(name)
+                for one in objects:
+                    self._take(one)
+            case Deleted(found):
+                self._drop(found)
+            case Unreadable():
+                self._complain(resource, change)
+            case _:
+                self._take(change)
+
+    def _take(self, found: Object) -> None:
+        name = found.metadata.namespace
+        clerk = self._clerks.get(name)
+        if clerk is None:
+            self._put_aside(found)
+        elif clerk.shelf.see(found):
+            self._queue.add(name)
+
+    def _put_aside(self, found: Object) -> None:
+        place = self._unclaimed.setdefault(found.metadata.namespace, {})
+        place[found.kind, found.metadata.name] = found
+
+    def _drop(self, gone: Object) -> None:
+        name = gone.metadata.namespace
+        clerk = self._clerks.get(name)
+        if clerk is None:
+            self._unclaimed.get(name, {}).pop((gone.kind, gone.metadata.name), None)
+        else:
+            clerk.shelf.miss(gone)
+            self._queue.add(name)
+
+    def _complain(self, resource: Resource[Any], found: Unreadable) -> None:
+        if found.namespace in self._clerks and not found.is_deleted:
+            log.warning(
+                "object in a mailbox cannot be read",
+                kind=resource.kind,
+                namespace=found.namespace,
+                object=found.name,
+                why=found.problem,
+            )
+
+    # -- what the ledger tells
+
+    def _hear(self, changes: Sequence[Change] | None) -> None:
+        if changes is None:  # all was read anew: clerks notice by themselves
+            for name in self._clerks:
+                self._queue.add(name)
+        for change in changes or ():
+            if isinstance(change, Reservation):
+                for clerk in self._of(instructions.concerned(change)):
+                    clerk.shelf.hear(change.id)
+                    self._queue.add(clerk.namespace)
+            elif isinstance(change, Archived):
+                for clerk in self._clerks.values():
+                    if clerk.shelf.tells_of(change.reservation):
+                        clerk.shelf.hear(change.reservation)
+                        self._queue.add(clerk.namespace)
+
+    def _of(self, clusters: set[ClusterId]) -> Iterator[Clerk]:
+        return (clerk for clerk in self._clerks.values() if clerk.cluster in clusters)
+
+    # -- what is done
+
+    async def _attend(self, name: str) -> None:
+        while self._leaving:
+            await self._leaving.pop().dismiss()
+        clerk = self._clerks.get(name)
+        if clerk is None:
+            return
+        try:
+            await clerk.attend()
+        except KubelendError as error:
+            self._put_off(name, error)
+        else:
+            self._queue.forget(name)
+            if self._problems.pop(name, None) is not None:
+                log.info("mailbox is attended to again", namespace=name)
+
+    def _put_off(self, name: str, error: KubelendError) -> None:
+        patience = error.retry_after if isinstance(error, LimitExceeded | Unavailable) else 0.0
+        self._queue.retry(name, timedelta(seconds=patience))
+        if self._problems.get(name) != error.code:
+            self._problems[name] = error.code
+            log.warning("mailbox has to wait", namespace=name, problem=str(error))

@@ -1,0 +1,96 @@
+"""The broker's side of its objects: follows them, and has one controller for each kind look at them.
+
+`run` is a root task of the broker. It follows the objects all the time; it acts while this broker leads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+from kubelend.broker.service import Broker
+from kubelend.controllers import marks
+from kubelend.controllers.advertisements import Advertisements
+from kubelend.controllers.happenings import Teller
+from kubelend.controllers.mirrors import Kind, Mirror
+from kubelend.controllers.reservations import Reservations
+from kubelend.core.events import Change
+from kubelend.kits import tasks
+from kubelend.kube import watching
+from kubelend.kube.client import Client
+from kubelend.kube.resources import Resource
+from kubelend.kube.watching import Listed
+from kubelend.wire.conversion import Terms
+
+TICK: Final = 1.0
+"""Seconds. By so much a stale cluster may be shown late; it is judged by the clock all the same."""
+
+
+class Office:
+    """Made by the composition root."""
+
+    def __init__(self, broker: Broker, client: Client, namespace: str, terms: Terms) -> None:
+        self._broker = broker
+        self._client = client
+        self._namespace = namespace
+        self._teller = Teller(client, broker.clock)
+        self._reservations = Reservations(broker, client, namespace, terms, self._teller)
+        self._advertisements = Advertisements(broker, client, namespace, self._teller)
+        self._unseen = dict.fromkeys(_KINDS, "they are being listed")
+        broker.listeners.append(self._hear)
+
+    @property
+    def unready(self) -> str | None:
+        """Why objects cannot be seen, or None."""
+        problems = [f"cannot see {kind}: {why}" for kind, why in self._unseen.items() if why]
+        return "; ".join(problems) or None
+
+    async def run(self) -> None:
+        """For ever."""
+        reservations, advertisements = self._reservations, self._advertisements
+        await tasks.run_all(
+            {
+                "events": self._teller.run(),
+                "reservations": reservations.looks.run(),
+                "advertisements": advertisements.looks.run(),
+                "staleness": self._tick(),
+                "following advertisements": self._follow(
+                    marks.ADVERTISEMENTS, advertisements.mirror, ""
+                ),
+                "following reservations": self._follow(
+                    marks.RESERVATIONS, reservations.mirror, marks.UNARCHIVED
+                ),
+            }
+        )
+
+    def _hear(self, changes: Sequence[Change] | None) -> None:
+        """Reservations are not concerned: what changes in the ledger, the store writes into them."""
+        if changes is None:
+            self._reservations.look_at_all()
+            self._advertisements.look_at_all()
+        else:
+            self._advertisements.hear(changes)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK)
+            self._advertisements.tick()
+
+    async def _follow(self, resource: Resource[Kind], mirror: Mirror[Kind], labels: str) -> None:
+        plural = resource.plural
+
+        def report(problem: str) -> None:
+            self._unseen[plural] = problem
+
+        changes = watching.follow(
+            self._client, resource, self._namespace, labels=labels, report=report
+        )
+        async for change in changes:
+            mirror.take(change)
+            if isinstance(change, Listed):
+                report("")
+                self._reservations.look_at_all()
+
+
+_KINDS: Final = (marks.ADVERTISEMENTS.plural, marks.RESERVATIONS.plural)

@@ -1,0 +1,183 @@
+"""What is to be done about a Reservation object: what it says, beside what the ledger holds. Pure.
+
+`controllers.reservations` asks after each change of an object or of its record, and does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple, TypeAlias
+
+import msgspec
+
+from kubelend.controllers import marks
+from kubelend.core import models
+from kubelend.core.errors import InvalidInput
+from kubelend.core.lifecycle import FINAL, Phase, Reason
+from kubelend.core.models import ClusterId
+from kubelend.stores import kube_objects, kube_projection
+from kubelend.wire import conversion
+from kubelend.wire.bodies import ReservationRequest
+from kubelend.wire.broker_objects import Condition, Reservation, ReservationSpec
+from kubelend.wire.conversion import Terms
+
+
+class Reserve(NamedTuple):
+    """It is a new wish."""
+
+
+class Activate(NamedTuple):
+    """Its requester uses it."""
+
+
+class Release(NamedTuple):
+    """It is given back."""
+
+    reason: Reason
+
+
+class Retire(NamedTuple):
+    """The object of the record is gone, or about to go: give back what it held, and forget it."""
+
+
+class Rewrite(NamedTuple):
+    """The object does not say what the record says. `spoilt` are its fields, with what is there."""
+
+    spoilt: tuple[tuple[str, object], ...]
+
+
+class LetGo(NamedTuple):
+    """Nothing is held for it: it may vanish."""
+
+
+class Delete(NamedTuple):
+    """It calls itself the broker's, and the broker knows nothing of it."""
+
+
+class StartOver(NamedTuple):
+    """It claims to hold what the ledger does not know: what it says is taken off, and it is a wish again."""
+
+
+class Observe(NamedTuple):
+    """All is well; only the generation that was looked at is to be noted."""
+
+
+Action: TypeAlias = (
+    Reserve | Activate | Release | Retire | Rewrite | LetGo | Delete | StartOver | Observe | None
+)
+
+
+def plan(found: Reservation, record: models.Reservation | None) -> Action:
+    """The next thing to do; None if nothing is."""
+    if record is not None and not _belongs(found, record):
+        return Retire()
+    if marks.is_leaving(found.metadata):
+        return _at_leaving(found, record)
+    if record is None:
+        return _without_record(found)
+    asked = _asked_by_conditions(found, record)
+    return _kept_right(found, record) if asked is None else asked
+
+
+def request(found: Reservation, terms: Terms) -> models.Request:
+    """What a wish asks for; `InvalidInput` says what is wrong with it."""
+    name, spec = found.metadata.name, found.spec
+    if kube_objects.name_of("reservation", name) != name:
+        raise InvalidInput(
+            f"the name {name[:40]!r} cannot be used", hint="choose one of at most 240 characters"
+        )
+    requester = ClusterId(spec.requester_id or found.metadata.namespace)
+    return conversion.to_request(_body(spec), requester, marks.key_of(found.metadata), terms)
+
+
+def _body(spec: ReservationSpec) -> ReservationRequest:
+    return ReservationRequest(
+        requested_resources=spec.requested_resources,
+        priority=spec.priority,
+        duration=spec.duration,
+        wait=spec.wait,
+        policy=spec.policy,
+        weights=spec.weights,
+        target_cluster_id=spec.target_cluster_id,
+        constraints=spec.constraints,
+    )
+
+
+def _belongs(found: Reservation, record: models.Reservation) -> bool:
+    """Names are unique: if it is not this object's, then the object of the record is gone."""
+    if marks.is_own(found.metadata) or found.status.kept is not None:
+        return True
+    return record.request.key == marks.key_of(found.metadata)
+
+
+def _at_leaving(found: Reservation, record: models.Reservation | None) -> Action:
+    if record is None:
+        return LetGo() if marks.holds_on(found.metadata) else None
+    if not marks.is_own(found.metadata):
+        return Retire()
+    # Clients of the REST interface ask for it by its name for a while yet.
+    if record.phase not in FINAL:
+        return Release(Reason.DELETED)
+    return Rewrite((("finalizers", ()),)) if marks.holds_on(found.metadata) else None
+
+
+def _without_record(found: Reservation) -> Action:
+    if marks.is_own(found.metadata):
+        return Delete()
+    if found.status.phase in FINAL:
+        return None
+    return Reserve() if found.status.kept is None else StartOver()
+
+
+def _asked_by_conditions(found: Reservation, record: models.Reservation) -> Action:
+    if record.phase in FINAL:
+        return None
+    if _is_true(found, "RequesterReleased") is not None:
+        return Release(Reason.BY_REQUESTER)
+    active = _is_true(found, "RequesterActive")
+    if active is not None and record.phase is Phase.RESERVED and _is_news(active, record):
+        return Activate()
+    return None
+
+
+def _is_true(found: Reservation, type: str) -> Condition | None:
+    conditions = (one for one in found.status.conditions if one.type == type)
+    return next((one for one in conditions if one.status == "True"), None)
+
+
+def _is_news(active: Condition, record: models.Reservation) -> bool:
+    """What was said of one provider is not said of the next that it was moved to."""
+    if not record.left or record.reserved_at is None:
+        return True
+    at = active.last_transition_time
+    return at is not None and at >= record.reserved_at
+
+
+def _kept_right(found: Reservation, record: models.Reservation) -> Action:
+    if spoilt := tuple(_spoilt(found, record)):
+        return Rewrite(spoilt)
+    is_noted = found.status.observed_generation == found.metadata.generation
+    return None if is_noted or marks.is_own(found.metadata) else Observe()
+
+
+def _spoilt(found: Reservation, record: models.Reservation) -> Iterator[tuple[str, object]]:
+    """What somebody has edited, or the store has not written yet."""
+    if not marks.is_kept(found.status.kept, record):
+        yield "kept", found.status.kept and found.status.kept.checksum
+    if not marks.holds_on(found.metadata):
+        yield "finalizers", found.metadata.finalizers
+    yield from _spoilt_spec(found, record)
+    says = msgspec.to_builtins(found.status)
+    for name, value in kube_projection.reservation_status(record).items():
+        if (says.get(name) or None) != (value or None):
+            yield name, says.get(name)
+
+
+def _spoilt_spec(found: Reservation, record: models.Reservation) -> Iterator[tuple[str, object]]:
+    """Of a user's own spec the broker writes nothing but where it has gone."""
+    wanted = msgspec.convert(kube_projection.reservation_spec(record), ReservationSpec)
+    if marks.is_own(found.metadata):
+        if found.spec != wanted:
+            yield "spec", msgspec.to_builtins(found.spec)
+    elif wanted.target_cluster_id not in ("", found.spec.target_cluster_id):
+        yield "targetClusterID", found.spec.target_cluster_id

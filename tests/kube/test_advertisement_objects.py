@@ -1,0 +1,219 @@
+"""ClusterAdvertisement objects: what is said by them, and what is shown on them, on a real API server."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+import kube_broker
+import make
+from kube_broker import quiet, told
+from kubelend.wire.broker_objects import ClusterAdvertisement
+
+pytestmark = pytest.mark.timeout(120)
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "objects"
+
+
+@pytest.fixture
+async def broker(kube, namespace):
+    async with kube_broker.running(kube, namespace) as broker:
+        yield broker
+
+
+async def shows(broker, name, look):
+    return await broker.shows(ClusterAdvertisement, name, look)
+
+
+def condition(found, type):
+    return next(one for one in found.status.conditions if one.type == type)
+
+
+async def test_example_with_prices_is_active_with_its_score(broker):
+    await broker.apply_text((EXAMPLES / "cluster-advertisement-priced.yaml").read_text())
+    shown = await shows(broker, "cluster-1-abc123-adv", lambda one: one.status.score != "")
+    status = shown.status
+    assert (status.score, status.phase, status.active) == ("66.67", "Active", True)
+    assert status.observed_generation == shown.metadata.generation
+    assert status.valid_until == make.T0 + make.STALE_AFTER
+    assert {one.type: (one.status, one.reason) for one in status.conditions} == {
+        "Ready": ("True", "ClusterActive"),
+        "Stale": ("False", "AdvertisementAge"),
+        "Overcommitted": ("False", "ResourceCheck"),
+    }
+    assert broker.ledger.clusters["cluster-1-abc123"].advertisement.prices is not None
+
+
+async def test_example_without_allocatable_and_time_offers_its_capacity(broker):
+    """Its name is not the cluster's; and what it says of reserved and available is put right."""
+    await broker.apply_text((EXAMPLES / "cluster-advertisement.yaml").read_text())
+    shown = await shows(broker, "local-cluster-adv", lambda one: one.status.score != "")
+    left = shown.spec.resources
+    assert (left.available.cpu, left.reserved.cpu) == ("8950m", "0")
+    known = broker.ledger.clusters["fd32c7d2-7cc6-46e6-80aa-d3d5c835586c"].advertisement
+    assert known.allocatable == known.capacity
+    assert known.sent_at == shown.metadata.creation_timestamp
+    await broker.apply_text((EXAMPLES / "reservation.yaml").read_text())
+    await broker.reserved("my-workload")
+    await shows(
+        broker, "local-cluster-adv", lambda one: one.spec.resources.available.cpu == "6950m"
+    )
+
+
+async def test_ten_minutes_of_silence_are_shown_and_so_is_the_next_word(broker):
+    await broker.advertise("lender")
+    await shows(broker, "lender-adv", lambda one: one.status.active)
+    await quiet(broker)
+    broker.clock.pass_time(make.STALE_AFTER)
+    stale = await shows(broker, "lender-adv", lambda one: one.status.phase == "Stale")
+    assert not stale.status.active
+    assert stale.status.message == "Stale: not heard since 2026-01-01T12:00:00Z"
+    assert condition(stale, "Stale").status == "True"
+    assert condition(stale, "Ready").reason == "ClusterStale"
+    assert condition(stale, "Ready").last_transition_time == make.T0 + make.STALE_AFTER
+    await broker.reserve("mine")
+    assert "Stale" in (await broker.failed("mine")).status.message
+    await broker.edit(
+        ClusterAdvertisement, "lender-adv", {"spec": {"timestamp": "2026-01-01T12:10:00Z"}}
+    )
+    await shows(broker, "lender-adv", lambda one: one.status.phase == "Active")
+    assert [reason for reason, _ in await told(broker, "lender-adv", 2)] == ["Stale", "Active"]
+
+
+async def test_broker_that_writes_an_object_has_not_heard_of_its_cluster(broker):
+    await broker.advertise("lender", "4")
+    broker.clock.pass_time(make.MINUTE)
+    await broker.reserve("mine")
+    await broker.available("lender", "3")
+    await quiet(broker)
+    assert broker.ledger.clusters["lender"].received_at == make.T0
+
+
+async def test_recreated_advertisement_keeps_the_locks(broker):
+    await broker.advertise("lender", "4")
+    await broker.reserve("mine", "3")
+    await broker.reserved("mine")
+    await broker.delete(ClusterAdvertisement, "lender-adv")
+    await broker.until(lambda: "lender" not in broker.ledger.clusters)
+    await broker.reserve("nowhere", "1")
+    assert (await broker.failed("nowhere")).status.message.startswith("no suitable cluster: no clu")
+    await broker.advertise("lender", "4")
+    await broker.available("lender", "1")
+    await broker.reserve("too-much", "2")
+    await broker.failed("too-much")
+    assert (await broker.reserved("mine")).status.target_cluster_id == "lender"
+
+
+async def test_edited_reserved_is_put_right(broker):
+    await broker.advertise("lender", "4")
+    await broker.reserve("mine", "3")
+    await broker.available("lender", "1")
+    forged = {"reserved": {"cpu": "0", "memory": "0"}, "available": {"cpu": "99", "memory": "1Ti"}}
+    await broker.edit(ClusterAdvertisement, "lender-adv", {"spec": {"resources": forged}})
+    shown = await broker.available("lender", "1")
+    assert shown.spec.resources.reserved.cpu == "3"
+    await broker.reserve("too-much", "2")
+    await broker.failed("too-much")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param({"phase": "Stale", "active": False, "score": "1.00"}, id="what is shown"),
+        pytest.param({"kept": None}, id="record taken out"),
+        pytest.param(
+            {"kept": {"revision": 99999, "checksum": 1, "record": "{}"}}, id="record spoilt"
+        ),
+    ],
+)
+async def test_edited_status_is_put_right(broker, change):
+    await broker.advertise("lender", "4")
+    right = await shows(broker, "lender-adv", lambda one: one.status.score == "100.00")
+    await broker.edit(ClusterAdvertisement, "lender-adv", {"status": change}, "status")
+    again = await shows(
+        broker,
+        "lender-adv",
+        lambda one: one.status.kept and one.status.kept.record == right.status.kept.record,
+    )
+    again = await shows(broker, "lender-adv", lambda one: one.status.score == "100.00")
+    assert (again.status.phase, again.status.active) == ("Active", True)
+
+
+async def test_pods_that_grow_into_what_was_lent_are_shown(broker):
+    await broker.advertise("lender", "4")
+    await broker.reserve("mine", "3")
+    await broker.available("lender", "1")
+    grown = {"allocated": {"cpu": "2", "memory": "1Gi"}}
+    await broker.edit(ClusterAdvertisement, "lender-adv", {"spec": {"resources": grown}})
+    shown = await shows(
+        broker, "lender-adv", lambda one: condition(one, "Overcommitted").status == "True"
+    )
+    assert shown.spec.resources.available.cpu == "0"
+    assert (await told(broker, "lender-adv", 1))[0][0] == "Overcommitted"
+
+
+async def test_object_of_a_cluster_that_speaks_over_rest_shows_its_offer(broker):
+    await broker.service.advertise(make.advertisement("lender", "cpu=4,memory=8Gi"))
+    await shows(broker, "lender-adv", lambda one: one.status.score == "100.00")
+    await broker.edit(
+        ClusterAdvertisement,
+        "lender-adv",
+        {"spec": {"resources": {"capacity": {"cpu": "99"}, "allocatable": {"cpu": "99"}}}},
+    )
+    await shows(broker, "lender-adv", lambda one: one.spec.resources.allocatable.cpu == "4")
+    assert broker.ledger.clusters["lender"].advertisement.allocatable.cpu == 4000
+    await broker.delete(ClusterAdvertisement, "lender-adv")
+    await broker.until(lambda: "lender" not in broker.ledger.clusters)
+    await broker.service.advertise(make.advertisement("lender", "cpu=5,memory=8Gi"))
+    await shows(broker, "lender-adv", lambda one: one.spec.resources.allocatable.cpu == "5")
+
+
+async def test_ghost_is_removed(broker):
+    await broker.advertise("lender", "4")
+    amounts = {"cpu": "9", "memory": "9Gi"}
+    spec = {
+        "clusterID": "ghost",
+        "resources": {"capacity": amounts, "allocated": amounts, "available": amounts},
+    }
+    label = {"broker.fluidos.eu/made-by": "broker"}
+    await broker.apply(ClusterAdvertisement, "ghost-adv", spec, labels=label)
+    await broker.gone(ClusterAdvertisement, "ghost-adv")
+    assert list(broker.ledger.clusters) == ["lender"]
+
+
+async def test_cordoned_cluster_is_shown_closed(broker):
+    await broker.advertise("lender", "4")
+    await broker.service.cordon("lender", "repairs")
+    shown = await shows(
+        broker, "lender-adv", lambda one: one.status.conditions and not one.status.active
+    )
+    assert shown.status.phase == "Active"
+    shown = await shows(broker, "lender-adv", lambda one: one.status.message != "")
+    assert shown.status.message == "Closed to new reservations: repairs"
+    assert condition(shown, "Ready").reason == "ClusterCordoned"
+
+
+async def test_word_of_an_object_and_of_the_rest_interface_do_not_fight(broker):
+    """Whoever spoke last counts, until the other says something new."""
+    await broker.advertise("lender", "4")
+    await broker.available("lender", "4")
+    await broker.service.advertise(make.advertisement("lender", "cpu=9,memory=16Gi"))
+    await broker.available("lender", "9")
+    await quiet(broker)
+    assert broker.ledger.clusters["lender"].advertisement.allocatable.cpu == 9000
+    spec = {"timestamp": "2026-01-01T13:00:00Z"}
+    await broker.edit(ClusterAdvertisement, "lender-adv", {"spec": spec})
+    await broker.available("lender", "4")
+
+
+async def test_locks_are_shown_once_a_second_while_they_change(broker):
+    await broker.advertise("lender", "40", "40Gi")
+    await quiet(broker)
+    began, versions = time.monotonic(), set()
+    for number in range(40):
+        await broker.service.reserve(make.request("cpu=1,memory=1Gi", requester=f"r{number}"))
+        found = await broker.find(ClusterAdvertisement, "lender-adv")
+        versions.add(found.metadata.resource_version)
+    seconds = time.monotonic() - began
+    assert len(versions) <= 1 + 2 * (1 + seconds)
+    await broker.available("lender", "0")

@@ -1,0 +1,73 @@
+"""Which pod leads, told by a label on a real API server."""
+
+import pytest
+
+from kubelend.broker.leadership import Alone
+from kubelend.controllers.badges import PODS, Badge, OwnPod
+from kubelend.kube import access
+from kubelend.kube.client import Client
+
+
+class Vote(Alone):
+    leads = False
+
+
+@pytest.fixture
+async def pod(kube_client, namespace):
+    container = {"name": "broker", "image": "kubelend"}
+    body = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "broker-0", "labels": {"app": "kubelend"}},
+        "spec": {"containers": [container], "automountServiceAccountToken": False},
+    }
+    account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}
+    await kube_client.raw("POST", f"/api/v1/namespaces/{namespace}/serviceaccounts", account)
+    await kube_client.raw("POST", f"/api/v1/namespaces/{namespace}/pods", body)
+    return OwnPod("broker-0", namespace)
+
+
+async def labels(client, pod):
+    return (await client.find(PODS, *pod)).metadata.labels
+
+
+async def test_the_label_follows_who_leads_and_leaves_others_alone(kube_client, pod):
+    vote = Vote()
+    badge = Badge(kube_client, pod, vote)
+    for leads, role in ((False, "follower"), (True, "leader"), (False, "follower")):
+        vote.leads = leads
+        await badge.change()
+        assert await labels(kube_client, pod) == {"app": "kubelend", "kubelend.io/role": role}
+
+
+async def test_nothing_is_written_while_nothing_changes(kube_client, pod):
+    badge = Badge(kube_client, pod, Vote())
+    await badge.change()
+    written = (await kube_client.find(PODS, *pod)).metadata.resource_version
+    await badge.change()
+    await badge.change(is_second_look=True)
+    assert (await kube_client.find(PODS, *pod)).metadata.resource_version == written
+
+
+async def test_a_label_that_somebody_took_off_is_put_on_again(kube_client, pod):
+    badge = Badge(kube_client, pod, Vote())
+    await badge.change()
+    await kube_client.patch(PODS, *pod, {"metadata": {"labels": {"kubelend.io/role": None}}})
+    await badge.change(is_second_look=True)
+    assert (await labels(kube_client, pod))["kubelend.io/role"] == "follower"
+
+
+async def test_without_the_right_it_goes_on_and_tries_again(kube, kube_client, pod):
+    async with Client.open(access.from_kubeconfig(kube.kubeconfig_for("nobody"))) as client:
+        badge = Badge(client, pod, Vote())
+        await badge.change()
+        assert "kubelend.io/role" not in await labels(kube_client, pod)
+        rule = ["--verb=patch", "--resource=pods", f"--namespace={pod.namespace}"]
+        kube.kubectl("create", "role", "badge", *rule)
+        binding = ["--role=badge", "--user=nobody", f"--namespace={pod.namespace}"]
+        kube.kubectl("create", "rolebinding", "badge", *binding)
+        for _ in range(100):
+            await badge.change()
+            if "kubelend.io/role" in await labels(kube_client, pod):
+                return
+        pytest.fail("not labelled")

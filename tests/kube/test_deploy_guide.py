@@ -1,0 +1,98 @@
+"""docs/deploy.md, command by command, as a reader pastes it, into a real cluster without nodes."""
+
+import json
+import os
+import re
+import secrets
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import charts
+import foreign_kinds
+import kube_fixtures
+from kubelend.lab import manifests
+
+pytestmark = [pytest.mark.timeout(240), pytest.mark.kube]
+
+GUIDE = charts.ROOT / "docs" / "deploy.md"
+ELSEWHERE = ("docker ", "kubectl rollout status ")
+"""Commands that need a container engine, or nodes."""
+
+
+def blocks():
+    return re.findall(r"```bash\n(.*?)```", GUIDE.read_text(), flags=re.DOTALL)
+
+
+def runnable(block):
+    return "".join(line for line in block.splitlines(True) if not line.startswith(ELSEWHERE))
+
+
+@pytest.fixture(scope="module")
+def helm():
+    found = charts.find_helm()
+    if found is None:
+        refuse = pytest.fail if os.environ.get(kube_fixtures.REQUIRED) else pytest.skip
+        refuse("no helm: run make helm, or set KUBELEND_HELM")
+    return found
+
+
+@pytest.fixture(scope="module")
+def cluster(lab):
+    [cluster] = lab.start(f"guide-{secrets.token_hex(4)}")
+    path = cluster.directory / "foreign.json"
+    items = {"apiVersion": "v1", "kind": "List", "items": foreign_kinds.definitions()}
+    path.write_text(json.dumps(items))
+    manifests.install(cluster, [path])
+    yield cluster
+    cluster.kill()
+
+
+@pytest.fixture(scope="module")
+def shell(helm, cluster, tmp_path_factory):
+    """Runs a script as the cluster's administrator, in a directory with our deploy/."""
+    home = tmp_path_factory.mktemp("guide")
+    (home / "deploy").symlink_to(charts.DEPLOY)
+    paths = (helm.parent, cluster.assets.kubectl.parent, Path(sys.executable).parent)
+    environment = os.environ | {
+        "PATH": ":".join([*map(str, paths), os.environ["PATH"]]),
+        "KUBECONFIG": str(cluster.admin_kubeconfig),
+        "KUBECACHEDIR": str(cluster.directory / "kubectl"),
+        "HOME": str(home),
+    }
+
+    def shell(script):
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", script],
+            check=False,
+            capture_output=True,
+            text=True,
+            cwd=home,
+            env=environment,
+            timeout=120,
+        )
+        assert done.returncode == 0, f"{script}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    return shell
+
+
+def test_every_command_of_the_guide_runs(shell, cluster):
+    said = [shell(runnable(block)) for block in blocks()]
+    notes = "\n".join(said)
+    assert "The broker of Kubelend" in notes
+    assert "kubectl rollout status deployment/kubelend-agent -n kubelend" in notes
+    left = cluster.kubectl("get", "crds,pvc", "--namespace=kubelend", "--output=name")
+    assert "reservations.broker.fluidos.eu" in left
+    assert "resourcerequests.rear.fluidos.eu" in left
+    assert "persistentvolumeclaim/kubelend-broker" in left
+    assert "namespace: lending" in shell("cat mine/all.yaml")
+
+
+def test_plugin_is_found_by_kubectl_and_completed(shell):
+    assert "kubectl lend [OPTIONS]" in shell("kubectl lend --help")
+    *offered, directive = shell("kubectl __complete lend get '' 2>/dev/null").splitlines()
+    assert [line.partition("\t")[0] for line in offered] == ["clusters", "reservations", "members"]
+    assert directive == ":4"

@@ -1,0 +1,188 @@
+"""Two brokers on one store under load; the leader sleeps in the middle of it, or is killed."""
+
+import asyncio
+import contextlib
+import signal
+import time
+
+import pytest
+
+import broker_process
+from kube_stores import Place
+from kubelend.core import audit
+from kubelend.core.errors import Conflict, KubelendError, NoCapacity
+from kubelend.core.ledger import Ledger
+from kubelend.kits.backoff import Backoff
+from kubelend.stores.kubernetes import KubernetesStore
+from kubelend.transports.http_client import BrokerClient
+from kubelend.wire import bodies
+
+pytestmark = pytest.mark.timeout(180)
+
+LEASE = 3.0
+FLAGS = (
+    "--leader-elect-lease-duration=3s",
+    "--leader-elect-renew-deadline=2s",
+    "--leader-elect-retry-period=500ms",
+    "--rate-limit=0",
+)
+ONCE = Backoff(retries=0)
+CPUS = 12
+"""Of the one lender: as many reservations of one CPU fit."""
+
+REQUEST = bodies.ReservationRequest(bodies.Quantities("1", "1Gi"), duration="1h")
+
+
+@pytest.fixture
+def place(kube):
+    return Place(kube)
+
+
+@contextlib.contextmanager
+def two(certificates, tmp_path, kube, place):
+    store = f"--store=kubernetes://{kube.admin_kubeconfig}?namespace={place.namespace}"
+    with contextlib.ExitStack() as stack:
+        started = []
+        for name in ("first", "second"):
+            directory = tmp_path / name
+            directory.mkdir()
+            flags = (store, f"--leader-elect-identity={name}", *FLAGS)
+            running = broker_process.running(certificates.server(), directory, *flags)
+            started.append(stack.enter_context(running))
+        yield started
+
+
+class Callers:
+    """Clusters that know both brokers, and ask the other where one does not take a change."""
+
+    def __init__(self, brokers, certificates, stack):
+        self._brokers = brokers
+        self._certificates = certificates
+        self._stack = stack
+        self._clients = {}
+
+    async def client(self, cluster, broker):
+        if (cluster, broker.url) not in self._clients:
+            made = BrokerClient(broker.url, self._certificates.cluster(cluster), backoff=ONCE)
+            self._clients[cluster, broker.url] = await self._stack.enter_async_context(made)
+        return self._clients[cluster, broker.url]
+
+    async def call(self, cluster, what, patience=60.0):
+        """Until one of them answers, or refuses for good."""
+        async with asyncio.timeout(patience):
+            while True:
+                for broker in self._brokers:
+                    client = await self.client(cluster, broker)
+                    try:
+                        async with asyncio.timeout(1.0):
+                            return await what(client)
+                    except TimeoutError:
+                        continue
+                    except Conflict:
+                        raise
+                    except KubelendError as error:
+                        if not error.retryable:
+                            raise
+                await asyncio.sleep(0.05)
+
+    async def offer(self):
+        amounts = bodies.Metrics(bodies.Quantities(str(CPUS), "64Gi"))
+        await self.call("lender", lambda one: one.publish(bodies.Advertisement("lender", amounts)))
+
+    async def borrow(self, number):
+        """One of many at once; the key makes a repeated question the same question."""
+        try:
+            found = await self.call(
+                f"borrower-{number % 4}", lambda one: one.reserve(REQUEST, key=f"key-{number}")
+            )
+        except NoCapacity:
+            return None
+        return found.id
+
+
+@pytest.fixture
+async def callers(certificates, tmp_path, kube, place):
+    async with contextlib.AsyncExitStack() as stack:
+        brokers = stack.enter_context(two(certificates, tmp_path, kube, place))
+        made = Callers(brokers, certificates, stack)
+        made.brokers = brokers
+        await made.offer()
+        yield made
+
+
+def stored(place):
+    store = KubernetesStore.open_readonly(place.access, place.namespace)
+    with contextlib.closing(store):
+        return Ledger.restore(store.load())
+
+
+async def load_with(callers, trouble):
+    """Thirty questions at once, and `trouble` when some of them are answered."""
+    asked = [asyncio.create_task(callers.borrow(number)) for number in range(30)]
+    await asyncio.wait(asked[:10], return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.to_thread(trouble)
+    return [one for one in await asyncio.gather(*asked) if one is not None]
+
+
+def check(place, answered):
+    """Nothing promised twice, nothing that was answered lost, and all that fits is used."""
+    ledger = stored(place)
+    assert audit.violations(ledger) == []
+    live = {found.id for found in ledger.reservations.values() if found.is_live}
+    assert live == set(answered)
+    assert len(answered) == len(live) == CPUS
+
+
+async def test_a_leader_that_sleeps_in_the_middle_promises_nothing_twice(callers, place):
+    first = callers.brokers[0]
+
+    def fall_asleep():
+        first.process.send_signal(signal.SIGSTOP)
+
+    try:
+        answered = await load_with(callers, fall_asleep)
+    finally:
+        first.process.send_signal(signal.SIGCONT)
+    # It wakes up, finds its successor, and answers questions again: those of a follower.
+    lender = await callers.client("lender", first)
+    async with asyncio.timeout(30):
+        while True:
+            with contextlib.suppress(KubelendError):
+                if len(await lender.instructions()) == CPUS:
+                    break
+            await asyncio.sleep(0.05)
+    with pytest.raises(KubelendError, match="ask second, which leads"):
+        await lender.publish(
+            bodies.Advertisement("lender", bodies.Metrics(bodies.Quantities("99", "64Gi")))
+        )
+    await asyncio.to_thread(check, place, answered)
+
+
+async def test_a_leader_that_is_killed_is_followed_within_the_lease(callers, place):
+    first = callers.brokers[0]
+    killed_at = []
+
+    def kill():
+        first.process.kill()
+        first.process.wait()
+        killed_at.append(time.monotonic())
+
+    answered = await load_with(callers, kill)
+    await callers.offer()
+    # What the others wait for, and what a busy machine needs to look and to read the store.
+    assert time.monotonic() - killed_at[0] < LEASE + 20
+    await asyncio.to_thread(check, place, answered)
+
+
+async def test_a_leader_that_stops_hands_over_at_once(callers, place):
+    first = callers.brokers[0]
+    stopped = []
+
+    def stop():
+        first.process.terminate()
+        first.process.wait()
+        stopped.append(True)
+
+    answered = await load_with(callers, stop)
+    assert stopped == [True]
+    await asyncio.to_thread(check, place, answered)

@@ -1,0 +1,123 @@
+"""What a ClusterAdvertisement says, when it is heard, and when it is put right."""
+
+import pytest
+from msgspec.structs import replace
+
+import broker_samples as samples
+import make
+from kubelend.controllers import advertisement_plans as plans
+from kubelend.core.errors import InvalidInput
+from kubelend.core.models import Cluster
+from kubelend.wire.bodies import Amounts, Quantities
+
+SAID = samples.advertisement()
+OFFER = plans.offer(SAID)
+
+
+def record(offer=OFFER, **fields):
+    return Cluster(offer, make.T0, make.T0 + make.STALE_AFTER, revision=4, **fields)
+
+
+def plan(found, heard=None, known=None):
+    return plans.plan(found, plans.offer(found), heard, known)
+
+
+def test_missing_allocatable_is_the_capacity_and_missing_time_the_creation():
+    resources = replace(SAID.spec.resources, allocatable=None)
+    offer = plans.offer(samples.with_spec(SAID, resources=resources, timestamp=None))
+    assert offer.allocatable == offer.capacity == make.resources("cpu=4,memory=8Gi")
+    assert offer.sent_at == SAID.metadata.creation_timestamp
+
+
+def test_what_it_says_of_reserved_and_available_is_not_heard():
+    claims = replace(
+        SAID.spec.resources, available=Amounts("99", "1Ti"), reserved=Amounts("1", "0")
+    )
+    assert plans.offer(samples.with_spec(SAID, resources=claims)) == OFFER
+
+
+def test_amounts_that_make_no_sense_are_refused():
+    wrong = replace(SAID.spec.resources, capacity=Quantities("lots", "1Gi"))
+    with pytest.raises(InvalidInput, match=r"resources\.capacity"):
+        plans.offer(samples.with_spec(SAID, resources=wrong))
+
+
+LATER = samples.with_spec(SAID, timestamp=make.T0 + make.MINUTE)
+LARGER = samples.advertisement(cpu="9")
+ADOPTED = samples.shown(record(), is_own=False)
+
+
+@pytest.mark.parametrize(
+    "found, heard, known, action",
+    [
+        pytest.param(SAID, None, None, plans.Advertise(OFFER), id="new"),
+        pytest.param(SAID, OFFER, None, plans.Advertise(OFFER), id="the ledger lost it"),
+        pytest.param(ADOPTED, OFFER, record(), None, id="heard already"),
+        pytest.param(ADOPTED, None, record(), None, id="heard before a restart"),
+        pytest.param(
+            LATER, OFFER, record(), plans.Advertise(plans.offer(LATER)), id="another time alone"
+        ),
+        pytest.param(
+            LARGER, OFFER, record(), plans.Advertise(plans.offer(LARGER)), id="another amount"
+        ),
+        pytest.param(
+            samples.with_spec(ADOPTED, cluster_name=""),
+            OFFER,
+            record(plans.offer(LARGER)),
+            plans.Rewrite(),
+            id="the cluster said more elsewhere since",
+        ),
+        pytest.param(samples.leaving(SAID), None, None, None, id="deleted"),
+        pytest.param(SAID, OFFER, record(), plans.Rewrite(), id="record taken out"),
+        pytest.param(
+            samples.advertisement(name="any-name"), OFFER, record(), None, id="keeps no record"
+        ),
+    ],
+)
+def test_object_of_somebody_is_heard_once_for_each_change(found, heard, known, action):
+    assert plan(found, heard, known) == action
+
+
+def test_what_cannot_be_read_is_not_heard():
+    assert plans.plan(SAID, None, None, None) is None
+
+
+@pytest.mark.parametrize(
+    "found, known, action",
+    [
+        pytest.param(samples.shown(record()), record(), None, id="as it should be"),
+        pytest.param(samples.shown(record()), None, plans.Delete(), id="ghost"),
+        pytest.param(
+            samples.with_spec(samples.shown(record()), cluster_name="x"),
+            record(),
+            plans.Rewrite(),
+            id="edited",
+        ),
+        pytest.param(
+            samples.shown(record()), record(cordon="why"), plans.Rewrite(), id="older record"
+        ),
+    ],
+)
+def test_object_of_the_broker_says_nothing_and_is_put_right(found, known, action):
+    assert plans.plan(found, None, None, known) == action
+
+
+def test_available_on_an_object_of_the_broker_is_not_the_stores():
+    found = samples.shown(record())
+    shows = replace(found.spec.resources, available=Amounts("1", "1Gi"), reserved=Amounts("3", "0"))
+    assert plans.plan(samples.with_spec(found, resources=shows), None, None, record()) is None
+
+
+@pytest.mark.parametrize(
+    "gone, heard, known, is_withdrawn",
+    [
+        pytest.param(SAID, OFFER, record(), True, id="its own word"),
+        pytest.param(SAID, OFFER, record(plans.offer(LARGER)), False, id="said elsewhere since"),
+        pytest.param(samples.shown(record()), None, record(), True, id="what the broker showed"),
+        pytest.param(
+            samples.shown(record()), None, record(cordon="x"), False, id="being written anew"
+        ),
+    ],
+)
+def test_offer_goes_with_the_object_that_said_it(gone, heard, known, is_withdrawn):
+    assert plans.is_withdrawn(gone, heard, known) is is_withdrawn

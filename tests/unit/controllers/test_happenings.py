@@ -1,0 +1,85 @@
+"""Which events are told of an object, and how they are written."""
+
+import pytest
+
+import broker_samples as samples
+import make
+from kubelend.controllers import happenings
+from kubelend.core.lifecycle import Reason
+
+RESERVED = samples.written(samples.record(message="Resources locked in cluster lender"))
+PHASES = {
+    "": samples.wish(),
+    "Pending": samples.written(samples.record("Pending")),
+    "Reserved": RESERVED,
+    "Active": samples.written(samples.record("Active")),
+    "Released": samples.written(samples.record("Released", reason=Reason.BY_REQUESTER)),
+    "Expired": samples.written(samples.record("Released", reason=Reason.EXPIRED)),
+    "Failed": samples.written(samples.record("Failed")),
+}
+
+
+@pytest.mark.parametrize(
+    "before, after, told",
+    [
+        ("", "Reserved", [("Normal", "Reserved")]),
+        ("", "Pending", []),
+        ("", "Failed", [("Warning", "Failed")]),
+        ("Pending", "Reserved", [("Normal", "Reserved")]),
+        ("Reserved", "Active", [("Normal", "Activated")]),
+        ("Active", "Released", [("Normal", "Released")]),
+        ("Active", "Expired", [("Normal", "Expired")]),
+        ("Reserved", "Reserved", []),
+    ],
+)
+def test_change_of_phase_is_told_once(before, after, told):
+    found = happenings.of_reservation(PHASES[before], PHASES[after])
+    assert [(one.type, one.reason) for one in found] == told
+
+
+def test_other_provider_is_told():
+    moved = samples.with_status(RESERVED, target_cluster_id="other")
+    assert [one.reason for one in happenings.of_reservation(RESERVED, moved)] == ["Moved"]
+
+
+def test_nothing_is_told_on_objects_of_the_broker():
+    own = samples.written(samples.record("Active"), is_own=True)
+    assert list(happenings.of_reservation(RESERVED, own)) == []
+    stale = samples.with_status(samples.advertisement(labels=samples.OWN), phase="Stale")
+    assert list(happenings.of_advertisement(samples.advertisement(), stale)) == []
+
+
+def advertised(phase, overcommitted="False"):
+    said = (samples.condition("Overcommitted", overcommitted),)
+    return samples.with_status(samples.advertisement(), phase=phase, conditions=said)
+
+
+@pytest.mark.parametrize(
+    "before, after, told",
+    [
+        (advertised(""), advertised("Active"), []),
+        (advertised("Active"), advertised("Stale"), ["Stale"]),
+        (advertised("Stale"), advertised("Active"), ["Active"]),
+        (advertised("Active"), advertised("Active", "True"), ["Overcommitted"]),
+        (advertised("Active", "True"), advertised("Active", "True"), []),
+        (advertised("Active", "True"), advertised("Active"), []),
+    ],
+)
+def test_events_of_advertisements(before, after, told):
+    assert [one.reason for one in happenings.of_advertisement(before, after)] == told
+
+
+def test_event_names_its_object_and_is_cut_to_what_the_server_takes():
+    happening = happenings.Happening("Warning", "Failed", "x" * 2000, RESERVED)
+    body = happenings.body(happening, make.T0 + make.MOMENT, "abc")
+    assert body["metadata"] == {"name": "mine.abc", "namespace": "hub"}
+    assert body["involvedObject"] == {
+        "apiVersion": "broker.fluidos.eu/v1alpha1",
+        "kind": "Reservation",
+        "namespace": "hub",
+        "name": "mine",
+        "uid": "u-1",
+        "resourceVersion": "9",
+    }
+    assert len(body["message"]) == 1024
+    assert body["lastTimestamp"] == "2026-01-01T12:00:00Z"

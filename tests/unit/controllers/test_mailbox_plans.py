@@ -1,0 +1,208 @@
+"""What is written into a mailbox, for each way that its objects and the ledger can stand to each other."""
+
+import msgspec
+import pytest
+
+import make
+from kubelend.broker import instructions, parties
+from kubelend.broker.instructions import Action, Role
+from kubelend.controllers import mailbox_plans as plans
+from kubelend.core.errors import NoCapacity, NotReady
+from kubelend.core.lifecycle import Phase, Reason
+from kubelend.core.models import ClusterId
+from kubelend.wire import bodies, mailboxes
+from kubelend.wire.broker_objects import (
+    AdvertisedResources,
+    ClusterAdvertisement,
+    ClusterAdvertisementSpec,
+    ClusterAdvertisementStatus,
+    Condition,
+    Mailbox,
+    MailboxSpec,
+    Reservation,
+    ReservationSpec,
+    ReservationStatus,
+)
+from kubelend.wire.objects import Metadata, ProviderInstructionStatus, Question, Reply
+
+ROME, BONN, PARIS = ClusterId("rome"), ClusterId("bonn"), ClusterId("paris")
+SOME = bodies.Quantities("1", "1Gi")
+
+
+def record(phase=Phase.RESERVED, **fields):
+    given = {
+        "phase": phase,
+        "target": BONN,
+        "reserved_at": make.T0,
+        "expires_at": make.T0 + make.HOUR,
+        "revision": 7,
+    }
+    return make.reservation("rsv-1", make.request(requester="rome", key="k"), **(given | fields))
+
+
+OVER = record(Phase.RELEASED, reason=Reason.BY_REQUESTER, finished_at=make.T0, revision=9)
+
+
+def told(cluster, found, **fields):
+    """The broker's words of it, with a grant."""
+    [part] = instructions.for_cluster(cluster, found)
+    return Reply(told=mailboxes.text(parties.told(part, "signed")), **fields)
+
+
+def own(found=None, *, annotations=None, question=None, reply=None, conditions=()):
+    """An object that an agent of rome has made."""
+    said = reply if found is None else told(ROME, found, question="q-1")
+    key = {mailboxes.KEY: "k"} if annotations is None else annotations
+    return Reservation(
+        Metadata("ask-1", "mail", uid="u", annotations=key),
+        ReservationSpec(SOME, question=question),
+        ReservationStatus(reply=said, conditions=conditions),
+    )
+
+
+def lent(found):
+    [part] = instructions.for_cluster(BONN, found)
+    return plans.lent_object(part, told(BONN, found), "mail")
+
+
+def steps(cluster, found, own=None, lent=None):
+    return [
+        (type(step).__name__, getattr(getattr(step, "instruction", None), "action", None))
+        for step in plans.mirror(cluster, found, own, lent)
+    ]
+
+
+@pytest.mark.parametrize(
+    "cluster, found, own, lent, expected",
+    [
+        pytest.param(ROME, record(), None, None, [("Tell", Action.USE)], id="asked elsewhere"),
+        pytest.param(ROME, record(), own(), None, [("Tell", Action.USE)], id="not told yet"),
+        pytest.param(ROME, record(), own(record()), None, [], id="told"),
+        pytest.param(ROME, OVER, own(record()), None, [("Tell", Action.STOP)], id="over"),
+        pytest.param(ROME, OVER, own(OVER), None, [], id="told that it is over"),
+        pytest.param(ROME, OVER, None, None, [], id="over before it was told"),
+        pytest.param(ROME, None, own(OVER), None, [("Remove", None)], id="forgotten"),
+        pytest.param(ROME, None, own(OVER, annotations={}), None, [], id="a person's stays"),
+        pytest.param(BONN, record(), None, None, [("Tell", Action.HOLD)], id="to hold"),
+        pytest.param(BONN, record(), None, lent(record()), [], id="held"),
+        pytest.param(BONN, OVER, None, lent(record()), [("Tell", Action.WITHDRAW)], id="withdrawn"),
+        pytest.param(
+            BONN,
+            record(target=PARIS, left=(BONN,), revision=8),
+            None,
+            lent(record()),
+            [("Tell", Action.WITHDRAW)],
+            id="moved away",
+        ),
+        pytest.param(BONN, None, None, lent(OVER), [("Remove", None)], id="withdrawn long ago"),
+        pytest.param(PARIS, record(), None, None, [], id="a stranger"),
+    ],
+)
+def test_mailbox_tells_what_the_ledger_has(cluster, found, own, lent, expected):
+    assert steps(cluster, found, own, lent) == expected
+
+
+def test_what_is_being_deleted_is_not_deleted_again():
+    leaving = own(OVER)
+    metadata = msgspec.structs.replace(leaving.metadata, deletion_timestamp=make.T0)
+    assert steps(ROME, None, msgspec.structs.replace(leaving, metadata=metadata)) == []
+
+
+def test_spoilt_words_are_said_again():
+    assert steps(ROME, record(), own(reply=Reply(told="nonsense"))) == [("Tell", Action.USE)]
+
+
+def test_reservation_that_is_shown_is_what_was_asked_for():
+    made = plans.own_object(record(), "mail")
+    assert (made.metadata.name, made.spec.requester_id) == ("rsv-1", "rome")
+    assert plans.lent_object(
+        next(instructions.for_cluster(BONN, record())), Reply(), "mail"
+    ).key == ("mail/rsv-1-provider")
+
+
+# -- questions
+
+
+def advertised(question=None, generation=1, **status):
+    amounts = AdvertisedResources(SOME, SOME, SOME)
+    return ClusterAdvertisement(
+        Metadata("bonn-adv", "mail", generation=generation),
+        ClusterAdvertisementSpec("bonn", amounts, question=question),
+        ClusterAdvertisementStatus(**status),
+    )
+
+
+ASKED = Question("q-2", "activate")
+
+
+@pytest.mark.parametrize(
+    "seen, expected",
+    [
+        pytest.param(own(), Question("", "reserve"), id="a person's wish"),
+        pytest.param(own(record()), None, id="answered"),
+        pytest.param(own(record(), question=ASKED), ASKED, id="asked again"),
+        pytest.param(
+            own(question=ASKED, reply=Reply("q-2", problem="{}")), None, id="refused is answered"
+        ),
+        pytest.param(advertised(), Question("", "publish"), id="a person's advertisement"),
+        pytest.param(advertised(observed_generation=1), None, id="taken in"),
+        pytest.param(
+            advertised(ASKED, observed_generation=1, reply=Reply("q-1")),
+            ASKED,
+            id="published again",
+        ),
+        pytest.param(Mailbox(Metadata("mailbox")), None, id="an empty mailbox"),
+        pytest.param(
+            Mailbox(Metadata("mailbox"), MailboxSpec(Question("q", "ping"))),
+            Question("q", "ping"),
+            id="a ping",
+        ),
+        pytest.param(lent(record()), None, id="an instruction"),
+        pytest.param(
+            msgspec.structs.replace(
+                lent(record()), status=ProviderInstructionStatus(question=ASKED)
+            ),
+            ASKED,
+            id="an acknowledgement",
+        ),
+    ],
+)
+def test_question_is_open_until_its_reply_names_it(seen, expected):
+    assert plans.unanswered(seen) == expected
+
+
+@pytest.mark.parametrize(
+    "found, conditions, call",
+    [
+        (record(), {}, ""),
+        (record(), {"RequesterActive": "True"}, "activate"),
+        (record(), {"RequesterActive": "False"}, ""),
+        (record(Phase.ACTIVE), {"RequesterActive": "True"}, ""),
+        (record(Phase.ACTIVE), {"RequesterActive": "True", "RequesterReleased": "True"}, "release"),
+        (OVER, {"RequesterReleased": "True"}, ""),
+        (None, {"RequesterReleased": "True"}, ""),
+    ],
+)
+def test_conditions_ask_in_every_live_phase_and_only_then(found, conditions, call):
+    said = tuple(Condition(kind, status) for kind, status in conditions.items())
+    assert plans.wished(own(found, conditions=said)) == call
+
+
+def test_key_is_the_agents_or_of_the_object_itself():
+    assert plans.key_of(own()) == "k"
+    assert plans.key_of(own(annotations={})) == "mailbox/u"
+
+
+@pytest.mark.parametrize(
+    "error, phase", [(NoCapacity("none fits"), "Failed"), (NotReady("not yet"), None)]
+)
+def test_refusal_is_final_only_if_it_is(error, phase):
+    status = plans.refused_status(own(), error, Reply(), make.T0)
+    assert (status["phase"], status["reason"]) == (phase, error.code)
+
+
+def test_role_of_each_side_is_told():
+    roles = {
+        cluster: next(instructions.for_cluster(cluster, record())).role for cluster in (ROME, BONN)
+    }
+    assert roles == {ROME: Role.REQUESTER, BONN: Role.PROVIDER}

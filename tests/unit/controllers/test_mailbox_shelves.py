@@ -1,0 +1,89 @@
+"""What a clerk knows of a mailbox's objects, and what is new of it."""
+
+from msgspec.structs import replace
+
+import make
+from kubelend.broker import instructions, parties
+from kubelend.controllers.mailbox_shelves import Shelf
+from kubelend.core.lifecycle import Phase
+from kubelend.core.models import ClusterId, ReservationId
+from kubelend.wire import bodies, mailboxes
+from kubelend.wire.broker_objects import Reservation, ReservationSpec, ReservationStatus
+from kubelend.wire.objects import Metadata, Reply
+
+RECORD = make.reservation(
+    "rsv-1", make.request(requester="rome", key="k"), phase=Phase.PENDING, revision=1
+)
+ID = ReservationId("rsv-1")
+
+
+def asked(version="1", uid="u", *, told=False):
+    [part] = instructions.for_cluster(ClusterId("rome"), RECORD)
+    said = Reply(told=mailboxes.text(parties.told(part, ""))) if told else None
+    return Reservation(
+        Metadata("ask", "m", uid=uid, resource_version=version, annotations={mailboxes.KEY: "k"}),
+        ReservationSpec(bodies.Quantities("1", "1Gi")),
+        ReservationStatus(reply=said),
+    )
+
+
+def test_what_is_seen_is_looked_at_once():
+    shelf = Shelf()
+    assert shelf.see(asked())
+    assert shelf.take().objects == [asked()]
+    assert shelf.take() == ([], [])
+
+
+def test_older_than_what_is_known_changes_nothing():
+    shelf = Shelf()
+    shelf.see(asked("10"))
+    shelf.take()
+    assert not shelf.see(asked("9"))
+    assert not shelf.see(asked("10"))
+    assert shelf.take().objects == []
+
+
+def test_object_is_found_by_key_and_then_by_what_it_tells():
+    shelf = Shelf()
+    assert shelf.own(ID, RECORD) is None
+    shelf.see(asked())
+    assert shelf.own(ID, RECORD) == asked()
+    assert not shelf.tells_of(ID)
+    shelf.see(asked("2", told=True))
+    assert shelf.own(ID, None) == asked("2", told=True)
+    assert shelf.tells_of(ID)
+
+
+def test_object_of_another_reservation_is_not_taken_for_it():
+    shelf = Shelf()
+    shelf.see(asked())
+    other = replace(RECORD, request=make.request(requester="rome", key="other"))
+    assert shelf.own(ReservationId("rsv-2"), other) is None
+
+
+def test_end_of_an_object_is_news_of_its_reservation():
+    shelf = Shelf()
+    shelf.see(asked(told=True))
+    shelf.take()
+    shelf.miss(asked(told=True))
+    assert shelf.take() == ([], [ID])
+    assert shelf.own(ID, RECORD) is None
+
+
+def test_end_of_a_former_object_leaves_the_new_one():
+    shelf = Shelf()
+    shelf.see(asked("5", uid="new"))
+    shelf.miss(asked("4", uid="old"))
+    assert shelf.all() == [asked("5", uid="new")]
+    shelf.keep_only("Reservation", {"new"})
+    assert shelf.all() == [asked("5", uid="new")]
+    shelf.keep_only("Reservation", set())
+    assert shelf.all() == []
+
+
+def test_after_a_doubt_everything_is_looked_at():
+    shelf = Shelf()
+    shelf.see(asked(told=True))
+    shelf.take()
+    shelf.look_at_all()
+    assert shelf.take() == ([asked(told=True)], [ID])

@@ -1,0 +1,81 @@
+"""What of the charts can be judged without helm: versions, copies, and what is said in two places."""
+
+import json
+import re
+
+import pytest
+import yaml
+
+import kubelend
+from audited_cluster import granted
+from charts import CHARTS, DEPLOY, KUSTOMIZE, NAMES, container, of_kind, rendered
+from kubelend.wire import crds, mailbox_manifests
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_versions_are_those_of_the_program(name):
+    chart = yaml.safe_load((CHARTS / f"kubelend-{name}" / "Chart.yaml").read_text())
+    assert (chart["version"], chart["appVersion"]) == (kubelend.__version__,) * 2
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rendered_image_is_that_of_the_program(name):
+    assert container(rendered(name))["image"] == f"kubelend:{kubelend.__version__}"
+
+
+def test_each_definition_is_in_the_chart_of_its_group():
+    """And what a broker writes into mailboxes in its own too."""
+    copies = {name: sorted(CHARTS.glob(f"kubelend-{name}/files/crds/*.yaml")) for name in NAMES}
+    agents = {name for name in crds.documents() if name.startswith("rear.")}
+    brokers = crds.documents().keys() - agents | {"rear.fluidos.eu_providerinstructions.yaml"}
+    assert {path.name for path in copies["broker"]} == brokers
+    assert {path.name for path in copies["agent"]} == agents
+    for path in (*copies["broker"], *copies["agent"]):
+        assert path.read_text() == (DEPLOY / "crds" / path.name).read_text()
+
+
+def test_broker_may_do_in_mailboxes_what_it_has_to():
+    [role] = (
+        found
+        for found in of_kind(rendered("broker", "overlays/replicated"), "ClusterRole")
+        if found["metadata"]["name"] == "kubelend-broker-mailboxes"
+    )
+    needed = mailbox_manifests.rules(mailbox_manifests.BROKERS_RULES)
+    assert granted([role]) == granted([{"metadata": {}, "rules": needed}])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_schema_knows_every_value_and_no_other(name):
+    chart = CHARTS / f"kubelend-{name}"
+    schema = json.loads((chart / "values.schema.json").read_text())
+    values = yaml.safe_load((chart / "values.yaml").read_text())
+    assert values.keys() == schema["properties"].keys() - {"global"}
+    assert schema["additionalProperties"] is False
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_kind_has_a_viewer(name):
+    directory = {"broker": "overlays/replicated", "agent": "base"}[name]
+    group = {"broker": "broker.fluidos.eu", "agent": "rear.fluidos.eu"}[name]
+    roles = of_kind(rendered(name, directory), "ClusterRole")
+    viewers = {
+        match[1]
+        for role in roles
+        if (match := re.fullmatch(rf"kubelend-{name}-(\w+)-viewer", role["metadata"]["name"]))
+    }
+    assert viewers == {kind.plural for kind in crds.KINDS if kind.group == group}
+
+
+def test_what_only_the_broker_may_read_is_in_no_role_of_people():
+    """LedgerRecords hold who joined, and hashes of tokens."""
+    [role] = (
+        found
+        for found in of_kind(rendered("broker", "overlays/replicated"), "ClusterRole")
+        if "ledgerrecords" in found["metadata"]["name"]
+    )
+    assert not [label for label in role["metadata"]["labels"] if "aggregate" in label]
+
+
+@pytest.mark.parametrize("path", sorted(KUSTOMIZE.rglob("manifests.yaml")), ids=str)
+def test_rendered_manifests_know_nothing_of_helm(path):
+    assert "helm" not in path.read_text().lower()

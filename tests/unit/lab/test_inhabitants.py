@@ -1,0 +1,30 @@
+"""The population of the agents' clusters, counted as an agent counts it."""
+
+import msgspec
+import pytest
+
+from kubelend.core import nodes, requests
+from kubelend.core.resources import Resources
+from kubelend.lab import inhabitants
+
+KI, MI, GI = 2**10, 2**20, 2**30
+
+SUMS = {
+    "agent-cluster-1": (Resources(6_000, 8 * GI, 1), Resources(950, 290 * MI)),
+    # The contract's example, of which 8950m and 7597392Ki are left.
+    "agent-cluster-2": (Resources(10_000, 8_025_424 * KI), Resources(1_050, 418 * MI)),
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_cluster_is_as_large_as_the_examples_say(name):
+    population = inhabitants.EVERYONE[name]
+    read = [msgspec.convert(one, nodes.KubernetesNode) for one in inhabitants.nodes(population)]
+    allocatable = [nodes.node_of(one).allocatable for one in read]
+    asked = [_requests(one) for one in inhabitants.pods(population)]
+    assert (sum(allocatable, Resources()), sum(asked, Resources())) == SUMS[name]
+
+
+def _requests(pod):
+    pod["metadata"]["uid"] = "given by the API server"
+    return requests.pod_of(msgspec.convert(pod, requests.KubernetesPod)).requests
