@@ -28,6 +28,22 @@ test: $(DEV) ## Run all tests
 kube-assets: ## Find or build the API server and etcd that tests run on
 	@hack/kube-assets
 
+.PHONY: clusters
+clusters: $(RUNTIME) $(if $(KIND),,kube-assets) ## Start three clusters, a broker and two agents, to try (KIND=1: by Kind)
+	@$(BIN)/kubelend lab up $(if $(KIND),--kind) $(ARGS)
+
+.PHONY: clusters-test
+clusters-test: $(RUNTIME) ## Borrow 500m and 256Mi there, and show each step with its time
+	@$(BIN)/kubelend lab test $(ARGS)
+
+.PHONY: clusters-status
+clusters-status: $(RUNTIME) ## Show what runs there, and whether all is well
+	@$(BIN)/kubelend lab status $(ARGS)
+
+.PHONY: clusters-down
+clusters-down: $(RUNTIME) ## End all of it
+	@$(BIN)/kubelend lab down $(ARGS)
+
 .PHONY: helm
 helm: ## Find or build the helm that renders the charts
 	@hack/get-helm
@@ -60,6 +76,7 @@ generate: $(DEV) ## Write the files that are made from the code
 
 .PHONY: manifests
 manifests: generate ## Write the CustomResourceDefinitions, and all else that is made from the code
+	hack/deploy-manifests --copy
 
 .PHONY: deploy-manifests
 deploy-manifests: generate ## Write what under deploy/ is made from the charts and the definitions

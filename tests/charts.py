@@ -38,12 +38,8 @@ def find_helm() -> Path | None:
 def template(helm: Path, name: str, values: Json, *flags: str, release: str = "") -> str:
     """The chart's manifests as text; `Refused` if the values are."""
     chart = f"kubelend-{name}"
-    return run(
-        helm,
-        "template",
-        *(release or chart, CHARTS / chart, "--values=-", *flags),
-        given=yaml.safe_dump(values),
-    )
+    place: list[str | Path] = [release or chart, CHARTS / chart, "--values=-"]
+    return run(helm, "template", *place, *flags, given=yaml.safe_dump(values))
 
 
 def run(helm: Path, *arguments: str | Path, given: str = "") -> str:

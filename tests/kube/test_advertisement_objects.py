@@ -8,10 +8,11 @@ import pytest
 import kube_broker
 import make
 from kube_broker import quiet, told
-from kubelend.wire.broker_objects import ClusterAdvertisement
+from kubelend.wire.broker_objects import ClusterAdvertisement, Condition
 
 pytestmark = pytest.mark.timeout(120)
 
+UNSAID = Condition("", "Unknown")
 EXAMPLES = Path(__file__).parents[2] / "examples" / "objects"
 
 
@@ -26,7 +27,7 @@ async def shows(broker, name, look):
 
 
 def condition(found, type):
-    return next(one for one in found.status.conditions if one.type == type)
+    return next((one for one in found.status.conditions if one.type == type), UNSAID)
 
 
 async def test_example_with_prices_is_active_with_its_score(broker):

@@ -1,4 +1,4 @@
-"""`kubelend lab` as a person runs it: clusters that stay in the background, are tried, looked at and ended."""
+"""`kubelend lab` as a person runs it: clusters in the background, tried, looked at and ended."""
 
 import json
 import os
@@ -17,7 +17,7 @@ LONGEST = 120.0
 """Seconds that a command may take on a busy machine."""
 
 
-class Lab:
+class Site:
     """One directory, and the commands on it."""
 
     def __init__(self, directory: Path) -> None:
@@ -46,30 +46,37 @@ class Lab:
 @pytest.fixture(scope="module")
 def started(kube_assets, tmp_path_factory):
     """All that runs, and what `up` printed. The last test ends it, if all go well."""
-    lab = Lab(tmp_path_factory.mktemp("lab") / "clusters")
-    code, out, err = lab.run("up")
+    site = Site(tmp_path_factory.mktemp("lab") / "clusters")
+    code, out, err = site.run("up")
     assert (code, err) == (0, ""), out
-    yield lab, out
-    lab.run("down")
+    yield site, out
+    site.run("down")
 
 
 @pytest.fixture
-def lab(started):
+def site(started):
     return started[0]
 
 
-def kubectl(lab, kube_assets, context, *arguments):
-    config = f"--kubeconfig={lab.directory / 'kubeconfig'}"
+@pytest.fixture
+def provider(site):
+    """The process of the agent that lends."""
+    agents = {one["name"]: one["pid"] for one in site.record["processes"]}
+    return agents["agent of agent-cluster-2"]
+
+
+def kubectl(site, kube_assets, context, *arguments):
+    config = f"--kubeconfig={site.directory / 'kubeconfig'}"
     return processes.output(kube_assets.kubectl, config, f"--context={context}", *arguments)
 
 
 def test_up_tells_the_kubeconfigs_and_what_to_try(started):
-    lab, out = started
+    site, out = started
     for name in hosts.NAMES:
-        assert f"    {lab.directory / name}.kubeconfig\n" in out
+        assert f"    {site.directory / name}.kubeconfig\n" in out
     for command in (
         "kubectl --context broker-cluster get clusteradvertisements",
-        f"kubectl --context agent-cluster-1 apply -f {lab.directory / 'request.yaml'}",
+        f"kubectl --context agent-cluster-1 apply -f {site.directory / 'request.yaml'}",
         "kubelend get clusters",
         "kubelend lab down",
     ):
@@ -78,16 +85,16 @@ def test_up_tells_the_kubeconfigs_and_what_to_try(started):
     assert len(re.findall(r"^ \d  .* \d+(\.\d)? m?s$", out, re.MULTILINE)) == 5
 
 
-def test_second_up_says_that_they_run(lab):
-    before = lab.record
-    code, out, err = lab.run("up")
+def test_second_up_says_that_they_run(site):
+    before = site.record
+    code, out, err = site.run("up")
     assert (code, err) == (0, "")
     assert "They run already." in out
-    assert lab.record == before
+    assert site.record == before
 
 
-def test_status_shows_all_parts_and_offers(lab):
-    code, out, err = lab.run("status")
+def test_status_shows_all_parts_and_offers(site):
+    code, out, err = site.run("status")
     assert (code, err) == (0, "All is well.\n")
     for part in ("supervisor", "broker", *(f"API server of {name}" for name in hosts.NAMES)):
         assert re.search(rf"^{part} +ready +\S", out, re.MULTILINE)
@@ -98,12 +105,12 @@ def test_status_shows_all_parts_and_offers(lab):
     assert "Nothing is reserved." in out
 
 
-def test_request_is_walked_through_every_step(lab):
-    code, out, err = lab.run("test")
+def test_request_is_walked_through_every_step(site):
+    code, out, err = site.run("test")
     assert (code, err) == (0, "")
     [name] = set(re.findall(r"rsv-agent-cluster-1-\w+", out))
     steps = [re.sub(r" +[\d.]+ m?s$", "", line) for line in out.splitlines()]
-    request = re.search(r"test-\w+", out)[0]
+    [request] = set(re.findall(r"test-\w+", out))
     assert steps == [
         f"agent-cluster-1: {request} asks for {walk.CPU} and {walk.MEMORY}",
         "agent-cluster-1: its agent has seen the ResourceRequest",
@@ -124,93 +131,106 @@ def test_request_is_walked_through_every_step(lab):
     assert max(map(len, out.splitlines())) <= 80
 
 
-def test_what_it_tells_to_try_works(lab, kube_assets):
-    path = str(lab.directory / "request.yaml")
-    kubectl(lab, kube_assets, "agent-cluster-1", "apply", f"--filename={path}")
+def test_what_it_tells_to_try_works(site, kube_assets):
+    path = str(site.directory / "request.yaml")
+    kubectl(site, kube_assets, "agent-cluster-1", "apply", f"--filename={path}")
     kubectl(
-        *(lab, kube_assets, "agent-cluster-1", "wait", "resourcerequest/small"),
+        *(site, kube_assets, "agent-cluster-1", "wait", "resourcerequest/small"),
         *("--for=jsonpath={.status.phase}=Active", "--timeout=30s"),
     )
-    offers = kubectl(lab, kube_assets, "broker-cluster", "get", "clusteradvertisements")
+    offers = kubectl(site, kube_assets, "broker-cluster", "get", "clusteradvertisements")
     assert "agent-cluster-2-adv" in offers
-    kubectl(lab, kube_assets, "agent-cluster-1", "delete", "resourcerequest", "small")
+    kubectl(site, kube_assets, "agent-cluster-1", "delete", "resourcerequest", "small")
     audit = processes.kubelend(
-        "audit", f"--store={lab.record['store']}", temporary=lab.directory.parent
+        "audit", f"--store={site.record['store']}", temporary=site.directory.parent
     )
     assert processes.finished(audit)[0] == 0
 
 
-def test_agents_may_not_what_their_role_does_not_say(lab, kube_assets):
+def test_agents_may_not_what_their_role_does_not_say(site, kube_assets):
     for cluster, account in (("broker-cluster", "broker"), ("agent-cluster-1", "agent")):
-        path = lab.directory / "lab" / cluster / f"kubelend-{account}.kubeconfig"
+        path = site.directory / "lab" / cluster / f"kubelend-{account}.kubeconfig"
         refused = processes.complaint(
             kube_assets.kubectl, f"--kubeconfig={path}", "get", "secrets", "--all-namespaces"
         )
         assert f'User "system:serviceaccount:kubelend:kubelend-{account}" cannot list' in refused
 
 
-def test_refusal_is_told_in_the_brokers_words(lab, kube_assets, tmp_path):
+def test_refusal_is_told_in_the_brokers_words(site, kube_assets, tmp_path):
     """All that agent-cluster-2 has is taken, so the test's own request cannot be met."""
     whole = tmp_path / "whole.yaml"
     whole.write_text(
         "apiVersion: rear.fluidos.eu/v1alpha1\nkind: ResourceRequest\nmetadata: {name: whole}\n"
         "spec: {requestedCPU: 8950m, requestedMemory: 1Gi}\n"
     )
-    kubectl(lab, kube_assets, "agent-cluster-1", "apply", f"--filename={whole}")
+    kubectl(site, kube_assets, "agent-cluster-1", "apply", f"--filename={whole}")
     kubectl(
-        *(lab, kube_assets, "agent-cluster-1", "wait", "resourcerequest/whole"),
+        *(site, kube_assets, "agent-cluster-1", "wait", "resourcerequest/whole"),
         *("--for=jsonpath={.status.phase}=Active", "--timeout=30s"),
     )
-    code, _, err = lab.run("test")
-    kubectl(lab, kube_assets, "agent-cluster-1", "delete", "resourcerequest", "whole")
+    code, _, err = site.run("test")
+    kubectl(site, kube_assets, "agent-cluster-1", "delete", "resourcerequest", "whole")
     assert code == 5
     assert err.startswith("error: ")
     assert err.count("\n") == 1
 
 
-def test_agent_that_died_is_told(lab):
-    [agent] = [one for one in lab.record["processes"] if one["name"] == "agent of agent-cluster-2"]
-    os.kill(agent["pid"], signal.SIGKILL)
-    code, out, err = lab.run("status")
+def test_step_that_is_not_seen_fails_the_test(site, provider):
+    os.kill(provider, signal.SIGSTOP)
+    code, out, err = site.run("test", "--timeout=2s")
+    os.kill(provider, signal.SIGCONT)
+    assert code == 7
+    assert re.fullmatch(
+        r"error: ProviderInstruction \S+ of agent-cluster-2 is not held within 2 s\n", err
+    )
+    assert "is Reserved" in out
+    # What it asked for is given back all the same.
+    idle = re.compile(r"^agent-cluster-2 +8950m .* 0 0 ", re.MULTILINE)
+    processes.wait_for(lambda: idle.search(site.run("status")[1]) is not None)
+
+
+def test_agent_that_died_is_told(site, provider):
+    os.kill(provider, signal.SIGKILL)
+    code, out, err = site.run("status")
     assert code == 7
     assert re.search(r"^agent of agent-cluster-2 +NOT WELL ", out, re.MULTILINE)
     assert err == "problem: agent of agent-cluster-2: does not answer\n"
 
 
-def test_down_cleans_up_after_a_killed_supervisor(lab):
-    os.kill(lab.record["pid"], signal.SIGKILL)
-    processes.wait_for(lambda: lab.run("test")[0] == 3)
-    code, _, err = lab.run("status")
+def test_down_cleans_up_after_a_killed_supervisor(site):
+    os.kill(site.record["pid"], signal.SIGKILL)
+    processes.wait_for(lambda: site.run("test")[0] == 3)
+    code, _, err = site.run("status")
     assert (code, "problem: supervisor: has ended\n" in err) == (7, True)
-    assert len(lab.runs()) == 6
-    code, out, err = lab.run("down")
+    assert len(site.runs()) == 6
+    code, out, err = site.run("down")
     assert (code, err) == (0, "")
-    assert out == f"All is ended, and {lab.directory} is gone.\n"
-    assert lab.is_clean()
+    assert out == f"All is ended, and {site.directory} is gone.\n"
+    assert site.is_clean()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "killed"])
 def test_up_that_is_interrupted_leaves_nothing_running(kube_assets, tmp_path, number):
-    lab = Lab(tmp_path / "clusters")
-    up = lab.start("up")
+    site = Site(tmp_path / "clusters")
+    up = site.start("up")
     assert up.stdout is not None
     for line in up.stdout:
         if "Three clusters start" in line:
             break
-    assert len(lab.runs()) >= 5
+    assert len(site.runs()) >= 5
     up.send_signal(number)
     code, _, err = processes.finished(up, LONGEST)
     if number is signal.SIGINT:
         assert (code, err) == (130, "")
-        assert lab.is_clean()
-    processes.wait_for(lambda: not lab.runs())
-    assert lab.run("down")[0] == 0
-    assert lab.is_clean()
+        assert site.is_clean()
+    processes.wait_for(lambda: not site.runs())
+    assert site.run("down")[0] == 0
+    assert site.is_clean()
 
 
 @pytest.mark.parametrize("command", ["status", "test", "down"])
 def test_without_clusters_each_command_says_so(tmp_path, command):
-    code, out, err = Lab(tmp_path / "none").run(command)
+    code, out, err = Site(tmp_path / "none").run(command)
     if command == "down":
         assert (code, out, err) == (0, "Nothing was there.\n", "")
     else:
@@ -220,7 +240,7 @@ def test_without_clusters_each_command_says_so(tmp_path, command):
 
 
 @pytest.mark.parametrize(
-    ("flags", "message"),
+    "flags, message",
     [
         (
             (),
@@ -233,7 +253,7 @@ def test_without_clusters_each_command_says_so(tmp_path, command):
 def test_what_is_missing_is_told_in_one_line(tmp_path, monkeypatch, flags, message):
     monkeypatch.setenv("KUBEBUILDER_ASSETS", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
-    code, out, err = Lab(tmp_path / "clusters").run("up", *flags)
+    code, out, err = Site(tmp_path / "clusters").run("up", *flags)
     assert (code, out, err) == (2, "", f"error: {message}\n")
     assert not (tmp_path / "clusters").exists()
 
@@ -251,11 +271,11 @@ if [ "$1" = create ]; then cp "{sources}/$name" "$kubeconfig"; fi
 
 
 @pytest.fixture
-def fake_kind(lab_clusters, tmp_path, monkeypatch):
+def fake_kind(three_clusters, tmp_path, monkeypatch):
     """A `kind` that hands out clusters which are there already; gives what it was told."""
     path = tmp_path / "bin"
     path.mkdir()
-    for name, cluster in zip(hosts.NAMES, lab_clusters, strict=True):
+    for name, cluster in zip(hosts.NAMES, three_clusters, strict=True):
         (path / name).write_text(cluster.admin_kubeconfig.read_text())
     for program in ("kind", "docker"):
         (path / program).write_text(KIND.format(said=tmp_path / "said", sources=path))
@@ -265,19 +285,19 @@ def fake_kind(lab_clusters, tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def lab_clusters(clusters):
+def three_clusters(clusters):
     return clusters(3)
 
 
 def test_with_kind_all_runs_in_its_clusters_and_down_deletes_them(fake_kind, tmp_path):
     """Kind itself is not here: what stands for it hands out API servers of the lab."""
-    lab = Lab(tmp_path / "clusters")
-    code, out, err = lab.run("up", "--kind")
+    site = Site(tmp_path / "clusters")
+    code, out, err = site.run("up", "--kind")
     assert (code, err) == (0, ""), out
-    code, out, _ = lab.run("status")
+    code, out, _ = site.run("status")
     assert (code, "agent of agent-cluster-2" in out) == (0, True)
-    assert lab.run("down")[0] == 0
-    assert lab.is_clean()
+    assert site.run("down")[0] == 0
+    assert site.is_clean()
     said = fake_kind.read_text().split("\n")
     verbs = [line.split()[0] for line in said if line]
     assert verbs == ["get", *["create"] * 3, *["delete"] * 3]

@@ -15,7 +15,6 @@ from kubelend.core.errors import (
     Forbidden,
     IdentityInUse,
     Unavailable,
-    UnexpectedAnswer,
 )
 from kubelend.core.models import ClusterId
 from kubelend.kube import access, resources
@@ -100,49 +99,7 @@ async def seen(client, resource, name, namespace, wanted):
     return found
 
 
-# -- what the roles allow
-
-
-async def test_account_sees_and_changes_its_own_mailbox_only(office, kube):
-    rome, bonn = office.create("rome"), office.create("bonn")
-    mine = office.kubeconfig(rome)
-    kube.kubectl("get", "reservations,mailboxes,cadv,pins", f"--namespace={rome}", kubeconfig=mine)
-    for place in (f"--namespace={bonn}", "--namespace=default", "--all-namespaces"):
-        for kind in ("reservations", "mailboxes", "cadv", "pins", "ledgerrecords", "secrets"):
-            with pytest.raises(UnexpectedAnswer, match="forbidden"):
-                kube.kubectl("get", kind, place, kubeconfig=mine)
-
-
-@pytest.mark.parametrize(
-    "refused",
-    [
-        ("label", "namespace", "{}", "broker.fluidos.eu/cluster-id=bonn", "--overwrite"),
-        ("delete", "namespace", "{}"),
-        ("create", "token", "kubelend-agent", "--namespace={}"),
-        ("delete", "mailbox", "mailbox", "--namespace={}"),
-        ("get", "ledgerrecords", "--namespace={}"),
-        ("get", "roles", "--namespace={}"),
-        *(
-            (
-                "patch",
-                kind,
-                "any",
-                "--namespace={}",
-                "--subresource=status",
-                "--type=merge",
-                "-p={{}}",
-            )
-            for kind in ("reservation", "clusteradvertisement", "mailbox")
-        ),
-        ("delete", "providerinstruction", "any", "--namespace={}"),
-    ],
-    ids=lambda words: " ".join(words[:2]),
-)
-def test_account_cannot_write_what_is_the_brokers_or_the_operators(office, kube, refused):
-    namespace = office.create("rome")
-    words = [word.format(namespace) for word in refused]
-    with pytest.raises(UnexpectedAnswer, match="forbidden"):
-        kube.kubectl(*words, kubeconfig=office.kubeconfig(namespace))
+# -- whom the broker believes
 
 
 async def test_account_cannot_write_what_it_is_told_to_hold(office, attended, lent):
@@ -155,9 +112,6 @@ async def test_account_cannot_write_what_it_is_told_to_hold(office, attended, le
             await client.patch(INSTRUCTIONS, name, bonn, {"spec": {"message": "less"}})
         with pytest.raises(Forbidden):
             await client.delete(INSTRUCTIONS, name, bonn)
-
-
-# -- whom the broker believes
 
 
 async def test_reservation_in_another_name_is_refused_and_holds_nothing(office, attended, lent):

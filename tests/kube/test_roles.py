@@ -27,6 +27,9 @@ pytestmark = pytest.mark.timeout(240)
 HOME = "kubelend"
 """The namespace of all that we ship."""
 
+POD = "kubelend-broker-0"
+"""The broker's, which nobody runs: but its label is set."""
+
 WISH = """
 apiVersion: rear.fluidos.eu/v1alpha1
 kind: ResourceRequest
@@ -42,10 +45,7 @@ SELDOM = {
         "patch ledgerrecords.broker.fluidos.eu": "when a membership changes",
         "watch ledgerrecords.broker.fluidos.eu": "by those that follow the leader",
         "get clusteradvertisements.broker.fluidos.eu": "when somebody else has changed one",
-        "create leases.coordination.k8s.io": "with --leader-elect",
-        "get leases.coordination.k8s.io": "with --leader-elect",
-        "update leases.coordination.k8s.io": "with --leader-elect",
-        "patch pods.": "with --leader-elect, to label the leader's",
+        "get pods.": "every ten seconds, in case somebody has taken the leader's label off",
         "list namespaces.": "for agents whose transport is kubernetes",
         "watch namespaces.": "likewise",
         "list mailboxes.broker.fluidos.eu": "likewise",
@@ -82,6 +82,7 @@ def root(tmp_path_factory):
 def hub(lab):
     """Where the broker and the borrower's agent are."""
     with installed(lab, "hub", "broker", "agent") as cluster:
+        asyncio.run(add_pod(cluster))
         yield cluster
 
 
@@ -128,6 +129,11 @@ def apply(cluster, found):
     cluster.kubectl("apply", "--server-side", f"--filename={path}")
 
 
+async def add_pod(cluster):
+    async with kube_objects.opened(cluster) as client:
+        await kube_objects.Machines(client, HOME).pod(POD)
+
+
 async def add_node(cluster):
     async with kube_objects.opened(cluster) as client:
         machines = kube_objects.Machines(client)
@@ -144,7 +150,7 @@ def flags_of(part, *left_out):
     known = ("--health-probe-bind-address", "--metrics-bind-address", "--http-port", *left_out)
     arguments = charts.container(shipped(part))["args"][1:]
     return [
-        argument.replace("$(POD_NAMESPACE)", HOME)
+        argument.replace("$(POD_NAMESPACE)", HOME).replace("$(POD_NAME)", POD)
         for argument in arguments
         if not argument.startswith(known)
     ]
@@ -223,6 +229,19 @@ def test_reservation_lives_under_the_shipped_roles(life):
     found, kept = life
     assert found.status.target_cluster_id == "bonn"
     assert found.status.reservation_name in kept
+
+
+def test_service_finds_the_broker_that_leads(life, hub):
+    [service] = (
+        one
+        for one in charts.of_kind(shipped("broker"), "Service")
+        if one["metadata"]["name"] == "liqo-resource-broker"
+    )
+    wanted = f"kubelend.io/role={service['spec']['selector']['kubelend.io/role']}"
+    found = hub.kubectl(
+        "get", "pods", f"--namespace={HOME}", f"--selector={wanted}", "--output=name"
+    )
+    assert found.split() == [f"pod/{POD}"]
 
 
 @pytest.mark.parametrize(

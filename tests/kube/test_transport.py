@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 import agent_process
+import broker_process
+import brokers
 import make
 from brokers import until
 from kube_stores import Place
@@ -16,7 +18,7 @@ from kubelend.core.models import ClusterId
 from kubelend.stores.memory import MemoryStore
 from kubelend.wire import bodies
 from kubelend.wire.objects import ProviderInstruction, ReservationInstruction, ResourceRequest
-from post_offices import PostOffice
+from post_offices import BROKER, PostOffice
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(180)]
 
@@ -222,3 +224,26 @@ async def test_questions_and_state_live_side_by_side_in_one_cluster(start, kube)
 async def is_empty(kube, namespace):
     names = ("get", "reservations,pins", "--output=name", f"--namespace={namespace}")
     return await asyncio.to_thread(kube.kubectl, *names) == ""
+
+
+def test_broker_as_a_process_attends_to_mailboxes(cluster, certificates, tmp_path):
+    """Its ledger in a file, REST beside it, and an agent that knows nothing but its mailbox."""
+    office = PostOffice(cluster)
+    flags = ("--mailboxes", f"--kubeconfig={cluster.kubeconfig_for(BROKER)}")
+    with (
+        broker_process.running(certificates.server(), tmp_path, *flags) as broker,
+        agent(office, "bonn", tmp_path, GPUS) as bonn,
+        agent_process.running(
+            broker.url, certificates.cluster("rome"), tmp_path / "rome", cluster=SMALL
+        ) as rome,
+    ):
+        for each in (bonn, rome):
+            each.wait_until_ready()
+        rome.put("training", requestedGPU='"2"')
+        found = rome.sees(ResourceRequest, "training", has("Active"))
+        name = f"{found.status.reservation_name}-provider"
+        held = bonn.sees(ProviderInstruction, name, has("Held"))
+        assert held.spec.requested_gpu == "2"
+        rome.remove("training")
+        bonn.sees(ProviderInstruction, name, has("Withdrawn"))
+    brokers.audited(broker.store)

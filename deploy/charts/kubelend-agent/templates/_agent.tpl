@@ -1,0 +1,35 @@
+{{- define "agent.hasCertificate" -}}
+{{- if eq .Values.broker.transport "http" }}yes{{ end -}}
+{{- end }}
+
+{{- define "agent.joins" -}}
+{{- if and (include "agent.hasCertificate" .) (eq .Values.certificate.from "join") }}yes{{ end -}}
+{{- end }}
+
+{{- /* What would only fail once it runs is refused here, with what to do. */ -}}
+{{- define "agent.check" -}}
+{{- if and (eq .Values.broker.transport "http") (not .Values.broker.url) }}
+{{- fail "broker.url: is needed, for example https://broker.example.org:8443" }}
+{{- end }}
+{{- if and (eq .Values.broker.transport "kubernetes") (not .Values.broker.kubeconfigSecret) }}
+{{- fail "broker.kubeconfigSecret: is needed with broker.transport=kubernetes; make it by: kubectl create secret generic broker-kubeconfig --from-file=kubeconfig" }}
+{{- end }}
+{{- if include "agent.joins" . }}
+{{- range $key := list "url" "clusterID" "caHash" }}
+{{- if not (index $.Values.certificate.join $key) }}
+{{- fail (printf "certificate.join.%s: is needed with certificate.from=join; `kubelend token create` prints it" $key) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- if and (include "agent.hasCertificate" .) (eq .Values.certificate.from "certManager") }}
+{{- if not (and .Values.certificate.certManager.clusterID .Values.certificate.certManager.issuer) }}
+{{- fail "certificate.certManager: needs clusterID and issuer.name with certificate.from=certManager" }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "agent.labels" -}}
+{{- $pairs := list -}}
+{{- range $key, $value := .Values.cluster.labels -}}{{- $pairs = append $pairs (printf "%s=%s" $key $value) -}}{{- end -}}
+{{- join "," $pairs -}}
+{{- end }}

@@ -1,0 +1,74 @@
+"""The commands of the Dockerfile, run in directories of the test's own: they make what the image holds."""
+
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+import kubelend
+from charts import ROOT
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory):
+    """What becomes /opt/kubelend."""
+    root = tmp_path_factory.mktemp("image")
+    text = re.sub(r"\\\n\s*", "", (ROOT / "Dockerfile").read_text())
+    build, _, _ = text.partition("\nFROM ${PYTHON}\n")
+    for word, rest in re.findall(r"^(COPY|RUN) (.*)$", build, flags=re.MULTILINE):
+        if word == "COPY":
+            copy(rest.split(), root)
+        else:
+            run(rest, root)
+    return root / "opt" / "kubelend"
+
+
+def copy(words, root):
+    *names, target = words
+    place = root / target.removeprefix("/")
+    for name in names:
+        if (ROOT / name).is_dir():
+            ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
+            shutil.copytree(ROOT / name, place, ignore=ignored)
+        else:
+            place.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, place)
+
+
+def run(command, root):
+    command = re.sub(r"(?<=\s)/(?=opt/|src)", f"{root}/", command)
+    command = re.sub(r"\bpip --python", f"{sys.executable} -m pip -q --python", command)
+    command = re.sub(r"^python\b", sys.executable, command)
+    done = subprocess.run(["sh", "-c", command], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+
+
+def test_program_runs(image):
+    done = subprocess.run(
+        [image / "bin" / "kubelend", "version"], check=True, capture_output=True, text=True, env={}
+    )
+    assert done.stdout.strip() == f"Client: {kubelend.__version__}"
+
+
+def test_nothing_that_only_builds_is_left(image):
+    packages = {path.name.partition("-")[0] for path in image.glob("lib/python*/site-packages/*")}
+    assert "kubelend" in packages
+    assert not packages & {"pip", "setuptools", "wheel", "pytest", "mypy"}
+    assert not [name for name in ("pip", "pytest") if (image / "bin" / name).exists()]
+
+
+def test_it_is_small(image):
+    size = sum(path.stat().st_size for path in image.rglob("*") if path.is_file())
+    assert size < 180_000_000
+
+
+def test_it_has_all_that_the_charts_start(image):
+    for program in ("broker", "agent", "join"):
+        done = subprocess.run(
+            [image / "bin" / "kubelend", program, "--help"], check=True, capture_output=True, env={}
+        )
+        assert b"Usage: kubelend" in done.stdout
