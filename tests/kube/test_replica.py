@@ -52,6 +52,15 @@ async def test_all_comes_first_and_then_each_commit(place, store):
         assert await heard() == News([make.cluster("b"), held], 3)
 
 
+async def test_before_the_first_broker_has_led_there_is_nothing_to_tell(place):
+    async with following(place) as heard:
+        first = asyncio.create_task(heard())
+        await asyncio.sleep(0)
+        store = await asyncio.to_thread(place.open)
+        assert await first == Records([], [], 0, [], [], [])
+        await asyncio.to_thread(store.close)
+
+
 async def test_what_goes_away_goes_away(place, store):
     over = make.reservation("rsv-1", phase="Released", reason="Expired", finished_at=make.T0)
     limits = Limits(ClusterId("a"), policy=make.policy(deny=["x"]))
@@ -75,14 +84,15 @@ async def test_a_new_leader_that_has_committed_nothing_is_no_news(place, store):
 
 
 async def test_a_commit_too_large_for_the_head_is_read_from_the_objects(place, store):
-    many = [make.cluster(f"c-{number}", labels={"x": "y" * 200}) for number in range(1200)]
-    assert sum(len(found.id) + 300 for found in many) > ROOM / 4
+    labels = {f"label-{number}": "y" * 250 for number in range(12)}
+    many = [make.cluster(f"c-{number}", labels=labels) for number in range(300)]
+    assert len(many) * sum(map(len, labels.values())) > ROOM
     async with following(place) as heard:
         await heard()
-        await commit(store, *many, revision=1200)
+        await commit(store, *many, revision=300)
         found = await heard()
         clusters = found.clusters if isinstance(found, Records) else found.changes
-        assert len(clusters) == 1200
+        assert len(clusters) == 300
 
 
 async def test_a_follower_ends_with_what_the_leader_has(place, store):

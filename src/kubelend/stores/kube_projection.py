@@ -129,6 +129,7 @@ def reservation_status(record: Reservation) -> Status:
         "acknowledgedAt": _text(record.acknowledged_at),
         "activatedAt": _text(record.activated_at),
         "finishedAt": _text(record.finished_at),
+        "lastUpdateTime": _text(max(filter(None, _times(record)))),
     }
 
 
@@ -201,6 +202,12 @@ def _least_amounts(amounts: dict[str, object]) -> dict[str, object]:
 def _fitting(name: str) -> str:
     """What is longer than the definitions take is shown in part: the record has all of it."""
     return name[:_LONGEST_NAME]
+
+
+def _times(record: Reservation) -> tuple[datetime | None, ...]:
+    """At which its phase changed, or something was said of it."""
+    begun = record.created_at, record.reserved_at, record.acknowledged_at
+    return *begun, record.activated_at, record.finished_at
 
 
 def _builtins(spec: msgspec.Struct) -> Spec:

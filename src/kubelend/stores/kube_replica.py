@@ -14,7 +14,7 @@ from kubelend.core.models import ClusterId, ReservationId
 from kubelend.core.records import News, Records
 from kubelend.kube.access import Access
 from kubelend.kube.client import Client
-from kubelend.kube.watching import Deleted, follow
+from kubelend.kube.watching import Deleted, Listed, follow
 from kubelend.stores import kube_failures, kube_head, kube_loading, kube_projection
 from kubelend.stores.kube_head import State, Write
 from kubelend.stores.kube_keeping import Keeper
@@ -47,11 +47,13 @@ class KubernetesReplica:
     async def _commits(
         self, client: Client, heads: AsyncGenerator[object, None]
     ) -> AsyncGenerator[Records | News, None]:
-        sequence = -1
+        sequence: int | None = None
         async for found in heads:
             if isinstance(found, Deleted):
                 raise kube_failures.head_gone()
-            if isinstance(found, LedgerRecord):
+            if isinstance(found, Listed) and not found.objects:
+                continue  # no broker has led here yet
+            if isinstance(found, LedgerRecord) and sequence is not None:
                 state = kube_head.state_of(found)
                 if state.sequence <= sequence:
                     continue  # seen, or opened by another broker that has not committed yet
