@@ -17,11 +17,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import make
 from kubelend.broker.service import Broker
 from kubelend.broker.speakers import Speakers
 from kubelend.communicators import factory
 from kubelend.communicators.options import Options
-from kubelend.controllers.mailbox_clerk import Office
+from kubelend.controllers.mailbox_pen import Means
 from kubelend.controllers.mailboxes import Mailboxes
 from kubelend.core.errors import UnexpectedAnswer
 from kubelend.kube import access
@@ -29,8 +30,6 @@ from kubelend.kube.client import Client
 from kubelend.lab.clusters import Cluster
 from kubelend.wire import mailbox_manifests, mailboxes
 from kubelend.wire.conversion import Terms
-
-import make
 
 TERMS = Terms(make.HOUR, 720 * make.HOUR, make.HOUR)
 BROKER = "broker-of-mailboxes"
@@ -71,19 +70,17 @@ class PostOffice:
     async def open(self, namespace: str, instance: str = "one", **options: Any) -> Any:
         """The conversation of the cluster whose mailbox it is."""
         kubeconfig = str(self.kubeconfig(namespace))
-        wanted = Options(
-            kubeconfig=kubeconfig, namespace=namespace, instance=instance, **options
-        )
+        wanted = Options(kubeconfig=kubeconfig, namespace=namespace, instance=instance, **options)
         return await factory.open_communicator("kubernetes", wanted)
 
     @contextlib.asynccontextmanager
     async def attended(
-        self, broker: Broker, speakers: Speakers | None = None
+        self, broker: Broker, speakers: Speakers | None = None, connect: Any = Client.open
     ) -> AsyncIterator[Mailboxes]:
         found = access.from_kubeconfig(self.kube.kubeconfig_for(BROKER))
-        async with Client.open(found) as client:
-            office = Office(client, broker, TERMS, speakers or Speakers(broker.clock, make.MINUTE))
-            self.controller = Mailboxes(office, self.own_namespace)
+        async with connect(found) as client:
+            means = Means(client, broker, TERMS, speakers or Speakers(broker.clock, make.MINUTE))
+            self.controller = Mailboxes(means, self.own_namespace)
             task = asyncio.create_task(self.controller.run(), name="mailboxes")
             try:
                 yield self.controller

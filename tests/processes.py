@@ -41,6 +41,20 @@ def finished(process: subprocess.Popen[str], patience: float = PATIENCE) -> tupl
     return process.returncode, out, err
 
 
+def output(*command: str | Path) -> str:
+    """What a program prints that goes well."""
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def complaint(*command: str | Path) -> str:
+    """What one says that does not."""
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode != 0, done.stdout
+    return done.stderr
+
+
 class Running(NamedTuple):
     """A process as /proc shows it."""
 

@@ -139,7 +139,7 @@ async def test_an_advertisement_is_answered_with_what_is_to_be_held(borrower, le
 
 
 async def test_a_cluster_advertises_only_itself(lender):
-    with pytest.raises(Forbidden, match="clusterID 'another' is not the [a-z]+'s 'lender'"):
+    with pytest.raises(Forbidden, match=r"clusterID 'another' is not the [a-z]+'s 'lender'"):
         await lender.publish(offer("another"))
 
 

@@ -263,6 +263,7 @@ SHOWN = {
         "a-adv a -1 1Gi 66.67 true",
     ),
     "rsv": ("NAME TARGET-CLUSTER CPU MEMORY PHASE AGE", "rsv-a-1 b 500m 1Gi Active"),
+    "mbx": ("NAME CLUSTERID SESSION AGE", "mailbox a one/1"),
     "ledg": ("NAME HOLDS REVISION AGE", f"head head {2**62}"),
 }
 

@@ -177,6 +177,7 @@ async def test_deletion_by_force_is_a_release(broker):
     await broker.advertise("lender", "4")
     await broker.reserve("mine", "1")
     await broker.reserved("mine")
+    await broker.available("lender", "3")
     await broker.edit(Reservation, "mine", {"metadata": {"finalizers": None}})
     await broker.delete(Reservation, "mine")
     await broker.available("lender", "4")
@@ -333,7 +334,7 @@ async def test_record_whose_object_has_gone_unseen_is_given_back(kube, namespace
     async with kube_broker.running(kube, namespace) as first:
         await first.advertise("lender", "4")
         await first.available("lender", "4")
-        await first.service.reserve(make.request(key="object/gone"), "orphan")
+        await first.service.reserve(make.request(key="object→gone"), "orphan")
     async with kube_broker.running(kube, namespace) as second:
         await second.until(lambda: not second.ledger.reservations)
         await second.reserve("mine", "4")

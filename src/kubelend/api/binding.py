@@ -26,6 +26,7 @@ from kubelend.core.errors import (
     KubelendError,
     LimitExceeded,
     MethodNotAllowed,
+    NotLeader,
     RateLimited,
     Revoked,
     TooSlow,
@@ -184,4 +185,6 @@ def problem(error: KubelendError, request: web.BaseRequest) -> web.Response:
         response.force_close()  # the rest of the body is not waited for
     if isinstance(error, Revoked) and forwarding.HEADER not in request.headers:
         response.force_close()  # a proxy's connection is not its own to lose
+    if isinstance(error, NotLeader):
+        response.force_close()  # the next one may lead to the broker that does
     return response

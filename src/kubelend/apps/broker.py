@@ -45,6 +45,7 @@ from kubelend.transports.admission import Room
 from kubelend.wire.conversion import Terms
 
 if TYPE_CHECKING:
+    from kubelend.controllers.mailboxes import Mailboxes
     from kubelend.controllers.office import Office
 
 BEAT = 0.2
@@ -91,6 +92,8 @@ class Process(NamedTuple):
     office: Office | None = None
     """If it serves objects in Kubernetes."""
     seat: Seat = Seat()
+    mailboxes: Mailboxes | None = None
+    """If it attends to agents that come by Kubernetes."""
 
     def roots(self) -> dict[str, Coroutine[object, object, None]]:
         # First, so that it ends last: a leader leads until it has finished.
@@ -100,6 +103,8 @@ class Process(NamedTuple):
             roots["certificates"] = self.trust.follow()
         if self.office is not None:
             roots["objects"] = self.office.run()
+        if self.mailboxes is not None:
+            roots["mailboxes"] = self.mailboxes.run()
         return roots
 
 
@@ -122,20 +127,34 @@ async def started(
         listen = partial(_listen, stack, limits=_limits(settings), visitors=visitors)
         # Probes first: whoever watches the start should see it.
         ports = await listen(_watched(settings, broker, metrics, office))
+        context = None
         if trust is not None:
             context = _context(settings, broker, metrics, trust, journal)
             stack.callback(context.granting.close)
             ports |= await listen(_served(settings, context, trust))
             context.membership.enrol_port = ports.get("enrol", 0)
             context.membership.api_port = ports["api"]
+        mailboxes = await _mailboxes(stack, settings, broker, context)
         stack.callback(broker.feeds.close_all)
-        yield Process(broker, journal, metrics, ports, trust, office, seat)
+        yield Process(broker, journal, metrics, ports, trust, office, seat, mailboxes)
 
 
 async def _office(stack: AsyncExitStack, settings: BrokerSettings, broker: Broker) -> Office | None:
     if not settings.serves_objects:
         return None
     return await stack.enter_async_context(objects.office(settings, broker, _terms(settings)))
+
+
+async def _mailboxes(
+    stack: AsyncExitStack, settings: BrokerSettings, broker: Broker, context: Context | None
+) -> Mailboxes | None:
+    """An agent that speaks here keeps another one out there, and what is granted is the same."""
+    if not settings.mailboxes:
+        return None
+    speakers = context.speakers if context else Speakers(broker.clock, settings.agent_timeout)
+    granting = context.granting.grant if context else None
+    attended = objects.mailboxes(settings, broker, _terms(settings), speakers, granting)
+    return await stack.enter_async_context(attended)
 
 
 def _terms(settings: BrokerSettings) -> Terms:

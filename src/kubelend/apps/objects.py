@@ -9,11 +9,15 @@ from urllib.parse import urlsplit
 
 from kubelend.apps.settings import KUBERNETES, BrokerSettings
 from kubelend.broker.service import Broker
+from kubelend.broker.speakers import Speakers
 from kubelend.stores import kube_places
 from kubelend.wire.conversion import Terms
 
 if TYPE_CHECKING:
+    from kubelend.controllers.mailbox_pen import Granting
+    from kubelend.controllers.mailboxes import Mailboxes
     from kubelend.controllers.office import Office
+    from kubelend.kube.access import Access
 
 
 def ledger(settings: BrokerSettings) -> str:
@@ -34,7 +38,34 @@ async def office(settings: BrokerSettings, broker: Broker, terms: Terms) -> Asyn
     from kubelend.controllers.office import Office
     from kubelend.kube.client import Client
 
-    place = kube_places.parse(ledger(settings).removeprefix(KUBERNETES))
-    access = place.access()
+    access, namespace = _place(settings)
     async with Client.open(access) as client:
-        yield Office(broker, client, place.namespace_for(access, settings.http_namespace), terms)
+        yield Office(broker, client, namespace, terms)
+
+
+@asynccontextmanager
+async def mailboxes(
+    settings: BrokerSettings,
+    broker: Broker,
+    terms: Terms,
+    speakers: Speakers,
+    granting: Granting | None,
+) -> AsyncIterator[Mailboxes]:
+    """In the same cluster, over connections of their own. The ledger may be elsewhere."""
+    from kubelend.controllers.mailbox_pen import Means
+    from kubelend.controllers.mailboxes import Mailboxes
+    from kubelend.kube.client import Client
+
+    access, namespace = _place(settings)
+    async with Client.open(access) as client:
+        yield Mailboxes(Means(client, broker, terms, speakers, granting), namespace)
+
+
+def _place(settings: BrokerSettings) -> tuple[Access, str]:
+    text = ledger(settings)
+    is_elsewhere = not text.startswith(KUBERNETES)
+    place = kube_places.parse(
+        settings.kubeconfig if is_elsewhere else text.removeprefix(KUBERNETES)
+    )
+    access = place.access()
+    return access, place.namespace_for(access, settings.http_namespace)

@@ -23,6 +23,8 @@ from kubelend.cli import (
     grants,
     joining,
     journal,
+    lab,
+    mailboxes,
     members,
     policies,
     quotas,
@@ -112,6 +114,10 @@ TREE = Group(
             "Show and check what the broker has signed.",
             {"get": grants.get, "keys": grants.keys, "verify": grants.verify},
         ),
+        "mailbox": Group(
+            "Let clusters in by the API server of the broker's cluster.",
+            {"create": mailboxes.create},
+        ),
         "broker": broker.broker,
         "agent": agent.agent,
         "ca": Group(
@@ -131,6 +137,10 @@ TREE = Group(
             "demo",
             "See a broker, four clusters and a reservation's whole life.",
             "kubelend.demo.cli:command",
+        ),
+        "lab": Group(
+            "Run three clusters, a broker and two agents on this machine, to try things.",
+            {"up": lab.up, "test": lab.walk, "status": lab.status, "down": lab.down},
         ),
         "bench": Deferred("bench", "Measure this machine.", "kubelend.bench.cli:app"),
         "completion": completion.completion,

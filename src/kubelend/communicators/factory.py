@@ -18,10 +18,8 @@ Connect = Callable[[Options], Awaitable[BrokerCommunicator]]
 
 TRANSPORTS = {
     "http": "kubelend.communicators.http",
+    "kubernetes": "kubelend.communicators.kubernetes",
 }
-
-ELSEWHERE = {"kubernetes": "is not in this version"}
-"""Names that the published agent knows and this one does not."""
 
 
 async def open_communicator(name: str, options: Options) -> BrokerCommunicator | None:
@@ -30,9 +28,8 @@ async def open_communicator(name: str, options: Options) -> BrokerCommunicator |
         return None
     if name not in TRANSPORTS:
         known = " or ".join(TRANSPORTS)
-        why = ELSEWHERE.get(name, "is unknown")
         raise InvalidSettings(
-            f"the transport {name[:40]!r} {why}", hint=f"use {known}, or none at all"
+            f"the transport {name[:40]!r} is unknown", hint=f"use {known}, or none at all"
         )
     connect: Connect = importlib.import_module(TRANSPORTS[name]).connect
     return await connect(options)

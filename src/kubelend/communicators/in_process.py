@@ -40,8 +40,7 @@ from kubelend.core.journal import Actor
 from kubelend.core.lifecycle import FINAL, Reason
 from kubelend.core.models import ClusterId, Reservation, ReservationId
 from kubelend.core.roles import Role
-from kubelend.transports import calls
-from kubelend.wire import bodies, conversion, problems
+from kubelend.wire import bodies, conversion, problems, route
 from kubelend.wire.conversion import Terms
 
 Body = TypeVar("Body", bound=bodies.Body)
@@ -87,7 +86,7 @@ class InProcessCommunicator:
     async def request(self, request: bodies.ReservationRequest, key: str) -> bodies.Reservation:
         async with self._call():
             body = _sent(request)
-            wish = conversion.to_request(body, self._cluster, calls.checked_key(key), self._terms)
+            wish = conversion.to_request(body, self._cluster, route.checked_key(key), self._terms)
             return _body(await self._broker.reserve(wish))
 
     async def activate(self, reservation: str) -> bodies.Reservation:

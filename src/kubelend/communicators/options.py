@@ -28,5 +28,9 @@ class Options(msgspec.Struct, frozen=True):
     silence: timedelta = SILENCE
     instance: str = ""
     """Which agent of this cluster it is, for a broker that lets only one speak at a time."""
+    kubeconfig: str = ""
+    """Of the cluster that the broker's objects are in; if empty what the environment says."""
+    namespace: str = ""
+    """This cluster's mailbox there; if empty the kubeconfig's own."""
     report: Report = lambda _: None
     """Told why changed certificates could not be taken up."""

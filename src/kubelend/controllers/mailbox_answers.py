@@ -18,7 +18,14 @@ from kubelend.broker.speakers import Speakers
 from kubelend.broker.writer import ACTOR
 from kubelend.controllers import mailbox_plans
 from kubelend.core import roles
-from kubelend.core.errors import InvalidInput, NotFound, Revoked, no_reservation
+from kubelend.core.errors import (
+    InvalidInput,
+    KubelendError,
+    NotFound,
+    Revoked,
+    Unavailable,
+    no_reservation,
+)
 from kubelend.core.journal import Actor
 from kubelend.core.lifecycle import FINAL, Reason
 from kubelend.core.members import Standing, member_id
@@ -154,8 +161,17 @@ class Answers:
             ACTOR.reset(before)
 
 
-def parts(cluster: ClusterId, record: Record) -> Iterator[Instruction]:
-    return instructions.for_cluster(cluster, record)
+def passing(problem: KubelendError) -> KubelendError:
+    """What is wrong with the mailbox is no refusal of what was asked."""
+    if problem.retryable:
+        return problem
+    return Unavailable(f"the mailbox cannot be kept: {problem}")
+
+
+def part(cluster: ClusterId, record: Record, role: Role) -> Instruction | None:
+    """What a reservation means for a cluster on one side of it; None if it is not there."""
+    found = instructions.for_cluster(cluster, record)
+    return next((one for one in found if one.role is role), None)
 
 
 _SHOWN: Final = (

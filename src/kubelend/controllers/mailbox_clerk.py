@@ -17,7 +17,7 @@ from kubelend.controllers.mailbox_pen import Means, Pen
 from kubelend.controllers.mailbox_plans import Remove, Step, Tell, Told
 from kubelend.controllers.mailbox_sessions import Session
 from kubelend.controllers.mailbox_shelves import Shelf, Unread
-from kubelend.core.errors import KubelendError, NotLeader, NotReady, Unavailable
+from kubelend.core.errors import KubelendError, NotLeader, NotReady
 from kubelend.core.ledger import Ledger
 from kubelend.core.models import ClusterId, ReservationId
 from kubelend.core.models import Reservation as Record
@@ -29,6 +29,8 @@ from kubelend.wire.broker_objects import (
     Reservation,
 )
 from kubelend.wire.objects import Object, ProviderInstruction, Question, Reply
+
+INSTRUCTIONS = resources.of(ProviderInstruction)
 
 
 class Clerk:
@@ -161,34 +163,27 @@ class Clerk:
             raise
         except KubelendError as error:
             reply = mailboxes.reply(self._refused(seen, question, error))
-            await self._pen.patch(
-                resources.of(ProviderInstruction), seen, {"spec": {"reply": reply}}
-            )
+            await self._pen.patch(INSTRUCTIONS, seen, {"spec": {"reply": reply}})
         else:
-            [step] = [
-                part
-                for part in mailbox_answers.parts(self.cluster, record)
-                if part.role is mailbox_answers.PROVIDER
-            ]
-            await self._pen.tell_lent(Tell(step, seen), question.id)
+            part = mailbox_answers.part(self.cluster, record, mailbox_answers.PROVIDER)
+            if part is not None:
+                await self._pen.tell_lent(Tell(part, seen), question.id)
 
     async def _answer_advertisement(self, seen: ClusterAdvertisement) -> None:
         """What follows from it is told before it is answered: whoever reads the answer finds it."""
         question = mailbox_plans.unanswered(seen) or Question("", "publish")
         try:
             body, status = await self._answers.advertisement(seen, question)
-            await self._tell_all(self.shelf.take_news())
             said = Reply(question.id, mailboxes.text(body))
         except NotLeader:
             raise
         except KubelendError as error:
-            said, status = Reply(question.id, "", mailboxes.refused(error)), {}
+            said = Reply(question.id, "", mailboxes.refused(error))
             status = {"message": str(error), "active": False}
-        status |= {
-            "observedGeneration": seen.metadata.generation,
-            "reply": mailboxes.reply(said),
-        }
-        await self._pen.patch_status(seen, status)
+        else:
+            await self._tell_rest()
+        status["observedGeneration"] = seen.metadata.generation
+        await self._pen.patch_status(seen, status | {"reply": mailboxes.reply(said)})
 
     async def _answer_mailbox(self, question: Question, problem: KubelendError | None) -> None:
         status: dict[str, object] = {"clusterID": self.cluster}
@@ -197,7 +192,7 @@ class Clerk:
             if question.call == "ping":
                 self._check_ready()
             elif problem is not None:
-                raise _passing(problem)
+                raise mailbox_answers.passing(problem)
             status |= await self._conversed(question)
         except NotLeader:
             raise
@@ -222,7 +217,7 @@ class Clerk:
         if question.call == "listen":
             await self._begin(question.agent)
         ends = await self._means.broker.read(lambda ledger: (ledger.revision, ledger.horizon))
-        await self._tell_all(self.shelf.take_news())
+        await self._tell_rest()
         return {"revision": ends[0], "horizon": ends[1]}
 
     async def _begin(self, agent: str) -> None:
@@ -269,6 +264,11 @@ class Clerk:
         await _together(map(self._do, steps))
         return None
 
+    async def _tell_rest(self) -> None:
+        """What has come since the last look: whoever reads the next answer is to find it."""
+        if (problem := await self._tell_all(self.shelf.take_news())) is not None:
+            raise problem
+
     def _steps(self, id: ReservationId, record: Record | None) -> list[Step]:
         own, lent = self.shelf.own(id, record), self.shelf.lent(id)
         steps = mailbox_plans.mirror(self.cluster, record, own, lent)
@@ -296,13 +296,6 @@ async def _together(work: Iterable[Awaitable[None]]) -> None:
     for failure in await asyncio.gather(*work, return_exceptions=True):
         if isinstance(failure, BaseException):
             raise failure
-
-
-def _passing(problem: KubelendError) -> KubelendError:
-    """What is wrong with the mailbox is no refusal of what was asked."""
-    if problem.retryable:
-        return problem
-    return Unavailable(f"the mailbox cannot be kept: {problem}")
 
 
 def _last_question(seen: Told) -> str:

@@ -66,11 +66,9 @@ class Pen:
             self._shelf.see(seen)
         if not isinstance(seen, Reservation):
             return
-        [part] = [
-            part
-            for part in mailbox_answers.parts(self._cluster, record)
-            if part.role is mailbox_answers.REQUESTER
-        ]
+        part = mailbox_answers.part(self._cluster, record, mailbox_answers.REQUESTER)
+        if part is None:
+            return
         said = await self._said(Tell(part, seen), question)
         now = self._means.broker.clock()
         await self.patch_status(seen, mailbox_plans.own_status(seen, record, said, now))

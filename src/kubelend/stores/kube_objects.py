@@ -106,7 +106,8 @@ def labels_of(holds: str) -> dict[str, str]:
     return {MADE_BY: BROKER, HOLDS: holds}
 
 
-_ASKED_BY: Final = "object/"
+_ASKED_BY: Final = "object→"
+"""No key that somebody sends can begin like this: they are ASCII (`wire.route.checked_key`)."""
 _HASHED: Final = "hashed-"
 _DNS: Final = re.compile(
     r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", re.ASCII

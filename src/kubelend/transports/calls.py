@@ -12,7 +12,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from kubelend.core.errors import InvalidInput, UnexpectedAnswer
-from kubelend.wire import bodies, route, routes
+from kubelend.wire import bodies, routes
 from kubelend.wire.route import Route
 
 Body = TypeVar("Body")
@@ -90,16 +90,6 @@ def make(
 def page(limit: int, after: str = "") -> dict[str, str]:
     """The query for one page."""
     return {"limit": str(limit) if limit else "", "continue": after}
-
-
-def checked_key(key: str) -> str:
-    """An idempotency key travels in a header, which does not take every character."""
-    if len(key) > route.MAX_KEY_LENGTH or not (key.isascii() and key.isprintable()):
-        raise InvalidInput(
-            f"{key[:40]!r} is no idempotency key",
-            hint=f"use up to {route.MAX_KEY_LENGTH} printable ASCII characters",
-        )
-    return key
 
 
 def _target(route: Route, names: tuple[str, ...], query: Mapping[str, str]) -> str:

@@ -91,7 +91,7 @@ class BrokerClient:
         self, request: bodies.ReservationRequest, *, key: str = ""
     ) -> bodies.Reservation:
         """Without a key of the caller's, one for this call: so that its retries reserve once."""
-        headers = {route.IDEMPOTENCY_KEY: calls.checked_key(key or uuid.uuid4().hex)}
+        headers = {route.IDEMPOTENCY_KEY: route.checked_key(key or uuid.uuid4().hex)}
         return await self._session.ask(bodies.Reservation, "reserve", body=request, headers=headers)
 
     async def plan(self, request: bodies.ReservationRequest) -> bodies.Explanation:

@@ -14,7 +14,16 @@ from msgspec import Meta
 from kubelend.core.lifecycle import Phase
 from kubelend.wire import bodies, patterns, rules
 from kubelend.wire.bodies import Amounts, Cost, Quantities, Timestamp
-from kubelend.wire.objects import Duration, Metadata, Name, Object, Part, Reason
+from kubelend.wire.objects import (
+    Duration,
+    Metadata,
+    Name,
+    Object,
+    Part,
+    Question,
+    Reason,
+    Reply,
+)
 
 GROUP = "broker.fluidos.eu"
 
@@ -93,6 +102,7 @@ class ClusterAdvertisementSpec(Part, frozen=True):
     """For how long it may be relied on; never longer than the broker allows."""
     policy: bodies.LendingPolicy | None = None
     """To whom it lends, how much and when."""
+    question: Question | None = None
 
 
 class ClusterAdvertisementStatus(Part, frozen=True):
@@ -119,6 +129,7 @@ class ClusterAdvertisementStatus(Part, frozen=True):
     reservations: int = 0
     """How many hold capacity there."""
     kept: Kept | None = None
+    reply: Reply | None = None
 
 
 class ClusterAdvertisement(Object, frozen=True):
@@ -156,6 +167,7 @@ class ReservationSpec(Part, frozen=True):
     """How much each score counts, instead of a policy."""
     constraints: bodies.ConstraintsBody = bodies.UNCONSTRAINED
     """Where it may go, beside where it fits."""
+    question: Question | None = None
 
 
 class ReservationStatus(Part, frozen=True):
@@ -188,6 +200,7 @@ class ReservationStatus(Part, frozen=True):
     observed_generation: int = 0
     """Of the spec that was last taken in."""
     kept: Kept | None = None
+    reply: Reply | None = None
 
 
 class Reservation(Object, frozen=True):
@@ -200,6 +213,40 @@ class Reservation(Object, frozen=True):
     metadata: Metadata
     spec: Annotated[ReservationSpec, Meta(extra_json_schema=rules.kept("requesterID"))]
     status: ReservationStatus = ReservationStatus()
+
+
+class MailboxSpec(Part, frozen=True):
+    """What the cluster asks for."""
+
+    question: Question | None = None
+
+
+class MailboxStatus(Part, frozen=True):
+    """What the broker says to the cluster as a whole."""
+
+    cluster_id: Name = ""
+    """Whose mailbox it is, by the label of its namespace."""
+    session: Annotated[str, Meta(extra_json_schema=patterns.up_to(128))] = ""
+    """That the broker tells an agent what changes, and which; another for every time that it begins."""
+    revision: int = 0
+    """The ledger's, up to which the mailbox told everything when the last question was answered."""
+    horizon: int = 0
+    """Whoever has seen this revision has missed nothing that was taken out of the mailbox by then."""
+    last_update_time: Timestamp | None = None
+    """When this status last changed."""
+    reply: Reply | None = None
+
+
+class Mailbox(Object, frozen=True):
+    """Where one cluster and the broker speak with each other: one for a namespace, named `mailbox`."""
+
+    group: ClassVar[str] = GROUP
+    kind: ClassVar[str] = "Mailbox"
+    plural: ClassVar[str] = "mailboxes"
+
+    metadata: Metadata
+    spec: MailboxSpec = MailboxSpec()
+    status: MailboxStatus = MailboxStatus()
 
 
 class LedgerRecord(Object, frozen=True):
@@ -215,4 +262,4 @@ class LedgerRecord(Object, frozen=True):
     kept: Kept
 
 
-KINDS: tuple[type[Object], ...] = (ClusterAdvertisement, Reservation, LedgerRecord)
+KINDS: tuple[type[Object], ...] = (ClusterAdvertisement, Reservation, Mailbox, LedgerRecord)

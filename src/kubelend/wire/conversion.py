@@ -21,7 +21,7 @@ from kubelend.core import (
     remedies,
     resources,
 )
-from kubelend.core.errors import InvalidDuration, InvalidInput, InvalidQuantity
+from kubelend.core.errors import InvalidDuration, InvalidInput
 from kubelend.core.hours import Timetable
 from kubelend.core.models import ClusterId, RequestKey
 from kubelend.wire import bodies, limit_conversion, quantities
@@ -70,7 +70,7 @@ def to_request(
     policies.check(body.policy or "headroom", body.weights)
     return models.Request(
         requester=requester,
-        resources=wanted(body.requested_resources),
+        resources=quantities.wanted(body.requested_resources),
         duration=bounded_duration(body.duration, terms),
         priority=body.priority,
         wait=_wait(body.wait, terms),
@@ -79,18 +79,6 @@ def to_request(
         constraints=_to_constraints(body),
         key=RequestKey(key) if key else None,
     )
-
-
-def wanted(body: bodies.Quantities) -> resources.Resources:
-    """What is asked for, rounded up. CPU and memory must be; the rest may be left out."""
-    amounts = quantities.asked(body, "requestedResources")
-    for name in ("cpu", "memory"):
-        if not amounts.amount(name):
-            raise InvalidQuantity(
-                f"requestedResources.{name}: must be more than zero",
-                hint="ask for 100m or 64Mi at least",
-            )
-    return amounts
 
 
 def bounded_duration(text: str, terms: Terms) -> timedelta:

@@ -92,7 +92,7 @@ def _column(column: Column) -> Schema:
 def _root(kind: type[objects.Object]) -> Schema:
     schema = schemas.of(kind)
     own = {name: part for name, part in schema["properties"].items() if name != "metadata"}
-    return {
+    root: Schema = {
         "description": docstrings.of_class(kind),
         "type": "object",
         "properties": {
@@ -101,8 +101,10 @@ def _root(kind: type[objects.Object]) -> Schema:
             "metadata": {"type": "object"},
             **own,
         },
-        "required": [name for name in schema["required"] if name != "metadata"],
     }
+    # An empty list would be dropped by the server, and look like a change at every apply.
+    required = [name for name in schema["required"] if name != "metadata"]
+    return {**root, "required": required} if required else root
 
 
 def _without_rules(schema: Schema) -> Schema:
@@ -206,6 +208,16 @@ _LOOKS: Final[dict[type[objects.Object], Look]] = {
             _wide("Expires", ".status.expiresAt"),
             _wide("Reason", ".status.reason"),
             _wide("Message", ".status.message"),
+            _AGE,
+        ),
+    ),
+    broker_objects.Mailbox: Look(
+        "mbx",
+        (
+            Column("ClusterID", ".status.clusterID"),
+            Column("Session", ".status.session"),
+            _wide("Revision", ".status.revision", "integer"),
+            _wide("Changed", ".status.lastUpdateTime", "date"),
             _AGE,
         ),
     ),

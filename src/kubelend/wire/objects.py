@@ -286,11 +286,44 @@ class ReservationInstruction(Object, frozen=True):
     status: ReservationInstructionStatus = ReservationInstructionStatus()
 
 
+class Question(Part, frozen=True):
+    """What a cluster asks of the broker in its mailbox. Each `id` is answered once."""
+
+    id: Annotated[str, Meta(extra_json_schema=patterns.up_to(64))]
+    """Another for every question: the reply names it."""
+    call: Annotated[
+        str,
+        Meta(
+            extra_json_schema=patterns.one_of(
+                *("publish", "reserve", "activate", "renew", "release"),
+                *("acknowledge", "refuse", "ping", "read", "listen", "leave"),
+            )
+        ),
+    ]
+    """What is to be done."""
+    text: Reason = ""
+    """For how long to renew it, or why it is refused."""
+    agent: Annotated[str, Meta(extra_json_schema=patterns.up_to(64))] = ""
+    """Which agent of the cluster asks: the broker listens to one at a time."""
+
+
+class Reply(Part, frozen=True):
+    """The broker's answer to a question in a mailbox. Written by the broker alone."""
+
+    question: Annotated[str, Meta(extra_json_schema=patterns.up_to(64))] = ""
+    """The `id` of the last question that was answered; empty if there was none."""
+    told: Annotated[str, Meta(extra_json_schema=patterns.up_to(2**18))] = ""
+    """How it stands, in the words of the REST interface: JSON text."""
+    problem: Annotated[str, Meta(extra_json_schema=patterns.up_to(2**16))] = ""
+    """Why the question was refused, likewise; empty if it was not."""
+
+
 class ProviderInstructionSpec(Promised, frozen=True, kw_only=True):
     """What this cluster has to set aside, and for whom."""
 
     requester_cluster_id: Name
     """Who borrows."""
+    reply: Reply | None = None
 
 
 class ProviderInstructionStatus(Part, frozen=True):
@@ -308,6 +341,7 @@ class ProviderInstructionStatus(Part, frozen=True):
     """Why it is refused or over."""
     finished_at: Timestamp | None = None
     """When it was over."""
+    question: Question | None = None
 
 
 class ProviderInstruction(Object, frozen=True):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kubelend.core import resources
-from kubelend.core.errors import InvalidInput
+from kubelend.core.errors import InvalidInput, InvalidQuantity
 from kubelend.wire import bodies
 
 
@@ -20,6 +20,18 @@ def asked(body: bodies.Quantities, where: str) -> resources.Resources:
 def offered(body: bodies.Quantities, where: str) -> resources.Resources:
     """What somebody offers, rounded down; errors name the field."""
     return resources.offered(_texts(body), where)
+
+
+def wanted(body: bodies.Quantities) -> resources.Resources:
+    """What a reservation is asked for, rounded up. CPU and memory must be; the rest may be left out."""
+    amounts = asked(body, "requestedResources")
+    for name in ("cpu", "memory"):
+        if not amounts.amount(name):
+            raise InvalidQuantity(
+                f"requestedResources.{name}: must be more than zero",
+                hint="ask for 100m or 64Mi at least",
+            )
+    return amounts
 
 
 def of(amounts: resources.Resources) -> bodies.Quantities:

@@ -65,3 +65,13 @@ NUMBERED_PAGE = (
         "continue", "Where the page before ended", schema=Annotated[int, Meta(ge=0, le=2**63 - 1)]
     ),
 )
+
+
+def checked_key(key: str) -> str:
+    """An idempotency key travels in a header, which does not take every character."""
+    if len(key) > MAX_KEY_LENGTH or not (key.isascii() and key.isprintable()):
+        raise errors.InvalidInput(
+            f"{key[:40]!r} is no idempotency key",
+            hint=f"use up to {MAX_KEY_LENGTH} printable ASCII characters",
+        )
+    return key

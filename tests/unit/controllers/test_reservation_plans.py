@@ -4,10 +4,13 @@ import pytest
 
 import broker_samples as samples
 import make
+from kubelend.controllers import marks
 from kubelend.controllers import reservation_plans as plans
 from kubelend.core.errors import InvalidDuration, InvalidInput
 from kubelend.core.lifecycle import Reason
+from kubelend.wire import route
 from kubelend.wire.conversion import Terms
+from kubelend.wire.objects import Metadata
 
 TERMS = Terms(make.HOUR, 2 * make.HOUR, make.HOUR)
 FINALIZER = samples.RESERVATION_FINALIZER
@@ -160,7 +163,7 @@ def test_what_was_said_of_one_provider_is_not_said_of_the_next(after, action):
 def test_request_is_in_the_name_of_whom_the_object_says():
     asked = plans.request(samples.wish(requester_id="me", target_cluster_id="there"), TERMS)
     assert (asked.requester, asked.constraints.pinned) == ("me", "there")
-    assert (asked.key, asked.duration) == ("object/u-1", make.HOUR)
+    assert (asked.key, asked.duration) == ("object→u-1", make.HOUR)
     assert plans.request(samples.wish(), TERMS).requester == "hub"
 
 
@@ -178,3 +181,9 @@ def test_wish_that_makes_no_sense_is_refused_in_words(found, error, words):
     with pytest.raises(error) as raised:
         plans.request(found, TERMS)
     assert words in str(raised.value)
+
+
+def test_nobody_can_send_the_key_of_an_object():
+    key = marks.key_of(Metadata("mine", uid="u-1"))
+    with pytest.raises(InvalidInput):
+        route.checked_key(key)

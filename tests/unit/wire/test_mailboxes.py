@@ -29,6 +29,7 @@ def test_who_cannot_be_a_label_cannot_have_a_mailbox(cluster):
 @pytest.mark.parametrize("error", [NoCapacity("none fits", hint="less"), QueueFull("full")])
 def test_refusal_arrives_as_the_class_that_it_was(error):
     found = mailboxes.refusal(Reply("q", problem=mailboxes.refused(error)))
+    assert found is not None
     assert (type(found), found.message, found.hint) == (type(error), error.message, error.hint)
 
 

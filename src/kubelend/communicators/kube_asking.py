@@ -1,0 +1,174 @@
+"""A question in a mailbox, and the wait for its reply: on objects of an API server, in bounded time.
+
+Nothing that the API server says is the broker's word: that it is away, or lets an account do too little, can
+be mended, and no user's request is to fail for it. So all of it is `BrokerUnreachable` here, but for what a
+caller acts on: an object that is there already or not at all, and one that the definitions do not take.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import aclosing, contextmanager
+from typing import Final, Generic, NamedTuple
+
+from kubelend.core.errors import (
+    AlreadyExists,
+    BrokerUnreachable,
+    Conflict,
+    Gone,
+    InvalidInput,
+    KubelendError,
+    NotFound,
+)
+from kubelend.kube import answers, resources
+from kubelend.kube.client import Client
+from kubelend.kube.resources import Resource
+from kubelend.wire import broker_objects, mailboxes, objects
+from kubelend.wire.objects import Kind, Question, Reply
+
+
+class Slot(NamedTuple, Generic[Kind]):
+    """Where a kind of object has its question and its reply. Each side writes only its own part."""
+
+    resource: Resource[Kind]
+    question: Callable[[Kind], Question | None]
+    reply: Callable[[Kind], Reply | None]
+
+    def is_answered(self, found: Kind) -> bool:
+        """Whether the last question has its reply, whoever asked it."""
+        asked, said = self.question(found), self.reply(found)
+        return said is not None and (asked is None or asked.id == said.question)
+
+    def has_answered(self, found: Kind, question: str) -> bool:
+        said = self.reply(found)
+        return said is not None and said.question == question
+
+
+ADVERTISEMENTS: Final = Slot(
+    resources.of(broker_objects.ClusterAdvertisement),
+    lambda found: found.spec.question,
+    lambda found: found.status.reply,
+)
+RESERVATIONS: Final = Slot(
+    resources.of(broker_objects.Reservation),
+    lambda found: found.spec.question,
+    lambda found: found.status.reply,
+)
+INSTRUCTIONS: Final = Slot(
+    resources.of(objects.ProviderInstruction),
+    lambda found: found.status.question,
+    lambda found: found.spec.reply,
+)
+MAILBOXES: Final = Slot(
+    resources.of(broker_objects.Mailbox),
+    lambda found: found.spec.question,
+    lambda found: found.status.reply,
+)
+
+
+class Asker:
+    """Asks in one mailbox, as one agent."""
+
+    def __init__(self, client: Client, namespace: str, agent: str) -> None:
+        self.client = client
+        self.namespace = namespace
+        self._agent = agent[:64]
+
+    def question(self, call: str, text: str = "") -> Question:
+        return Question(uuid.uuid4().hex, call, text, self._agent)
+
+    async def ask(
+        self, slot: Slot[Kind], name: str, question: Question, beside: dict[str, object]
+    ) -> Kind:
+        """The object with the reply to a question; `beside` stands beside it in the same part.
+
+        Whoever else asks in the same place at the same time is let through, and then it is asked again.
+        """
+        part = "status" if slot is INSTRUCTIONS else "spec"
+        change = {part: {**beside, "question": mailboxes.question(question)}}
+        while True:
+            with unreachable():
+                found = await self.client.patch(
+                    slot.resource,
+                    name,
+                    self.namespace,
+                    change,
+                    subresource="status" if part == "status" else "",
+                )
+            found = await self.settled(slot, found)
+            if slot.has_answered(found, question.id):
+                return found
+
+    async def settled(self, slot: Slot[Kind], found: Kind) -> Kind:
+        """The object once its last question has a reply."""
+        while not slot.is_answered(found):
+            with unreachable():
+                found = await self._next(slot.resource, found)
+        return found
+
+    async def gone(self, slot: Slot[Kind], found: Kind) -> None:
+        """Wait until an object that is being deleted is no more."""
+        with unreachable():
+            while (later := await self._find(slot.resource, found)) is not None:
+                if later.metadata.uid != found.metadata.uid:
+                    return
+                await self._next(slot.resource, later, is_leaving=True)
+
+    async def find(self, slot: Slot[Kind], name: str) -> Kind | None:
+        with unreachable():
+            return await self.client.find(slot.resource, name, self.namespace)
+
+    async def list(self, slot: Slot[Kind]) -> list[Kind]:
+        with unreachable():
+            return (await self.client.list(slot.resource, self.namespace)).objects
+
+    async def _find(self, resource: Resource[Kind], found: Kind) -> Kind | None:
+        return await self.client.find(resource, found.metadata.name, self.namespace)
+
+    async def _next(
+        self, resource: Resource[Kind], found: Kind, *, is_leaving: bool = False
+    ) -> Kind:
+        """What it is after the next change, or after a while."""
+        events = self.client.watch(
+            resource,
+            self.namespace,
+            since=found.metadata.resource_version,
+            fields=f"metadata.name={found.metadata.name}",
+        )
+        try:
+            async with aclosing(events):
+                async for event in events:
+                    if event.found is not None:
+                        return event.found
+        except Gone:
+            pass
+        later = await self._find(resource, found)
+        if later is None and not is_leaving:
+            raise Conflict(
+                f"{resource} {found.metadata.name} was taken away before it was answered"
+            )
+        return later or found
+
+
+@contextmanager
+def unreachable(*acted_on: type[KubelendError]) -> Iterator[None]:
+    """Around each use of the API server; `acted_on` are further errors that the caller can deal with."""
+    passed: tuple[type[KubelendError], ...] = (AlreadyExists, InvalidInput, *acted_on)
+    try:
+        yield
+    except passed:
+        raise
+    except NotFound as error:
+        if answers.is_missing_object(error):
+            raise
+        raise BrokerUnreachable(f"the mailbox cannot be used: {error}") from error
+    except KubelendError as error:
+        raise BrokerUnreachable(f"the mailbox cannot be used: {error}") from error
+
+
+def granted(reply: Reply | None) -> Reply:
+    """The reply, unless the broker refused: then its error."""
+    if (refusal := mailboxes.refusal(reply)) is not None:
+        raise refusal
+    return reply or mailboxes.NOBODY

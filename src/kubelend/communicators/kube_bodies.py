@@ -1,0 +1,94 @@
+"""Bodies of the REST interface as objects of a mailbox, field by field: for `communicators.kubernetes`."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from msgspec.structs import replace
+
+from kubelend.core import durations
+from kubelend.core.errors import InvalidDuration
+from kubelend.wire import bodies, mailboxes, quantities
+from kubelend.wire.broker_objects import (
+    RESERVATION_FINALIZER,
+    AdvertisedResources,
+    ClusterAdvertisement,
+    ClusterAdvertisementSpec,
+    Reservation,
+    ReservationSpec,
+)
+from kubelend.wire.objects import Metadata, Question
+
+_NONE = bodies.Quantities("0", "0")
+
+
+def advertised(
+    body: bodies.Advertisement, question: Question, namespace: str
+) -> ClusterAdvertisement:
+    """What is available must be said in such an object; the broker works it out itself."""
+    amounts = body.resources
+    return ClusterAdvertisement(
+        Metadata(mailboxes.advertisement_name(body.cluster_id), namespace),
+        ClusterAdvertisementSpec(
+            cluster_id=body.cluster_id,
+            resources=AdvertisedResources(
+                capacity=amounts.capacity,
+                allocated=amounts.allocated or _NONE,
+                available=amounts.available or amounts.allocatable or amounts.capacity,
+                allocatable=amounts.allocatable,
+            ),
+            cluster_name=body.cluster_name,
+            cost=body.cost,
+            timestamp=body.timestamp,
+            endpoint_url=body.endpoint_url,
+            labels=body.labels,
+            region=body.region,
+            valid_for=body.valid_for,
+            policy=body.policy,
+            question=question,
+        ),
+    )
+
+
+def renewed(known: ClusterAdvertisement, wanted: ClusterAdvertisement) -> ClusterAdvertisement:
+    """The object that is there, with another spec."""
+    return replace(known, spec=wanted.spec)
+
+
+def wanted(
+    body: bodies.ReservationRequest, key: str, question: Question, namespace: str
+) -> Reservation:
+    """With the broker's finalizer from the start: what is deleted is to be given back first."""
+    metadata = Metadata(
+        mailboxes.reservation_name(key),
+        namespace,
+        finalizers=(RESERVATION_FINALIZER,),
+        annotations={mailboxes.KEY: key},
+    )
+    return Reservation(
+        metadata,
+        ReservationSpec(
+            requested_resources=body.requested_resources,
+            target_cluster_id=body.target_cluster_id,
+            duration=body.duration,
+            priority=body.priority,
+            wait=body.wait,
+            policy=body.policy,
+            weights=body.weights,
+            constraints=body.constraints,
+            question=question,
+        ),
+    )
+
+
+def asks_the_same(found: Reservation, wanted: Reservation) -> bool:
+    return replace(found.spec, question=None) == replace(wanted.spec, question=None)
+
+
+def check(body: bodies.ReservationRequest) -> None:
+    """Say what is wrong with a request that the API server has not taken, by the class that says it best."""
+    quantities.wanted(body.requested_resources)
+    if body.duration and durations.parse(body.duration) <= timedelta():
+        raise InvalidDuration(f"duration: {body.duration!r} is not above zero")
+    if body.wait and durations.parse(body.wait) < timedelta():
+        raise InvalidDuration(f"wait: {body.wait!r} is below zero")

@@ -1,0 +1,81 @@
+"""What one cluster asks to borrow, as objects of its mailbox: for `communicators.kubernetes`.
+
+An object is named after the key of its request, so whoever asks again finds what became of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+from kubelend.communicators import kube_asking, kube_bodies, kube_stream
+from kubelend.communicators.kube_asking import Asker
+from kubelend.core.errors import AlreadyExists, BrokerUnreachable, KeyReused, KubelendError
+from kubelend.wire import bodies, mailboxes
+from kubelend.wire.broker_objects import Reservation
+
+
+class Requests:
+    """Asks for reservations, and knows the objects that stand for them."""
+
+    def __init__(self, asker: Asker) -> None:
+        self.names: dict[str, str] = {}
+        """Of the objects, by the reservation's ID: a list is only read for what is not in here."""
+        self._asker = asker
+
+    async def placed(self, wanted: Reservation) -> Reservation:
+        """The object that asks this: a new one, or the one that a former try has made."""
+        slot, client = kube_asking.RESERVATIONS, self._asker.client
+        while True:
+            with contextlib.suppress(AlreadyExists), kube_asking.unreachable():
+                return await client.create(slot.resource, wanted)
+            found = await self._asker.find(slot, wanted.metadata.name)
+            if found is None:
+                continue
+            if found.metadata.deletion_timestamp is not None:
+                await self._asker.gone(slot, found)
+            elif kube_bodies.asks_the_same(found, wanted):
+                return await self._asked_again(found, wanted)
+            elif found.status.reply is None or found.status.reply.told:
+                raise KeyReused(
+                    f"idempotency key {wanted.metadata.annotations[mailboxes.KEY]!r}"
+                    " was used for another request",
+                    hint="send the same request again, or use a new key",
+                )
+            else:
+                await self._delete(found)
+
+    async def _asked_again(self, found: Reservation, wanted: Reservation) -> Reservation:
+        if not kube_asking.RESERVATIONS.is_answered(found):
+            return found
+        question = self._asker.question("reserve")
+        name = wanted.metadata.name
+        return await self._asker.ask(kube_asking.RESERVATIONS, name, question, {})
+
+    async def outcome(self, found: Reservation) -> bodies.Reservation:
+        """What became of a request. One that was refused for good is not left lying about."""
+        try:
+            instruction = mailboxes.instruction(kube_asking.granted(found.status.reply))
+        except KubelendError as refusal:
+            if not refusal.retryable and found.status.reply and not found.status.reply.told:
+                await self._delete(found)
+            raise
+        if instruction is None:
+            raise BrokerUnreachable("the broker's answer is empty")
+        self.names[instruction.reservation.id] = found.metadata.name
+        return instruction.reservation
+
+    async def _delete(self, found: Reservation) -> None:
+        with kube_asking.unreachable():
+            await self._asker.client.delete(
+                kube_asking.RESERVATIONS.resource,
+                found.metadata.name,
+                self._asker.namespace,
+                uid=found.metadata.uid,
+            )
+
+    async def own(self) -> list[bodies.Instruction]:
+        """What this cluster borrows, or wants to."""
+        found = await self._asker.list(kube_asking.RESERVATIONS)
+        told = {one.metadata.name: kube_stream.said(one) for one in found}
+        self.names = {one.reservation.id: name for name, one in told.items() if one is not None}
+        return [one for one in told.values() if one is not None]

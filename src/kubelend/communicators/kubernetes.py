@@ -1,0 +1,286 @@
+"""The broker through a mailbox: a namespace of its cluster's API server that belongs to this cluster.
+
+What a call asks for is written into an object, and the broker's answer is read from it; docs/transports.md
+shows how. Questions can be repeated: each has an ID, and a reservation is named after its key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from datetime import timedelta
+from typing import Final
+
+from kubelend.communicators import endings, kube_asking, kube_bodies, kube_stream
+from kubelend.communicators.kube_asking import Asker
+from kubelend.communicators.kube_requests import Requests
+from kubelend.communicators.kube_stream import OPEN, Diary, Events, Stream
+from kubelend.communicators.options import Options
+from kubelend.core import durations
+from kubelend.core.errors import (
+    BrokerUnreachable,
+    Conflict,
+    Forbidden,
+    InvalidInput,
+    KubelendError,
+    NotFound,
+    no_reservation,
+)
+from kubelend.kube import access
+from kubelend.kube.client import Client
+from kubelend.wire import bodies, mailboxes, route
+from kubelend.wire.broker_objects import ClusterAdvertisement, Mailbox
+
+LEAVES_WITHIN: Final = 2.0
+"""Seconds that an agent which stops takes to say so. Whoever it does not reach finds out by its silence."""
+
+
+async def connect(options: Options) -> KubernetesCommunicator:
+    """Read the kubeconfig; no connection is made before the first call."""
+    found = access.find(options.kubeconfig)
+    namespace = options.namespace or found.namespace
+    stack = AsyncExitStack()
+    client = await stack.enter_async_context(Client.open(found, timeout=options.timeout))
+    asker = Asker(client, namespace, options.instance)
+    return KubernetesCommunicator(asker, options.timeout, stack)
+
+
+class KubernetesCommunicator:
+    """One cluster's conversation, by its account at the broker's API server."""
+
+    def __init__(self, asker: Asker, timeout: timedelta, stack: AsyncExitStack) -> None:
+        """`stack` is closed at the end."""
+        self._asker = asker
+        self._timeout = timeout
+        self._stack = stack
+        self._turn = asyncio.Lock()
+        self._diary = Diary()
+        self._requests = Requests(asker)
+        self._advertised: ClusterAdvertisement | None = None
+        self._streams: set[Events] = set()
+        self._has_spoken = False
+        self._is_closed = False
+
+    # -- lending
+
+    async def publish(self, advertisement: bodies.Advertisement) -> bodies.Published:
+        async with self._call():
+            question = self._asker.question("publish")
+            wanted = kube_bodies.advertised(advertisement, question, self._asker.namespace)
+            found = await self._applied(wanted)
+            while not kube_asking.ADVERTISEMENTS.has_answered(found, question.id):
+                found = await self._asker.settled(kube_asking.ADVERTISEMENTS, found)
+                if not kube_asking.ADVERTISEMENTS.has_answered(found, question.id):
+                    found = await self._applied(wanted)
+            self._advertised = found
+            said = mailboxes.advertisement(kube_asking.granted(found.status.reply))
+            return bodies.Published(said, await self._holds())
+
+    async def acknowledge(self, reservation: str) -> bodies.Reservation:
+        shown: dict[str, object] = {"enforced": True, "phase": "Held", "message": ""}
+        return await self._provide(reservation, "acknowledge", "", shown)
+
+    async def refuse(self, reservation: str, reason: str) -> bodies.Reservation:
+        shown: dict[str, object] = {"enforced": False, "phase": "Refused", "message": reason}
+        return await self._provide(reservation, "refuse", reason, shown)
+
+    # -- borrowing
+
+    async def request(self, request: bodies.ReservationRequest, key: str) -> bodies.Reservation:
+        async with self._call():
+            question = self._asker.question("reserve")
+            wanted = kube_bodies.wanted(
+                request, route.checked_key(key), question, self._asker.namespace
+            )
+            try:
+                found = await self._asker.settled(
+                    kube_asking.RESERVATIONS, await self._requests.placed(wanted)
+                )
+            except InvalidInput as problem:
+                kube_bodies.check(request)
+                raise problem
+            return await self._requests.outcome(found)
+
+    async def activate(self, reservation: str) -> bodies.Reservation:
+        return await self._use(reservation, "activate")
+
+    async def renew(self, reservation: str, duration: str = "") -> bodies.Reservation:
+        return await self._use(reservation, "renew", duration)
+
+    async def release(self, reservation: str) -> bodies.Reservation:
+        return await self._use(reservation, "release")
+
+    # -- looking
+
+    async def find(self, reservation: str) -> bodies.Reservation:
+        async with self._call():
+            await self._ask("read")
+            if (lent := await self._lent(reservation)) is not None:
+                return lent
+            for instruction in await self._requests.own():
+                if instruction.reservation.id == reservation:
+                    return instruction.reservation
+            raise no_reservation(reservation)
+
+    async def instructions(self) -> list[bodies.Reservation]:
+        async with self._call():
+            await self._ask("read")
+            found = [*await self._requests.own(), *await self._lending()]
+        found.sort(key=lambda one: one.revision)
+        return [one.reservation for one in found if one.action in OPEN]
+
+    async def stream(
+        self, on_reset: Callable[[], None]
+    ) -> AsyncGenerator[bodies.Instruction, None]:
+        async with self._call():
+            status = (await self._ask("listen")).status
+        is_new = not status.horizon <= self._diary.seen <= status.revision
+        if is_new:
+            self._diary.begin()
+            on_reset()
+        stream = Stream(self._asker, status.session, status.revision, self._diary, is_new)
+        events = Events(self._asker, endings.closed)
+        self._streams.add(events)
+        try:
+            async with events.running(), aclosing(stream.told(events)) as told:
+                async for instruction in told:
+                    yield instruction
+        finally:
+            self._streams.discard(events)
+
+    async def ping(self) -> None:
+        async with self._call():
+            await self._ask("ping")
+
+    async def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        for events in self._streams:
+            events.end()
+        if self._has_spoken:
+            with contextlib.suppress(KubelendError, TimeoutError):
+                async with asyncio.timeout(LEAVES_WITHIN):
+                    await self._leave()
+        await self._stack.aclose()
+
+    # -- how
+
+    @asynccontextmanager
+    async def _call(self) -> AsyncIterator[None]:
+        if self._is_closed:
+            raise endings.closed()
+        self._has_spoken = True
+        try:
+            async with asyncio.timeout(self._timeout.total_seconds()):
+                yield
+        except TimeoutError:
+            within = durations.short(self._timeout)
+            raise BrokerUnreachable(f"the broker did not answer within {within}") from None
+        except (BrokerUnreachable, RuntimeError):
+            if self._is_closed:  # the session has gone in the middle of it
+                raise endings.closed() from None
+            raise
+
+    async def _ask(self, call: str) -> Mailbox:
+        """Once it is answered, the mailbox tells all that the broker knew when it was asked."""
+        async with self._turn:
+            try:
+                found = await self._asker.ask(
+                    kube_asking.MAILBOXES, mailboxes.NAME, self._asker.question(call), {}
+                )
+            except NotFound as error:
+                raise BrokerUnreachable(
+                    f"namespace {self._asker.namespace} of the broker's cluster is no mailbox",
+                    hint="have an administrator apply what `kubelend mailbox create` prints",
+                ) from error
+        kube_asking.granted(found.status.reply)
+        return found
+
+    async def _leave(self) -> None:
+        question = mailboxes.question(self._asker.question("leave"))
+        await self._asker.client.patch(
+            kube_asking.MAILBOXES.resource,
+            mailboxes.NAME,
+            self._asker.namespace,
+            {"spec": {"question": question}},
+        )
+
+    async def _applied(self, wanted: ClusterAdvertisement) -> ClusterAdvertisement:
+        """Written whole, so that nothing of what was said before is left."""
+        slot, client, known = kube_asking.ADVERTISEMENTS, self._asker.client, self._advertised
+        self._advertised = None
+        while True:
+            if known is None or known.metadata.name != wanted.metadata.name:
+                known = await self._asker.find(slot, wanted.metadata.name)
+            with contextlib.suppress(Conflict), kube_asking.unreachable(Conflict):
+                if known is None:
+                    return await client.create(slot.resource, wanted)
+                return await client.replace(slot.resource, kube_bodies.renewed(known, wanted))
+            known = None
+
+    async def _holds(self) -> list[bodies.Reservation]:
+        told = sorted(await self._lending(), key=lambda one: one.revision)
+        held = (one.reservation for one in told if one.action == "Hold")
+        return [one for one in held if one.status.phase == "Reserved"]
+
+    async def _use(self, reservation: str, call: str, text: str = "") -> bodies.Reservation:
+        async with self._call():
+            question = self._asker.question(call, text)
+            name = await self._name_of(reservation)
+            try:
+                found = await self._asker.ask(kube_asking.RESERVATIONS, name, question, {})
+            except NotFound:
+                self._requests.names.pop(reservation, None)
+                raise no_reservation(reservation) from None
+            return await self._requests.outcome(found)
+
+    async def _name_of(self, reservation: str) -> str:
+        if reservation not in self._requests.names:
+            await self._requests.own()
+        if (
+            reservation not in self._requests.names
+        ):  # perhaps it was asked for elsewhere, a moment ago
+            await self._ask("read")
+            await self._requests.own()
+        if reservation in self._requests.names:
+            return self._requests.names[reservation]
+        if (lent := await self._lent(reservation)) is not None:
+            raise Forbidden(
+                f"{reservation} belongs to {lent.requester_id}", hint="ask its requester"
+            )
+        raise no_reservation(reservation)
+
+    async def _lending(self) -> list[bodies.Instruction]:
+        told = map(kube_stream.said, await self._asker.list(kube_asking.INSTRUCTIONS))
+        return [one for one in told if one is not None]
+
+    async def _lent(self, reservation: str) -> bodies.Reservation | None:
+        name = mailboxes.instruction_name(reservation)
+        found = await self._asker.find(kube_asking.INSTRUCTIONS, name)
+        told = None if found is None else kube_stream.said(found)
+        return None if told is None else told.reservation
+
+    async def _provide(
+        self, reservation: str, call: str, text: str, shown: dict[str, object]
+    ) -> bodies.Reservation:
+        async with self._call():
+            question, slot = self._asker.question(call, text), kube_asking.INSTRUCTIONS
+            name = mailboxes.instruction_name(reservation)
+            if await self._lent(reservation) is None:
+                await self._ask("read")
+            try:
+                found = await self._asker.ask(slot, name, question, shown)
+            except NotFound:
+                raise await self._not_lent(reservation) from None
+            told = mailboxes.instruction(kube_asking.granted(found.spec.reply))
+            if told is None:
+                raise BrokerUnreachable("the broker's answer is empty")
+            return told.reservation
+
+    async def _not_lent(self, reservation: str) -> KubelendError:
+        if any(one.reservation.id == reservation for one in await self._requests.own()):
+            return Forbidden(f"{reservation} is not placed on this cluster")
+        return no_reservation(reservation)

@@ -1,0 +1,114 @@
+"""How the objects of a mailbox are called, and what their texts say: the same at both of its ends.
+
+A mailbox is a namespace of the broker's cluster that belongs to one cluster; docs/transports.md tells of it.
+The agent's transport `kubernetes` and the broker's controller go by this.
+"""
+
+from __future__ import annotations
+
+import re
+from hashlib import sha256
+from typing import Final, TypeVar
+
+import msgspec
+
+from kubelend.core.errors import InvalidInput, KubelendError, UnexpectedAnswer
+from kubelend.wire import bodies, problems
+from kubelend.wire.objects import Question, Reply
+
+Body = TypeVar("Body")
+
+OWNER: Final = "broker.fluidos.eu/cluster-id"
+"""The label by which a namespace is a cluster's mailbox: its value is the cluster's ID."""
+KEY: Final = "broker.fluidos.eu/idempotency-key"
+"""The annotation of a reservation that an agent asks for: the same key, the same reservation."""
+NAME: Final = "mailbox"
+"""Of the one object that stands for the whole mailbox."""
+
+NOBODY: Final = Reply()
+
+_LABEL: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", re.ASCII)
+_DNS: Final = re.compile(
+    r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", re.ASCII
+)
+_LONGEST: Final = 240
+"""Kubernetes takes names of 253 characters; the rest is for what is put around them."""
+
+_INSTRUCTIONS: Final = msgspec.json.Decoder(bodies.Instruction)
+_ADVERTISEMENTS: Final = msgspec.json.Decoder(bodies.Advertisement)
+
+
+def check_owner(cluster: str) -> str:
+    """The ID of a cluster that can have a mailbox: not every common name of a certificate is a label."""
+    if not _LABEL.fullmatch(cluster):
+        raise InvalidInput(
+            f"{cluster[:64]!r} cannot have a mailbox: its ID is no value of a label",
+            hint="use up to 63 letters, digits, dashes, dots and underscores",
+        )
+    return cluster
+
+
+def advertisement_name(cluster: str) -> str:
+    return f"{_safe(cluster)}-adv"
+
+
+def reservation_name(key: str) -> str:
+    """Made from the key alone, so that who asks again finds what was asked before."""
+    return f"ask-{sha256(key.encode()).hexdigest()[:40]}"
+
+
+def instruction_name(reservation: str) -> str:
+    return f"{_safe(reservation)}-provider"
+
+
+def mirror_name(reservation: str) -> str:
+    """Of a reservation that was not asked for here, and is shown all the same."""
+    return _safe(reservation)
+
+
+def question(asked: Question) -> dict[str, object]:
+    """As a merge patch has it: with nothing of the question before left in it."""
+    return {"id": asked.id, "call": asked.call, "text": asked.text, "agent": asked.agent}
+
+
+def reply(said: Reply) -> dict[str, object]:
+    return {"question": said.question, "told": said.told, "problem": said.problem}
+
+
+def instruction(said: Reply | None) -> bodies.Instruction | None:
+    """What the broker last said of a reservation; None if it has not spoken yet."""
+    return None if said is None or not said.told else _read(said.told, _INSTRUCTIONS)
+
+
+def advertisement(said: Reply) -> bodies.Advertisement:
+    return _read(said.told, _ADVERTISEMENTS)
+
+
+def refusal(said: Reply | None) -> KubelendError | None:
+    """The error which the broker raised, if it did."""
+    if said is None or not said.problem:
+        return None
+    return problems.from_answer(0, said.problem.encode())
+
+
+def refused(error: KubelendError) -> str:
+    """The text of an error: what explains it in full is left to `kubelend explain`, for it can be long."""
+    problem = problems.to_problem(error)
+    return msgspec.json.encode(msgspec.structs.replace(problem, explanation=None)).decode()
+
+
+def text(body: bodies.Body) -> str:
+    return msgspec.json.encode(body).decode()
+
+
+def _read(said: str, decoder: msgspec.json.Decoder[Body]) -> Body:
+    try:
+        return decoder.decode(said)
+    except msgspec.MsgspecError as problem:
+        raise UnexpectedAnswer(f"the broker's words cannot be read: {problem}") from problem
+
+
+def _safe(id: str) -> str:
+    if len(id) <= _LONGEST and _DNS.fullmatch(id):
+        return id
+    return f"hashed-{sha256(id.encode(errors='surrogatepass')).hexdigest()[:40]}"

@@ -1,0 +1,119 @@
+"""Objects of the broker as they stand in the API server, made from records, for tests without one."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+import make
+from kubelend.core import models
+from kubelend.stores import kube_objects, kube_projection, records
+from kubelend.wire import bodies
+from kubelend.wire.broker_objects import (
+    RESERVATION_FINALIZER,
+    AdvertisedResources,
+    ClusterAdvertisement,
+    ClusterAdvertisementSpec,
+    ClusterAdvertisementStatus,
+    Condition,
+    Kept,
+    Reservation,
+    ReservationSpec,
+    ReservationStatus,
+)
+from kubelend.wire.objects import Metadata
+
+OWN = {kube_objects.MADE_BY: kube_objects.BROKER}
+UID = "u-1"
+
+
+def wish(name: str = "mine", *, cpu: str = "1", labels: Any = None, **spec: Any) -> Reservation:
+    """As somebody has applied it."""
+    amounts = bodies.Quantities(cpu, "1Gi")
+    known = Metadata(name, "hub", UID, 1, "7", make.T0, labels=labels or {})
+    return Reservation(known, ReservationSpec(amounts, **spec))
+
+
+def record(phase: str = "Reserved", **fields: Any) -> models.Reservation:
+    """What the ledger makes of `wish()`."""
+    asked = make.request(key=kube_objects.key_of(UID), requester="hub")
+    if phase in {"Reserved", "Active"}:
+        times = {"reserved_at": make.T0, "expires_at": make.T0 + make.HOUR}
+        fields = {"target": "lender", **times, **fields}
+    if phase in {"Released", "Failed"}:
+        fields = {"finished_at": make.T0, **fields}
+    if phase == "Pending":
+        fields = {"wait_until": make.T0 + make.HOUR, **fields}
+    return make.reservation("mine", asked, phase=models.Phase(phase), revision=3, **fields)
+
+
+def written(found: models.Reservation, *, is_own: bool = False) -> Reservation:
+    """The object as the store has written it, and the generation noted."""
+    spec = kube_projection.reservation_spec(found)
+    status = {
+        name: value
+        for name, value in kube_projection.reservation_status(found).items()
+        if value is not None
+    }
+    made = Reservation(
+        Metadata(
+            found.id,
+            "hub",
+            UID,
+            2,
+            "9",
+            make.T0,
+            finalizers=(RESERVATION_FINALIZER,),
+            labels=OWN if is_own else {},
+        ),
+        msgspec.convert(spec, ReservationSpec),
+        msgspec.convert(status, ReservationStatus),
+    )
+    return with_status(made, kept=kept(found), observed_generation=2)
+
+
+def kept(found: models.Reservation | models.Cluster) -> Kept:
+    _, checksum, text = records.encode(found)
+    return Kept(5, checksum, text.decode())
+
+
+def with_status(found: Any, **fields: Any) -> Any:
+    return replace(found, status=replace(found.status, **fields))
+
+
+def with_metadata(found: Any, **fields: Any) -> Any:
+    return replace(found, metadata=replace(found.metadata, **fields))
+
+
+def with_spec(found: Any, **fields: Any) -> Any:
+    return replace(found, spec=replace(found.spec, **fields))
+
+
+def leaving(found: Any) -> Any:
+    return with_metadata(found, deletion_timestamp=make.T0)
+
+
+def condition(type: str, status: str = "True", after: timedelta | None = None) -> Condition:
+    at = None if after is None else make.T0 + after
+    return Condition(type, status, "Test", last_transition_time=at)
+
+
+def advertisement(
+    cluster: str = "lender", *, cpu: str = "4", name: str = "", labels: Any = None, **spec: Any
+) -> ClusterAdvertisement:
+    """As somebody has applied it."""
+    amounts, nothing = bodies.Quantities(cpu, "8Gi"), bodies.Quantities("0", "0")
+    resources = AdvertisedResources(amounts, nothing, bodies.Amounts(cpu, "8Gi"), amounts)
+    known = Metadata(name or f"{cluster}-adv", "hub", UID, 1, "7", make.T0, labels=labels or {})
+    spec = {"timestamp": make.T0, **spec}
+    return ClusterAdvertisement(known, ClusterAdvertisementSpec(cluster, resources, **spec))
+
+
+def shown(found: models.Cluster, *, is_own: bool = True) -> ClusterAdvertisement:
+    """The object as the store has written it."""
+    made = advertisement(found.id, labels=OWN if is_own else {})
+    spec = msgspec.convert(kube_projection.cluster_spec(found), ClusterAdvertisementSpec)
+    return replace(made, spec=spec, status=ClusterAdvertisementStatus(kept=kept(found)))
