@@ -13,6 +13,7 @@ from rich.text import Text
 
 from kubelend.core import resources
 from kubelend.demo import telling
+from kubelend.demo.telling import PlainTeller, Teller
 from kubelend.wire import bodies
 
 _REFRESH = 8
@@ -65,6 +66,17 @@ class ScreenTeller:
     def _show(self) -> None:
         parts = [part for part in (table(self._clusters), self._current) if part is not None]
         self._live.update(Group(Text(), *parts))
+
+
+@contextmanager
+def teller() -> Iterator[Teller]:
+    """A live screen on a terminal, plain lines elsewhere."""
+    console = Console(highlight=False)
+    if not console.is_terminal or console.is_dumb_terminal:
+        yield PlainTeller()
+        return
+    with opened(console) as found:
+        yield found
 
 
 @contextmanager

@@ -11,8 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from rich.console import Console
-
 from kubelend.apps.children import BrokerProcess
 from kubelend.apps.trials import Trial
 from kubelend.core.errors import KubelendError
@@ -20,7 +18,7 @@ from kubelend.core.roles import Role
 from kubelend.demo import clusters, screen, steps
 from kubelend.demo import stage as staging
 from kubelend.demo.stage import Stage
-from kubelend.demo.telling import PlainTeller, Teller
+from kubelend.demo.telling import Teller
 from kubelend.kits import logs, tasks
 
 _LOOK_EVERY = 0.3
@@ -56,7 +54,7 @@ def tell(trial: Trial, broker: BrokerProcess, *, stay: bool) -> None:
     """All of it; raises at the first step that does not show what it should."""
     # What tasks report of their ends is part of no story; failures reach us as exceptions.
     logs.setup("critical")
-    with _teller() as teller:
+    with screen.teller() as teller:
         teller.heading("Kubelend: four clusters, one broker, and a reservation's whole life")
         seconds = broker.wait_until_ready()
         teller.step(
@@ -68,17 +66,6 @@ def tell(trial: Trial, broker: BrokerProcess, *, stay: bool) -> None:
         with staging.opened(trial, broker) as stage:
             asyncio.run(_play(stage, teller, stay))
         teller.heading("\nThat was the whole life of a reservation.")
-
-
-@contextmanager
-def _teller() -> Iterator[Teller]:
-    """A live screen on a terminal, plain lines elsewhere."""
-    console = Console(highlight=False)
-    if not console.is_terminal or console.is_dumb_terminal:
-        yield PlainTeller()
-        return
-    with screen.opened(console) as teller:
-        yield teller
 
 
 async def _play(stage: Stage, teller: Teller, stay: bool) -> None:

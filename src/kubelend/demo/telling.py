@@ -44,9 +44,8 @@ class PlainTeller:
         """Nothing to say yet: there is no line to take back."""
 
     def step(self, number: int, title: str, seconds: float, lines: Sequence[str]) -> None:
-        left, right = f"{number:>2}  {title}", duration(seconds)
-        gap = " " * max(1, WIDTH - len(left) - len(right))
-        print("", f"{left}{gap}{right}", *(_INDENT + line for line in lines), sep="\n")
+        head = timed(f"{number:>2}  {title}", seconds)
+        print("", head, *(_INDENT + line for line in lines), sep="\n")
         sys.stdout.flush()
 
     def fleet(self, clusters: Sequence[bodies.Cluster]) -> None:
@@ -59,6 +58,12 @@ class PlainTeller:
 def sentence(text: str) -> list[str]:
     """Prose, in as many lines as it needs."""
     return textwrap.wrap(text, WIDTH - len(_INDENT), break_on_hyphens=False)
+
+
+def timed(title: str, seconds: float) -> str:
+    """One line, with the time at its end."""
+    right = duration(seconds)
+    return f"{title}{' ' * max(1, WIDTH - len(title) - len(right))}{right}"
 
 
 def duration(seconds: float) -> str:

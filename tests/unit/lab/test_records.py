@@ -61,12 +61,21 @@ def test_directory_with_files_of_others_is_refused_and_left_alone(tmp_path):
     assert (tmp_path / "thesis.tex").exists()
 
 
+def test_directory_that_is_in_use_is_known_before_there_is_a_record(home):
+    """So that of two who start at once, one hears of the other."""
+    held = home.lock()
+    (home.directory / "supervisor.log").touch()
+    home.make()
+    assert home.lock() is None
+    os.close(held)
+
+
 def test_clearing_keeps_the_lock_alone(home):
     held = home.lock()
     home.keep(Record(7))
     (home.directory / "certs").mkdir()
     home.clear()
-    assert [path.name for path in home.directory.iterdir()] == ["lock"]
+    assert [path.name for path in home.directory.iterdir()] == ["kubelend-lab.lock"]
     assert home.is_locked()
     os.close(held)
 
