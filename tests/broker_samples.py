@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 import make
 from kubelend.core import models
+from kubelend.core.lifecycle import Phase
 from kubelend.stores import kube_objects, kube_projection, records
 from kubelend.wire import bodies
 from kubelend.wire.broker_objects import (
@@ -47,7 +48,7 @@ def record(phase: str = "Reserved", **fields: Any) -> models.Reservation:
         fields = {"finished_at": make.T0, **fields}
     if phase == "Pending":
         fields = {"wait_until": make.T0 + make.HOUR, **fields}
-    return make.reservation("mine", asked, phase=models.Phase(phase), revision=3, **fields)
+    return make.reservation("mine", asked, phase=Phase(phase), revision=3, **fields)
 
 
 def written(found: models.Reservation, *, is_own: bool = False) -> Reservation:
@@ -72,7 +73,8 @@ def written(found: models.Reservation, *, is_own: bool = False) -> Reservation:
         msgspec.convert(spec, ReservationSpec),
         msgspec.convert(status, ReservationStatus),
     )
-    return with_status(made, kept=kept(found), observed_generation=2)
+    filled: Reservation = with_status(made, kept=kept(found), observed_generation=2)
+    return filled
 
 
 def kept(found: models.Reservation | models.Cluster) -> Kept:

@@ -30,6 +30,7 @@ from certificates import Certificates
 from kubelend.apps import broker as app
 from kubelend.apps.flags import Address
 from kubelend.apps.settings import BrokerSettings
+from kubelend.apps.trust import Trust
 from kubelend.broker.ports import OpenStore, Store
 from kubelend.core import audit
 from kubelend.core.errors import StoreFailed
@@ -90,6 +91,12 @@ class Running(Callers):
         self.process = process
         self.service = process.broker
         self.clock = clock
+
+    @property
+    def trust(self) -> Trust:
+        """Of a broker that serves the REST interface, as all do that are made here."""
+        assert self.process.trust is not None
+        return self.process.trust
 
     async def expire(self) -> None:
         """End what is over now, instead of within the second."""

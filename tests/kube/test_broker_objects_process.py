@@ -116,7 +116,9 @@ async def test_both_interfaces_are_served_at_once(kube, namespace, certificates)
         store=f"kubernetes://{kube.admin_kubeconfig}",
         http_namespace=namespace,
     ) as broker:
-        await brokers.until(lambda: broker.process.office.unready is None)
+        office = broker.process.office
+        assert office is not None
+        await brokers.until(lambda: office.unready is None)
         await broker.cluster("lender").advertise()
         kube.kubectl(
             f"--namespace={namespace}", "apply", f"--filename={EXAMPLES / 'reservation.yaml'}"

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 import kube_broker
 import make
 from kube_broker import has_phase, quiet, told
+from kubelend.core.models import ReservationId
 from kubelend.wire.broker_objects import RESERVATION_FINALIZER, ClusterAdvertisement, Reservation
 
 pytestmark = pytest.mark.timeout(120)
@@ -334,7 +335,7 @@ async def test_record_whose_object_has_gone_unseen_is_given_back(kube, namespace
     async with kube_broker.running(kube, namespace) as first:
         await first.advertise("lender", "4")
         await first.available("lender", "4")
-        await first.service.reserve(make.request(key="object→gone"), "orphan")
+        await first.service.reserve(make.request(key="object→gone"), ReservationId("orphan"))
     async with kube_broker.running(kube, namespace) as second:
         await second.until(lambda: not second.ledger.reservations)
         await second.reserve("mine", "4")

@@ -56,7 +56,7 @@ class Callers:
     """Clusters that know both brokers, and ask the other where one does not take a change."""
 
     def __init__(self, brokers, certificates, stack):
-        self._brokers = brokers
+        self.brokers = brokers
         self._certificates = certificates
         self._stack = stack
         self._clients = {}
@@ -71,7 +71,7 @@ class Callers:
         """Until one of them answers, or refuses for good."""
         async with asyncio.timeout(patience):
             while True:
-                for broker in self._brokers:
+                for broker in self.brokers:
                     client = await self.client(cluster, broker)
                     try:
                         async with asyncio.timeout(1.0):
@@ -105,7 +105,6 @@ async def callers(certificates, tmp_path, kube, place):
     async with contextlib.AsyncExitStack() as stack:
         brokers = stack.enter_context(two(certificates, tmp_path, kube, place))
         made = Callers(brokers, certificates, stack)
-        made.brokers = brokers
         await made.offer()
         yield made
 

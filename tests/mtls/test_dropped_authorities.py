@@ -63,7 +63,7 @@ async def renew(caller, name="berlin"):
 async def rotated_by_the_broker(own, server, tmp_path):
     async with started(own, server, tmp_path) as broker:
         rotate(tmp_path)
-        await broker.process.trust.refresh()
+        await broker.trust.refresh()
     assert own.authority.certificate in files.load_certificates(server / "ca.crt")
 
 
@@ -95,7 +95,7 @@ async def test_files_that_the_broker_may_not_write_bring_no_dropped_authority_ba
     for name in ("tls.crt", "tls.key", "ca.crt"):
         (mounted / name).symlink_to(server / name)
     async with started(own, mounted, tmp_path) as broker:
-        await broker.process.trust.refresh()
+        await broker.trust.refresh()
         assert own.authority.certificate in files.load_certificates(mounted / "ca.crt")
         assert await tls_peers.name_of(broker.port, broker.cluster("berlin").context) == ""
 
@@ -107,13 +107,13 @@ async def test_files_that_the_broker_may_not_write_bring_no_dropped_authority_ba
 async def broker(own, server, tmp_path):
     async with started(own, server, tmp_path, trust_proxies=True) as broker:
         rotate(tmp_path)
-        await broker.process.trust.refresh()
+        await broker.trust.refresh()
         yield broker
 
 
 async def finish(broker, tmp_path):
     rotation.finish(tmp_path / "authority")
-    await broker.process.trust.refresh()
+    await broker.trust.refresh()
 
 
 async def test_open_connection_of_the_dropped_authority_is_refused_and_ends(broker, tmp_path):
@@ -183,7 +183,7 @@ async def test_holder_below_an_intermediate_is_told_to_connect_again(own, server
     (server / "ca.crt").write_bytes(files.to_pem(friends))
     async with started(own, server, tmp_path) as broker:
         rotate(tmp_path)
-        await broker.process.trust.refresh()
+        await broker.trust.refresh()
         caller = broker.holder(tmp_path / "c", "c")
         assert (await caller.get("version")).status == 200
         await finish(broker, tmp_path)
@@ -216,7 +216,7 @@ async def test_new_passphrase_is_taken_up_from_its_file(own, server, tmp_path):
     async with started(own, server, tmp_path, ca_passphrase_file=str(secret)) as broker:
         new = rotate(tmp_path, passphrase=Passphrase("old"), new_passphrase=Passphrase("new"))
         secret.write_text("new\n")
-        await broker.process.trust.refresh()
+        await broker.trust.refresh()
         newcomer, answer = await renew(broker.cluster("berlin"))
         issued = files.load_certificates(newcomer.save(answer, tmp_path / "b") / "tls.crt")
         assert issued[0].issuer == new.certificate.subject
@@ -226,14 +226,14 @@ async def test_nothing_is_signed_while_the_key_on_disk_cannot_be_read(own, serve
     async with started(own, server, tmp_path) as broker:
         new = rotate(tmp_path, new_passphrase=Passphrase("new"))
         for _ in range(2):
-            await broker.process.trust.refresh()
+            await broker.trust.refresh()
         _, answer = await renew(broker.cluster("berlin"))
         assert answer.refusal == (503, "Unavailable")
         assert "the authority on disk cannot be used" in answer.problem.error
         token = await newcomers.token(broker, name="paris")
         assert (await Newcomer("paris").ask(broker, token)).status == 503
         rotation.finish(tmp_path / "authority", Passphrase("new"))
-        await broker.process.trust.refresh()  # whom to believe can be read without the key
+        await broker.trust.refresh()  # whom to believe can be read without the key
         assert (await broker.cluster("berlin").get("version")).refusal == (403, "Revoked")
         assert new.certificate not in files.load_certificates(server / "ca.crt")
     assert len(log.lines("authority not reloaded, no certificates until it can be")) == 1
@@ -252,6 +252,6 @@ async def test_the_certificate_of_a_caller_is_judged_anew_without_an_authority_t
         caller.context.load_verify_locations(live / "ca.crt")
         assert (await caller.get("version")).status == 200
         (live / "ca.crt").write_bytes(files.to_pem(both[:1]))
-        await broker.process.trust.refresh()
+        await broker.trust.refresh()
         assert (await caller.get("version")).refusal == (403, "Revoked")
         await caller.hang_up()

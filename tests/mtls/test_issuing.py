@@ -170,7 +170,7 @@ async def test_rotation_of_the_authority_is_taken_up_without_a_restart_and_refus
     before = rotating.holder(await joined(rotating, tmp_path / "before"), "berlin")
     await before.advertise()
     new = rotation.rotate(tmp_path / "authority", now=datetime.now(UTC))
-    await rotating.process.trust.refresh()
+    await rotating.trust.refresh()
     await before.hang_up()
     await before.advertise()  # it has a certificate of the old one, and trusts only that
     directory = await joined(rotating, tmp_path / "after", "paris")
@@ -188,7 +188,7 @@ async def test_after_a_rotation_the_broker_shows_a_certificate_of_the_new_author
 ):
     old = tls_peers.serial_in(server)
     new = rotation.rotate(tmp_path / "authority", now=datetime.now(UTC))
-    await rotating.process.trust.refresh()
+    await rotating.trust.refresh()
     assert tls_peers.serial_in(server) != old
     shown = x509.load_pem_x509_certificates((server / "tls.crt").read_bytes())
     assert [each.issuer for each in shown] == [
@@ -204,11 +204,11 @@ async def test_finished_rotation_refuses_what_the_old_authority_signed(
 ):
     before = rotating.holder(await joined(rotating, tmp_path / "before"), "berlin")
     rotation.rotate(tmp_path / "authority", now=datetime.now(UTC))
-    await rotating.process.trust.refresh()
+    await rotating.trust.refresh()
     newcomer, answer = await renew(before, "berlin")
     after = rotating.holder(newcomer.save(answer, tmp_path / "after"), "berlin")
     rotation.finish(tmp_path / "authority")
-    await rotating.process.trust.refresh()
+    await rotating.trust.refresh()
     assert await tls_peers.name_of(rotating.port, before.context) == ""
     await after.advertise()
     assert own.authority.certificate not in files.load_certificates(server / "ca.crt")
@@ -224,7 +224,7 @@ async def test_files_that_are_not_the_brokers_to_write_are_left_alone(own, tmp_p
         serial = tls_peers.serial_in(mounted)
         rotation.rotate(tmp_path / "authority", now=datetime.now(UTC))
         for _ in range(2):
-            await broker.process.trust.refresh()
+            await broker.trust.refresh()
         assert tls_peers.serial_in(mounted) == serial
         answer = await broker.admin().post("tokens", {"name": "berlin"})
         assert answer.json["caHash"] == pins.pin(own.authority.certificate)
@@ -239,10 +239,10 @@ async def test_broker_renews_its_own_certificate_in_time(own, tmp_path):
     clock = brokers.Clock(datetime.now(UTC))
     async with newcomers.enrolling(own, tmp_path, http_cert_path=server, clock=clock) as broker:
         before = tls_peers.serial_in(server)
-        await broker.process.trust.refresh()
+        await broker.trust.refresh()
         assert tls_peers.serial_in(server) == before
         clock.pass_time(timedelta(minutes=49))
-        await broker.process.trust.refresh()
+        await broker.trust.refresh()
         renewed = certificate_in(server)
         assert renewed.serial_number != before
         assert (
@@ -260,7 +260,7 @@ async def test_certificate_of_another_authority_is_never_renewed_here(own, certi
     shutil.copytree(certificates.server(), server)
     async with newcomers.enrolling(own, tmp_path, http_cert_path=server) as broker:
         serial = tls_peers.serial_in(server)
-        await broker.process.trust.refresh()
+        await broker.trust.refresh()
         assert tls_peers.serial_in(server) == serial
         broker.certificates = certificates
         token = await newcomers.token(broker, name="berlin")

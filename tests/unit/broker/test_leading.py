@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from typing import Any
 
 import pytest
 
@@ -40,7 +41,7 @@ class Tail:
     """Hands on what the test puts in: records, news, or an error."""
 
     def __init__(self):
-        self.news = asyncio.Queue()
+        self.news: asyncio.Queue[Any] = asyncio.Queue()
 
     async def follow(self):
         while True:

@@ -81,5 +81,5 @@ def test_event_names_its_object_and_is_cut_to_what_the_server_takes():
         "uid": "u-1",
         "resourceVersion": "9",
     }
-    assert len(body["message"]) == 1024
+    assert len(str(body["message"])) == 1024
     assert body["lastTimestamp"] == "2026-01-01T12:00:00Z"

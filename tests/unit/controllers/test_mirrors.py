@@ -1,5 +1,7 @@
 """What is remembered of the objects that a watch tells of, and of those that have gone."""
 
+from typing import Any
+
 import pytest
 
 import broker_samples as samples
@@ -32,7 +34,7 @@ def mirror(looks, turns):
 
 
 def test_all_are_looked_at_when_they_are_listed(looks):
-    mirror = Mirror(looks.append)
+    mirror: Mirror[Any] = Mirror(looks.append)
     assert not mirror.is_complete
     mirror.take(Listed([A, B], []))
     assert (looks, mirror.is_complete, mirror.find("a")) == (["a", "b"], True, A)

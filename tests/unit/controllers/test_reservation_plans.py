@@ -9,11 +9,12 @@ from kubelend.controllers import reservation_plans as plans
 from kubelend.core.errors import InvalidDuration, InvalidInput
 from kubelend.core.lifecycle import Reason
 from kubelend.wire import route
+from kubelend.wire.broker_objects import RESERVATION_FINALIZER
 from kubelend.wire.conversion import Terms
 from kubelend.wire.objects import Metadata
 
 TERMS = Terms(make.HOUR, 2 * make.HOUR, make.HOUR)
-FINALIZER = samples.RESERVATION_FINALIZER
+FINALIZER = RESERVATION_FINALIZER
 RELEASED = samples.record("Released", reason=Reason.EXPIRED)
 ACTIVE = samples.record("Active", activated_at=make.T0)
 

@@ -1,5 +1,7 @@
 """What an advertisement shows: amounts, score, phase and conditions, and only where they are different."""
 
+from typing import Any
+
 import msgspec
 import pytest
 from msgspec.structs import replace
@@ -8,6 +10,7 @@ import broker_samples as samples
 import make
 from kubelend.broker import views
 from kubelend.controllers import showing
+from kubelend.core.models import ClusterId
 from kubelend.wire.bodies import Amounts
 from kubelend.wire.broker_objects import ClusterAdvertisementStatus
 
@@ -19,7 +22,7 @@ def view(*held, **cluster):
     desk = make.desk(lender=make.advertisement("lender", "cpu=4,memory=8Gi", **cluster))
     for amounts in held:
         desk.reserve(amounts)
-    return views.of_cluster(desk.ledger, desk.ledger.cluster("lender"))
+    return views.of_cluster(desk.ledger, desk.ledger.cluster(ClusterId("lender")))
 
 
 def status(found, seen, problem="", now=NOW):
@@ -59,9 +62,8 @@ def test_what_grew_over_the_promises_shows_nothing_left():
     grown = seen.cluster.advertisement
     grown = replace(grown, allocated=make.resources("cpu=2,memory=1Gi"))
     seen = seen._replace(cluster=replace(seen.cluster, advertisement=grown))
-    assert (
-        showing.spec_change(samples.advertisement(), seen)["resources"]["available"]["cpu"] == "0"
-    )
+    change: Any = showing.spec_change(samples.advertisement(), seen)
+    assert change["resources"]["available"]["cpu"] == "0"
     said = applied(samples.advertisement(), status(samples.advertisement(), seen)).status
     assert [one.type for one in said.conditions if one.status == "True"] == [
         "Ready",

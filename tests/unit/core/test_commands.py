@@ -253,12 +253,12 @@ def test_retired_reservation_is_given_back_and_its_name_is_free(desk, phase):
 def test_withdrawn_offer_takes_nothing_new_and_its_loans_count_when_it_is_back():
     desk = make.desk(a="cpu=4,memory=8Gi")
     held = desk.reserve("cpu=3,memory=1Gi")
-    desk.run(commands.withdraw(desk.ledger, "a", desk.now))
+    desk.run(commands.withdraw(desk.ledger, ClusterId("a"), desk.now))
     assert desk[held].target == "a"
     assert "a" not in desk.ledger.clusters
     assert desk.refused("cpu=1,memory=1Gi") == "no cluster advertises yet"
     assert audit.violations(desk.ledger) == []
     desk.advertise("a", "cpu=4,memory=8Gi")
-    assert desk.ledger.available("a").cpu == 1000
+    assert desk.ledger.available(ClusterId("a")).cpu == 1000
     desk.refused("cpu=2,memory=1Gi")
-    desk.run(commands.withdraw(desk.ledger, "nobody", desk.now))
+    desk.run(commands.withdraw(desk.ledger, ClusterId("nobody"), desk.now))

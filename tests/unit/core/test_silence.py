@@ -335,6 +335,6 @@ def test_provider_whose_offer_is_withdrawn_in_the_middle_keeps_the_rest(desk, vi
     held = [desk.reserve("cpu=1m,memory=1Mi", excluded="bc") for _ in range(count)]
     desk.advertise("d", "cpu=8,memory=8Gi")
     fall_silent(desk, vigil)
-    desk.run(commands.withdraw(desk.ledger, "a", desk.now))
+    desk.run(commands.withdraw(desk.ledger, ClusterId("a"), desk.now))
     desk.leave(vigil)
     assert sum(desk.target(one) == "a" for one in held) == 3

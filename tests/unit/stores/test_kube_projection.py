@@ -1,6 +1,7 @@
 """What objects say of records, and back."""
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -53,7 +54,7 @@ def test_other_names_are_hashed_and_never_meet():
 
 
 def test_specs_say_what_was_offered_and_asked():
-    offered = kube_projection.cluster_spec(CLUSTER)
+    offered: Any = kube_projection.cluster_spec(CLUSTER)
     assert offered["clusterID"] == "berlin"
     assert offered["resources"]["capacity"] == {"cpu": "4", "memory": "8Gi", "gpu": "1"}
     assert (offered["labels"], offered["validFor"]) == ({"tier": "gold"}, "1m30s")
@@ -75,6 +76,7 @@ def test_status_takes_away_what_is_no_longer_so_and_leaves_conditions_alone():
 
 
 def test_plain_form_has_what_the_definitions_require_and_no_more():
+    spec: Any
     spec, status, _ = kube_projection.plain(kube_projection.shown(CLUSTER))
     assert spec.keys() == {"clusterID", "resources"}
     assert spec["resources"].keys() == {"capacity", "allocated", "available"}
@@ -122,6 +124,6 @@ def test_difference_is_the_merge_patch_from_one_to_the_other(has, wants, patch):
 
 
 def test_what_controllers_write_into_a_spec_is_not_compared():
-    spec = kube_projection.cluster_spec(CLUSTER)
+    spec: Any = kube_projection.cluster_spec(CLUSTER)
     edited = {**spec, "resources": {**spec["resources"], "reserved": {"cpu": "1"}}}
     assert kube_projection.comparable(edited) == kube_projection.comparable(spec)

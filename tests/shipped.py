@@ -1,0 +1,77 @@
+"""What we ship for a cluster, as kustomize puts it together: accounts, their roles, and flags.
+
+shipped.install(cluster, "broker", "agent")
+flags = shipped.flags("broker", pod="kubelend-broker-0")
+
+Tests run broker and agents with these, so that no right and no flag is true in a test only.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+import charts
+from charts import KUSTOMIZE, Json
+from kubelend.lab import assets
+from kubelend.lab.clusters import Cluster
+
+HOME = "kubelend"
+"""The namespace of all of it."""
+
+_PARTS = {
+    "broker": ("broker/overlays/replicated", "broker/components/mailboxes"),
+    "agent": ("agent/base",),
+    "agent-by-mailbox": ("agent/overlays/mailbox",),
+}
+"""A kustomization, and components on it."""
+
+_ROLES = ("Role", "ClusterRole")
+_BINDINGS = ("RoleBinding", "ClusterRoleBinding")
+_PORTS = ("--health-probe-bind-address", "--metrics-bind-address", "--http-port")
+
+
+@functools.cache
+def part(name: str) -> list[Json]:
+    """All its objects."""
+    with tempfile.TemporaryDirectory() as directory:
+        base, *components = (os.path.relpath(KUSTOMIZE / one, directory) for one in _PARTS[name])
+        whole = json.dumps({"resources": [base], "components": components})
+        Path(directory, "kustomization.yaml").write_text(whole)
+        kubectl = assets.locate() / "kubectl"
+        done = subprocess.run(
+            [kubectl, "kustomize", directory], check=True, capture_output=True, text=True
+        )
+    return charts.load(done.stdout)
+
+
+def install(cluster: Cluster, *names: str) -> None:
+    """Accounts and roles, and no Deployments: nobody would run them."""
+    for name in names:
+        apply(cluster, charts.of_kind(part(name), "ServiceAccount", *_ROLES, *_BINDINGS))
+
+
+def apply(cluster: Cluster, found: list[Json]) -> None:
+    path = cluster.directory / "applied.json"
+    path.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": found}))
+    cluster.kubectl("apply", "--server-side", f"--filename={path}")
+
+
+def roles(name: str) -> list[Json]:
+    """Those of the program itself, and not those of people."""
+    found = part(name)
+    bound = {one["roleRef"]["name"] for one in charts.of_kind(found, *_BINDINGS)}
+    return [one for one in charts.of_kind(found, *_ROLES) if one["metadata"]["name"] in bound]
+
+
+def flags(name: str, *left_out: str, pod: str = "") -> list[str]:
+    """Those of the Deployment, but for ports and what else is left out: these are the test's."""
+    return [
+        argument.replace("$(POD_NAMESPACE)", HOME).replace("$(POD_NAME)", pod)
+        for argument in charts.container(part(name))["args"][1:]
+        if not argument.startswith((*_PORTS, *left_out))
+    ]
