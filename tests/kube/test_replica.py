@@ -73,14 +73,25 @@ async def test_what_goes_away_goes_away(place, store):
         assert {*news.changes} == {*gone}
 
 
-async def test_a_new_leader_that_has_committed_nothing_is_no_news(place, store):
+async def test_with_a_new_leader_all_comes_again(place, store):
+    """It may not know what somebody deleted before it looked."""
     async with following(place) as heard:
         await heard()
         second = await asyncio.to_thread(place.open)
         await asyncio.to_thread(second.load)
+        assert await heard() == Records([], [], 0, [], [], [])
         await commit(second, make.cluster("late"), revision=1)
         assert await heard() == News([make.cluster("late")], 1)
         await asyncio.to_thread(second.close)
+
+
+async def test_the_archive_and_the_journal_can_be_asked(place, store):
+    over = make.reservation("rsv-1", phase="Released", reason="Expired", finished_at=make.T0)
+    await commit(store, over, revision=1)
+    await commit(store, Archived(over.id), revision=2)
+    replica = KubernetesReplica(place.access, place.namespace)
+    assert await replica.ask(lambda found: found.archived(over.id)) == over
+    assert await replica.ask(lambda found: found.lines(0, 10)) == []
 
 
 async def test_a_commit_too_large_for_the_head_is_read_from_the_objects(place, store):

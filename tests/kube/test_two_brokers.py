@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import json
 import signal
 import time
+from datetime import datetime
 
 import pytest
 
@@ -115,6 +117,13 @@ def stored(place):
         return Ledger.restore(store.load())
 
 
+def led_at(broker):
+    """When it began to lead, as its log has it."""
+    lines = map(json.loads, (broker.store.parent / "broker.log").read_text().splitlines())
+    (line,) = [line for line in lines if line["event"] == "leading"]
+    return datetime.fromisoformat(line["timestamp"]).timestamp()
+
+
 async def load_with(callers, trouble):
     """Thirty questions at once, and `trouble` when some of them are answered."""
     asked = [asyncio.create_task(callers.borrow(number)) for number in range(30)]
@@ -164,12 +173,11 @@ async def test_a_leader_that_is_killed_is_followed_within_the_lease(callers, pla
     def kill():
         first.process.kill()
         first.process.wait()
-        killed_at.append(time.monotonic())
+        killed_at.append(time.time())
 
     answered = await load_with(callers, kill)
-    await callers.offer()
-    # What the others wait for, and what a busy machine needs to look and to read the store.
-    assert time.monotonic() - killed_at[0] < LEASE + 20
+    # The lease, one look at it, and what a busy machine adds.
+    assert led_at(callers.brokers[1]) - killed_at[0] < LEASE + 0.5 + 3
     await asyncio.to_thread(check, place, answered)
 
 

@@ -8,16 +8,19 @@ import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import structlog
 
 from kubelend.apps import objects
 from kubelend.apps.settings import KUBERNETES, BrokerSettings
-from kubelend.broker.leadership import ALONE
+from kubelend.broker.leadership import ALONE, NOBODY
 from kubelend.broker.ports import Clock, Leadership, Replica
 from kubelend.core.errors import KubelendError
 from kubelend.stores import kube_places
+
+if TYPE_CHECKING:
+    from kubelend.controllers.election import Election
 
 log = structlog.get_logger("kubelend.election")
 
@@ -31,7 +34,7 @@ class Seat(NamedTuple):
     """What tells whether this broker leads, and what it goes by while it does not."""
 
     leadership: Leadership = ALONE
-    replica: Replica | None = None
+    replica: Replica = NOBODY
     tasks: dict[str, RootTask] = {}  # noqa: RUF012  # nobody changes it
 
 
@@ -65,11 +68,17 @@ async def seat(settings: BrokerSettings, clock: Clock) -> AsyncIterator[Seat]:
         if settings.leader_label_pod:
             own = OwnPod(settings.leader_label_pod, os.environ.get("POD_NAMESPACE", namespace))
             tasks["badge"] = Badge(client, own, election)
-        yield Seat(election, KubernetesReplica(access, namespace), tasks)
         try:
-            await election.resign()
-        except KubelendError as problem:
-            log.warning("the lease was not given back", problem=str(problem))
+            yield Seat(election, KubernetesReplica(access, namespace), tasks)
+        finally:
+            await _resign(election)
+
+
+async def _resign(election: Election) -> None:
+    try:
+        await election.resign()
+    except KubelendError as problem:
+        log.warning("the lease was not given back", problem=str(problem))
 
 
 def _identity() -> str:

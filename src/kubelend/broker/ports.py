@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from datetime import datetime, timedelta
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 from kubelend.core.events import Change
 from kubelend.core.journal import Head, Line
@@ -12,6 +12,8 @@ from kubelend.core.members import Certificate
 from kubelend.core.models import Reservation, ReservationId
 from kubelend.core.records import News, Records
 from kubelend.core.roles import Role
+
+Answer = TypeVar("Answer")
 
 Clock = Callable[[], datetime]
 """Gives the time, aware and in UTC. Only composition roots choose one."""
@@ -54,6 +56,9 @@ class Replica(Protocol):
 
         Does not end by itself; `StoreFailed` if it cannot look.
         """
+
+    async def ask(self, question: Callable[[Store], Answer]) -> Answer:
+        """Have a store that is open for reading only answer what is not followed."""
 
 
 class Leadership(Protocol):

@@ -13,7 +13,7 @@ import structlog
 from msgspec.structs import replace
 
 from kubelend.broker import naming, views
-from kubelend.broker.leadership import ALONE
+from kubelend.broker.leadership import ALONE, NOBODY
 from kubelend.broker.metrics import Metrics, Outcome
 from kubelend.broker.ports import Clock, Leadership, OpenStore, Replica
 from kubelend.broker.writer import Writer
@@ -60,7 +60,7 @@ class Broker(Writer):
         rules: Rules,
         metrics: Metrics,
         leadership: Leadership = ALONE,
-        replica: Replica | None = None,
+        replica: Replica = NOBODY,
     ) -> None:
         ends = rules.retention, rules.lost_after
         super().__init__(open_store, clock, metrics, *ends, leadership, replica)

@@ -20,7 +20,7 @@ import structlog
 
 from kubelend.broker.commits import GroupCommit
 from kubelend.broker.feeds import Feeds
-from kubelend.broker.leadership import ALONE
+from kubelend.broker.leadership import ALONE, NOBODY
 from kubelend.broker.metrics import Metrics
 from kubelend.broker.ports import Clock, Leadership, OpenStore, Replica, Store
 from kubelend.core import commands, revocation, silence
@@ -63,7 +63,7 @@ class Writer:
         retention: timedelta,
         lost_after: timedelta,
         leadership: Leadership = ALONE,
-        replica: Replica | None = None,
+        replica: Replica = NOBODY,
     ) -> None:
         self.feeds = Feeds()
         self.clock = clock
@@ -89,6 +89,16 @@ class Writer:
         if not self._is_loaded:
             raise NotReady(f"the broker is {self.unready}", hint="try again in a moment")
         return self._ledger.registry
+
+    @property
+    def silent_because(self) -> str | None:
+        """Why nothing is answered now, or None. One that leads no more is silent before it has noticed.
+
+        Its successor may have decided otherwise meanwhile.
+        """
+        if self.unready is None and self._is_leading and not self.leadership.leads:
+            return "leading no more"
+        return self.unready
 
     # -- life
 
@@ -162,11 +172,8 @@ class Writer:
 
     def present(self) -> tuple[Ledger, datetime]:
         """The ledger as of now, with what is over ended."""
-        if self.unready is not None:
-            raise NotReady(f"the broker is {self.unready}", hint="try again in a moment")
-        if self._is_leading and not self.leadership.leads:
-            # Its successor may have decided otherwise meanwhile.
-            raise NotReady("the broker leads no more", hint="try again in a moment")
+        if (why := self.silent_because) is not None:
+            raise NotReady(f"the broker is {why}", hint="try again in a moment")
         ledger, now = self._ledger, self.clock()
         due = ledger.next_deadline()
         if due is not None and due <= now and self._is_leading:
@@ -175,6 +182,8 @@ class Writer:
 
     async def ask(self, question: Callable[[Store], Answer]) -> Answer:
         """Ask the store for what is not in memory: all of it is durable."""
+        if self.unready is None and not self._is_leading:
+            return await self._replica.ask(question)
         return await self._commits.ask(question)
 
     def tell(self, entry: Entry) -> None:
@@ -254,17 +263,22 @@ class Writer:
     # -- the root task, while another broker leads
 
     async def _follow(self, patience: float) -> None:
+        """Until this one leads. A failure of what keeps it up to date is not overlooked."""
         following = asyncio.create_task(self._keep_up(patience), name="following")
+        winning = asyncio.create_task(self.leadership.won(), name="winning")
         try:
-            await self.leadership.won()
+            done, _ = await asyncio.wait((following, winning), return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
         finally:
             following.cancel()
-            await asyncio.gather(following, return_exceptions=True)
+            winning.cancel()
+            await asyncio.gather(following, winning, return_exceptions=True)
         log.info("leading")
 
     async def _keep_up(self, patience: float) -> None:
         """Show what the leader has made durable, for as long as this is not cancelled."""
-        while self._replica is not None:
+        while True:
             try:
                 async for news in self._replica.follow():
                     self._take_in(news)

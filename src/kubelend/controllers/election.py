@@ -16,7 +16,7 @@ from typing import NamedTuple
 import structlog
 from msgspec.structs import replace
 
-from kubelend.core.errors import Conflict, KubelendError
+from kubelend.core.errors import Conflict, KubelendError, Unavailable
 from kubelend.kube import resources
 from kubelend.kube.client import Client
 from kubelend.wire.leases import Lease, LeaseSpec, micro
@@ -83,7 +83,7 @@ class Election:
         problem = ""
         while True:
             try:
-                await self.attempt()
+                await self._attempt_in_time()
                 problem = ""
             except KubelendError as error:
                 if str(error) != problem:
@@ -103,6 +103,17 @@ class Election:
             return
         self._leads_until = asked_at + self._times.deadline.total_seconds()
         self._won.set()
+
+    async def _attempt_in_time(self) -> None:
+        """One call that hangs must not cost the seat: within the deadline there is time for another."""
+        patience = (self._times.deadline - self._times.retry) / 2
+        try:
+            async with asyncio.timeout(patience.total_seconds()):
+                await self.attempt()
+        except TimeoutError:
+            raise Unavailable(
+                "the API server did not answer in time", hint="is it overloaded, or cut off?"
+            ) from None
 
     async def resign(self) -> None:
         """Give the lease back, so that nobody has to wait for its end."""

@@ -128,16 +128,19 @@ class Ledger:
         return change
 
     def adopt(self, changes: Iterable[Change], revision: int) -> None:
-        """Take in what was changed in another broker's ledger, as `apply` has returned it there."""
+        """Take in what was changed in another broker's ledger, as `apply` has returned it there.
+
+        What goes may never have been seen here: somebody had deleted its object before.
+        """
         for change in changes:
             match change:
                 case Cluster():
                     self._put_cluster(change)
                 case Reservation():
                     self._put_reservation(self._reservations.get(change.id), change)
-                case Archived():
+                case Archived() if change.reservation in self._reservations:
                     self._forget(change.reservation)
-                case Dropped():
+                case Dropped() if change.cluster in self._clusters:
                     self._drop(change.cluster)
                 case Limits():
                     self._put_limits(change)

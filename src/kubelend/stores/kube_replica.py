@@ -5,8 +5,10 @@ Fulfils the broker's port `Replica`. Nothing is written, and no object but the h
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing, closing
+from typing import TypeVar
 
 from kubelend.core.errors import StoreFailed
 from kubelend.core.events import Archived, Change, Dropped, Erased
@@ -20,7 +22,10 @@ from kubelend.stores.kube_head import State, Write
 from kubelend.stores.kube_keeping import Keeper
 from kubelend.stores.kube_objects import HEAD, LEDGER
 from kubelend.stores.kube_sights import Sights
+from kubelend.stores.kubernetes import KubernetesStore
 from kubelend.wire.broker_objects import LedgerRecord
+
+Answer = TypeVar("Answer")
 
 
 class KubernetesReplica:
@@ -44,26 +49,36 @@ class KubernetesReplica:
                     async for commit in commits:
                         yield commit
 
+    async def ask(self, question: Callable[[KubernetesStore], Answer]) -> Answer:
+        return await asyncio.to_thread(self._ask, question)
+
+    def _ask(self, question: Callable[[KubernetesStore], Answer]) -> Answer:
+        with closing(KubernetesStore.open_readonly(self._access, self._namespace)) as store:
+            return question(store)
+
     async def _commits(
         self, client: Client, heads: AsyncGenerator[object, None]
     ) -> AsyncGenerator[Records | News, None]:
-        sequence: int | None = None
+        epoch, sequence = 0, 0
         async for found in heads:
             if isinstance(found, Deleted):
                 raise kube_failures.head_gone()
             if isinstance(found, Listed) and not found.objects:
                 continue  # no broker has led here yet
-            if isinstance(found, LedgerRecord) and sequence is not None:
+            if isinstance(found, LedgerRecord):
                 state = kube_head.state_of(found)
-                if state.sequence <= sequence:
-                    continue  # seen, or opened by another broker that has not committed yet
-                if state.sequence == sequence + 1 and not state.elsewhere:
+                if state.epoch <= epoch and state.sequence <= sequence:
+                    continue  # seen
+                if (state.epoch, state.sequence) == (epoch, sequence + 1) and not state.elsewhere:
                     sequence = state.sequence
                     yield News(list(_changes(state)), state.revision)
                     continue
+            # Also when another leads: what had been deleted before it looked, it does not know.
+            keeper = Keeper(client, self._namespace)
             records, sequence = await kube_loading.look(
-                client, Keeper(client, self._namespace), Sights(client, self._namespace)
+                client, keeper, Sights(client, self._namespace)
             )
+            epoch = keeper.state.epoch
             yield records
 
 

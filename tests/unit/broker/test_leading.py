@@ -8,10 +8,12 @@ import pytest
 
 import make
 from brokers import Clock, until
+from kubelend.broker.leadership import NOBODY
 from kubelend.broker.metrics import Metrics
 from kubelend.broker.service import Broker, Rules
-from kubelend.core.errors import NotLeader, NotReady, StoreFailed
-from kubelend.core.models import ClusterId
+from kubelend.core.errors import NotFound, NotLeader, NotReady, StoreFailed
+from kubelend.core.events import Archived, Dropped
+from kubelend.core.models import ClusterId, ReservationId
 from kubelend.core.records import News
 from troubled import TroubledStore
 
@@ -40,7 +42,8 @@ class Vote:
 class Tail:
     """Hands on what the test puts in: records, news, or an error."""
 
-    def __init__(self):
+    def __init__(self, store=None):
+        self.store = store
         self.news: asyncio.Queue[Any] = asyncio.Queue()
 
     async def follow(self):
@@ -50,9 +53,12 @@ class Tail:
                 raise found
             yield found
 
+    async def ask(self, question):
+        return question(self.store)
+
 
 @contextlib.asynccontextmanager
-async def running(vote, store, tail=None):
+async def running(vote, store, tail=NOBODY):
     clock = Clock()
     broker = Broker(lambda: store, clock, RULES, Metrics(), vote, tail)
     task = asyncio.create_task(broker.run(patience=0.01))
@@ -70,8 +76,8 @@ def store():
 
 
 @pytest.fixture
-def tail():
-    return Tail()
+def tail(store):
+    return Tail(store)
 
 
 async def test_a_follower_shows_what_the_leader_has_made_durable(store, tail):
@@ -86,6 +92,33 @@ async def test_a_follower_shows_what_the_leader_has_made_durable(store, tail):
             (pushed,) = await opening.feed.read(5)
         assert pushed == held == await broker.reservation(held.id)
         assert (await broker.cluster(A)).reserved == held.request.resources
+
+
+async def test_a_follower_knows_what_is_archived(store, tail):
+    over = make.reservation("rsv-1", phase="Released", reason="Expired", finished_at=make.T0)
+    store.commit([over], 1)
+    store.commit([Archived(over.id)], 2)
+    async with running(Vote(), store, tail) as broker:
+        await tail.news.put(store.load())
+        await until(lambda: broker.unready is None)
+        assert await broker.reservation(over.id) == over
+        with pytest.raises(NotFound):
+            await broker.reservation(ReservationId("rsv-2"))
+
+
+async def test_what_goes_and_was_never_seen_is_no_trouble(store, tail):
+    async with running(Vote(), store, tail) as broker:
+        await tail.news.put(store.load())
+        await tail.news.put(News([Archived(ReservationId("rsv-1")), Dropped(A)], 2))
+        await until(lambda: broker.unready is None and broker.present()[0].revision == 2)
+
+
+async def test_a_follower_that_breaks_ends_the_process(store, tail):
+    broker = Broker(lambda: store, Clock(), RULES, Metrics(), Vote(), tail)
+    await tail.news.put(TypeError("broken"))
+    with pytest.raises(TypeError, match="broken"):
+        await broker.run()
+    await broker.close()
 
 
 async def test_a_follower_refuses_changes_and_says_who_leads(store, tail):
@@ -137,7 +170,7 @@ async def test_who_loses_drops_what_it_knew_and_follows(store, tail):
         await broker.advertise(make.advertisement("a"))
         vote.turn(leads=False)
         # At once, not when the root task has noticed.
-        with pytest.raises(NotReady, match="leads no more"):
+        with pytest.raises(NotReady, match="leading no more"):
             await broker.cluster(A)
         with pytest.raises(NotLeader):
             await broker.advertise(make.advertisement("b"))
