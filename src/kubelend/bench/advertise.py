@@ -17,19 +17,16 @@ import msgspec
 from kubelend.apps import trials
 from kubelend.apps.children import BrokerProcess
 from kubelend.apps.trials import Trial
-from kubelend.bench import fleets, processes, progress, requests, running, windows
+from kubelend.bench import fleets, processes, progress, requests, running, strategies, windows
 from kubelend.bench.identities import Identities
 from kubelend.bench.strategies import Direct, Proxied, Strategy
 from kubelend.bench.windows import Window
-from kubelend.core.errors import InvalidInput, UnexpectedAnswer
+from kubelend.core.errors import InvalidInput
 from kubelend.core.models import Cluster
 from kubelend.core.roles import Role
 from kubelend.kits import clock
 from kubelend.transports import tls
 
-_OK = 200
-_RAMP = 32
-"""Clusters that join at a time before the clock runs."""
 _SPARE_FILES = 100
 
 
@@ -106,25 +103,10 @@ async def _load(
     seconds: float,
 ) -> Load:
     try:
-        await _join(strategy, messages)
+        await strategies.send_each(strategy, messages, "advertise")
         return await _advertise(strategy, broker, messages, interval, seconds)
     finally:
         strategy.close()
-
-
-async def _join(strategy: Strategy, messages: list[bytes]) -> None:
-    """All clusters once, as fast as the broker takes them."""
-    waiting = iter(range(len(messages)))
-
-    async def some() -> None:
-        for number in waiting:
-            if number % 100 == 0:
-                progress.say(f"advertise: {number:,} of {len(messages):,} clusters have joined")
-            await _send(strategy, number, messages[number])
-
-    async with asyncio.TaskGroup() as group:
-        for _ in range(_RAMP):
-            group.create_task(some())
 
 
 async def _advertise(
@@ -142,7 +124,7 @@ async def _advertise(
         while (due := begin + sent * gap) < begin + seconds:
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
             number = sent % len(messages)
-            group.create_task(_send(strategy, number, messages[number]))
+            group.create_task(strategies.send(strategy, number, messages[number]))
             sent += 1
             if due - sampled >= windows.SAMPLE_SECONDS:
                 sampled = due
@@ -150,9 +132,3 @@ async def _advertise(
                 progress.say(f"advertise: {due - begin:.0f} of {seconds:.0f} s measured")
     window.sample()
     return Load(sent, window)
-
-
-async def _send(strategy: Strategy, number: int, message: bytes) -> None:
-    answer = await strategy.send(number, message)
-    if answer.status != _OK:
-        raise UnexpectedAnswer(f"an advertisement was answered {answer.status}: {answer.body!r}")

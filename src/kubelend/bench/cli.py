@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
@@ -13,6 +14,7 @@ from kubelend.bench import agent as agent_process
 from kubelend.bench import agents as many_agents
 from kubelend.bench import decide as deciding
 from kubelend.bench import deliver as delivering
+from kubelend.bench import kube as in_kubernetes
 from kubelend.bench import reserve as reserving
 from kubelend.bench import restart as restarting
 from kubelend.bench import targets
@@ -28,6 +30,8 @@ Connections = Annotated[int, typer.Option(help="How many clients ask at once.", 
 Seconds = Annotated[float, typer.Option(help="How long to measure.", min=0.1)]
 Interval = Annotated[float, typer.Option(help="Seconds between two of one cluster.", min=0.1)]
 Reservations = Annotated[int, typer.Option(help="How many the store holds.", min=1)]
+
+_KUBE = in_kubernetes.Size()
 
 
 @app.callback(invoke_without_command=True)
@@ -47,6 +51,7 @@ def measure_all(json: Json = False) -> None:
         "agent": _figures(agent_process.measure(3_000, 100, 30.0)),
         "deliver": _figures(delivering.measure(200)),
         "agents": _figures(many_agents.measure(1_000, 30.0)),
+        **_kube_if_there(),
     }
     lines = targets.compare(results)
     print(_json(results) if json else targets.table(lines))
@@ -133,6 +138,38 @@ def agents(
 ) -> None:
     """Processor time and memory of a broker with many agents, and whether they miss anything."""
     _report("agents", many_agents.measure(count, seconds), json)
+
+
+@app.command()
+def kube(
+    clusters: Clusters = _KUBE.clusters,
+    connections: Connections = _KUBE.connections,
+    reservations: Annotated[
+        int, typer.Option(help="How many are made.", min=1)
+    ] = _KUBE.reservations,
+    idle_seconds: Annotated[
+        float, typer.Option(help="How long to watch a broker that has nothing to do.", min=0.1)
+    ] = _KUBE.idle_seconds,
+    advertisements: Annotated[
+        int, typer.Option(help="How many a starting broker finds.", min=1)
+    ] = _KUBE.advertisements,
+    history: Annotated[
+        int, typer.Option(help="How many reservations it finds.", min=0)
+    ] = _KUBE.history,
+    json: Json = False,
+) -> None:
+    """A broker whose store is a real Kubernetes API server: rates, writes, start."""
+    size = in_kubernetes.Size(
+        clusters, connections, reservations, idle_seconds, advertisements, history
+    )
+    _report("kube", in_kubernetes.measure(size), json)
+
+
+def _kube_if_there() -> dict[str, dict[str, Any]]:
+    if missing := in_kubernetes.lacking():
+        print(f"kube is left out: {missing}", file=sys.stderr)
+        return {}
+    return {"kube": _figures(in_kubernetes.measure(_KUBE))}
 
 
 def _sizes(found: Iterable[deciding.Result]) -> str:

@@ -24,7 +24,7 @@ _LIVE_SHARE = 5
 """One reservation in so many is live; the others have ended, within the time that they are kept."""
 
 
-def write(store: Path, clusters: Sequence[Cluster], reservations: int, now: datetime) -> None:
+def write(store: Path | str, clusters: Sequence[Cluster], reservations: int, now: datetime) -> None:
     """Make a store with these clusters and so many reservations on them."""
     changes = _changes(clusters, reservations, now)
     opened = opening.open_store(str(store))

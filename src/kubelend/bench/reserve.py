@@ -18,16 +18,20 @@ from pathlib import Path
 import msgspec
 
 from kubelend.apps import trials
-from kubelend.apps.trials import Trial
-from kubelend.bench import connections, fleets, histories, progress, requests, running, timings
+from kubelend.bench import (
+    audits,
+    connections,
+    fleets,
+    histories,
+    progress,
+    requests,
+    running,
+    timings,
+)
 from kubelend.bench.connections import Answer, Connection
-from kubelend.core import audit
 from kubelend.core.errors import UnexpectedAnswer
-from kubelend.core.ledger import Ledger
 from kubelend.kits import clock
-from kubelend.stores import opening
 from kubelend.transports import tls
-from kubelend.wire import bodies
 
 _SLICE_SECONDS = 1.0
 _OK, _CREATED = 200, 201
@@ -59,7 +63,7 @@ def measure(clusters: int, connections: int, seconds: float) -> Result:
             broker.wait_until_ready()
             load = running.run(_load(broker.port, certificates, seconds))
         progress.say("reserve: checking the store")
-        violations = _violations(trial, load.reserved.answers)
+        violations = audits.violations(str(trial.store), load.reserved.answers)
         progress.done()
     return _result(clusters, connections, load, violations)
 
@@ -172,19 +176,6 @@ async def _load(port: int, certificates: list[Path], seconds: float) -> Load:
     for connection in opened:
         connection.close()
     return load
-
-
-def _violations(trial: Trial, answers: list[bytes]) -> int:
-    """Broken invariants, and answered reservations that are not there."""
-    store = opening.open_readonly(str(trial.store))
-    try:
-        ledger = Ledger.restore(store.load())
-    finally:
-        store.close()
-    promised = {msgspec.json.decode(body, type=bodies.Reservation).id for body in answers}
-    lost = promised - ledger.reservations.keys()
-    doubled = len(answers) - len(promised)
-    return len(audit.violations(ledger)) + len(audit.overcommitted(ledger)) + len(lost) + doubled
 
 
 def _result(clusters: int, connections: int, load: Load, violations: int) -> Result:

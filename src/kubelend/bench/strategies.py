@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from kubelend.bench import connections
+from kubelend.bench import connections, progress
 from kubelend.bench.connections import Answer, Connection
+from kubelend.core.errors import UnexpectedAnswer
+
+_OK = 200
+_RAMP = 32
+"""Clusters that join at a time."""
 
 
 class Strategy(Protocol):
@@ -67,3 +72,25 @@ class Direct:
     def close(self) -> None:
         for connection in self._open.values():
             connection.close()
+
+
+async def send_each(strategy: Strategy, messages: Sequence[bytes], bench: str) -> None:
+    """The advertisement of each cluster once, as fast as the broker takes them."""
+    waiting = iter(range(len(messages)))
+
+    async def some() -> None:
+        for number in waiting:
+            if number % 100 == 0:
+                progress.say(f"{bench}: {number:,} of {len(messages):,} clusters have joined")
+            await send(strategy, number, messages[number])
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(_RAMP):
+            group.create_task(some())
+
+
+async def send(strategy: Strategy, number: int, message: bytes) -> None:
+    """One of them."""
+    answer = await strategy.send(number, message)
+    if answer.status != _OK:
+        raise UnexpectedAnswer(f"an advertisement was answered {answer.status}: {answer.body!r}")

@@ -74,6 +74,7 @@ FULL_SIZE: Mapping[str, Mapping[str, float]] = {
     "agent": {"pods": 3_000, "nodes": 100},
     "deliver": {"count": 200},
     "agents": {"count": 1_000},
+    "kube": {"clusters": 100, "connections": 32},
 }
 """What the limits are for."""
 
@@ -105,6 +106,13 @@ TARGETS = (
     Target("agents", "rss_mb", "MB of memory that they cost the broker"),
     Target("agents", "p50_ms", "ms to the provider, half of {reservations:,} instructions"),
     Target("agents", "p99_ms", "ms to the provider, 99 % of them"),
+    Target("kube", "reservations_per_s", "reservations per second, {connections} clients"),
+    Target("kube", "p50_ms", "ms, half of {reservations:,} reservations"),
+    Target("kube", "p99_ms", "ms, 99 % of them"),
+    Target("kube", "writes_per_reservation", "writes per reservation", at_most=3),
+    Target("kube", "idle_writes_per_minute", "writes per minute when idle", at_most=0),
+    Target("kube", "start_seconds", "s until ready, {history:,} reservations"),
+    Target("kube", "violations", "violations found by the audit", at_most=0),
 )
 
 HEADERS = ("BENCH", "WHAT", "MEASURED", "TARGET", "")

@@ -46,6 +46,19 @@ GOOD: dict[str, dict[str, Any]] = {
         "p50_ms": 1.5,
         "p99_ms": 12.0,
     },
+    "kube": {
+        "clusters": 100,
+        "connections": 32,
+        "reservations": 1_032,
+        "reservations_per_s": 90.0,
+        "p50_ms": 320.0,
+        "p99_ms": 610.0,
+        "writes_per_reservation": 2.2,
+        "idle_writes_per_minute": 0.0,
+        "history": 10_000,
+        "start_seconds": 4.5,
+        "violations": 0,
+    },
 }
 
 
@@ -70,6 +83,9 @@ def test_nothing_is_missed_when_all_limits_are_kept():
         ("deliver", "p50_ms", 50.1),
         ("deliver", "p99_ms", 250.1),
         ("agents", "missed", 1),
+        ("kube", "writes_per_reservation", 3.001),
+        ("kube", "idle_writes_per_minute", 3.0),
+        ("kube", "violations", 1),
     ],
 )
 def test_each_limit_can_be_missed(bench, key, value):
@@ -87,6 +103,7 @@ def test_each_limit_can_be_missed(bench, key, value):
         ("agent", "rss_mb", 50),
         ("deliver", "p50_ms", 50),
         ("deliver", "p99_ms", 250),
+        ("kube", "writes_per_reservation", 3),
     ],
 )
 def test_the_limit_itself_is_kept(bench, key, value):
@@ -107,6 +124,7 @@ def test_a_figure_that_is_no_number_misses_its_target():
         ("agent", {"pods": 30_000, "rss_mb": 90.0}),
         ("deliver", {"count": 20, "p50_ms": 80.0, "p99_ms": 900.0}),
         ("agents", {"count": 10_000, "missed": 3}),
+        ("kube", {"connections": 1, "writes_per_reservation": 5.0}),
     ],
 )
 def test_a_run_of_another_size_gets_no_verdict(bench, size):

@@ -1,0 +1,25 @@
+"""The audit behind every benchmark that writes: a figure counts only if what was promised is there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from kubelend.core import audit
+from kubelend.core.ledger import Ledger
+from kubelend.stores import opening
+from kubelend.wire import bodies
+
+
+def violations(store: str, answers: Sequence[bytes]) -> int:
+    """Broken invariants, and answered reservations that are not there or were answered twice."""
+    opened = opening.open_readonly(store)
+    try:
+        ledger = Ledger.restore(opened.load())
+    finally:
+        opened.close()
+    promised = {msgspec.json.decode(body, type=bodies.Reservation).id for body in answers}
+    lost = promised - ledger.reservations.keys()
+    doubled = len(answers) - len(promised)
+    return len(audit.violations(ledger)) + len(audit.overcommitted(ledger)) + len(lost) + doubled

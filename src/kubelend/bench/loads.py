@@ -1,0 +1,66 @@
+"""So many reservations over so many connections, as fast as the answers come.
+
+For stores that take their time: the clock ends with the last answer. `bench reserve`, which compares rates,
+goes by time instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from kubelend.bench import connections, fleets, requests
+from kubelend.bench.connections import Connection
+from kubelend.core.errors import UnexpectedAnswer
+from kubelend.transports import tls
+
+_CREATED = 201
+
+
+class Load:
+    """What was answered, and how long that took."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.latencies: list[float] = []
+        self.answers: list[bytes] = []
+        """Of the warm-up too."""
+
+    @property
+    def per_second(self) -> float:
+        return len(self.latencies) / self.seconds
+
+
+async def reserve(port: int, certificates: Sequence[Path], count: int) -> Load:
+    """Each certificate has a connection; whichever is free takes the next."""
+    opened = [await connections.connect(port, tls.client_context(path)) for path in certificates]
+    wishes = fleets.tiny_requests(len(opened) + count)
+    messages = [requests.reservations(wish, "bench")(number) for number, wish in enumerate(wishes)]
+    # The first answers of a process are slow: they count for the audit only.
+    warm_up = await _send(opened, messages[: len(opened)])
+    load = await _send(opened, messages[len(opened) :])
+    load.answers += warm_up.answers
+    for connection in opened:
+        connection.close()
+    return load
+
+
+async def _send(opened: Sequence[Connection], messages: Sequence[bytes]) -> Load:
+    load, waiting, begin = Load(), iter(messages), time.perf_counter()
+    async with asyncio.TaskGroup() as group:
+        for connection in opened:
+            group.create_task(_some(connection, waiting, load))
+    load.seconds = time.perf_counter() - begin
+    return load
+
+
+async def _some(connection: Connection, waiting: Iterator[bytes], load: Load) -> None:
+    for message in waiting:
+        sent = time.perf_counter()
+        answer = await connection.call(message)
+        if answer.status != _CREATED:
+            raise UnexpectedAnswer(f"{answer.status}: {answer.body.decode()}")
+        load.latencies.append(time.perf_counter() - sent)
+        load.answers.append(answer.body)
