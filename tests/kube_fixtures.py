@@ -52,6 +52,18 @@ def kube(lab):
     return cluster
 
 
+@pytest.fixture(scope="session")
+def helm():
+    """What renders our charts. Without it tests are skipped, or fail where they are required."""
+    import charts
+
+    found = charts.find_helm()
+    if found is None:
+        refuse = pytest.fail if _is_required() else pytest.skip
+        refuse("no helm: run make helm, or set KUBELEND_HELM")
+    return found
+
+
 @pytest.fixture
 def clusters(lab):
     """Starts clusters that know our kinds and are gone at the end: `broker, lender = clusters(2)`."""

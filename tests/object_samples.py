@@ -16,7 +16,7 @@ POLICY = bodies.LendingPolicy(
 CONSTRAINTS = bodies.ConstraintsBody({"tier": "gold"}, "eu", ["berlin"], "2.50", "EUR")
 WEIGHTS = {"headroom": 0.5, "price": 2.0}
 CONDITION = broker_objects.Condition("Ready", "True", "ClusterActive", "it answers", AT, 3)
-KEPT = broker_objects.Kept(2**62, 2**32 - 1, '{"large": 9007199254740993, "text": "\u00b5"}')
+KEPT = broker_objects.Kept(2**62, "5ea1", '{"large": 9007199254740993, "text": "\u00b5"}')
 
 QUESTION = objects.Question("q-1", "renew", "2h", "one")
 REPLY = objects.Reply("q-1", '{"revision": 7}', '{"code": "NoCapacity"}')

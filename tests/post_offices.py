@@ -22,7 +22,7 @@ from kubelend.broker.service import Broker
 from kubelend.broker.speakers import Speakers
 from kubelend.communicators import factory
 from kubelend.communicators.options import Options
-from kubelend.controllers.mailbox_pen import Means
+from kubelend.controllers.mailbox_pen import Granting, Means
 from kubelend.controllers.mailboxes import Mailboxes
 from kubelend.core.errors import UnexpectedAnswer
 from kubelend.kube import access
@@ -55,13 +55,25 @@ class PostOffice:
         self.names: list[str] = []
         self._let_broker_in()
 
-    def create(self, cluster: str) -> str:
-        """Gives its namespace."""
+    def create(self, cluster: str, *, labelled: bool = True) -> str:
+        """Gives its namespace. Without the label it is as one that is going to be a mailbox."""
         name = f"mail-{secrets.token_hex(4)}"
         for document in mailbox_manifests.documents(cluster, name):
+            if not labelled:
+                document["metadata"].pop("labels", None)
             _post(self.kube, document)
         self.names.append(name)
         return name
+
+    def label(self, namespace: str, cluster: str) -> None:
+        """Say whose mailbox a namespace is; without a cluster it is nobody's."""
+        path = f"/api/v1/namespaces/{namespace}"
+        found = json.loads(self.kube.call("GET", path))
+        labels = found["metadata"].setdefault("labels", {})
+        labels.pop(mailboxes.OWNER, None)
+        if cluster:
+            labels[mailboxes.OWNER] = cluster
+        self.kube.call("PUT", path, json.dumps(found).encode())
 
     def kubeconfig(self, namespace: str) -> Path:
         """Of the account whose mailbox it is."""
@@ -75,11 +87,16 @@ class PostOffice:
 
     @contextlib.asynccontextmanager
     async def attended(
-        self, broker: Broker, speakers: Speakers | None = None, connect: Any = Client.open
+        self,
+        broker: Broker,
+        speakers: Speakers | None = None,
+        connect: Any = Client.open,
+        granting: Granting | None = None,
     ) -> AsyncIterator[Mailboxes]:
         found = access.from_kubeconfig(self.kube.kubeconfig_for(BROKER))
         async with connect(found) as client:
-            means = Means(client, broker, TERMS, speakers or Speakers(broker.clock, make.MINUTE))
+            speaking = speakers or Speakers(broker.clock, make.MINUTE)
+            means = Means(client, broker, TERMS, speaking, granting)
             self.controller = Mailboxes(means, self.own_namespace)
             task = asyncio.create_task(self.controller.run(), name="mailboxes")
             try:
@@ -92,10 +109,7 @@ class PostOffice:
     def close(self) -> None:
         """Nobody's mailboxes any more: a lab has nobody who would empty a namespace."""
         for name in self.names:
-            path = f"/api/v1/namespaces/{name}"
-            found = json.loads(self.kube.call("GET", path))
-            found["metadata"]["labels"].pop(mailboxes.OWNER, None)
-            self.kube.call("PUT", path, json.dumps(found).encode())
+            self.label(name, "")
 
     def _let_broker_in(self) -> None:
         group = "rbac.authorization.k8s.io"

@@ -123,7 +123,7 @@ async def test_edited_reserved_is_put_right(broker):
         pytest.param({"phase": "Stale", "active": False, "score": "1.00"}, id="what is shown"),
         pytest.param({"kept": None}, id="record taken out"),
         pytest.param(
-            {"kept": {"revision": 99999, "checksum": 1, "record": "{}"}}, id="record spoilt"
+            {"kept": {"revision": 99999, "checksum": "1", "record": "{}"}}, id="record spoilt"
         ),
     ],
 )

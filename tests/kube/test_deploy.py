@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import secrets
 import subprocess
 
@@ -10,7 +9,6 @@ import pytest
 
 import charts
 import foreign_kinds
-import kube_fixtures
 from charts import KUSTOMIZE
 from kubelend.cli import options, tree
 from kubelend.lab import manifests
@@ -52,12 +50,14 @@ CASES = {
         "broker",
         {"interfaces": ["kubernetes"], "store": {"kind": "kubernetes"}},
     ),
+    "broker-with-mailboxes": ("broker", {"mailboxes": True}),
     "broker-everything": (
         "broker",
         THREE
         | EVERYWHERE
         | {
             "interfaces": ["http", "kubernetes"],
+            "mailboxes": True,
             "flags": {"stale-after": "5m", "rate-limit": 200, "trust-proxies": True},
             "tls": {"names": ["broker.example.org", "192.0.2.1", "2001:db8::1"]},
             "certManager": {"enabled": True},
@@ -74,7 +74,14 @@ CASES = {
     "agent-that-measures": ("agent", {"broker": {"transport": "none"}}),
     "agent-by-kubeconfig": (
         "agent",
-        {"broker": {"transport": "kubernetes", "kubeconfigSecret": "hub", "namespace": "berlin"}},
+        {
+            "broker": {
+                "transport": "kubernetes",
+                "kubeconfigSecret": "hub",
+                "namespace": "mailbox-berlin",
+            },
+            "cluster": {"id": "berlin"},
+        },
     ),
     "agent-that-joins": (
         "agent",
@@ -129,15 +136,6 @@ patches:
           - name: agent
             env: [{name: KUBELEND_BROKER_URL, value: "https://hub:8443"}]
 """
-
-
-@pytest.fixture(scope="module")
-def helm():
-    found = charts.find_helm()
-    if found is None:
-        refuse = pytest.fail if os.environ.get(kube_fixtures.REQUIRED) else pytest.skip
-        refuse("no helm: run make helm, or set KUBELEND_HELM")
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -252,9 +250,11 @@ def test_selectors_find_the_pods(case):
     [
         "broker/base",
         "broker/overlays/replicated",
+        "broker/overlays/mailboxes",
         "broker/overlays/monitoring",
         "broker/overlays/cert-manager",
         "agent/base",
+        "agent/overlays/mailbox",
         "agent/overlays/monitoring",
         "agent/overlays/cert-manager",
     ],
@@ -268,7 +268,8 @@ def test_kustomizations_are_accepted(cluster, directory):
         f"--kustomize={KUSTOMIZE / directory}",
     )
     assert "deployment.apps/kubelend-" in applied
-    mode = "{.spec.template.spec.volumes[?(@.name=='tls')].secret.defaultMode}"
+    secret = "broker" if directory == "agent/overlays/mailbox" else "tls"
+    mode = f"{{.spec.template.spec.volumes[?(@.name=='{secret}')].secret.defaultMode}}"
     name = f"kubelend-{directory.partition('/')[0]}"
     shown = cluster.kubectl(
         "get", "deployment", name, "--namespace=kubelend", f"--output=jsonpath={mode}"
@@ -308,87 +309,3 @@ def test_renderings_in_the_tree_are_those_of_the_charts(helm):
 def test_charts_are_good_style(helm, name, flags):
     said = charts.run(helm, "lint", "--strict", charts.CHARTS / f"kubelend-{name}", *flags)
     assert "0 chart(s) failed" in said
-
-
-@pytest.mark.parametrize(
-    "name, values, complaint",
-    [
-        ("broker", {"replicas": 0}, "/replicas"),
-        ("broker", {"replicas": "two"}, "/replicas"),
-        ("broker", {"replica": 3}, "'replica' not allowed"),
-        ("broker", {"store": {"kind": "postgres"}}, "/store/kind"),
-        ("broker", {"store": {"size": "large"}}, "/store/size"),
-        ("broker", {"interfaces": []}, "/interfaces"),
-        ("broker", {"interfaces": ["grpc"]}, "/interfaces/0"),
-        ("broker", {"service": {"port": 70000}}, "/service/port"),
-        ("broker", {"flags": {"--stale-after": "5m"}}, "'--stale-after' does not match"),
-        ("broker", {"certManager": {"issuer": {"kind": "Issuer"}}}, "/certManager/issuer"),
-        ("agent", URL | {"logLevel": "loud"}, "/logLevel"),
-        ("agent", {"broker": {"url": "http://plain"}}, "/broker/url"),
-        ("agent", URL | {"certificate": {"from": "email"}}, "/certificate/from"),
-        ("agent", URL | {"prices": {"cpu": "cheap"}}, "/prices/cpu"),
-    ],
-)
-def test_wrong_values_are_refused_by_name(helm, name, values, complaint):
-    with pytest.raises(charts.Refused, match=re.escape(complaint)):
-        charts.template(helm, name, values)
-
-
-@pytest.mark.parametrize(
-    "name, values, advice",
-    [
-        ("broker", {"replicas": 2}, "set store.kind=kubernetes"),
-        (
-            "broker",
-            {"replicas": 2, "store": {"kind": "kubernetes"}},
-            "openssl genpkey -algorithm ed25519",
-        ),
-        ("broker", {"enrolment": {"enabled": True}}, "kubelend ca init"),
-        ("broker", {"interfaces": ["kubernetes"]}, "set store.kind=kubernetes"),
-        (
-            "broker",
-            THREE | {"interfaces": ["kubernetes"], "enrolment": {"enabled": True}},
-            "add it to interfaces",
-        ),
-        ("agent", {}, "broker.url: is needed"),
-        ("agent", {"broker": {"transport": "kubernetes"}}, "--from-file=kubeconfig"),
-        ("agent", URL | {"certificate": {"from": "join"}}, "kubelend token create"),
-        (
-            "agent",
-            URL | {"certificate": {"from": "certManager"}},
-            "needs clusterID and issuer.name",
-        ),
-    ],
-)
-def test_what_cannot_work_is_refused_with_what_to_do(helm, name, values, advice):
-    with pytest.raises(charts.Refused, match=re.escape(advice)):
-        charts.template(helm, name, values)
-
-
-def test_broker_with_a_file_gets_neither_token_nor_roles(helm):
-    found = charts.render(helm, "broker", {})
-    assert not charts.of_kind(found, "Role", "ClusterRole", "CustomResourceDefinition")
-    [deployment] = charts.of_kind(found, "Deployment")
-    assert deployment["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
-
-
-@pytest.mark.parametrize("leader_only", [True, False])
-def test_only_where_calls_have_to_go_to_the_leader_may_it_label_its_pod(helm, leader_only):
-    values = THREE | {"service": {"leaderOnly": leader_only}}
-    found = charts.render(helm, "broker", values)
-    by_name = {one["metadata"]["name"]: one for one in charts.of_kind(found, "Service")}
-    selector = by_name["liqo-resource-broker"]["spec"]["selector"]
-    assert ("kubelend.io/role" in selector) is leader_only
-    assert ("liqo-resource-broker-read" in by_name) is leader_only
-    [role] = charts.of_kind(found, "Role")
-    assert any(rule["resources"] == ["pods"] for rule in role["rules"]) is leader_only
-
-
-def test_definitions_stay_when_a_release_goes(helm):
-    for keep in (True, False):
-        found = charts.render(helm, "agent", URL | {"crds": {"keep": keep}})
-        notes = [
-            one["metadata"].get("annotations", {}).get("helm.sh/resource-policy")
-            for one in charts.of_kind(found, "CustomResourceDefinition")
-        ]
-        assert set(notes) == {"keep" if keep else None}

@@ -12,7 +12,6 @@ import pytest
 
 import charts
 import foreign_kinds
-import kube_fixtures
 from kubelend.lab import manifests
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.kube]
@@ -28,15 +27,6 @@ def blocks():
 
 def runnable(block):
     return "".join(line for line in block.splitlines(True) if not line.startswith(ELSEWHERE))
-
-
-@pytest.fixture(scope="module")
-def helm():
-    found = charts.find_helm()
-    if found is None:
-        refuse = pytest.fail if os.environ.get(kube_fixtures.REQUIRED) else pytest.skip
-        refuse("no helm: run make helm, or set KUBELEND_HELM")
-    return found
 
 
 @pytest.fixture(scope="module")

@@ -74,6 +74,17 @@ async def test_a_leader_that_renews_leads_on_however_long_it_takes(candidate, wa
         watch.seconds += 5
 
 
+async def test_an_interruption_begins_another_term(candidate, watch):
+    only = candidate("broker-1")
+    for _ in range(3):
+        await only.attempt()
+        watch.seconds += 5
+    assert only.term == 1
+    watch.seconds += 10
+    await only.attempt()
+    assert (only.leads, only.term) == (True, 2)
+
+
 async def test_a_silent_leader_stops_before_another_may_begin(candidate, watch):
     first, second = candidate("broker-1"), candidate("broker-2")
     await first.attempt()

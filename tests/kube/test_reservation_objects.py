@@ -193,7 +193,7 @@ async def test_deletion_by_force_is_a_release(broker):
         pytest.param({"expiresAt": None, "targetClusterID": "elsewhere"}, id="target and end"),
         pytest.param({"kept": None}, id="record taken out"),
         pytest.param(
-            {"kept": {"revision": 99999, "checksum": 1, "record": "{}"}}, id="record spoilt"
+            {"kept": {"revision": 99999, "checksum": "1", "record": "{}"}}, id="record spoilt"
         ),
     ],
 )

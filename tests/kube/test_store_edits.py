@@ -175,7 +175,9 @@ def test_archived_reservations_of_hours_gone_by_are_deleted(place, store):
 
 DAMAGE = [
     pytest.param(WHOLE, "rsv-1", {"status": {"kept": {"record": "{}"}}}, "status", id="a record"),
-    pytest.param(WHOLE, "rsv-1", {"status": {"kept": {"checksum": 7}}}, "status", id="a checksum"),
+    pytest.param(
+        WHOLE, "rsv-1", {"status": {"kept": {"checksum": "7"}}}, "status", id="a checksum"
+    ),
     pytest.param(WHOLE, "rsv-1", {"status": {"kept": None}}, "status", id="no record"),
     pytest.param(OFFERS, "a-adv", {"status": {"kept": {"record": "no"}}}, "status", id="a cluster"),
     pytest.param(LEDGER, "head", {"kept": {"record": "{}"}}, "", id="the head"),

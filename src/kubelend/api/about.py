@@ -14,7 +14,7 @@ async def healthz(_: Call) -> web.Response:
 
 
 async def readyz(call: Call) -> web.Response:
-    return pages.readiness(call.broker.unready)
+    return pages.readiness(call.broker.silent_because)
 
 
 async def grant_keys(call: Call) -> web.Response:

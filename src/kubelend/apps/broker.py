@@ -202,7 +202,7 @@ def _watched(
     """For probes and Prometheus."""
 
     def unready() -> str | None:
-        return broker.unready or (None if office is None else office.unready)
+        return broker.silent_because or (None if office is None else office.unready)
 
     if settings.health_probe_bind_address is not None:
         yield _Listener("probes", settings.health_probe_bind_address, probes.health(unready))

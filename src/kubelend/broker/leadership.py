@@ -13,6 +13,7 @@ class Alone:
     """Of a store that no second broker can open."""
 
     leads = True
+    term = 0
     leader = ""
 
     async def won(self) -> None:

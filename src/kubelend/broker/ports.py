@@ -71,6 +71,12 @@ class Leadership(Protocol):
         """Whether this broker leads at this very moment, by its own clock."""
 
     @property
+    def term(self) -> int:
+        """How often this broker has begun to lead. After an interruption, however short, it is another time:
+        somebody else may have led and be gone again.
+        """
+
+    @property
     def leader(self) -> str:
         """How the broker that leads calls itself; empty if none is known."""
 

@@ -79,6 +79,8 @@ class Writer:
         self._ledger = Ledger()
         self._is_loaded = False
         self._is_leading = False
+        self._term = 0
+        """In which the store was read: what is in memory is good for no other."""
         self._wake = asyncio.Event()
         self._swept_at = datetime.min.replace(tzinfo=UTC)
         self._vigil = Vigil(lost_after, self._ledger, clock())
@@ -96,7 +98,7 @@ class Writer:
 
         Its successor may have decided otherwise meanwhile.
         """
-        if self.unready is None and self._is_leading and not self.leadership.leads:
+        if self.unready is None and self._is_leading and not self._has_the_seat:
             return "leading no more"
         return self.unready
 
@@ -111,11 +113,12 @@ class Writer:
 
     async def load(self) -> None:
         """Take the state from the store, and be ready to change it."""
+        term = self.leadership.term
         records = await self._commits.load()
         self._restore(records)
         # Anew: until now nobody could be heard.
         self._vigil = Vigil(self._lost_after, self._ledger, self.clock())
-        self._is_leading = True
+        self._is_leading, self._term = True, term
         log.info(
             "ready",
             clusters=len(records.clusters),
@@ -210,7 +213,11 @@ class Writer:
     @property
     def may_decide(self) -> bool:
         """Whether this broker is ready, and the one that leads."""
-        return self.unready is None and self._is_leading and self.leadership.leads
+        return self.unready is None and self._is_leading and self._has_the_seat
+
+    @property
+    def _has_the_seat(self) -> bool:
+        return self.leadership.leads and self.leadership.term == self._term
 
     def _check_leading(self) -> None:
         if self.unready is None and not self.may_decide:

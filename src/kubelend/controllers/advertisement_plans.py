@@ -6,23 +6,30 @@ of whoever may write it, once for each time that it changes. Reserved and availa
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
-from msgspec.structs import replace
 
 from kubelend.controllers import marks
 from kubelend.core import models
+from kubelend.core.errors import InvalidInput
 from kubelend.core.models import ClusterId
 from kubelend.stores import kube_objects, kube_projection
 from kubelend.wire import bodies, conversion
-from kubelend.wire.broker_objects import ClusterAdvertisement, ClusterAdvertisementSpec
+from kubelend.wire.broker_objects import ClusterAdvertisement
+
+NOT_TAKEN_IN: Final = "Not taken in: "
+"""How the message begins of an object whose word does not count."""
 
 
 class Advertise(NamedTuple):
     """The cluster says something new, or the broker has not heard it yet."""
 
     offer: models.Advertisement
+
+
+class PassOver(NamedTuple):
+    """It says something new that is older than what the cluster has said elsewhere."""
 
 
 class Rewrite(NamedTuple):
@@ -33,7 +40,7 @@ class Delete(NamedTuple):
     """It calls itself the broker's, and the broker knows nothing of it."""
 
 
-Action: TypeAlias = Advertise | Rewrite | Delete | None
+Action: TypeAlias = Advertise | PassOver | Rewrite | Delete | None
 
 
 def offer(found: ClusterAdvertisement) -> models.Advertisement:
@@ -41,7 +48,7 @@ def offer(found: ClusterAdvertisement) -> models.Advertisement:
     spec, made_at = found.spec, found.metadata.creation_timestamp
     sent_at = spec.timestamp or made_at
     if sent_at is None:
-        raise ValueError(f"{found.key} has no time of creation")
+        raise InvalidInput("neither a timestamp nor a time of creation is given")
     body = bodies.Advertisement(
         cluster_id=spec.cluster_id,
         resources=bodies.Metrics(
@@ -69,7 +76,8 @@ def plan(
 ) -> Action:
     """The next thing to do before it is shown; None if nothing is.
 
-    `offers` is what it says now, None if that cannot be read; `heard` what was last taken in from it.
+    `offers` is what it says now, None if that does not count; `heard` what it last said, None if nobody
+    remembers.
     """
     if marks.is_leaving(found.metadata):
         return None
@@ -77,8 +85,8 @@ def plan(
         if record is None:
             return Delete()
         return None if _is_right(found, record) else Rewrite()
-    if offers is not None and (record is None or offers != (heard or record.advertisement)):
-        return Advertise(offers)
+    if offers is not None and (record is None or _is_news(found, offers, heard, record)):
+        return PassOver() if _is_outdated(offers, heard, record) else Advertise(offers)
     if record is None or not keeps_record(found) or marks.is_kept(found.status.kept, record):
         return None
     return Rewrite()
@@ -101,13 +109,32 @@ def is_withdrawn(
     return record.advertisement == heard
 
 
+def _is_news(
+    found: ClusterAdvertisement,
+    offers: models.Advertisement,
+    heard: models.Advertisement | None,
+    record: models.Cluster,
+) -> bool:
+    """Whether it has not been heard yet. Of what was heard before a restart the status tells."""
+    if heard is not None:
+        return offers != heard
+    status = found.status
+    was_seen = status.observed_generation == found.metadata.generation
+    was_heard = was_seen and not status.message.startswith(NOT_TAKEN_IN)
+    return not was_heard and offers != record.advertisement
+
+
+def _is_outdated(
+    offers: models.Advertisement, heard: models.Advertisement | None, record: models.Cluster | None
+) -> bool:
+    """Of one object the last word counts, of several speakers the one that was measured last."""
+    if record is None or record.advertisement == heard:
+        return False
+    return offers.sent_at < record.advertisement.sent_at
+
+
 def _is_right(found: ClusterAdvertisement, record: models.Cluster) -> bool:
-    wanted = msgspec.convert(kube_projection.cluster_spec(record), ClusterAdvertisementSpec)
-    is_said = _own_part(found.spec) == _own_part(wanted)
+    """Compared as the server has it: not every record fits the type that objects are read into."""
+    wanted = kube_projection.comparable(kube_projection.cluster_spec(record))
+    is_said = kube_projection.comparable(msgspec.to_builtins(found.spec)) == wanted
     return is_said and marks.is_kept(found.status.kept, record)
-
-
-def _own_part(spec: ClusterAdvertisementSpec) -> ClusterAdvertisementSpec:
-    """Without what is worked out from reservations."""
-    nothing = bodies.Amounts("", "")
-    return replace(spec, resources=replace(spec.resources, available=nothing, reserved=None))

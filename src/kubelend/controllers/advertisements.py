@@ -17,17 +17,26 @@ from kubelend.broker import views
 from kubelend.broker.service import Broker
 from kubelend.broker.views import ClusterView
 from kubelend.broker.writer import ACTOR
-from kubelend.controllers import advertisement_plans, happenings, marks, showing
-from kubelend.controllers.advertisement_plans import Advertise, Delete, Rewrite
-from kubelend.controllers.happenings import Teller
+from kubelend.controllers import (
+    advertisement_plans,
+    ghosts,
+    happenings,
+    marks,
+    showing,
+    standings,
+)
+from kubelend.controllers.advertisement_plans import Advertise, Delete, PassOver, Rewrite
+from kubelend.controllers.happenings import Riddles, Teller
 from kubelend.controllers.looking import Looks
 from kubelend.controllers.mirrors import Mirror, Turn
 from kubelend.controllers.suspicions import Suspicions
 from kubelend.core import models
-from kubelend.core.errors import Conflict, InvalidInput, NotFound
-from kubelend.core.events import Change, Dropped
+from kubelend.core.errors import Conflict, InvalidInput, NotFound, Revoked, Unavailable
+from kubelend.core.events import Change, Dropped, Erased
 from kubelend.core.journal import Actor
+from kubelend.core.members import Member, member_id
 from kubelend.core.models import Cluster, ClusterId, Reservation
+from kubelend.core.roles import Role
 from kubelend.kube.client import Client
 from kubelend.stores import kube_objects
 from kubelend.wire.broker_objects import ClusterAdvertisement
@@ -51,9 +60,10 @@ class Advertisements:
         self._client = client
         self._namespace = namespace
         self._teller = teller
+        self._riddles = Riddles(ClusterAdvertisement, teller)
         self._suspicions = Suspicions(self.looks)
         self._heard: dict[str, models.Advertisement] = {}
-        """By the UIDs of objects: what was last taken in from each."""
+        """By the UIDs of objects: what each last said, as far as this broker has led since."""
         self._aliases: dict[str, set[str]] = {}
         """Names of objects that are not called after their clusters, by these."""
         self._written_at: dict[str, float] = {}
@@ -63,6 +73,7 @@ class Advertisements:
     def look_at_all(self) -> None:
         """The ledger was read anew, or this broker leads from now on."""
         self._stale_at = _SOME_TIME_AGO
+        self._heard.clear()  # another broker may have heard more since
         self.mirror.look_at_all()
 
     def hear(self, changes: Sequence[Change]) -> None:
@@ -77,6 +88,10 @@ class Advertisements:
                     self._stale_at = min(self._stale_at, change.valid_until)
                 case Dropped():
                     concerned[change.cluster] = None
+                case Member(role=Role.CLUSTER):
+                    concerned[change.name] = None
+                case Erased(kind="member"):  # it may be heard again
+                    concerned[change.id.removeprefix(member_id(Role.CLUSTER, ""))] = None
         for cluster in concerned:
             self._look_at(cluster)
 
@@ -85,7 +100,10 @@ class Advertisements:
         now = self._broker.clock()
         if now < self._stale_at or not self._broker.may_decide:
             return
-        ledger, _ = self._broker.present()
+        try:
+            ledger, _ = self._broker.present()
+        except Unavailable:  # it leads no more, since a moment ago
+            return
         self._stale_at = _NEVER
         for cluster in ledger.clusters.values():
             if cluster.is_stale(now):
@@ -109,26 +127,35 @@ class Advertisements:
 
     async def _look(self, name: str) -> None:
         if not self._broker.may_decide:
-            self.mirror.bury_all(name)  # whoever leads sees to it
+            for gone in self.mirror.gone(name):  # whoever leads sees to it
+                self._bury(gone)
             return
         ACTOR.set(Actor(f"{self._namespace}/{name}", "object"))
         for gone in self.mirror.gone(name):
             await self._end(gone)
-            self.mirror.bury(gone)
+            self._bury(gone)
+        unreadable = self.mirror.unreadable(name)
+        self._riddles.look(name, unreadable)
         found = self.mirror.find(name)
-        if found is not None and not marks.is_leaving(found.metadata):
+        if found is None or unreadable is not None:
+            return
+        if not marks.is_leaving(found.metadata):
             self._remember_alias(found)
             await self._serve(found)
 
     async def _serve(self, found: ClusterAdvertisement) -> None:
-        offers, problem = _offers(found)
-        record = self._record(found)
-        heard = self._heard.get(found.metadata.uid)
-        action = advertisement_plans.plan(found, offers, heard, record)
+        offers, problem = self._offers(found)
+        record, uid = self._record(found), found.metadata.uid
+        action = advertisement_plans.plan(found, offers, self._heard.get(uid), record)
+        if isinstance(action, Advertise):
+            await self._broker.advertise(action.offer)
+        if offers is not None:
+            self._heard[uid] = offers
         match action:
-            case Advertise(offer):
-                await self._broker.advertise(offer)
-                self._heard[found.metadata.uid] = offer
+            case Advertise():
+                self._look_soon(found.metadata.name)
+            case PassOver():
+                self._teller.tell(happenings.of_outdated(found))
                 self._look_soon(found.metadata.name)
             case Rewrite() | Delete():
                 await self._correct(found, record)
@@ -146,34 +173,40 @@ class Advertisements:
             return
         again = advertisement_plans.plan(newest, None, None, record)
         if isinstance(again, Delete):
-            name, uid = newest.metadata.name, newest.metadata.uid
-            await self._client.delete(marks.ADVERTISEMENTS, name, self._namespace, uid=uid)
+            if not await ghosts.remove(self._client, marks.ADVERTISEMENTS, newest, self._teller):
+                self._look_soon(newest.metadata.name)
         elif again is not None and record is not None and self._suspicions.may_write(newest, again):
-            await self._rewrite(newest, record)
-
-    async def _rewrite(self, found: ClusterAdvertisement, record: Cluster) -> None:
-        kept = found.status.kept
-        try:
-            if kept is not None and not marks.is_kept(kept, record):
-                change: showing.Change = {"kept": marks.kept_as_of_old(record)}
-                await self._patch(found, {"status": change}, "status")
             await self._broker.rewrite(record)
-        except (Conflict, NotFound):
-            self._look_soon(found.metadata.name)  # somebody else was faster
 
     async def _end(self, gone: ClusterAdvertisement) -> None:
-        uid, cluster = gone.metadata.uid, gone.spec.cluster_id
-        self._aliases.get(cluster, set()).discard(gone.metadata.name)
-        self._written_at.pop(gone.metadata.name, None)
         record = self._record(gone)
-        heard = self._heard.get(uid) or _offers(gone)[0]
+        heard = self._heard.get(gone.metadata.uid) or self._offers(gone)[0]
         if record is not None and advertisement_plans.is_withdrawn(gone, heard, record):
             await self._broker.withdraw(record.id)
-        self._heard.pop(uid, None)
+
+    def _bury(self, gone: ClusterAdvertisement) -> None:
+        name, cluster = gone.metadata.name, gone.spec.cluster_id
+        self._aliases.get(cluster, set()).discard(name)
+        if not self._aliases.get(cluster):
+            self._aliases.pop(cluster, None)
+        self._written_at.pop(name, None)
+        self._heard.pop(gone.metadata.uid, None)
+        self._suspicions.clear(gone)
+        self.mirror.bury(gone)
 
     def _record(self, found: ClusterAdvertisement) -> Cluster | None:
         ledger, _ = self._broker.present()
         return ledger.clusters.get(ClusterId(found.spec.cluster_id))
+
+    def _offers(self, found: ClusterAdvertisement) -> tuple[models.Advertisement | None, str]:
+        """What it offers, and if that does not count, why."""
+        if marks.is_own(found.metadata):
+            return None, ""
+        try:
+            standings.check(self._broker.registry, ClusterId(found.spec.cluster_id))
+            return advertisement_plans.offer(found), ""
+        except (InvalidInput, Revoked) as error:
+            return None, f"{advertisement_plans.NOT_TAKEN_IN}{error}"
 
     def _remember_alias(self, found: ClusterAdvertisement) -> None:
         if not advertisement_plans.keeps_record(found):
@@ -191,7 +224,10 @@ class Advertisements:
             return
         await self._broker.settled()
         newest = await self._client.find(marks.ADVERTISEMENTS, name, self._namespace)
-        if newest is not None and newest.metadata.uid == found.metadata.uid:
+        if newest is None or newest.metadata.uid != found.metadata.uid:
+            return
+        # What it says now may not have been heard yet: then it must not be noted as if it had.
+        if self._offers(newest) == self._offers(found):
             await self._write(newest, problem)
 
     def _changes(
@@ -226,13 +262,3 @@ class Advertisements:
         ledger, now = self._broker.present()
         cluster = ledger.clusters.get(ClusterId(found.spec.cluster_id))
         return None if cluster is None else views.of_cluster(ledger, cluster), now
-
-
-def _offers(found: ClusterAdvertisement) -> tuple[models.Advertisement | None, str]:
-    """What it offers, and if that cannot be read, why."""
-    if marks.is_own(found.metadata):
-        return None, ""
-    try:
-        return advertisement_plans.offer(found), ""
-    except InvalidInput as error:
-        return None, f"Not taken in: {error}"

@@ -59,6 +59,7 @@ class Election:
         monotonic: Callable[[], float],
     ) -> None:
         self.leader = ""
+        self.term = 0
         self._client = client
         self._candidate = candidate
         self._times = times
@@ -101,6 +102,8 @@ class Election:
             self._see(await self._write(self._mine()))
         except Conflict:  # another was quicker; the next look shows who
             return
+        if not self.leads:
+            self.term += 1
         self._leads_until = asked_at + self._times.deadline.total_seconds()
         self._won.set()
 

@@ -18,9 +18,10 @@ import structlog
 from kubelend.controllers import marks
 from kubelend.core.errors import KubelendError
 from kubelend.core.lifecycle import Phase, Reason
+from kubelend.kube.answers import Unreadable
 from kubelend.kube.client import Client
 from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
-from kubelend.wire.objects import Object
+from kubelend.wire.objects import Metadata, Object
 
 LONGEST: Final = 1024
 """Characters of a message: the API server takes no more."""
@@ -30,13 +31,20 @@ COMPONENT: Final = "kubelend-broker"
 log = structlog.get_logger("kubelend.controllers")
 
 
+class Subject(NamedTuple):
+    """An object of which no more is known than what every one has."""
+
+    type: type[Object]
+    metadata: Metadata
+
+
 class Happening(NamedTuple):
     """What happened, to which object."""
 
     type: Literal["Normal", "Warning"]
     reason: str
     message: str
-    about: Object
+    about: Object | Subject
 
 
 def of_reservation(before: Reservation, after: Reservation) -> Iterator[Happening]:
@@ -70,17 +78,36 @@ def at_deletion(found: Reservation, message: str) -> Happening:
     return Happening("Normal", "Released", message, found)
 
 
+def at_removal(found: Object) -> Happening:
+    """It was no object of the broker's, and said so."""
+    message = "Deleted: it was labelled as made by the broker, which has no record of it"
+    return Happening("Warning", "NotTheBrokers", message, found)
+
+
+def of_outdated(found: ClusterAdvertisement) -> Happening:
+    """What it says is passed over."""
+    message = "Not taken in: the cluster has said something newer elsewhere; set a later timestamp"
+    return Happening("Warning", "Outdated", message, found)
+
+
+def of_unreadable(kind: type[Object], found: Unreadable) -> Happening:
+    """It is left alone until somebody mends it."""
+    about = Subject(kind, Metadata(found.name, found.namespace, found.uid))
+    return Happening("Warning", "Unreadable", f"Left alone: {found.problem}", about)
+
+
 def body(happening: Happening, at: datetime, suffix: str) -> dict[str, object]:
     """As the API server takes it."""
     about, stamp = happening.about, msgspec.to_builtins(at.replace(microsecond=0))
     metadata = about.metadata
+    kind = about.type if isinstance(about, Subject) else type(about)
     return {
         "apiVersion": "v1",
         "kind": "Event",
         "metadata": {"name": f"{metadata.name[:200]}.{suffix}", "namespace": metadata.namespace},
         "involvedObject": {
-            "apiVersion": f"{about.group}/{about.version}",
-            "kind": about.kind,
+            "apiVersion": f"{kind.group}/{kind.version}",
+            "kind": kind.kind,
             "namespace": metadata.namespace,
             "name": metadata.name,
             "uid": metadata.uid,
@@ -122,6 +149,23 @@ class Teller:
                 await self._client.raw("POST", f"/api/v1/namespaces/{namespace}/events", made)
             except KubelendError as problem:
                 log.warning("event dropped", reason=happening.reason, why=str(problem))
+
+
+class Riddles:
+    """Tells of each object of a kind that cannot be read, once for each way in which it cannot."""
+
+    def __init__(self, kind: type[Object], teller: Teller) -> None:
+        self._kind = kind
+        self._teller = teller
+        self._told: dict[str, Unreadable] = {}
+
+    def look(self, name: str, found: Unreadable | None) -> None:
+        """`found` is None once the object of this name can be read, or is not there."""
+        if found is None:
+            self._told.pop(name, None)
+        elif self._told.get(name) != found:
+            self._told[name] = found
+            self._teller.tell(of_unreadable(self._kind, found))
 
 
 _PHASES: Final[dict[str, str]] = {

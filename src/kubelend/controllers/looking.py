@@ -1,6 +1,7 @@
 """Looking at one object at a time: a look that fails is repeated, and told once and not at every try.
 
-Both controllers are made of it. Anything but an error of ours is a mistake in the code, and ends the task.
+Both controllers are made of it. An object that does not fit the types is left alone, so that nobody can stop
+the broker with one. Anything else but an error of ours is a mistake in the code, and ends the task.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
+import msgspec
 import structlog
 
 from kubelend.core.errors import KubelendError, LimitExceeded, Unavailable
@@ -40,13 +42,19 @@ class Looks:
             await self._look(name)
         except KubelendError as error:
             self._queue.retry(name, _patience(error))
-            if self._problems.get(name) != error.code:
-                self._problems[name] = error.code
-                log.warning("has to wait", kind=self._kind, object=name, problem=str(error))
+            self._complain("has to wait", name, error.code, error)
+        except msgspec.MsgspecError as error:  # to look again would not help until it is changed
+            self._queue.forget(name)
+            self._complain("makes no sense, and is left alone", name, str(error), error)
         else:
             self._queue.forget(name)
             if self._problems.pop(name, None) is not None:
                 log.info("waits no longer", kind=self._kind, object=name)
+
+    def _complain(self, what: str, name: str, problem: str, error: Exception) -> None:
+        if self._problems.get(name) != problem:
+            self._problems[name] = problem
+            log.warning(what, kind=self._kind, object=name, problem=str(error))
 
 
 def _patience(error: KubelendError) -> timedelta:

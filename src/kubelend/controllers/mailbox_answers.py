@@ -19,6 +19,7 @@ from kubelend.broker.writer import ACTOR
 from kubelend.controllers import mailbox_plans
 from kubelend.core import roles
 from kubelend.core.errors import (
+    Forbidden,
     InvalidInput,
     KubelendError,
     NotFound,
@@ -143,7 +144,7 @@ class Answers:
         if mailbox_plans.instruction(seen) is not None:
             try:
                 return await parties.owned(self._broker, _told(seen), self._cluster)
-            except NotFound:
+            except (NotFound, Forbidden):  # of a cluster whose mailbox it was before
                 return None
         key = mailbox_plans.key_of(seen)
         records = await self._broker.read(lambda ledger: list(ledger.touching(self._cluster)))

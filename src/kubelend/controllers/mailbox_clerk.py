@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 
+import msgspec
+import structlog
 from msgspec.structs import replace
 
 from kubelend.controllers import mailbox_answers, mailbox_plans, marks
@@ -29,6 +31,8 @@ from kubelend.wire.broker_objects import (
     Reservation,
 )
 from kubelend.wire.objects import Object, ProviderInstruction, Question, Reply
+
+log = structlog.get_logger("kubelend.mailboxes")
 
 INSTRUCTIONS = resources.of(ProviderInstruction)
 
@@ -51,6 +55,8 @@ class Clerk:
         self._ledger: Ledger | None = None
         """Whose reservations the mailbox tells of: another one is read after a failure, or a takeover."""
         self._pen = Pen(means, namespace, cluster, self.shelf)
+        self._spoilt: dict[str, str] = {}
+        """What is left alone, and why: to be said once."""
 
     async def attend(self) -> None:
         """Do all that there is to do. What fails is to be looked at again, all of it."""
@@ -80,7 +86,7 @@ class Clerk:
                 break
             problem = await self._handle(unread, problem)
         if asked is not None:
-            await self._answer_mailbox(asked, problem)
+            await self._sparing(mailboxes.NAME, self._answer_mailbox(asked, problem))
         else:
             await self._show_session()
         if problem is not None:
@@ -114,10 +120,10 @@ class Clerk:
     async def _answer_all(self, found: Iterable[Object]) -> None:
         kinds = (Reservation, ProviderInstruction)
         first = [one for one in found if isinstance(one, kinds)]
-        await _together(map(self._answer, first))
+        await _together(self._sparing(one.key, self._answer(one)) for one in first)
         for one in found:
             if isinstance(one, ClusterAdvertisement) and mailbox_plans.unanswered(one):
-                await self._answer_advertisement(one)
+                await self._sparing(one.key, self._answer_advertisement(one))
 
     async def _answer(self, seen: Told) -> None:
         if isinstance(seen, Reservation) and marks.is_leaving(seen.metadata):
@@ -128,8 +134,9 @@ class Clerk:
         if question is None and wish:
             question = Question(_last_question(seen), wish)
         if question is None:
-            return
-        if isinstance(seen, Reservation):
+            if isinstance(seen, Reservation) and mailbox_plans.is_loose(seen, self.cluster):
+                await self._pen.hold_on_to(seen)
+        elif isinstance(seen, Reservation):
             await self._answer_reservation(seen, question)
         else:
             await self._answer_instruction(seen, question)
@@ -138,7 +145,10 @@ class Clerk:
 
     async def _answer_reservation(self, seen: Reservation, question: Question) -> None:
         if question.call == "reserve" and not marks.holds_on(seen.metadata):
-            seen = await self._pen.hold_on_to(seen)
+            held = await self._pen.hold_on_to(seen)
+            if held is None:
+                return
+            seen = held
         try:
             record = await self._answers.reservation(seen, question)
         except NotLeader:
@@ -260,9 +270,13 @@ class Clerk:
             )
         except KubelendError as error:
             return error
-        steps = [step for one, record in records.items() for step in self._steps(one, record)]
-        await _together(map(self._do, steps))
+        await _together(
+            self._sparing(one, self._tell(one, record)) for one, record in records.items()
+        )
         return None
+
+    async def _tell(self, id: ReservationId, record: Record | None) -> None:
+        await _together([self._do(step) for step in self._steps(id, record)])
 
     async def _tell_rest(self) -> None:
         """What has come since the last look: whoever reads the next answer is to find it."""
@@ -289,6 +303,19 @@ class Clerk:
         if marks.holds_on(seen.metadata):
             left = [one for one in seen.metadata.finalizers if one != RESERVATION_FINALIZER]
             await self._pen.write_finalizers(seen, left)
+
+    async def _sparing(self, what: str, work: Awaitable[None]) -> None:
+        """One thing that cannot be put into words is left alone, and keeps no other from being done."""
+        try:
+            await work
+        except msgspec.MsgspecError as problem:
+            if self._spoilt.get(what) != str(problem):
+                self._spoilt[what] = str(problem)
+                log.warning(
+                    "left alone in a mailbox", namespace=self.namespace, what=what, why=str(problem)
+                )
+        else:
+            self._spoilt.pop(what, None)
 
 
 async def _together(work: Iterable[Awaitable[None]]) -> None:

@@ -14,15 +14,17 @@ from msgspec.structs import replace
 from kubelend.broker import parties
 from kubelend.broker.service import Broker
 from kubelend.broker.speakers import Speakers
-from kubelend.controllers import mailbox_answers, mailbox_plans
+from kubelend.controllers import mailbox_answers, mailbox_plans, marks
 from kubelend.controllers.mailbox_plans import Tell, Told
 from kubelend.controllers.mailbox_shelves import Shelf
-from kubelend.core.errors import NotFound
+from kubelend.core.errors import InvalidInput, NotFound
 from kubelend.core.models import ClusterId
 from kubelend.core.models import Reservation as Record
 from kubelend.kube import resources
 from kubelend.kube.client import Client
 from kubelend.kube.resources import Resource
+from kubelend.stores import kube_objects
+from kubelend.stores.kube_objects import Stored
 from kubelend.wire import mailboxes
 from kubelend.wire.broker_objects import RESERVATION_FINALIZER, Reservation
 from kubelend.wire.conversion import Terms
@@ -59,19 +61,23 @@ class Pen:
     async def tell_own(
         self, seen: Told | None, record: Record, question: str | None = None
     ) -> None:
-        if seen is None:
-            made = mailbox_plans.own_object(record, self._namespace)
-            async with self._writes:
-                seen = await self._means.client.create(resources.of(Reservation), made)
-            self._shelf.see(seen)
-        if not isinstance(seen, Reservation):
-            return
         part = mailbox_answers.part(self._cluster, record, mailbox_answers.REQUESTER)
-        if part is None:
+        if part is None or isinstance(seen, ProviderInstruction):
             return
+        shown = await self._show(record) if seen is None else seen
         said = await self._said(Tell(part, seen), question)
-        now = self._means.broker.clock()
-        await self.patch_status(seen, mailbox_plans.own_status(seen, record, said, now))
+        status = mailbox_plans.own_status(shown, record, said, self._means.broker.clock())
+        await self._patch(marks.RESERVATIONS, shown.metadata.name, {"status": status}, "status")
+
+    async def _show(self, record: Record) -> Stored:
+        """In full, or as much of it as the server's definition takes."""
+        create, kind = self._means.client.create, kube_objects.RESERVATIONS
+        async with self._writes:
+            try:
+                return await create(kind, mailbox_plans.own_object(record, self._namespace))
+            except InvalidInput:
+                least = mailbox_plans.own_object(record, self._namespace, in_full=False)
+                return await create(kind, least)
 
     async def tell_lent(self, step: Tell, question: str | None = None) -> None:
         said = await self._said(step, question)
@@ -95,13 +101,14 @@ class Pen:
             return Reply(question, told)
         return replace(before or mailboxes.NOBODY, told=told)
 
-    async def hold_on_to(self, seen: Reservation) -> Reservation:
+    async def hold_on_to(self, seen: Reservation) -> Reservation | None:
+        """None if it is gone: then there is nothing to hold on to, and nothing is asked for."""
         return await self.write_finalizers(seen, [*seen.metadata.finalizers, RESERVATION_FINALIZER])
 
-    async def write_finalizers(self, seen: Reservation, left: list[str]) -> Reservation:
+    async def write_finalizers(self, seen: Reservation, left: list[str]) -> Reservation | None:
         version = seen.metadata.resource_version
         change: dict[str, object] = {"metadata": {"finalizers": left, "resourceVersion": version}}
-        return await self.patch(resources.of(Reservation), seen, change) or seen
+        return await self.patch(marks.RESERVATIONS, seen, change)
 
     async def remove(self, seen: Told) -> None:
         async with self._writes:
@@ -120,10 +127,15 @@ class Pen:
         subresource: str = "",
     ) -> Kind | None:
         """None if it is gone: then nobody waits for it."""
+        return await self._patch(resource, seen.metadata.name, change, subresource)
+
+    async def _patch(
+        self, resource: Resource[Kind], name: str, change: dict[str, object], subresource: str
+    ) -> Kind | None:
         async with self._writes:
             try:
                 found = await self._means.client.patch(
-                    resource, seen.metadata.name, self._namespace, change, subresource=subresource
+                    resource, name, self._namespace, change, subresource=subresource
                 )
             except NotFound:
                 return None

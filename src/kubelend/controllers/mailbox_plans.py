@@ -20,6 +20,7 @@ from kubelend.core.errors import KubelendError
 from kubelend.core.models import ClusterId, RequestKey
 from kubelend.core.models import Reservation as Record
 from kubelend.stores import kube_objects, kube_projection
+from kubelend.stores.kube_objects import Stored
 from kubelend.wire import bodies, mailboxes, quantities
 from kubelend.wire.broker_objects import (
     RESERVATION_FINALIZER,
@@ -37,6 +38,7 @@ from kubelend.wire.objects import (
     Reply,
 )
 
+LIVE: Final = ("Pending", "Reserved", "Active")
 OPEN: Final = frozenset({Action.USE, Action.WAIT, Action.HOLD})
 
 Told = Reservation | ProviderInstruction
@@ -111,6 +113,8 @@ def unanswered(seen: Told | ClusterAdvertisement | Mailbox) -> Question | None:
         return None if asked.id == said.question else asked
     match seen:
         case Reservation():
+            if marks.is_own(seen.metadata):  # it shows something, and asks for nothing
+                return None
             return Question("", "reserve") if seen.status.reply is None else None
         case ClusterAdvertisement():
             is_new = seen.status.observed_generation != seen.metadata.generation
@@ -139,9 +143,19 @@ def wished(seen: Reservation) -> str:
         return ""
     phase = said.reservation.status.phase
     true = {condition.type for condition in seen.status.conditions if condition.status == "True"}
-    if "RequesterReleased" in true and phase in ("Pending", "Reserved", "Active"):
+    if "RequesterReleased" in true and phase in LIVE:
         return "release"
     return "activate" if "RequesterActive" in true and phase == "Reserved" else ""
+
+
+def is_loose(seen: Reservation, cluster: ClusterId) -> bool:
+    """Whether it could vanish without being given back: it was no mailbox's for a while."""
+    if marks.holds_on(seen.metadata) or marks.is_leaving(seen.metadata):
+        return False
+    said = instruction(seen)
+    if said is None or said.reservation.requester_id != cluster:
+        return False
+    return said.reservation.status.phase in LIVE
 
 
 # -- bodies of what objects ask for
@@ -179,19 +193,24 @@ def request(spec: ReservationSpec) -> bodies.ReservationRequest:
 # -- objects and parts of them, as they are written
 
 
-def own_object(record: Record, namespace: str) -> Reservation:
-    """A reservation that was asked for elsewhere, shown to its requester."""
-    spec = msgspec.convert(kube_projection.reservation_spec(record), ReservationSpec)
+def own_object(record: Record, namespace: str, *, in_full: bool = True) -> Stored:
+    """A reservation that was asked for elsewhere, shown to its requester.
+
+    Not as the type that is read: a record may say more than its definition takes.
+    """
+    shown = kube_projection.shown(record)
     metadata = Metadata(
         mailboxes.mirror_name(record.id),
         namespace,
         finalizers=(RESERVATION_FINALIZER,),
         labels={kube_objects.MADE_BY: kube_objects.BROKER},
     )
-    return Reservation(metadata, spec)
+    return Stored(metadata, (shown if in_full else kube_projection.plain(shown)).spec)
 
 
-def own_status(seen: Reservation, record: Record, said: Reply, now: datetime) -> dict[str, object]:
+def own_status(
+    seen: Reservation | Stored, record: Record, said: Reply, now: datetime
+) -> dict[str, object]:
     return {
         **kube_projection.reservation_status(record),
         "observedGeneration": seen.metadata.generation,

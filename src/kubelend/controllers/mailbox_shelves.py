@@ -6,6 +6,7 @@ changed itself. Used by `controllers.mailbox_clerk`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from kubelend.controllers import mailbox_plans
@@ -14,6 +15,8 @@ from kubelend.core.models import ReservationId
 from kubelend.wire import mailboxes
 from kubelend.wire.broker_objects import ClusterAdvertisement, Mailbox, Reservation
 from kubelend.wire.objects import Object, ProviderInstruction
+
+KINDS = (Mailbox, ClusterAdvertisement, Reservation, ProviderInstruction)
 
 
 class Unread(NamedTuple):
@@ -34,6 +37,10 @@ class Shelf:
         """Of the objects that ask for one, by the key."""
         self._unread: dict[tuple[str, str], None] = {}
         self._news: dict[ReservationId, None] = {}
+        self._unlisted = {kind.kind for kind in KINDS}
+        """Kinds of which there may be more than the watch has told of."""
+        self._gone: set[str] = set()
+        """UIDs of what went while lists were awaited: they may still have it."""
 
     @property
     def mailbox(self) -> Mailbox | None:
@@ -58,7 +65,21 @@ class Shelf:
         self._unread[at] = None
         return True
 
+    def awaits(self, kind: str) -> bool:
+        """Whether not all of them are known yet."""
+        return kind in self._unlisted
+
+    def fill(self, kind: str, found: Iterable[Object]) -> None:
+        """Take in a list that was made beside the watch, which may be ahead of it by now."""
+        if kind in self._unlisted:
+            for one in found:
+                if one.metadata.uid not in self._gone:
+                    self.see(one)
+            self._listed(kind)
+
     def miss(self, gone: Object) -> None:
+        if self._unlisted:
+            self._gone.add(gone.metadata.uid)
         at = gone.kind, gone.metadata.name
         known = self._objects.get(at)
         if known is not None and known.metadata.uid == gone.metadata.uid:
@@ -75,6 +96,7 @@ class Shelf:
         for found in [one for (one_kind, _), one in self._objects.items() if one_kind == kind]:
             if found.metadata.uid not in uids:
                 self.miss(found)
+        self._listed(kind)
 
     def hear(self, reservation: ReservationId) -> None:
         """There is news of it."""
@@ -118,6 +140,11 @@ class Shelf:
         known = self._objects.get((found.kind, found.metadata.name))
         return known if known and known.metadata.uid == found.metadata.uid else None
 
+    def _listed(self, kind: str) -> None:
+        self._unlisted.discard(kind)
+        if not self._unlisted:
+            self._gone.clear()
+
     def _index(self, found: Object) -> None:
         if isinstance(found, Reservation):
             self._keys[mailbox_plans.key_of(found)] = found.metadata.name
@@ -138,6 +165,3 @@ def _is_later(found: Object, known: Object) -> bool:
     if new.isdigit() and old.isdigit():
         return int(new) > int(old)
     return new != old
-
-
-KINDS = (Mailbox, ClusterAdvertisement, Reservation, ProviderInstruction)

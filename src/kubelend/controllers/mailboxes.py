@@ -18,6 +18,7 @@ from kubelend.broker import instructions
 from kubelend.controllers.mailbox_clerk import Clerk
 from kubelend.controllers.mailbox_pen import Means
 from kubelend.controllers.mailbox_shelves import KINDS
+from kubelend.controllers.mailbox_strays import Strays
 from kubelend.core.errors import KubelendError, LimitExceeded, Unavailable
 from kubelend.core.events import Archived, Change
 from kubelend.core.models import ClusterId, Reservation
@@ -26,7 +27,7 @@ from kubelend.kube import resources, watching
 from kubelend.kube.answers import Unreadable
 from kubelend.kube.resources import Resource
 from kubelend.kube.watching import Deleted, Listed
-from kubelend.wire import mailboxes
+from kubelend.wire import broker_objects, mailboxes
 from kubelend.wire.objects import Metadata, Object
 
 log = structlog.get_logger("kubelend.mailboxes")
@@ -54,8 +55,11 @@ class Mailboxes:
         self._means = means
         self._own = own_namespace
         self._clerks: dict[str, Clerk] = {}
-        self._unclaimed: dict[str, dict[tuple[str, str], Object]] = {}
-        """Objects of namespaces that are no mailboxes, or not yet."""
+        self._strays = Strays(means.client)
+        self._named = asyncio.Event()
+        """Whether it is known which namespaces are mailboxes: before, objects tell nothing."""
+        self._listed: set[str] = set()
+        """Kinds of which all objects have been seen, and are followed from there."""
         self._leaving: list[Clerk] = []
         self._queue: Workqueue[str] = Workqueue()
         self._problems: dict[str, str] = {}
@@ -89,6 +93,8 @@ class Mailboxes:
             else:
                 log.info("mailboxes are seen", kind=resource.plural)
 
+        if resource is not NAMESPACES:
+            await self._named.wait()
         labels = mailboxes.OWNER if resource is NAMESPACES else ""
         # The broker's own objects can be many, and are no mail.
         fields = "" if resource is NAMESPACES else f"metadata.namespace!={self._own}"
@@ -107,6 +113,7 @@ class Mailboxes:
                     self._close(name)
                 for one in objects:
                     self._open(one)
+                self._named.set()
             case Deleted(found):
                 self._close(found.metadata.name)
             case Namespace():
@@ -125,8 +132,7 @@ class Mailboxes:
             return
         clerk = Clerk(self._means, name, ClusterId(cluster), lambda: self._queue.add(name))
         clerk.is_closing = found.metadata.deletion_timestamp is not None
-        for one in self._unclaimed.pop(name, {}).values():
-            clerk.shelf.see(one)
+        self._strays.forget(name)
         self._clerks[name] = clerk
         self._queue.add(name)
         log.info("mailbox opened", namespace=name, cluster=cluster)
@@ -135,7 +141,7 @@ class Mailboxes:
         clerk = self._clerks.pop(name, None)
         if clerk is not None:
             for one in clerk.shelf.all():
-                self._put_aside(one)
+                self._strays.see(one)
             self._leaving.append(clerk)
             self._queue.add(name)
             log.info("mailbox closed", namespace=name, cluster=clerk.cluster)
@@ -147,6 +153,9 @@ class Mailboxes:
                 for name, clerk in self._clerks.items():
                     clerk.shelf.keep_only(resource.kind, uids)
                     self._queue.add(name)
+                if resource.kind == broker_objects.Reservation.kind:
+                    self._strays.keep_only(uids)
+                self._listed.add(resource.kind)
                 for one in objects:
                     self._take(one)
             case Deleted(found):
@@ -159,20 +168,14 @@ class Mailboxes:
     def _take(self, found: Object) -> None:
         name = found.metadata.namespace
         clerk = self._clerks.get(name)
-        if clerk is None:
-            self._put_aside(found)
-        elif clerk.shelf.see(found):
+        if self._strays.see(found) if clerk is None else clerk.shelf.see(found):
             self._queue.add(name)
-
-    def _put_aside(self, found: Object) -> None:
-        place = self._unclaimed.setdefault(found.metadata.namespace, {})
-        place[found.kind, found.metadata.name] = found
 
     def _drop(self, gone: Object) -> None:
         name = gone.metadata.namespace
         clerk = self._clerks.get(name)
         if clerk is None:
-            self._unclaimed.get(name, {}).pop((gone.kind, gone.metadata.name), None)
+            self._strays.miss(gone)
         else:
             clerk.shelf.miss(gone)
             self._queue.add(name)
@@ -191,7 +194,7 @@ class Mailboxes:
 
     def _hear(self, changes: Sequence[Change] | None) -> None:
         if changes is None:  # all was read anew: clerks notice by themselves
-            for name in self._clerks:
+            for name in (*self._clerks, *self._strays.namespaces):
                 self._queue.add(name)
         for change in changes or ():
             if isinstance(change, Reservation):
@@ -212,17 +215,35 @@ class Mailboxes:
     async def _attend(self, name: str) -> None:
         while self._leaving:
             await self._leaving.pop().dismiss()
-        clerk = self._clerks.get(name)
-        if clerk is None:
-            return
         try:
-            await clerk.attend()
+            await self._look(name)
         except KubelendError as error:
             self._put_off(name, error)
         else:
             self._queue.forget(name)
             if self._problems.pop(name, None) is not None:
                 log.info("mailbox is attended to again", namespace=name)
+
+    async def _look(self, name: str) -> None:
+        clerk = self._clerks.get(name)
+        if clerk is not None:
+            if await self._is_known(clerk):
+                await clerk.attend()
+        elif self._means.broker.leadership.leads:
+            await self._strays.let_go(name)
+
+    async def _is_known(self, clerk: Clerk) -> bool:
+        """Whether all of a mailbox has been seen. What was there before it became one is listed here."""
+        if any(kind.kind not in self._listed for kind in KINDS):
+            return False  # the first list is to come, and has all of it
+        for kind in KINDS:
+            if clerk.shelf.awaits(kind.kind):
+                resource: Resource[Any] = resources.of(kind)
+                listing = await self._means.client.list(resource, clerk.namespace)
+                for one in listing.unreadable:
+                    self._complain(resource, one)
+                clerk.shelf.fill(kind.kind, listing.objects)
+        return True
 
     def _put_off(self, name: str, error: KubelendError) -> None:
         patience = error.retry_after if isinstance(error, LimitExceeded | Unavailable) else 0.0

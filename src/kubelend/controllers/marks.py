@@ -41,18 +41,9 @@ def key_of(found: Metadata) -> RequestKey:
     return kube_objects.key_of(found.uid)
 
 
-def kept_as_of_old(record: models.Cluster | models.Reservation) -> dict[str, object]:
-    """What an object keeps of a record, with a number that every commit is newer than.
-
-    Somebody may have written a larger one there, which the store would take for its successor's.
-    """
-    _, checksum, text = records.encode(record)
-    return {"revision": 1, "checksum": checksum, "record": text.decode()}
-
-
 def is_kept(kept: Kept | None, record: models.Cluster | models.Reservation) -> bool:
-    """Whether an object keeps this very record, unspoilt."""
+    """Whether an object keeps this very record. Whether the broker has sealed it, the store tells."""
     if kept is None:
         return False
-    _, checksum, text = records.encode(record)
-    return (kept.record, kept.checksum) == (text.decode(), checksum)
+    _, _, text = records.encode(record)
+    return kept.record == text.decode()

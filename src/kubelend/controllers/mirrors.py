@@ -39,6 +39,7 @@ class Mirror(Generic[Kind]):
         self._turn = turn
         self._seen: dict[str, Kind] = {}
         self._gone: dict[str, list[Kind]] = {}
+        self._unreadable: dict[str, Unreadable] = {}
 
     def find(self, name: str) -> Kind | None:
         return self._seen.get(name)
@@ -57,9 +58,13 @@ class Mirror(Generic[Kind]):
     def bury_all(self, name: str) -> None:
         self._gone.pop(name, None)
 
+    def unreadable(self, name: str) -> Unreadable | None:
+        """Why the object of this name cannot be read as it is now; None if it can, or is not there."""
+        return self._unreadable.get(name)
+
     def look_at_all(self) -> None:
         """The ledger was read anew, or this broker leads from now on."""
-        for name in (*self._seen, *self._gone):
+        for name in dict.fromkeys((*self._seen, *self._gone, *self._unreadable)):
             self._look(name)
 
     def take(self, change: Change[Kind]) -> None:
@@ -69,7 +74,7 @@ class Mirror(Generic[Kind]):
             case Deleted(found):
                 self._miss(found)
             case Unreadable():
-                _complain(change)
+                self._puzzle_over(change)
             case found:
                 self._see(found)
 
@@ -79,10 +84,12 @@ class Mirror(Generic[Kind]):
         for known in list(self._seen.values()):
             if known.metadata.uid not in kept:
                 self._miss(known)
+        for name in self._unreadable.keys() - {one.name for one in unreadable}:
+            del self._unreadable[name]
         for found in objects:
             self._see(found)
         for one in unreadable:
-            _complain(one)
+            self._puzzle_over(one)
         self.is_complete = True
 
     def _see(self, found: Kind) -> None:
@@ -92,6 +99,7 @@ class Mirror(Generic[Kind]):
             self._miss(before)
             before = None
         self._seen[name] = found
+        self._unreadable.pop(name, None)
         if before is not None and before != found:
             self._turn(Turn(before, found))
         self._look(name)
@@ -104,9 +112,16 @@ class Mirror(Generic[Kind]):
         self._gone.setdefault(name, []).append(gone)
         self._look(name)
 
-
-def _complain(found: Unreadable) -> None:
-    if not found.is_deleted:
-        log.warning(
-            "object cannot be read, and is left alone", object=found.name, why=found.problem
-        )
+    def _puzzle_over(self, found: Unreadable) -> None:
+        """Its end, too, may come in a form that cannot be read."""
+        if found.is_deleted:
+            self._unreadable.pop(found.name, None)
+            known = self._seen.get(found.name)
+            if known is not None and known.metadata.uid == found.uid:
+                self._miss(known)
+        elif self._unreadable.get(found.name) != found:  # told once, and not at every list
+            self._unreadable[found.name] = found
+            log.warning(
+                "object cannot be read, and is left alone", object=found.name, why=found.problem
+            )
+            self._look(found.name)

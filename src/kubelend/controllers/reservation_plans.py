@@ -175,9 +175,9 @@ def _spoilt(found: Reservation, record: models.Reservation) -> Iterator[tuple[st
 
 def _spoilt_spec(found: Reservation, record: models.Reservation) -> Iterator[tuple[str, object]]:
     """Of a user's own spec the broker writes nothing but where it has gone."""
-    wanted = msgspec.convert(kube_projection.reservation_spec(record), ReservationSpec)
+    wanted, says = kube_projection.reservation_spec(record), msgspec.to_builtins(found.spec)
     if marks.is_own(found.metadata):
-        if found.spec != wanted:
-            yield "spec", msgspec.to_builtins(found.spec)
-    elif wanted.target_cluster_id not in ("", found.spec.target_cluster_id):
+        if says != wanted:
+            yield "spec", says
+    elif wanted.get("targetClusterID", "") not in ("", found.spec.target_cluster_id):
         yield "targetClusterID", found.spec.target_cluster_id

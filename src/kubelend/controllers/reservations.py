@@ -7,12 +7,13 @@ asks it to do so again where somebody has spoilt one.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Final
 
 from kubelend.broker.service import Broker
 from kubelend.broker.writer import ACTOR
-from kubelend.controllers import happenings, marks, reservation_plans
-from kubelend.controllers.happenings import Teller
+from kubelend.controllers import ghosts, happenings, marks, reservation_plans, standings
+from kubelend.controllers.happenings import Riddles, Teller
 from kubelend.controllers.looking import Looks
 from kubelend.controllers.mirrors import Mirror, Turn
 from kubelend.controllers.reservation_plans import (
@@ -29,7 +30,7 @@ from kubelend.controllers.reservation_plans import (
 )
 from kubelend.controllers.suspicions import Suspicions
 from kubelend.core import models
-from kubelend.core.errors import Conflict, KubelendError, NotFound
+from kubelend.core.errors import Conflict, KubelendError, NotFound, Unavailable
 from kubelend.core.journal import Actor, Entry
 from kubelend.core.lifecycle import FINAL, Phase, Reason
 from kubelend.core.models import ReservationId
@@ -52,12 +53,14 @@ class Reservations:
         self._namespace = namespace
         self._terms = terms
         self._teller = teller
+        self._riddles = Riddles(Reservation, teller)
         self._suspicions = Suspicions(self.looks)
 
     def look_at_all(self) -> None:
         """The ledger was read anew, this broker leads from now on, or the objects were listed."""
         self.mirror.look_at_all()
-        if self._broker.unready is None:
+        # One that leads no more, and has not noticed yet, is told to look at all again when it does.
+        with suppress(Unavailable):
             ledger, _ = self._broker.present()
             for record in ledger.reservations.values():
                 if kube_objects.asked_by(record) and self.mirror.find(record.id) is None:
@@ -70,21 +73,30 @@ class Reservations:
 
     async def _look(self, name: str) -> None:
         if not self._broker.may_decide:
-            self.mirror.bury_all(name)  # whoever leads sees to it
+            for gone in self.mirror.gone(name):  # whoever leads sees to it
+                self._bury(gone)
             return
         ACTOR.set(Actor(f"{self._namespace}/{name}", "object"))
         for gone in self.mirror.gone(name):
             await self._end(gone)
-            self.mirror.bury(gone)
+            self._bury(gone)
+        self._riddles.look(name, self.mirror.unreadable(name))
         found = self.mirror.find(name)
         if found is None:
             await self._look_for_orphan(name)
-            return
+        elif self.mirror.unreadable(name) is None:
+            await self._look_at(found)
+
+    def _bury(self, gone: Reservation) -> None:
+        self._suspicions.clear(gone)
+        self.mirror.bury(gone)
+
+    async def _look_at(self, found: Reservation) -> None:
         action, _ = self._planned(found)
         if action is None:
             self._suspicions.clear(found)
         elif not isinstance(action, _SUSPICIOUS) or self._suspicions.is_grave(found):
-            await self._look_closely(name)
+            await self._look_closely(found.metadata.name)
 
     async def _look_closely(self, name: str) -> None:
         """At the object as it is, with all that was decided written into it."""
@@ -101,6 +113,8 @@ class Reservations:
         record = ledger.reservations.get(ReservationId(name))
         if record is None or not kube_objects.asked_by(record) or not self.mirror.is_complete:
             return
+        if self.mirror.unreadable(name) is not None:
+            return  # it is there, whatever it says
         await self._broker.settled()
         if await self._client.find(marks.RESERVATIONS, name, self._namespace) is None:
             await self._broker.retire(record.id, Reason.DELETED)
@@ -135,19 +149,18 @@ class Reservations:
             case Retire() if record is not None:
                 await self._retire(found, record)
             case Rewrite() if record is not None and self._suspicions.may_write(found, action):
-                await self._rewrite(found, record)
+                await self._broker.rewrite(record)
             case _:
                 await self._edit(found, action)
 
     async def _edit(self, found: Reservation, action: Action) -> None:
         """What the store does not do."""
-        name = found.metadata.name
         match action:
             case LetGo():
                 await self._let_go(found)
             case Delete():
-                uid = found.metadata.uid
-                await self._client.delete(marks.RESERVATIONS, name, self._namespace, uid=uid)
+                if not await ghosts.remove(self._client, marks.RESERVATIONS, found, self._teller):
+                    self.looks.add(found.metadata.name)
             case StartOver():
                 await self._say(found, {"kept": None, "phase": None, "reason": None})
             case Observe():
@@ -156,11 +169,21 @@ class Reservations:
     async def _reserve(self, found: Reservation) -> None:
         try:
             request = reservation_plans.request(found, self._terms)
+            standings.check(self._broker.registry, request.requester)
             await self._broker.reserve(request, ReservationId(found.metadata.name))
         except KubelendError as error:
-            if error.retryable:
-                raise
-            await self._refuse(found, error)
+            if not error.retryable:
+                await self._refuse(found, error)
+                return
+            if not isinstance(error, Unavailable):  # then it is not the broker that has to wait
+                await self._put_off(found, error)
+            raise
+
+    async def _put_off(self, found: Reservation, error: KubelendError) -> None:
+        """Say once why nothing comes of it yet. It has no phase, for it is asked again."""
+        if found.status.reason != error.code:
+            status = {"reason": error.code, "message": str(error)}
+            await self._say(found, {**status, "lastUpdateTime": self._broker.clock()})
 
     async def _refuse(self, found: Reservation, error: KubelendError) -> None:
         """Final: whoever would rather wait says so in the wish."""
@@ -183,14 +206,6 @@ class Reservations:
             self._teller.tell(happenings.at_deletion(found, message))
         elif not marks.is_leaving(found.metadata):
             self.looks.add(found.metadata.name)  # another had its name, and now it can have it
-
-    async def _rewrite(self, found: Reservation, record: models.Reservation) -> None:
-        kept = found.status.kept
-        if kept is not None and not marks.is_kept(kept, record):
-            change: dict[str, object] = {"kept": marks.kept_as_of_old(record)}
-            if not await self._patch(found, {"status": change}, "status"):
-                return
-        await self._broker.rewrite(record)
 
     async def _let_go(self, found: Reservation) -> None:
         others = [name for name in found.metadata.finalizers if name != RESERVATION_FINALIZER]

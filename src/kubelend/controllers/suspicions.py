@@ -41,6 +41,6 @@ class Suspicions:
         return count <= MOST_TRIES
 
     def clear(self, found: Object) -> None:
-        """It is as it should be."""
+        """It is as it should be, or has gone."""
         self._since.pop(found.metadata.name, None)
         self._tries.pop(found.metadata.name, None)

@@ -20,14 +20,12 @@ from kubelend.stores import kube_crews, kube_objects, kube_projection, kube_sigh
 from kubelend.stores.kube_head import Write
 from kubelend.stores.kube_objects import Seen, Spec, Stored
 from kubelend.stores.kube_projection import Shown
-from kubelend.stores.kube_sights import Key, Missed, Sight, Sights
+from kubelend.stores.kube_sights import BLANK, Key, Missed, Sight, Sights
 from kubelend.wire.broker_objects import RESERVATION_FINALIZER, Kept, LedgerRecord
 from kubelend.wire.objects import Metadata
 
 MOST_TRIES: Final = 50
 """How often an object is judged again that others write at the same time."""
-
-BLANK: Final = Kept(0, 0, "")
 
 Check = Callable[[], Awaitable[None]]
 """Raises `StoreFailed` if the head is not this store's own any more."""
@@ -35,7 +33,7 @@ Check = Callable[[], Awaitable[None]]
 
 async def apply(sights: Sights, writes: Iterable[Write], sequence: int, check: Check) -> None:
     """Have the objects say what these writes say."""
-    orders = [_order(write, sequence) for write in writes]
+    orders = [_order(write, sequence, sights.seal_key) for write in writes]
     work = _Work(sights, check)
     # What gives back first: who looks at the objects must not see more promised than there is.
     for takes in (False, True):
@@ -47,6 +45,21 @@ async def remove(sights: Sights, key: Key, seen: Sight) -> None:
     if seen.holds_on:
         seen = await _let_go(sights, key, seen)
     await sights.delete(key, seen)
+
+
+async def reclaim(sights: Sights, key: Key) -> None:
+    """Take the labels of the archive off a reservation that is not over, and hold on to it again."""
+    for _ in range(MOST_TRIES):
+        seen = await sights.of(key)
+        if seen is None or not seen.is_archived:
+            return
+        try:
+            await sights.patch(key, seen, {"metadata": _reclaiming(seen)})
+        except Missed:
+            sights.forget(key)
+        else:
+            return
+    raise _busy(key)
 
 
 def hour_of(at: datetime) -> str:
@@ -78,13 +91,13 @@ class _Order(NamedTuple):
         return self.write.kind == "reservation" and not self.write.is_archived
 
 
-def _order(write: Write, sequence: int) -> _Order:
+def _order(write: Write, sequence: int, seal_key: str) -> _Order:
     key = kube_sights.key_of(write)
     if not write.text:
         nothing = kube_projection.NOTHING
         return _Order(write, key, sequence, nothing, BLANK, takes=False, is_over=True)
     record = kube_projection.read(write.kind, write.text)
-    kept = kube_projection.kept(write.id, write.text, sequence)
+    kept = kube_projection.kept(seal_key, write.kind, write.id, write.text, sequence)
     is_over = isinstance(record, Reservation) and record.finished_at is not None
     takes = isinstance(record, Reservation) and record.is_live
     uid = kube_objects.asked_by(record) if isinstance(record, Reservation) else ""
@@ -223,8 +236,8 @@ def _is_of_another(order: _Order, seen: Sight) -> bool:
 
 
 def _is_blank(seen: Sight | None) -> bool:
-    """Whether it keeps no record yet: then nothing but the head tells who may fill it."""
-    return seen is not None and seen.sequence == 0
+    """Whether it keeps no record of a broker: then nothing but the head tells who may fill it."""
+    return seen is not None and seen.sequence <= 0
 
 
 def _blank(order: _Order, spec: Spec, namespace: str) -> Seen:
@@ -241,14 +254,26 @@ def _metadata_change(order: _Order, seen: Sight) -> dict[str, object]:
     if order.write.kind != "reservation":
         return {}
     change: dict[str, object] = {}
-    if order.keeps_hold and not seen.holds_on and not seen.is_leaving:
-        change["finalizers"] = [*seen.finalizers, RESERVATION_FINALIZER]
-    elif not order.keeps_hold and seen.holds_on:
+    if order.keeps_hold:
+        change |= _holding(seen)
+    elif seen.holds_on:
         change["finalizers"] = _others(seen)
     if order.write.is_archived != seen.is_archived:
-        gone = {kube_objects.ARCHIVED: None, kube_objects.FINISHED: None}
-        change["labels"] = _archive_labels(order.write) or gone
+        change["labels"] = _archive_labels(order.write) or _NOT_ARCHIVED
     return change
+
+
+_NOT_ARCHIVED: Final = {kube_objects.ARCHIVED: None, kube_objects.FINISHED: None}
+
+
+def _reclaiming(seen: Sight) -> dict[str, object]:
+    return {"labels": _NOT_ARCHIVED, **_holding(seen)}
+
+
+def _holding(seen: Sight) -> dict[str, object]:
+    if seen.holds_on or seen.is_leaving:
+        return {}
+    return {"finalizers": [*seen.finalizers, RESERVATION_FINALIZER]}
 
 
 def _spec_change(order: _Order, seen: Sight) -> Spec:

@@ -1,7 +1,8 @@
 """The archive in Kubernetes: finished reservations with a label, and the end of those that are too old.
 
 What is too old is told by the head, at once. The objects follow by the hour: each carries the hour in which
-it finished, and those of the hours gone by are found by it.
+it finished, and those of the hours gone by are found by it. Others may write labels as well: what is deleted
+has a record that says the same.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Final
 
-from kubelend.stores import kube_applying, kube_crews
+from kubelend.core.models import Reservation
+from kubelend.stores import kube_applying, kube_crews, kube_projection
 from kubelend.stores.kube_head import State
 from kubelend.stores.kube_objects import ARCHIVED, FINISHED, RESERVATIONS, Stored
 from kubelend.stores.kube_sights import Missed, Sights
+from kubelend.stores.records import Damaged
 
 HOUR: Final = timedelta(hours=1)
 MOST_HOURS: Final = 48
@@ -33,8 +36,7 @@ async def sweep(sights: Sights, state: State) -> datetime | None:
     listed = await sights.client.list(
         RESERVATIONS, sights.namespace, labels=_selector(since, until)
     )
-    last = kube_applying.hour_of(until)
-    old = [found for found in listed.objects if found.metadata.labels.get(FINISHED, last) < last]
+    old = [found for found in listed.objects if _is_old(found, until, sights.seal_key)]
 
     async def delete(found: Stored) -> None:
         seen = sights.saw("reservation", found)
@@ -44,6 +46,14 @@ async def sweep(sights: Sights, state: State) -> datetime | None:
 
     await kube_crews.each(delete, old)
     return until
+
+
+def _is_old(found: Stored, until: datetime, key: str) -> bool:
+    try:
+        record: Reservation = kube_projection.record_of("reservation", found, key)
+    except Damaged:
+        return False  # nobody knows what it was
+    return record.finished_at is not None and record.finished_at < until
 
 
 def _selector(since: datetime, until: datetime) -> str:

@@ -29,8 +29,9 @@ from kubelend.stores import (
     kube_projection,
 )
 from kubelend.stores.batches import Batch
-from kubelend.stores.kube_head import Mark, Write
+from kubelend.stores.kube_head import Mark, State, Write
 from kubelend.stores.kube_keeping import Keeper
+from kubelend.stores.kube_seals import Roll
 from kubelend.stores.kube_sights import Key, Missed, Sight, Sights
 
 
@@ -42,16 +43,20 @@ class Book:
         self._client = client
         self._namespace = namespace
         self._archive_for = archive_for
-        self._sights = Sights(client, namespace)
+        self._sights = Sights(client, namespace, self.keeper)
         self._journal = kube_journal.Shelf(client, namespace)
         self._is_applied = False
         """Whether the objects have all that the last commit changed."""
+        self._roll: Roll | None = None
+        """Of the reservations that are not over; None before it is known."""
 
     async def load(self) -> Records:
         """The working set; what the last commit has not put into the objects yet is put there."""
-        found = await kube_loading.read(self._client, self._namespace, self._sights)
-        kube_loading.overlay(found.records, self.keeper.state.changes.writes)
+        state = self.keeper.state
+        found = await kube_loading.read(self._client, self._namespace, self._sights, state)
+        self._roll = kube_loading.roll(found.records, state.key)
         await self._settle()
+        await kube_crews.each(self._reclaim, kube_loading.misplaced(found, state))
         await kube_crews.each(self._forget, kube_loading.unfinished(found, self.keeper.state))
         await self.keeper.tidy()
         return kube_loading.arranged(found.records, self.keeper.state.revision)
@@ -69,7 +74,7 @@ class Book:
         joins = kube_commits.joining(state, finishes, self._archive_for)
         after = kube_commits.after(state, batch, revision, joins, self._sights)
         cut = await self._journal.find(after, batch.cut) if batch.cut else None
-        await self.keeper.write(replace(after, start=Mark.of(cut)) if cut else after)
+        await self._write(replace(after, start=Mark.of(cut)) if cut else after, batch)
         self._is_applied = False
         await self._apply()
 
@@ -84,6 +89,20 @@ class Book:
 
     async def lines(self, after: int, limit: int) -> list[Line]:
         return await self._journal.read(self.keeper.state, after, limit)
+
+    async def _write(self, after: State, batch: Batch) -> None:
+        """Who has not loaded the store does not know the roll: then the next who does looks everywhere."""
+        roll, changes = self._known_roll(), kube_commits.roll_changes(batch)
+        digest = roll.digest_after(changes) if roll else ""
+        await self.keeper.write(replace(after, unfinished=digest))
+        if roll is not None:
+            roll.note(changes)
+
+    def _known_roll(self) -> Roll | None:
+        """That of a new store is empty."""
+        if self._roll is None and not self.keeper.state.sequence:
+            self._roll = Roll(self.keeper.state.key)
+        return self._roll
 
     async def _settle(self) -> None:
         """Finish what was committed before, if nobody else has gone on from there."""
@@ -117,7 +136,7 @@ class Book:
         found = await self._client.find(kube_objects.RESERVATIONS, name, self._namespace)
         if found is None or found.kept is None or found.is_archived is not is_archived:
             return None
-        record: Reservation = kube_loading.record("reservation", found)
+        record: Reservation = kube_loading.record("reservation", found, self._sights.seal_key)
         return record
 
     async def _just_archived(self, write: Write) -> Reservation | None:
@@ -132,6 +151,9 @@ class Book:
     def _is_kept(self, found: Reservation) -> bool:
         kept_from = self.keeper.state.kept_from or batches.BEGINNING
         return found.finished_at is not None and found.finished_at >= kept_from
+
+    async def _reclaim(self, key: Key) -> None:
+        await kube_applying.reclaim(self._sights, key)
 
     async def _forget(self, blank: tuple[Key, Sight]) -> None:
         with suppress(Missed):  # somebody has done something with it

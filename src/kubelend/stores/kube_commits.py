@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from kubelend.core import journal
 from kubelend.core.models import Cluster, Reservation, ReservationId
-from kubelend.stores import batches, kube_archive, kube_journal, kube_sights, records
+from kubelend.stores import batches, kube_archive, kube_journal, kube_objects, kube_sights, records
 from kubelend.stores.batches import Batch, Document
 from kubelend.stores.kube_head import Changes, Mark, Sealed, State, Write
 from kubelend.stores.kube_objects import RecordKind
@@ -51,6 +51,13 @@ def after(state: State, batch: Batch, revision: int, joins: Joining, sights: Sig
         changes=Changes(tuple(_writes(batch, joins, sights)), moved),
         elsewhere=(),
     )
+
+
+def roll_changes(batch: Batch) -> dict[str, bool]:
+    """By the names of their objects, whether reservations hold or wait from now on."""
+    changes = {one.id: one.finished_at is None for one in batch.reservations.values()}
+    changes |= dict.fromkeys(batch.archived, False)
+    return {kube_objects.name_of("reservation", one): is_on for one, is_on in changes.items()}
 
 
 def _writes(batch: Batch, joins: Joining, sights: Sights) -> Iterator[Write]:

@@ -111,6 +111,10 @@ class State(msgspec.Struct, frozen=True, omit_defaults=True):
     """What finished before is not in the archive any more."""
     swept_until: datetime | None = None
     """Of what finished before, nothing is left to delete."""
+    key: str = ""
+    """What seals are made with."""
+    unfinished: str = ""
+    """The digest of the roll of reservations that are not over; empty if it is not known."""
     changes: Changes = NO_CHANGES
     elsewhere: tuple[str, ...] = ()
     """Names of the objects that have the changes, if they are too many."""
@@ -219,16 +223,20 @@ def _grouped(items: Iterable[Item], weigh: Callable[[Item], int]) -> Iterator[li
 
 def _object(name: str, holds: str, namespace: str, text: bytes, sequence: int) -> LedgerRecord:
     metadata = Metadata(name, namespace, labels=kube_objects.labels_of(holds))
-    kept = Kept(sequence, records.checksum(name.encode(), text), text.decode())
-    return LedgerRecord(metadata, holds, kept)
+    return LedgerRecord(metadata, holds, Kept(sequence, _checksum(name, text), text.decode()))
 
 
 def _decoded(decoder: msgspec.json.Decoder[Read], found: LedgerRecord) -> Read:
     """What an object says. `Damaged` if somebody else has written it."""
     text = found.kept.record.encode()
-    if records.checksum(found.metadata.name.encode(), text) != found.kept.checksum:
+    if _checksum(found.metadata.name, text) != found.kept.checksum:
         raise Damaged(f"LedgerRecord {found.key} does not have its checksum")
     try:
         return decoder.decode(text)
     except msgspec.MsgspecError as error:
         raise Damaged(f"LedgerRecord {found.key} cannot be read: {error}") from error
+
+
+def _checksum(name: str, text: bytes) -> str:
+    """Against accidents: the key to seal with is in the head, and nobody else may write what is beside it."""
+    return f"{records.checksum(name.encode(), text):08x}"

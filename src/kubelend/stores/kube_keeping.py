@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from kubelend.core.errors import AlreadyExists, Conflict, NotFound, StoreFailed
 from kubelend.kube.client import Client
-from kubelend.stores import kube_crews, kube_failures, kube_head
+from kubelend.stores import kube_crews, kube_failures, kube_head, kube_seals
 from kubelend.stores.kube_head import NO_CHANGES, State
 from kubelend.stores.kube_objects import (
     ADVERTISEMENTS,
@@ -57,7 +57,7 @@ class Keeper:
                 found = await self._find(HEAD)
                 if found is None:
                     await self._check_empty()
-                    blank = kube_head.head(State(epoch=1), self._namespace)
+                    blank = kube_head.head(_new(), self._namespace)
                     await self._take_in(await self._client.create(LEDGER, blank))
                     return
                 if await self._take_in(found):
@@ -98,6 +98,8 @@ class Keeper:
     async def _take_in(self, found: LedgerRecord) -> bool:
         """False if a part of it was gone by the time it was read, because there is a newer one."""
         state = kube_head.state_of(found)
+        if not state.key:
+            raise Damaged(f"LedgerRecord {found.key} has no key to seal with")
         self._version = found.metadata.resource_version
         parts = await kube_crews.each(self._find, state.elsewhere)
         read = [part for part in parts if part is not None]
@@ -140,6 +142,11 @@ class Keeper:
                 raise Damaged(
                     f"there are {resource} that a broker keeps, but LedgerRecord head is gone"
                 )
+
+
+def _new() -> State:
+    key = kube_seals.new_key()
+    return State(epoch=1, key=key, unfinished=kube_seals.Roll(key).digest)
 
 
 def _hasty() -> StoreFailed:

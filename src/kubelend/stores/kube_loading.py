@@ -4,6 +4,10 @@ Objects that keep no record are passed over: somebody has made them, and it is f
 them up. One that is gone is gone: who has deleted a reservation, and its finalizer too, wants it released,
 and a cluster that is missing advertises again. What a reservation holds it says itself, so nothing is lost
 with the advertisement of its provider but that it was cordoned.
+
+Archived reservations are told by a label, which others may write too. The head knows a digest of all that are
+not over. Where it is another than that of what was found, the archive is looked through as well: one that is
+gone explains it, and one that only has the label is taken back.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from kubelend.core.errors import StoreFailed
 from kubelend.core.models import Reservation
 from kubelend.core.records import Records
 from kubelend.kube.client import Client, Listing
-from kubelend.stores import kube_applying, kube_projection, kube_sights
+from kubelend.stores import kube_projection, kube_sights
 from kubelend.stores.kube_head import State, Write
 from kubelend.stores.kube_keeping import Keeper
 from kubelend.stores.kube_objects import (
@@ -28,9 +32,10 @@ from kubelend.stores.kube_objects import (
     Seen,
     Stored,
 )
-from kubelend.stores.kube_sights import Key, Sight, Sights
+from kubelend.stores.kube_seals import Roll
+from kubelend.stores.kube_sights import BLANK, Key, Sight, Sights
 from kubelend.stores.records import Damaged
-from kubelend.wire.broker_objects import LedgerRecord
+from kubelend.wire.broker_objects import RESERVATION_FINALIZER, LedgerRecord
 
 MOST_READS: Final = 20
 """How often a reader begins anew because the broker has written meanwhile."""
@@ -43,31 +48,42 @@ class Found(NamedTuple):
     records: Named
     blanks: list[tuple[Key, Sight]]
     """Made by a broker, and never filled."""
+    astray: list[Key]
+    """Reservations that are not over, with the label of the archive."""
 
 
-async def read(client: Client, namespace: str, sights: Sights) -> Found:
-    """All that is not archived, and not the journal."""
-    found = Found({}, [])
+async def read(client: Client, namespace: str, sights: Sights, state: State) -> Found:
+    """All that is not archived, and not the journal, with what the last commit made of it."""
+    found = Found({}, [], [])
     _take_all(found, sights, "cluster", await client.list(ADVERTISEMENTS, namespace))
     reservations = await client.list(RESERVATIONS, namespace, labels=f"{ARCHIVED}!=true")
     _take_all(found, sights, "reservation", reservations)
+    await _take_documents(found, sights, client, namespace)
+    overlay(found.records, state.changes.writes)
+    if roll(found.records, state.key).digest != state.unfinished:
+        listed = await client.list(RESERVATIONS, namespace)
+        _take_back(found, sights, listed)
+        overlay(found.records, state.changes.writes)
+        _check_missing(found, listed, state)
+    return found
+
+
+async def _take_documents(found: Found, sights: Sights, client: Client, namespace: str) -> None:
     others = f"{HOLDS} notin (head, pending, journal)"
     documents = await client.list(LEDGER, namespace, labels=others)
     _check("document", documents)
     for document in documents.objects:
         if document.holds in kube_projection.DECODERS:
             _take(found, sights, document.holds, document)
-    return found
 
 
 async def look(client: Client, keeper: Keeper, sights: Sights) -> tuple[Records, int]:
     """The working set as of one commit, and which one; nothing is written. A broker may go on meanwhile."""
     for _ in range(MOST_READS):
         await keeper.read()
-        found = await read(client, sights.namespace, sights)
+        state = keeper.state
+        found = await read(client, sights.namespace, sights, state)
         if await keeper.is_newest():
-            state = keeper.state
-            overlay(found.records, state.changes.writes)
             return arranged(found.records, state.revision), state.sequence
     raise StoreFailed("the broker writes all the time", hint="try again when it is less busy")
 
@@ -83,6 +99,11 @@ def overlay(records: Named, writes: Iterable[Write]) -> None:
         is_over = isinstance(record, Reservation) and record.finished_at is not None
         if key in records or not (is_over and write.was_there):  # else somebody has deleted it
             records[key] = record
+
+
+def roll(records: Named, key: str) -> Roll:
+    """Of the reservations that are not over."""
+    return Roll(key, (name for (_, name), record in records.items() if _is_unfinished(record)))
 
 
 def arranged(records: Named, revision: int) -> Records:
@@ -105,15 +126,21 @@ def unfinished(found: Found, state: State) -> list[tuple[Key, Sight]]:
     return [(key, seen) for key, seen in found.blanks if key not in pending]
 
 
-def record(kind: RecordKind, found: Seen) -> Any:
+def misplaced(found: Found, state: State) -> list[Key]:
+    """Reservations that are not over, and have the label of the archive, or may have it.
+
+    Those of the last commit are known from the head, so that nobody has missed them.
+    """
+    pending = (kube_sights.key_of(write) for write in state.changes.writes)
+    return [*found.astray, *(key for key in pending if _is_unfinished(found.records.get(key)))]
+
+
+def record(kind: RecordKind, found: Seen, key: str) -> Any:
     """Its record; `Damaged` tells which object it is."""
     try:
-        return kube_projection.record_of(kind, found)
+        return kube_projection.record_of(kind, found, key)
     except Damaged as error:
         raise Damaged(f"{_shown(kind, found.metadata.name)}: {error}") from error
-
-
-_BLANK: Final = kube_applying.BLANK
 
 
 def _take_all(found: Found, sights: Sights, kind: RecordKind, listed: Listing[Stored]) -> None:
@@ -126,13 +153,42 @@ def _take(found: Found, sights: Sights, kind: RecordKind, one: Seen) -> None:
     key = (kind, one.metadata.name)
     if isinstance(one, Stored) and one.is_robbed:
         raise Damaged(f"{_shown(*key)}: somebody has taken its record out of the status")
-    if one.kept is None or one.kept == _BLANK:
+    if one.kept is None or one.kept == BLANK:
         seen = sights.saw(kind, one)
         if seen.is_own:
             found.blanks.append((key, seen))
         return
-    read = found.records[key] = record(kind, one)
+    read = found.records[key] = record(kind, one, sights.seal_key)
     sights.saw(kind, one, getattr(read, "finished_at", None))
+
+
+def _take_back(found: Found, sights: Sights, listed: Listing[Stored]) -> None:
+    """Of those with the label of the archive, what does not belong there."""
+    _check("reservation", listed)
+    for one in listed.objects:
+        if not one.is_archived or one.kept is None:
+            continue
+        if _is_unfinished(record("reservation", one, sights.seal_key)):
+            _take(found, sights, "reservation", one)
+            found.astray.append(("reservation", one.metadata.name))
+
+
+def _check_missing(found: Found, listed: Listing[Stored], state: State) -> None:
+    """One that is gone was given back. One that is still held, and says nothing, was robbed of its record."""
+    if not state.unfinished or roll(found.records, state.key).digest == state.unfinished:
+        return
+    for one in listed.objects:
+        is_held = RESERVATION_FINALIZER in one.metadata.finalizers
+        if is_held and one.kept is None and ("reservation", one.metadata.name) not in found.records:
+            shown = _shown("reservation", one.metadata.name)
+            raise Damaged(
+                f"{shown}: somebody has emptied its status;"
+                " to delete it, and its finalizer, gives up what it held"
+            )
+
+
+def _is_unfinished(record: Any) -> bool:
+    return isinstance(record, Reservation) and record.finished_at is None
 
 
 def _check(kind: str, listed: Listing[Any]) -> None:

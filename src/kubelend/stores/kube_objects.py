@@ -6,14 +6,12 @@ spec that somebody filled in oddly must not keep a broker from starting.
 
 from __future__ import annotations
 
-import re
-from hashlib import sha256
 from typing import Final, Literal
 
 from kubelend.core.models import RequestKey, Reservation
 from kubelend.kube import resources
 from kubelend.kube.resources import Resource
-from kubelend.wire import broker_objects
+from kubelend.wire import broker_objects, names
 from kubelend.wire.broker_objects import Kept, LedgerRecord
 from kubelend.wire.objects import VERSION, Metadata, Part
 
@@ -85,10 +83,10 @@ def name_of(kind: RecordKind, id: str) -> str:
     """The name of the object that keeps this record. Others than DNS names are hashed."""
     match kind:
         case "cluster":
-            return f"{_safe(id)}-adv"
+            return f"{names.safe(id)}-adv"
         case "reservation":
-            return _safe(id)
-    return f"{kind}-{_safe(id)}"
+            return names.safe(id)
+    return f"{kind}-{names.safe(id)}"
 
 
 def key_of(uid: str) -> RequestKey:
@@ -108,16 +106,3 @@ def labels_of(holds: str) -> dict[str, str]:
 
 _ASKED_BY: Final = "object→"
 """No key that somebody sends can begin like this: they are ASCII (`wire.route.checked_key`)."""
-_HASHED: Final = "hashed-"
-_DNS: Final = re.compile(
-    r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", re.ASCII
-)
-_LONGEST: Final = 240
-"""Kubernetes takes 253; the rest is for what is put around it."""
-
-
-def _safe(id: str) -> str:
-    """One that looks as if it were hashed is hashed too, so that no two names ever meet."""
-    if len(id) <= _LONGEST and _DNS.fullmatch(id) and not id.startswith(_HASHED):
-        return id
-    return _HASHED + sha256(id.encode(errors="surrogatepass")).hexdigest()[:40]

@@ -1,7 +1,7 @@
 """From records to what Kubernetes objects say of them, and from what they keep back to records. Pure.
 
-Spec and status are for people and agents. What counts is `kept`: the record's text, word for word, with a
-checksum over the record's name and text. `kube_applying` writes what is worked out here.
+Spec and status are for people and agents. What counts is `kept`: the record's text, word for word, under a
+seal of the broker (`kube_seals`). `kube_applying` writes what is worked out here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from kubelend.core import durations, prices, resources
 from kubelend.core.models import UNCONSTRAINED, Cluster, Constraints, Reservation
-from kubelend.stores import kube_objects, records
+from kubelend.stores import kube_objects, kube_seals, records
 from kubelend.stores.batches import Document
 from kubelend.stores.kube_objects import RecordKind, Seen, Spec
 from kubelend.stores.records import Damaged
@@ -133,20 +133,21 @@ def reservation_status(record: Reservation) -> Status:
     }
 
 
-def kept(id: str, text: bytes, sequence: int) -> Kept:
-    return Kept(sequence, records.checksum(records.key(id), text), text.decode())
+def kept(key: str, kind: RecordKind, id: str, text: bytes, sequence: int) -> Kept:
+    name, words = kube_objects.name_of(kind, id), text.decode()
+    return Kept(sequence, kube_seals.seal(key, kind, name, sequence, words), words)
 
 
-def record_of(kind: RecordKind, found: Seen) -> Any:
+def record_of(kind: RecordKind, found: Seen, key: str) -> Any:
     """The record that an object keeps. `Damaged` if it is not what the broker wrote there."""
-    keeps = found.kept
+    keeps, name = found.kept, found.metadata.name
     if keeps is None:
         raise Damaged("it keeps no record")
     record = read(kind, keeps.record.encode())
-    if records.checksum(records.key(record.id), keeps.record.encode()) != keeps.checksum:
-        raise Damaged(f"the record of {record.id[:80]!r} does not have its checksum")
-    if kube_objects.name_of(kind, record.id) != found.metadata.name:
+    if kube_objects.name_of(kind, record.id) != name:
         raise Damaged(f"it keeps the record of another, {record.id[:80]!r}")
+    if not kube_seals.is_whole(key, kind, name, keeps):
+        raise Damaged("what it keeps was not written by the broker, or changed since")
     return record
 
 

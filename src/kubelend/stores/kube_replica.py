@@ -75,9 +75,8 @@ class KubernetesReplica:
                     continue
             # Also when another leads: what had been deleted before it looked, it does not know.
             keeper = Keeper(client, self._namespace)
-            records, sequence = await kube_loading.look(
-                client, keeper, Sights(client, self._namespace)
-            )
+            sights = Sights(client, self._namespace, keeper)
+            records, sequence = await kube_loading.look(client, keeper, sights)
             epoch = keeper.state.epoch
             yield records
 

@@ -17,8 +17,9 @@ from kubelend.core.errors import Conflict, NotFound
 from kubelend.kube import answers
 from kubelend.kube.client import Client
 from kubelend.kube.resources import Resource
-from kubelend.stores import kube_objects, kube_projection
+from kubelend.stores import kube_objects, kube_projection, kube_seals
 from kubelend.stores.kube_head import Write
+from kubelend.stores.kube_keeping import Keeper
 from kubelend.stores.kube_objects import (
     ADVERTISEMENTS,
     LEDGER,
@@ -27,10 +28,17 @@ from kubelend.stores.kube_objects import (
     Seen,
     Spec,
 )
-from kubelend.wire.broker_objects import RESERVATION_FINALIZER, LedgerRecord
+from kubelend.wire.broker_objects import RESERVATION_FINALIZER, Kept, LedgerRecord
 
 Key = tuple[RecordKind, str]
 """A record's kind and the name of its object."""
+
+
+BLANK: Final = Kept(0, "", "")
+"""What an object keeps that is made, and yet to be filled."""
+
+SPOILT: Final = -1
+"""Older than any commit, whatever number somebody has written there."""
 
 
 class Missed(Exception):
@@ -42,7 +50,7 @@ class Sight(NamedTuple):
 
     version: str
     sequence: int
-    """Of the commit whose record it keeps; 0 for none."""
+    """Of the commit whose record it keeps; 0 for none, and `SPOILT` for what no broker wrote."""
     is_own: bool
     """Whether the broker made it."""
     is_leaving: bool
@@ -66,10 +74,16 @@ class Sight(NamedTuple):
 class Sights:
     """Objects of one namespace: read, and remembered."""
 
-    def __init__(self, client: Client, namespace: str) -> None:
+    def __init__(self, client: Client, namespace: str, keeper: Keeper) -> None:
         self.client = client
         self.namespace = namespace
+        self._keeper = keeper
         self._known: dict[Key, Sight] = {}
+
+    @property
+    def seal_key(self) -> str:
+        """Of the head, which has to be read before any object is."""
+        return self._keeper.state.key
 
     async def of(self, key: Key) -> Sight | None:
         """As it was last seen, or as it is; None if it is not there."""
@@ -86,7 +100,9 @@ class Sights:
 
     def saw(self, kind: RecordKind, found: Seen, finished_at: datetime | None = None) -> Sight:
         """Remember an object; of a reservation's record also when it finished."""
-        seen = self._known[kind, found.metadata.name] = _sight(found, finished_at)
+        seen = self._known[kind, found.metadata.name] = _sight(
+            found, self._sequence(kind, found), finished_at
+        )
         return seen
 
     async def create(self, key: Key, blank: Seen) -> Sight:
@@ -121,6 +137,13 @@ class Sights:
         with _noticed(gone=True):
             await self.client.raw("DELETE", path, only)
         self.forget(key)
+
+    def _sequence(self, kind: RecordKind, found: Seen) -> int:
+        kept = found.kept
+        if kept is None or kept == BLANK:
+            return 0
+        is_whole = kube_seals.is_whole(self.seal_key, kind, found.metadata.name, kept)
+        return kept.revision if is_whole else SPOILT
 
     def forget(self, key: Key) -> None:
         self._known.pop(key, None)
@@ -178,11 +201,11 @@ _encode = msgspec.json.Encoder(order="sorted").encode
 _SPECS: Final = msgspec.json.Decoder(Spec)
 
 
-def _sight(found: Seen, finished_at: datetime | None) -> Sight:
-    metadata, kept = found.metadata, found.kept
+def _sight(found: Seen, sequence: int, finished_at: datetime | None) -> Sight:
+    metadata = found.metadata
     return Sight(
         metadata.resource_version,
-        kept.revision if kept else 0,
+        sequence,
         metadata.labels.get(kube_objects.MADE_BY) == kube_objects.BROKER,
         metadata.deletion_timestamp is not None,
         metadata.labels.get(kube_objects.ARCHIVED) == "true",

@@ -35,9 +35,11 @@ _DURATION = Meta(max_length=64, description="A Go duration", examples=["1h30m", 
 Duration = Annotated[str, _DURATION, Meta(extra_json_schema=patterns.DURATION)]
 Wait = Annotated[str, _DURATION, Meta(extra_json_schema=patterns.WAIT)]
 Name = Annotated[str, Meta(max_length=253)]
+MOST_LABELS = 64
+"""The region is one of them, however it is said."""
 Labels = Annotated[
     dict[Annotated[str, Meta(max_length=317)], Annotated[str, Meta(max_length=253)]],
-    Meta(max_length=64),
+    Meta(max_length=MOST_LABELS),
 ]
 Price = Annotated[
     str,

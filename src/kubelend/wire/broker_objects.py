@@ -35,8 +35,8 @@ class Kept(Part, frozen=True):
 
     revision: int
     """The ledger's when it was written: of two, the larger is the newer."""
-    checksum: int
-    """Of the record's name and text."""
+    checksum: Annotated[str, Meta(extra_json_schema=patterns.up_to(64))]
+    """Tells whether the broker itself has written it."""
     record: Annotated[str, Meta(extra_json_schema=patterns.up_to(2**20))]
     """JSON text. As text, because the API server rounds large numbers inside objects."""
 

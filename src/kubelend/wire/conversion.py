@@ -56,7 +56,7 @@ def to_advertisement(
         else quantities.asked(allocated, "resources.allocated"),
         sent_at=body.timestamp or now,
         prices=None if body.cost is None else to_prices(body.cost),
-        labels=_labels(body.labels, body.region),
+        labels=_labels(body.labels, body.region, "labels"),
         valid_for=duration(body.valid_for, "validFor") if body.valid_for else None,
         endpoint=body.endpoint_url,
         policy=None if body.policy is None else limit_conversion.to_policy(body.policy, "policy"),
@@ -139,7 +139,7 @@ def _to_constraints(body: bodies.ReservationRequest) -> models.Constraints:
         return models.UNCONSTRAINED
     maximum = wish.max_price_per_hour
     return models.Constraints(
-        labels=_labels(wish.labels, wish.region),
+        labels=_labels(wish.labels, wish.region, "constraints.labels"),
         pinned=ClusterId(body.target_cluster_id) if body.target_cluster_id else None,
         excluded=tuple(ClusterId(name) for name in wish.exclude),
         max_price=prices.parse(maximum, "constraints.maxPricePerHour") if maximum else None,
@@ -147,8 +147,17 @@ def _to_constraints(body: bodies.ReservationRequest) -> models.Constraints:
     )
 
 
-def _labels(labels: dict[str, str], region: str) -> dict[str, str]:
-    return {**labels, models.REGION_LABEL: region} if region else labels
+def _labels(labels: dict[str, str], region: str, where: str) -> dict[str, str]:
+    """With the region, which counts as one: what is taken in must be fit to be shown again."""
+    if not region:
+        return labels
+    whole = {**labels, models.REGION_LABEL: region}
+    if len(whole) > bodies.MOST_LABELS:
+        raise InvalidInput(
+            f"{where}: {len(whole)} are too many, with the region as one of them",
+            hint=f"at most {bodies.MOST_LABELS} can be given",
+        )
+    return whole
 
 
 # -- to the wire

@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from kubelend.core.errors import InvalidInput, KubelendError, UnexpectedAnswer
-from kubelend.wire import bodies, problems
+from kubelend.wire import bodies, names, problems
 from kubelend.wire.objects import Question, Reply
 
 Body = TypeVar("Body")
@@ -28,11 +28,6 @@ NAME: Final = "mailbox"
 NOBODY: Final = Reply()
 
 _LABEL: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", re.ASCII)
-_DNS: Final = re.compile(
-    r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", re.ASCII
-)
-_LONGEST: Final = 240
-"""Kubernetes takes names of 253 characters; the rest is for what is put around them."""
 
 _INSTRUCTIONS: Final = msgspec.json.Decoder(bodies.Instruction)
 _ADVERTISEMENTS: Final = msgspec.json.Decoder(bodies.Advertisement)
@@ -49,7 +44,7 @@ def check_owner(cluster: str) -> str:
 
 
 def advertisement_name(cluster: str) -> str:
-    return f"{_safe(cluster)}-adv"
+    return f"{names.safe(cluster)}-adv"
 
 
 def reservation_name(key: str) -> str:
@@ -58,12 +53,12 @@ def reservation_name(key: str) -> str:
 
 
 def instruction_name(reservation: str) -> str:
-    return f"{_safe(reservation)}-provider"
+    return f"{names.safe(reservation)}-provider"
 
 
 def mirror_name(reservation: str) -> str:
     """Of a reservation that was not asked for here, and is shown all the same."""
-    return _safe(reservation)
+    return names.safe(reservation)
 
 
 def question(asked: Question) -> dict[str, object]:
@@ -106,9 +101,3 @@ def _read(said: str, decoder: msgspec.json.Decoder[Body]) -> Body:
         return decoder.decode(said)
     except msgspec.MsgspecError as problem:
         raise UnexpectedAnswer(f"the broker's words cannot be read: {problem}") from problem
-
-
-def _safe(id: str) -> str:
-    if len(id) <= _LONGEST and _DNS.fullmatch(id):
-        return id
-    return f"hashed-{sha256(id.encode(errors='surrogatepass')).hexdigest()[:40]}"

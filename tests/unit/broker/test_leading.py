@@ -27,9 +27,11 @@ class Vote:
     def __init__(self, leads=False):
         self.leads = leads
         self.leader = "broker-1"
+        self.term = 0
         self._turned = asyncio.Event()
 
     def turn(self, leads):
+        self.term += leads and not self.leads
         self.leads = leads
         self._turned.set()
 
@@ -188,3 +190,21 @@ async def is_taken(broker):
         await broker.advertise(make.advertisement("b"))
         return True
     return False
+
+
+async def test_a_leader_that_was_interrupted_unnoticed_reads_the_store_anew(store):
+    """Somebody else may have led and be gone again, and what is in memory be old."""
+    vote = Vote(leads=True)
+    async with running(vote, store) as broker:
+        await until(lambda: broker.may_decide)
+        told = []
+        broker.listeners.append(told.append)
+        store.commit([make.cluster("a")], 7)
+        vote.turn(False)
+        vote.turn(True)
+        assert not broker.may_decide
+        with pytest.raises(NotReady, match="leading no more"):
+            broker.present()
+        await until(lambda: broker.may_decide)
+        assert list(broker.present()[0].clusters) == ["a"]
+        assert told == [None]  # whoever looks at objects has to look again

@@ -121,3 +121,46 @@ def test_available_on_an_object_of_the_broker_is_not_the_stores():
 )
 def test_offer_goes_with_the_object_that_said_it(gone, heard, known, is_withdrawn):
     assert plans.is_withdrawn(gone, heard, known) is is_withdrawn
+
+
+MANY = {f"l{number}": "x" for number in range(64)}
+
+
+def test_record_that_fits_no_object_can_be_compared():
+    """Taken in by a broker that did not count the region as a label."""
+    known = record(replace(OFFER, labels={**MANY, "region": "eu"}))
+    found = samples.shown(record(replace(OFFER, labels=MANY)))
+    assert plans.plan(found, None, None, known) == plans.Rewrite()
+
+
+OF_AGENT = record(replace(plans.offer(LARGER), sent_at=make.T0 + make.HOUR))
+OBSERVED = samples.with_status(SAID, observed_generation=SAID.metadata.generation)
+NAMED = samples.with_metadata(OBSERVED, name="any-name")
+REFUSED = samples.with_status(NAMED, message=f"{plans.NOT_TAKEN_IN}it was revoked")
+EDITED = samples.with_metadata(NAMED, generation=2)
+SAME_TIME = record(plans.offer(LARGER))
+
+
+@pytest.mark.parametrize(
+    "found, heard, known, action",
+    [
+        pytest.param(NAMED, None, OF_AGENT, None, id="heard before a restart, overruled since"),
+        pytest.param(NAMED, None, SAME_TIME, None, id="heard before, of the same time"),
+        pytest.param(OBSERVED, None, OF_AGENT, plans.Rewrite(), id="keeps what was overruled"),
+        pytest.param(EDITED, None, OF_AGENT, plans.PassOver(), id="edited since, and older"),
+        pytest.param(EDITED, None, SAME_TIME, plans.Advertise(OFFER), id="edited since"),
+        pytest.param(REFUSED, None, SAME_TIME, plans.Advertise(OFFER), id="was refused before"),
+        pytest.param(EDITED, OFFER, OF_AGENT, None, id="nothing new"),
+        pytest.param(EDITED, plans.offer(LATER), OF_AGENT, plans.PassOver(), id="new, and older"),
+        pytest.param(
+            EDITED,
+            OF_AGENT.advertisement,
+            OF_AGENT,
+            plans.Advertise(OFFER),
+            id="takes its own word back",
+        ),
+        pytest.param(NAMED, None, None, plans.Advertise(OFFER), id="the ledger lost it"),
+    ],
+)
+def test_word_from_before_does_not_overrule_a_newer_one(found, heard, known, action):
+    assert plan(found, heard, known) == action

@@ -6,6 +6,8 @@ import broker_samples as samples
 import make
 from kubelend.controllers import happenings
 from kubelend.core.lifecycle import Reason
+from kubelend.kube.answers import Unreadable
+from kubelend.wire.broker_objects import Reservation
 
 RESERVED = samples.written(samples.record(message="Resources locked in cluster lender"))
 PHASES = {
@@ -83,3 +85,24 @@ def test_event_names_its_object_and_is_cut_to_what_the_server_takes():
     }
     assert len(str(body["message"])) == 1024
     assert body["lastTimestamp"] == "2026-01-01T12:00:00Z"
+
+
+class Told(list):
+    """Whom one can tell."""
+
+    tell = list.append
+
+
+def test_object_that_cannot_be_read_is_told_of_once_for_each_reason():
+    told = Told()
+    riddles = happenings.Riddles(Reservation, told)
+    odd = Unreadable("hub", "mine", "u-1", "nonsense")
+    for found in (odd, odd, odd._replace(problem="worse"), None, odd):
+        riddles.look("mine", found)
+    assert [one.message for one in told] == [
+        "Left alone: nonsense",
+        "Left alone: worse",
+        "Left alone: nonsense",
+    ]
+    about = happenings.body(told[0], make.T0, "abc")["involvedObject"]
+    assert (about["kind"], about["name"], about["uid"]) == ("Reservation", "mine", "u-1")

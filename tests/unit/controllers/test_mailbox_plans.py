@@ -10,8 +10,10 @@ from kubelend.controllers import mailbox_plans as plans
 from kubelend.core.errors import NoCapacity, NotReady
 from kubelend.core.lifecycle import Phase, Reason
 from kubelend.core.models import ClusterId
+from kubelend.stores import kube_objects
 from kubelend.wire import bodies, mailboxes
 from kubelend.wire.broker_objects import (
+    RESERVATION_FINALIZER,
     AdvertisedResources,
     ClusterAdvertisement,
     ClusterAdvertisementSpec,
@@ -114,10 +116,18 @@ def test_spoilt_words_are_said_again():
 
 def test_reservation_that_is_shown_is_what_was_asked_for():
     made = plans.own_object(record(), "mail")
-    assert (made.metadata.name, made.spec.requester_id) == ("rsv-1", "rome")
+    assert (made.metadata.name, made.spec["requesterID"]) == ("rsv-1", "rome")
     assert plans.lent_object(
         next(instructions.for_cluster(BONN, record())), Reply(), "mail"
     ).key == ("mail/rsv-1-provider")
+
+
+def test_reservation_with_more_labels_than_a_spec_takes_is_shown_all_the_same():
+    labels = {f"label-{number}": "yes" for number in range(65)}
+    wish = make.request(requester="rome", key="k", labels=labels)
+    found = msgspec.structs.replace(record(), request=wish)
+    assert plans.own_object(found, "mail").spec["constraints"] == {"labels": labels}
+    assert "constraints" not in plans.own_object(found, "mail", in_full=False).spec
 
 
 # -- questions
@@ -140,6 +150,13 @@ ASKED = Question("q-2", "activate")
     [
         pytest.param(own(), Question("", "reserve"), id="a person's wish"),
         pytest.param(own(record()), None, id="answered"),
+        pytest.param(
+            Reservation(
+                Metadata("rsv-1", labels=kube_objects.labels_of("")), ReservationSpec(SOME)
+            ),
+            None,
+            id="shown by the broker, and not filled yet",
+        ),
         pytest.param(own(record(), question=ASKED), ASKED, id="asked again"),
         pytest.param(
             own(question=ASKED, reply=Reply("q-2", problem="{}")), None, id="refused is answered"
@@ -186,6 +203,22 @@ def test_question_is_open_until_its_reply_names_it(seen, expected):
 def test_conditions_ask_in_every_live_phase_and_only_then(found, conditions, call):
     said = tuple(Condition(kind, status) for kind, status in conditions.items())
     assert plans.wished(own(found, conditions=said)) == call
+
+
+@pytest.mark.parametrize(
+    "found, cluster, finalizers, expected",
+    [
+        pytest.param(record(), ROME, (), True, id="live"),
+        pytest.param(record(), ROME, (RESERVATION_FINALIZER,), False, id="held"),
+        pytest.param(OVER, ROME, (), False, id="over"),
+        pytest.param(None, ROME, (), False, id="not told"),
+        pytest.param(record(), PARIS, (), False, id="of whose mailbox it was before"),
+    ],
+)
+def test_what_is_live_is_held_on_to(found, cluster, finalizers, expected):
+    seen = own(found)
+    metadata = msgspec.structs.replace(seen.metadata, finalizers=finalizers)
+    assert plans.is_loose(msgspec.structs.replace(seen, metadata=metadata), cluster) is expected
 
 
 def test_key_is_the_agents_or_of_the_object_itself():

@@ -81,6 +81,32 @@ def test_end_of_a_former_object_leaves_the_new_one():
     assert shelf.all() == []
 
 
+# -- lists beside the watch
+
+
+def test_list_adds_to_what_the_watch_has_told():
+    shelf = Shelf()
+    shelf.see(asked("5"))
+    shelf.fill("Reservation", [asked("4"), replace(asked("3"), metadata=Metadata("b", uid="b"))])
+    assert [one.metadata.resource_version for one in shelf.all()] == ["5", ""]
+    assert not shelf.awaits("Reservation")
+    assert shelf.awaits("Mailbox")
+
+
+def test_what_went_while_a_list_was_on_its_way_is_not_taken_from_it():
+    shelf = Shelf()
+    shelf.miss(asked("5"))
+    shelf.fill("Reservation", [asked("4")])
+    assert shelf.all() == []
+
+
+def test_list_that_the_watch_has_overtaken_counts_for_nothing():
+    shelf = Shelf()
+    shelf.keep_only("Reservation", set())
+    shelf.fill("Reservation", [asked("4")])
+    assert shelf.all() == []
+
+
 def test_after_a_doubt_everything_is_looked_at():
     shelf = Shelf()
     shelf.see(asked(told=True))

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 import broker_samples as samples
 from kubelend.controllers.mirrors import Mirror
@@ -77,3 +78,27 @@ def test_what_cannot_be_read_has_not_gone(mirror):
     mirror.take(unreadable)
     mirror.take(Listed([], [unreadable]))
     assert mirror.gone("a") == []
+
+
+ODD = Unreadable("hub", "a", A.metadata.uid, "nonsense")
+
+
+def test_what_cannot_be_read_is_told_once_and_looked_at(mirror, looks):
+    with capture_logs() as logs:
+        mirror.take(ODD)
+        mirror.take(Listed([], [ODD]))
+    assert (len(logs), looks, mirror.unreadable("a")) == (1, ["a"], ODD)
+    mirror.look_at_all()
+    assert looks == ["a", "a"]
+
+
+@pytest.mark.parametrize("change", [A, Listed([], []), ODD._replace(is_deleted=True)])
+def test_what_is_mended_or_gone_is_no_riddle_any_more(mirror, change):
+    mirror.take(ODD)
+    mirror.take(change)
+    assert mirror.unreadable("a") is None
+
+
+def test_end_that_cannot_be_read_is_an_end(mirror):
+    mirror.take(ODD._replace(is_deleted=True))
+    assert (mirror.find("a"), mirror.gone("a")) == (None, [A])

@@ -1,6 +1,7 @@
 """What is done about a Reservation object, for each way that it and its record can stand to each other."""
 
 import pytest
+from msgspec.structs import replace
 
 import broker_samples as samples
 import make
@@ -8,6 +9,7 @@ from kubelend.controllers import marks
 from kubelend.controllers import reservation_plans as plans
 from kubelend.core.errors import InvalidDuration, InvalidInput
 from kubelend.core.lifecycle import Reason
+from kubelend.core.models import Constraints
 from kubelend.wire import route
 from kubelend.wire.broker_objects import RESERVATION_FINALIZER
 from kubelend.wire.conversion import Terms
@@ -188,3 +190,14 @@ def test_nobody_can_send_the_key_of_an_object():
     key = marks.key_of(Metadata("mine", uid="u-1"))
     with pytest.raises(InvalidInput):
         route.checked_key(key)
+
+
+def test_record_that_fits_no_object_can_be_compared():
+    """Taken in by a broker that did not count the region as a label."""
+    labels = {f"l{number}": "x" for number in range(65)}
+    fitting = samples.record()
+    record = replace(fitting, request=replace(fitting.request, constraints=Constraints(labels)))
+    found = samples.with_status(samples.written(fitting, is_own=True), kept=samples.kept(record))
+    assert [name for name, _ in plan(found, record).spoilt] == ["spec"]
+    theirs = samples.with_status(samples.written(fitting), kept=samples.kept(record))
+    assert plan(theirs, record) is None

@@ -6,6 +6,7 @@ import re
 import pytest
 import yaml
 
+import kube_roles
 import kubelend
 from audited_cluster import granted
 from charts import CHARTS, DEPLOY, KUSTOMIZE, NAMES, container, of_kind, rendered
@@ -35,13 +36,27 @@ def test_each_definition_is_in_the_chart_of_its_group():
 
 
 def test_broker_may_do_in_mailboxes_what_it_has_to():
-    [role] = (
-        found
-        for found in of_kind(rendered("broker", "overlays/replicated"), "ClusterRole")
-        if found["metadata"]["name"] == "kubelend-broker-mailboxes"
-    )
+    [role] = of_kind(rendered("broker", "components/mailboxes"), "ClusterRole")
     needed = mailbox_manifests.rules(mailbox_manifests.BROKERS_RULES)
     assert granted([role]) == granted([{"metadata": {}, "rules": needed}])
+
+
+def test_roles_in_the_manual_are_those_of_the_chart():
+    """docs/agent.md explains them one by one, for an agent that has neither certificate nor name."""
+    documented = {role["metadata"]["name"]: role["rules"] for role in kube_roles.documented()}
+    nameless = [
+        rule for rule in documented["kubelend-agent"] if rule["resources"] == ["namespaces"]
+    ]
+    assert [rule["resourceNames"] for rule in nameless] == [["kube-system"]]
+    documented["kubelend-agent"] = [
+        rule for rule in documented["kubelend-agent"] if rule not in nameless
+    ]
+    own = {
+        role["metadata"]["name"]: role["rules"]
+        for role in of_kind(rendered("agent"), "Role", "ClusterRole")
+        if not role["metadata"]["name"].endswith(("-viewer", "-editor"))
+    }
+    assert own == documented
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -48,7 +48,7 @@ def test_new_journal_begins_at_the_start():
 
 
 @pytest.mark.parametrize(
-    "kept", [{"record": "{}"}, {"checksum": 1}, {"record": "no JSON", "checksum": 1}]
+    "kept", [{"record": "{}"}, {"checksum": "1"}, {"record": "no JSON", "checksum": "1"}]
 )
 def test_head_that_somebody_has_edited_is_refused(kept):
     found = kube_head.head(STATE, "ns")

@@ -4,6 +4,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 import make
 from kubelend.core.lifecycle import Phase
@@ -85,14 +86,21 @@ def test_plain_form_has_what_the_definitions_require_and_no_more():
     assert asked.keys() == {"requestedResources", "requesterID", "targetClusterID"}
 
 
-def stored(record, name="rsv-1", text=None):
-    _, _, encoded = records.encode(record)
-    kept = kube_projection.kept(record.id, encoded if text is None else text, 3)
-    return Stored(Metadata(name), {}, Holder(kept))
+KEY = "ab" * 32
+
+
+def stored(found, name="rsv-1", text=None, **edited):
+    _, _, encoded = records.encode(found)
+    words = encoded if text is None else text
+    kept = kube_projection.kept(KEY, "reservation", found.id, words, 3)
+    return Stored(Metadata(name), {}, Holder(replace(kept, **edited)))
+
+
+LESS = records.encode(RESERVATION)[2].decode().replace('"cpu":500', '"cpu":100')
 
 
 def test_record_is_read_from_what_an_object_keeps():
-    assert kube_projection.record_of("reservation", stored(RESERVATION)) == RESERVATION
+    assert kube_projection.record_of("reservation", stored(RESERVATION), KEY) == RESERVATION
 
 
 @pytest.mark.parametrize(
@@ -102,11 +110,15 @@ def test_record_is_read_from_what_an_object_keeps():
         (stored(RESERVATION, text=b"{}"), "cannot be read"),
         (stored(make.reservation("rsv-2")), "another"),
         (Stored(Metadata("rsv-1")), "no record"),
+        (stored(RESERVATION, revision=4), "not written by the broker"),
+        (stored(RESERVATION, checksum=""), "not written by the broker"),
+        (stored(RESERVATION, checksum="é"), "not written by the broker"),
+        (stored(RESERVATION, record=LESS), "not written by the broker"),
     ],
 )
 def test_record_that_is_not_what_was_written_is_refused(found, why):
     with pytest.raises(Damaged, match=why):
-        kube_projection.record_of("reservation", found)
+        kube_projection.record_of("reservation", found, KEY)
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,19 @@ def test_offers_are_rounded_down_and_what_is_used_up():
     assert found.allocated == Resources(cpu=1, memory=1)
 
 
+def test_region_counts_as_one_of_the_labels():
+    """Else a record could be made that no object has room for."""
+    labels = {f"l{number}": "x" for number in range(64)}
+    body = bodies.Advertisement("a", bodies.Metrics(CAPACITY), labels=labels, region="eu")
+    with pytest.raises(errors.InvalidInput, match="labels: 65 are too many, with the region"):
+        conversion.to_advertisement(body, A, make.T0)
+    with pytest.raises(errors.InvalidInput, match=r"constraints\.labels: 65 are too many"):
+        request(constraints=bodies.ConstraintsBody(labels=labels, region="eu"))
+    named = {**dict(list(labels.items())[1:]), REGION_LABEL: "us"}
+    found = request(constraints=bodies.ConstraintsBody(labels=named, region="eu"))
+    assert (len(found.constraints.labels), found.constraints.labels[REGION_LABEL]) == (64, "eu")
+
+
 def test_region_is_a_label_like_any_other():
     body = bodies.Advertisement("a", bodies.Metrics(CAPACITY), labels={"x": "y"}, region="eu")
     found = conversion.to_advertisement(body, A, make.T0)

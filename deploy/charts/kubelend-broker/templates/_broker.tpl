@@ -1,5 +1,10 @@
 {{- /* Whether the broker speaks to the API server at all: if not, it gets neither roles nor a token. */ -}}
 {{- define "broker.usesApi" -}}
+{{- if or (include "broker.keepsObjects" .) .Values.mailboxes }}yes{{ end -}}
+{{- end }}
+
+{{- /* Whether its ledger is in the cluster. */ -}}
+{{- define "broker.keepsObjects" -}}
 {{- if eq .Values.store.kind "kubernetes" }}yes{{ end -}}
 {{- end }}
 

@@ -1,0 +1,132 @@
+"""What others write into, and delete of, the broker's objects while it serves: it answers by its own record.
+
+Under load from both sides, and each ends as in `test_broker_faults`.
+"""
+
+import asyncio
+import itertools
+
+import pytest
+
+import kube_broker
+import kube_faults
+from kube_faults import BY_OBJECT, BY_REST, eventually
+from kubelend.core.errors import Conflict, InvalidInput, NotFound
+from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
+
+pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.fixture
+async def home(kube, namespace, certificates):
+    async with kube_faults.home(kube, namespace, certificates) as home:
+        yield home
+
+
+async def for_a_while(work, seconds=6.0):
+    """Again and again, at most as often as the server answers."""
+    end = asyncio.get_running_loop().time() + seconds
+    for number in itertools.count():
+        if asyncio.get_running_loop().time() > end:
+            return
+        await work(number)
+
+
+async def edit(load, kind, name, change, subresource=""):
+    """What is gone by then, or refused, was not done."""
+    try:
+        await load.objects.edit(kind, name, change, subresource)
+    except (Conflict, NotFound, InvalidInput):
+        return
+
+
+async def edit_each(load, kind, change, subresource=""):
+    for found in await load.listed(kind):
+        await edit(load, kind, found.metadata.name, change, subresource)
+
+
+async def test_somebody_who_writes_into_all_objects_all_the_time_stops_nothing(home):
+    load = home.load
+
+    async def meddle(number):
+        noise = {"labels": {"turn": str(number)}, "annotations": {"turn": str(number)}}
+        amounts = {"cpu": str(number), "memory": "1Gi"}
+        await edit_each(load, Reservation, {"metadata": noise, "spec": {"priority": number % 9}})
+        forged = {"resources": {"reserved": amounts, "available": amounts}}
+        await edit_each(load, ClusterAdvertisement, {"metadata": noise, "spec": forged})
+
+    promised = await load.under(lambda: for_a_while(meddle))
+    await load.check(promised)
+
+
+SPOILT = [
+    pytest.param({"status": None}, "status", id="status emptied"),
+    pytest.param({"status": {"kept": None}}, "status", id="record taken out"),
+    pytest.param(
+        {"status": {"phase": None, "kept": None, "targetClusterID": None}},
+        "status",
+        id="phase and record taken out",
+    ),
+    pytest.param({"metadata": {"finalizers": None}}, "", id="finalizers taken off"),
+]
+
+
+@pytest.mark.parametrize("change, subresource", SPOILT)
+async def test_spoilt_objects_are_put_right_and_hold_what_they_held(home, change, subresource):
+    load = home.load
+
+    async def spoil(number):
+        for kind in (Reservation, ClusterAdvertisement):
+            if kind is Reservation or subresource:
+                await edit_each(load, kind, change, subresource)
+        await asyncio.sleep(0.5)
+
+    promised = await load.under(lambda: for_a_while(spoil, 3.0))
+    await load.check(promised)
+    for found in await load.listed(Reservation):
+        assert (found.status.kept is not None) == (found.status.phase != "Failed"), found
+
+
+async def test_advertisements_that_go_and_come_back_find_their_locks(home):
+    load = home.load
+
+    async def trouble():
+        for _ in range(3):
+            for lender in (BY_OBJECT, BY_REST):
+                await load.objects.delete(ClusterAdvertisement, f"{lender}-adv")
+            await eventually(lambda: not home.broker.service.present()[0].clusters)
+            await load.offer()
+
+    await load.check(await load.under(trouble))
+
+
+EMPTIED = [
+    pytest.param({"status": None}, id="status"),
+    pytest.param({"status": {"kept": None}}, id="record"),
+]
+
+
+@pytest.mark.parametrize("change", EMPTIED)
+@pytest.mark.parametrize("kind", ["rsv-", "last-wish-"], ids=["over REST", "by object"])
+async def test_what_is_emptied_while_no_broker_runs_is_lent_to_nobody_else(
+    kube, namespace, certificates, kind, change
+):
+    """The next one does not guess: it names the object and waits. To delete that is to give it back."""
+    async with kube_faults.home(kube, namespace, certificates) as home:
+        promised = await home.load.fill_up()
+    emptied = min(name for name in promised if name.startswith(kind))
+    async with kube_broker.opened(kube, namespace) as objects:
+        await objects.edit(Reservation, emptied, change, "status")
+        await objects.reserve("thief")
+        async with kube_faults.starting(kube, namespace, certificates) as home:
+            await eventually(lambda: says(home, f"Reservation {emptied}: somebody has"))
+            assert (await objects.find(Reservation, "thief")).status.phase == ""
+            await objects.edit(Reservation, emptied, {"metadata": {"finalizers": None}})
+            await objects.delete(Reservation, emptied)
+            await eventually(home.is_ready)
+            assert await home.load.wish("thief")
+            await home.load.check(promised - {emptied} | {"thief"})
+
+
+async def says(home, what):
+    return what in await home.readiness()

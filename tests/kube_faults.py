@@ -1,0 +1,389 @@
+"""A broker at home in Kubernetes, used over REST and by objects at the same time, while something goes wrong.
+
+    async with kube_faults.home(cluster, namespace, certificates) as home:
+        done = await home.load.under(trouble)
+        await home.load.check(done)
+
+Whoever asks does not give up: what is not answered is asked again, with the same key or the same name. So at
+the end it is known what everybody was promised, and that has to be what the broker says, what the objects
+show, and what the store holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, closing
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import aiohttp
+
+import brokers
+from certificates import Certificates
+from kube_broker import Objects
+from kubelend.core import audit
+from kubelend.core.errors import AlreadyExists, Conflict, KubelendError, NoCapacity
+from kubelend.core.ledger import Ledger
+from kubelend.kits import clock
+from kubelend.kits.backoff import NONE
+from kubelend.kube import access, resources
+from kubelend.kube.client import Client
+from kubelend.lab.clusters import Cluster
+from kubelend.stores.kubernetes import KubernetesStore
+from kubelend.transports.http_client import BrokerClient
+from kubelend.wire import bodies
+from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
+
+Answer = TypeVar("Answer")
+Trouble = Callable[[], Awaitable[None]]
+
+PATIENCE = 60.0
+"""Seconds for everything that waits for a server to come back, on a busy machine."""
+POLL = 0.1
+BY_OBJECT, BY_REST = "lender-by-object", "lender-by-rest"
+CPUS = 5
+"""Of each lender: as many reservations of one CPU fit."""
+CREW = 3
+"""Borrowers of either kind at once, each of which keeps one; there is no room for all that they want."""
+LIVE = {"Pending", "Reserved", "Active"}
+LEASE: dict[str, Any] = {
+    "leader_elect_lease_duration": timedelta(seconds=3),
+    "leader_elect_renew_deadline": timedelta(seconds=2),
+    "leader_elect_retry_period": timedelta(milliseconds=500),
+}
+KUBELEND = Path(sys.executable).with_name("kubelend")
+REQUEST = bodies.ReservationRequest(bodies.Quantities("1", "1Gi"), duration="1h")
+
+
+class Load:
+    """Borrowers that ask over REST, at any of several brokers, and others that apply objects."""
+
+    def __init__(
+        self, cluster: Cluster, objects: Objects, urls: list[str], certificates: Certificates
+    ) -> None:
+        self.objects = objects
+        self.answered = 0
+        """How many questions so far, of either kind."""
+        self._cluster = cluster
+        self._urls = urls
+        self._certificates = certificates
+        self._is_over = False
+        self._clients: dict[tuple[Path, str], BrokerClient] = {}
+        self.stack = AsyncExitStack()
+
+    # -- who lends
+
+    async def offer(self) -> None:
+        """Both lenders advertise, each in its own way, and are seen."""
+        await self.publish()
+        await self.advertise()
+        for lender in (BY_OBJECT, BY_REST):
+            await self.shows(
+                ClusterAdvertisement, f"{lender}-adv", lambda one: one.status.score != ""
+            )
+
+    async def publish(self) -> None:
+        amounts = bodies.Metrics(bodies.Quantities(str(CPUS), "64Gi"))
+        offer = bodies.Advertisement(BY_REST, amounts)
+        await self.rest(BY_REST, lambda client: client.publish(offer))
+
+    async def advertise(self) -> None:
+        await self.apply(lambda: self.objects.advertise(BY_OBJECT, str(CPUS), "64Gi"))
+
+    # -- who borrows
+
+    async def under(self, trouble: Trouble) -> set[str]:
+        """Have `trouble` while some ask and give back, and ask and keep; then all ask that there is room for.
+
+        Gives the names of all that is promised in the end.
+        """
+        self._is_over = False
+        async with asyncio.timeout(3 * PATIENCE), asyncio.TaskGroup() as group:
+            crew = [
+                group.create_task(work(number))
+                for number in range(CREW)
+                for work in (self._borrow_on, self._wish_on)
+            ]
+            await eventually(lambda: self.answered > CREW)
+            try:
+                await trouble()
+            finally:
+                self._is_over = True
+        kept = {one.result() for one in crew}
+        return kept | await self.fill_up()
+
+    async def borrow(self, borrower: str, key: str) -> str:
+        """Over REST; gives its name, or nothing if there was no room."""
+        try:
+            found = await self.rest(borrower, lambda client: client.reserve(REQUEST, key=key))
+        except NoCapacity:
+            return ""
+        finally:
+            self.answered += 1
+        return found.id
+
+    async def release(self, borrower: str, name: str) -> None:
+        await self.rest(borrower, lambda client: client.release(name))
+
+    async def wish(self, name: str) -> str:
+        """With an object; the same."""
+        await self.apply(lambda: self.objects.reserve(name))
+        found = await self.shows(Reservation, name, lambda one: one.status.phase != "")
+        self.answered += 1
+        return name if found.status.phase == "Reserved" else ""
+
+    async def remove(self, name: str) -> None:
+        await self.objects_do(lambda: self.objects.delete(Reservation, name))
+
+        async def is_gone() -> bool:
+            return await self.objects.find(Reservation, name) is None
+
+        await eventually(is_gone)
+
+    async def _borrow_on(self, number: int) -> str:
+        """Until it is over, and one is kept; not the first, so that it falls into the time of trouble."""
+        kept, borrower = "", f"borrower-{number}"
+        for turn in itertools.count():
+            name = await self.borrow(borrower, f"key-{number}-{turn}")
+            if name and not kept and turn > number:
+                kept = name
+            elif name:
+                await self.release(borrower, name)
+            if kept and self._is_over:
+                break
+        return kept
+
+    async def _wish_on(self, number: int) -> str:
+        kept = ""
+        for turn in itertools.count():
+            name = f"wish-{number}-{turn % 2 if not kept else 'again'}"
+            is_granted = await self.wish(name)
+            if is_granted and not kept and turn > number:
+                kept = name
+            else:
+                await self.remove(name)
+            if kept and self._is_over:
+                break
+        return kept
+
+    async def fill_up(self) -> set[str]:
+        """Ask for as much as both lenders have; gives the names of what is promised."""
+        asked = [
+            *(self.borrow("borrower-last", f"last-{number}") for number in range(CPUS)),
+            *(self.wish(f"last-wish-{number}") for number in range(CPUS)),
+        ]
+        return {name for name in await asyncio.gather(*asked) if name}
+
+    # -- how they ask
+
+    async def rest(
+        self, caller: str, what: Callable[[BrokerClient], Awaitable[Answer]], *, admin: bool = False
+    ) -> Answer:
+        """Until a broker answers, or refuses for good."""
+        issue = self._certificates.admin if admin else self._certificates.cluster
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                for url in self._urls:
+                    client = await self._client(issue(caller), url)
+                    try:
+                        async with asyncio.timeout(2.0):
+                            return await what(client)
+                    except TimeoutError:
+                        continue
+                    except KubelendError as error:
+                        if isinstance(error, Conflict) or not error.retryable:
+                            raise
+                await asyncio.sleep(POLL)
+
+    async def apply(self, make: Callable[[], Awaitable[None]]) -> None:
+        """Until the object is there; also if it was made by a call that was never answered."""
+        with contextlib.suppress(AlreadyExists):
+            await self.objects_do(make)
+
+    async def objects_do(self, what: Callable[[], Awaitable[Answer]]) -> Answer:
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                try:
+                    return await what()
+                except KubelendError as error:
+                    if not error.retryable:
+                        raise
+                await asyncio.sleep(POLL)
+
+    async def shows(self, kind: type[Any], name: str, look: Callable[[Any], bool]) -> Any:
+        """Wait for an object to be as wanted; a server that is away is waited for too."""
+        seen: list[Any] = [None]
+
+        async def is_so() -> bool:
+            seen[0] = await self.objects.find(kind, name)
+            return seen[0] is not None and look(seen[0])
+
+        try:
+            await eventually(is_so)
+        except TimeoutError:
+            raise AssertionError(f"{kind.kind} {name} is {seen[0]}") from None
+        return seen[0]
+
+    async def _client(self, directory: Path, url: str) -> BrokerClient:
+        if (directory, url) not in self._clients:
+            made = BrokerClient(url, directory, backoff=NONE)
+            self._clients[directory, url] = await self.stack.enter_async_context(made)
+        return self._clients[directory, url]
+
+    # -- what has to be true in the end
+
+    async def check(self, promised: set[str], *, full: bool = True) -> None:
+        """Broker, objects and store tell the same, no lender has lent more than it has, the audit is clean.
+
+        `full`: nothing was given back and nobody was away, so all that fits is used.
+        """
+        lent = Counter(
+            found.target_cluster_id
+            for found in await self.rest("auditor", lambda one: one.all_reservations(), admin=True)
+            if found.id in promised
+        )
+        assert all(count <= CPUS for count in lent.values()), lent
+        assert lent.total() == len(promised)
+        if full:
+            assert lent == {BY_OBJECT: CPUS, BY_REST: CPUS}
+        await self._agree(promised, lent)
+        await asyncio.to_thread(self._audit, promised)
+
+    async def _agree(self, promised: set[str], lent: Counter[str]) -> None:
+        """The broker and the objects say so, at the latest after a moment."""
+        told: list[Any] = []
+
+        async def do_they() -> bool:
+            told[:] = [
+                {
+                    one.id
+                    for one in await self.rest(
+                        "auditor", lambda one: one.all_reservations(), admin=True
+                    )
+                    if one.status.phase in LIVE
+                },
+                {one.metadata.name for one in await self.listed(Reservation) if is_live(one)},
+                {
+                    one.spec.cluster_id: one.spec.resources.reserved.cpu
+                    for one in await self.listed(ClusterAdvertisement)
+                    if one.spec.resources.reserved
+                },
+            ]
+            shown = {lender: str(lent[lender]) for lender in (BY_OBJECT, BY_REST)}
+            return told == [promised, promised, shown]
+
+        try:
+            await eventually(do_they)
+        except TimeoutError:
+            raise AssertionError(f"promised is {promised}, {lent}; told is {told}") from None
+
+    async def listed(self, kind: type[Any]) -> list[Any]:
+        resource = resources.of(kind)
+        return list((await self.objects.client.list(resource, self.objects.namespace)).objects)
+
+    def _audit(self, promised: set[str]) -> None:
+        namespace = self.objects.namespace
+        found = access.from_kubeconfig(self._cluster.admin_kubeconfig)
+        with closing(KubernetesStore.open_readonly(found, namespace)) as store:
+            ledger = Ledger.restore(store.load())
+        assert audit.violations(ledger) == []
+        assert audit.overcommitted(ledger) == []
+        assert {one.id for one in ledger.reservations.values() if one.is_live} == promised
+        url = f"kubernetes://{self._cluster.admin_kubeconfig}?namespace={namespace}"
+        command = (KUBELEND, "audit", f"--store={url}")
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def is_live(found: Reservation) -> bool:
+    return found.status.phase in LIVE and found.metadata.deletion_timestamp is None
+
+
+async def eventually(condition: Callable[[], Any], patience: float = PATIENCE) -> None:
+    """Like `brokers.until`, but what cannot be asked now is asked again, and less often."""
+    async with asyncio.timeout(patience):
+        while True:
+            try:
+                found = condition()
+                if await found if asyncio.iscoroutine(found) else found:
+                    return
+            except KubelendError as error:
+                if not error.retryable:
+                    raise
+            await asyncio.sleep(POLL)
+
+
+@contextlib.asynccontextmanager
+async def loading(
+    cluster: Cluster, namespace: str, urls: list[str], certificates: Certificates
+) -> AsyncIterator[Load]:
+    """Borrowers of brokers that run, over the way to the API server that nobody breaks."""
+    async with Client.open(access.from_kubeconfig(cluster.admin_kubeconfig)) as client:
+        load = Load(cluster, Objects(client, namespace), urls, certificates)
+        async with load.stack:
+            yield load
+
+
+class Home(NamedTuple):
+    """A broker in this process that serves both interfaces, and those who use it."""
+
+    broker: brokers.Running
+    load: Load
+
+    async def readiness(self) -> str:
+        """What the probe says."""
+        url = f"http://127.0.0.1:{self.broker.process.ports['probes']}/readyz"
+        async with aiohttp.ClientSession() as session, session.get(url) as response:
+            return await response.text()
+
+    async def is_ready(self) -> bool:
+        return await self.readiness() == "ok"
+
+    async def is_unready(self) -> bool:
+        return not await self.is_ready()
+
+
+@contextlib.asynccontextmanager
+async def home(
+    cluster: Cluster, namespace: str, certificates: Certificates, kubeconfig: Path | None = None
+) -> AsyncIterator[Home]:
+    """Ready, and with what both lenders offer."""
+    async with starting(cluster, namespace, certificates, kubeconfig) as made:
+        await eventually(made.is_ready)
+        await made.load.offer()
+        yield made
+
+
+@contextlib.asynccontextmanager
+async def starting(
+    cluster: Cluster, namespace: str, certificates: Certificates, kubeconfig: Path | None = None
+) -> AsyncIterator[Home]:
+    """Perhaps not ready. `kubeconfig`: another way to the same API server."""
+    way = kubeconfig or cluster.admin_kubeconfig
+    found = access.from_kubeconfig(way)
+    async with brokers.listening(
+        certificates,
+        open_store=lambda: KubernetesStore.open(found, namespace),
+        clock=RealClock(),
+        broker_interface="http,kubernetes",
+        store=f"kubernetes://{way}",
+        http_namespace=namespace,
+        **LEASE,
+    ) as broker:
+        urls = [f"https://localhost:{broker.port}"]
+        async with loading(cluster, namespace, urls, certificates) as load:
+            yield Home(broker, load)
+
+
+class RealClock(brokers.Clock):
+    """Leases and advertisements are renewed by it."""
+
+    def __call__(self) -> datetime:
+        return clock.utc_now()

@@ -1,0 +1,78 @@
+"""Nothing is remembered of objects that have gone: a broker runs for months."""
+
+import asyncio
+import contextlib
+
+import pytest
+
+import broker_samples as samples
+import make
+from brokers import Clock, until
+from kubelend.broker.metrics import Metrics
+from kubelend.broker.service import Broker, Rules
+from kubelend.controllers.advertisements import Advertisements
+from kubelend.controllers.happenings import Teller
+from kubelend.controllers.reservations import Reservations
+from kubelend.kube.access import Access
+from kubelend.kube.client import Client
+from kubelend.kube.watching import Deleted, Listed
+from kubelend.stores.memory import MemoryStore
+from kubelend.wire.conversion import Terms
+
+TERMS = Terms(make.HOUR, make.HOUR, make.HOUR)
+
+
+@pytest.fixture
+async def broker():
+    broker = Broker(MemoryStore, Clock(), Rules(), Metrics())
+    await broker.load()
+    yield broker
+    await broker.close()
+
+
+@pytest.fixture
+async def client():
+    """Of a server that is not there."""
+    async with Client.open(Access(server="https://127.0.0.1:1")) as client:
+        yield client
+
+
+@contextlib.asynccontextmanager
+async def working(looks):
+    task = asyncio.create_task(looks.run())
+    try:
+        yield
+        assert not task.done(), task.exception()
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+def remembered(whose):
+    """All keys of what it keeps: from outside nothing can be seen of it but the memory it takes."""
+    return {key for kept in vars(whose).values() if isinstance(kept, dict) for key in kept}
+
+
+async def test_suspicion_goes_with_its_object(broker, client):
+    kept = Reservations(broker, client, "hub", TERMS, Teller(client, broker.clock))
+    ghost = samples.wish(labels=samples.OWN)
+    async with working(kept.looks):
+        kept.mirror.take(Listed([ghost], []))
+        suspicions = vars(kept)["_suspicions"]
+        await until(lambda: "mine" in remembered(suspicions))
+        kept.mirror.take(Deleted(ghost))
+        await until(lambda: not kept.mirror.gone("mine"))
+    assert remembered(suspicions) == set()
+
+
+async def test_name_of_an_advertisement_goes_with_it(broker, client):
+    kept = Advertisements(broker, client, "hub", Teller(client, broker.clock))
+    found = samples.advertisement(name="any-name")
+    async with working(kept.looks):
+        kept.mirror.take(Listed([found], []))
+        await until(lambda: "lender" in broker.present()[0].clusters)
+        await until(lambda: remembered(kept) >= {"lender", found.metadata.uid})
+        kept.mirror.take(Deleted(found))
+        await until(lambda: not kept.mirror.gone("any-name"))
+    assert "lender" not in broker.present()[0].clusters
+    assert remembered(kept) == set()
