@@ -120,7 +120,9 @@ async def test_what_is_emptied_while_no_broker_runs_is_lent_to_nobody_else(
         await objects.reserve("thief")
         async with kube_faults.starting(kube, namespace, certificates) as home:
             await eventually(lambda: says(home, f"Reservation {emptied}: somebody has"))
-            assert (await objects.find(Reservation, "thief")).status.phase == ""
+            thief = await objects.find(Reservation, "thief")
+            assert thief is not None
+            assert thief.status.phase == ""
             await objects.edit(Reservation, emptied, {"metadata": {"finalizers": None}})
             await objects.delete(Reservation, emptied)
             await eventually(home.is_ready)

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import random
 from collections import Counter
+from functools import partial
 
 import pytest
 import yaml
@@ -63,7 +64,7 @@ async def test_broker_killed_at_any_moment_leaves_one_lock_or_none(
             nonlocal broker
             for _ in range(KILLS):
                 enough = load.answered + dice.randrange(12)
-                await eventually(lambda enough=enough: load.answered >= enough)
+                await eventually(partial(has_answered, load, enough))
                 await asyncio.sleep(dice.random() / 10)
                 await asyncio.to_thread(kill, broker)
                 broker = await asyncio.to_thread(stack.enter_context, running())
@@ -122,3 +123,7 @@ async def test_leader_killed_while_objects_are_applied_leaves_each_in_one_phase(
             told = Counter(reason for reason, _ in await load.objects.events(one.metadata.name))
             assert set(told) <= {one.status.phase}
             assert told.total() <= 2
+
+
+def has_answered(load, enough):
+    return load.answered >= enough

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import signal
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from kube_stores import Place
 from kubelend.communicators import kube_asking
 from kubelend.core import audit
 from kubelend.core.ledger import Ledger
-from kubelend.core.models import Phase
+from kubelend.core.lifecycle import Phase
 from kubelend.kube import access
 from kubelend.kube.client import Client
 from kubelend.transports.http_client import BrokerClient
@@ -34,7 +35,7 @@ PATIENT = timedelta(seconds=60)
 """Of an agent, while one broker has gone and the other waits for the lease to end."""
 
 WISH = bodies.ReservationRequest(bodies.Quantities("1", "1Gi"), duration="1h")
-SLOTS = (kube_asking.RESERVATIONS, kube_asking.INSTRUCTIONS, kube_asking.MAILBOXES)
+SLOTS: tuple[Any, ...] = (kube_asking.RESERVATIONS, kube_asking.INSTRUCTIONS, kube_asking.MAILBOXES)
 CPUS = 8
 
 

@@ -1,5 +1,7 @@
 """Objects whose word does not count, or not yet: overruled, revoked, put off, nobody's. Real API server."""
 
+from typing import Any
+
 import pytest
 
 import kube_broker
@@ -9,6 +11,7 @@ from kubelend.broker.service import Rules
 from kubelend.controllers import ghosts, marks
 from kubelend.controllers.happenings import Teller
 from kubelend.core import revocation
+from kubelend.core.models import ClusterId
 from kubelend.core.roles import Role
 from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
 
@@ -26,8 +29,9 @@ async def broker(kube, namespace):
 
 async def revoke(broker, cluster):
     def command(ledger, now):
-        why = {"why": "stolen", "by": "admin", "release": True}
-        return revocation.revoke(ledger, Role.CLUSTER, cluster, now=now, **why)
+        return revocation.revoke(
+            ledger, Role.CLUSTER, cluster, now=now, why="stolen", by="admin", release=True
+        )
 
     await broker.service.change(command, lambda _, done: done)
 
@@ -48,11 +52,11 @@ async def test_object_from_before_does_not_overrule_the_agent_after_a_restart(ku
         )
     async with kube_broker.running(kube, namespace) as second:
         await quiet(second)
-        assert second.ledger.clusters["lender"].advertisement == later
+        assert second.ledger.clusters[ClusterId("lender")].advertisement == later
         earlier = {"spec": {"timestamp": "2026-01-01T11:00:00Z"}}
         await second.edit(ClusterAdvertisement, "lender-adv", earlier)
         assert [reason for reason, _ in await told(second, "lender-adv", 1)] == ["Outdated"]
-        assert second.ledger.clusters["lender"].advertisement == later
+        assert second.ledger.clusters[ClusterId("lender")].advertisement == later
 
 
 async def test_revoked_cluster_neither_lends_nor_borrows_by_objects(broker):
@@ -99,11 +103,11 @@ async def test_ghost_is_told_of_when_it_is_removed(broker):
 async def test_ghost_that_has_become_somebodys_is_not_deleted(kube, namespace):
     async with kube_broker.opened(kube, namespace) as objects:
         await objects.apply(Reservation, "mine", AMOUNTS, labels=OWN)
-        seen = await objects.find(Reservation, "mine")
+        seen: Any = await objects.find(Reservation, "mine")
         await objects.edit(Reservation, "mine", {"metadata": {"labels": None}})
         teller = Teller(objects.client, lambda: make.T0)
         assert not await ghosts.remove(objects.client, marks.RESERVATIONS, seen, teller)
-        found = await objects.find(Reservation, "mine")
+        found: Any = await objects.find(Reservation, "mine")
         assert await ghosts.remove(objects.client, marks.RESERVATIONS, found, teller)
         assert await objects.find(Reservation, "mine") is None
 

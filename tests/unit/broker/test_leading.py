@@ -197,7 +197,7 @@ async def test_a_leader_that_was_interrupted_unnoticed_reads_the_store_anew(stor
     vote = Vote(leads=True)
     async with running(vote, store) as broker:
         await until(lambda: broker.may_decide)
-        told = []
+        told: list[Any] = []
         broker.listeners.append(told.append)
         store.commit([make.cluster("a")], 7)
         vote.turn(False)

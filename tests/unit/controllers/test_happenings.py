@@ -1,5 +1,7 @@
 """Which events are told of an object, and how they are written."""
 
+from typing import Any, cast
+
 import pytest
 
 import broker_samples as samples
@@ -87,15 +89,16 @@ def test_event_names_its_object_and_is_cut_to_what_the_server_takes():
     assert body["lastTimestamp"] == "2026-01-01T12:00:00Z"
 
 
-class Told(list):
+class Told(list[Any]):
     """Whom one can tell."""
 
-    tell = list.append
+    def tell(self, happening: Any) -> None:
+        self.append(happening)
 
 
 def test_object_that_cannot_be_read_is_told_of_once_for_each_reason():
     told = Told()
-    riddles = happenings.Riddles(Reservation, told)
+    riddles = happenings.Riddles(Reservation, cast(happenings.Teller, told))
     odd = Unreadable("hub", "mine", "u-1", "nonsense")
     for found in (odd, odd, odd._replace(problem="worse"), None, odd):
         riddles.look("mine", found)
@@ -104,5 +107,5 @@ def test_object_that_cannot_be_read_is_told_of_once_for_each_reason():
         "Left alone: worse",
         "Left alone: nonsense",
     ]
-    about = happenings.body(told[0], make.T0, "abc")["involvedObject"]
+    about: Any = happenings.body(told[0], make.T0, "abc")["involvedObject"]
     assert (about["kind"], about["name"], about["uid"]) == ("Reservation", "mine", "u-1")

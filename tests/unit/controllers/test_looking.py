@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from functools import partial
 
 import msgspec
 import pytest
@@ -32,11 +33,14 @@ async def test_object_that_fits_no_type_is_left_alone_and_told_once():
         if name == "odd":
             msgspec.convert({}, int)
 
+    def has(name, count):
+        return seen.count(name) == count
+
     with capture_logs() as logs:
         async with working(look) as looks:
             for count in (1, 2):
                 looks.add("odd")
-                await until(lambda count=count: seen.count("odd") == count)
+                await until(partial(has, "odd", count))
             looks.add("good")
             await until(lambda: "good" in seen)
     assert [(one["object"], one["log_level"]) for one in logs] == [("odd", "warning")]
