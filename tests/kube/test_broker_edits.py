@@ -114,6 +114,7 @@ async def test_what_is_emptied_while_no_broker_runs_is_lent_to_nobody_else(
     """The next one does not guess: it names the object and waits. To delete that is to give it back."""
     async with kube_faults.home(kube, namespace, certificates) as home:
         promised = await home.load.fill_up()
+        await home.load.publish()  # of the last commit the head has a copy
     emptied = min(name for name in promised if name.startswith(kind))
     async with kube_broker.opened(kube, namespace) as objects:
         await objects.edit(Reservation, emptied, change, "status")

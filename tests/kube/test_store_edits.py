@@ -125,6 +125,24 @@ def test_object_that_somebody_else_made_keeps_its_own_words(place, store):
     assert {one.id for one in store.load().reservations} == {"rsv-1", "mine"}
 
 
+def test_name_that_was_seen_as_a_wish_before_is_judged_by_what_has_it_now(place, store):
+    """Its owner has deleted it since and made another: what is remembered of the first decides nothing."""
+    body = {
+        "apiVersion": "broker.fluidos.eu/v1alpha1",
+        "kind": "Reservation",
+        "metadata": {"name": "mine", "namespace": place.namespace},
+        "spec": {"requestedResources": {"cpu": "1", "memory": "1Gi"}},
+    }
+    path = WHOLE.path(place.namespace)
+    place.run(lambda client: client.raw("POST", path, body))
+    store.load()
+    place.run(lambda client: client.delete(WHOLE, "mine", place.namespace))
+    place.run(lambda client: client.raw("POST", path, body))
+    key = kube_objects.key_of(find(place, WHOLE, "mine").metadata.uid)
+    store.commit([replace(HELD, id="mine", request=replace(HELD.request, key=key))], 2)
+    assert find(place, WHOLE, "mine").status.phase == "Reserved"
+
+
 def test_deleted_object_is_made_anew_by_the_next_write(place, store):
     remove(place, RESERVATIONS, "rsv-1")
     store.commit([ACTIVE], 2)

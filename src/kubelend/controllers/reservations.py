@@ -28,7 +28,7 @@ from kubelend.controllers.reservation_plans import (
     Rewrite,
     StartOver,
 )
-from kubelend.controllers.suspicions import Suspicions
+from kubelend.controllers.suspicions import GRAVE_AFTER, Suspicions
 from kubelend.core import models
 from kubelend.core.errors import Conflict, KubelendError, NotFound, Unavailable
 from kubelend.core.journal import Actor, Entry
@@ -150,6 +150,7 @@ class Reservations:
                 await self._retire(found, record)
             case Rewrite() if record is not None and self._suspicions.may_write(found, action):
                 await self._broker.rewrite(record)
+                self.looks.add_after(name, GRAVE_AFTER)  # if nothing was written, nobody tells
             case _:
                 await self._edit(found, action)
 

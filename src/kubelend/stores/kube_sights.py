@@ -100,9 +100,14 @@ class Sights:
 
     def saw(self, kind: RecordKind, found: Seen, finished_at: datetime | None = None) -> Sight:
         """Remember an object; of a reservation's record also when it finished."""
-        seen = self._known[kind, found.metadata.name] = _sight(
-            found, self._sequence(kind, found), finished_at
-        )
+        seen = _sight(found, self._sequence(kind, found), finished_at)
+        key = kind, found.metadata.name
+        if seen.is_wish:
+            self.forget(
+                key
+            )  # whoever made it may delete it and make another, which is another wish
+        else:
+            self._known[key] = seen
         return seen
 
     async def create(self, key: Key, blank: Seen) -> Sight:
