@@ -103,9 +103,8 @@ class Sights:
         seen = _sight(found, self._sequence(kind, found), finished_at)
         key = kind, found.metadata.name
         if seen.is_wish:
-            self.forget(
-                key
-            )  # whoever made it may delete it and make another, which is another wish
+            # Whoever made it may delete it and make another, which is another wish.
+            self.forget(key)
         else:
             self._known[key] = seen
         return seen
