@@ -119,7 +119,11 @@ def test_paused_store_holds_up_writes_until_it_goes_on(kube, lab, namespace):
 def test_compacted_store_forgets_what_was(kube, kube_assets, lab):
     if kube_assets.etcd_version < (3, 5):
         pytest.skip("etcd before 3.5 cannot be told to")
-    then = "/api/v1/namespaces?resourceVersion=2&resourceVersionMatch=Exact"
+    # A version of now: the server itself has the store forget what is older than five minutes.
+    version = msgspec.json.decode(kube.call("GET", "/api/v1/namespaces"))["metadata"]
+    then = "/api/v1/namespaces?resourceVersionMatch=Exact&resourceVersion="
+    then += version["resourceVersion"]
+    make_namespace(kube, "since-then")
     kube.restart()
     kube.call("GET", then)
     lab.etcd.compact()
