@@ -86,7 +86,7 @@ class Clerk:
                 break
             problem = await self._handle(unread, problem)
         if asked is not None:
-            await self._sparing(mailboxes.NAME, self._answer_mailbox(asked, problem))
+            await self._sparing(mailboxes.NAME, self._answer_mailbox, asked, problem)
         else:
             await self._show_session()
         if problem is not None:
@@ -120,10 +120,10 @@ class Clerk:
     async def _answer_all(self, found: Iterable[Object]) -> None:
         kinds = (Reservation, ProviderInstruction)
         first = [one for one in found if isinstance(one, kinds)]
-        await _together(self._sparing(one.key, self._answer(one)) for one in first)
+        await _together(self._sparing(one.key, self._answer, one) for one in first)
         for one in found:
             if isinstance(one, ClusterAdvertisement) and mailbox_plans.unanswered(one):
-                await self._sparing(one.key, self._answer_advertisement(one))
+                await self._sparing(one.key, self._answer_advertisement, one)
 
     async def _answer(self, seen: Told) -> None:
         if isinstance(seen, Reservation) and marks.is_leaving(seen.metadata):
@@ -271,7 +271,7 @@ class Clerk:
         except KubelendError as error:
             return error
         await _together(
-            self._sparing(one, self._tell(one, record)) for one, record in records.items()
+            self._sparing(one, self._tell, one, record) for one, record in records.items()
         )
         return None
 
@@ -304,10 +304,12 @@ class Clerk:
             left = [one for one in seen.metadata.finalizers if one != RESERVATION_FINALIZER]
             await self._pen.write_finalizers(seen, left)
 
-    async def _sparing(self, what: str, work: Awaitable[None]) -> None:
+    async def _sparing(
+        self, what: str, work: Callable[..., Awaitable[None]], *arguments: object
+    ) -> None:
         """One thing that cannot be put into words is left alone, and keeps no other from being done."""
         try:
-            await work
+            await work(*arguments)
         except msgspec.MsgspecError as problem:
             if self._spoilt.get(what) != str(problem):
                 self._spoilt[what] = str(problem)
