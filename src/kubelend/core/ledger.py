@@ -300,7 +300,7 @@ class Ledger:
         self.tally[gone.phase, gone.reason] -= 1
         self.horizon = max(self.horizon, gone.revision)
         self.accounts.forget(gone)
-        for cluster in _touched(gone):
+        for cluster in gone.touched:
             self._by_cluster[cluster].pop(gone.id, None)
             if not self._by_cluster[cluster]:
                 del self._by_cluster[cluster]
@@ -322,7 +322,7 @@ class Ledger:
         before = self._clusters.get(cluster.id)
         self._clusters[cluster.id] = cluster
         self._write(cluster)
-        if before is None or _lends_otherwise(before, cluster):
+        if before is None or cluster.lends_otherwise_than(before):
             self.freed.add(cluster.id)
         return cluster
 
@@ -348,7 +348,7 @@ class Ledger:
         self.tally[after.phase, after.reason] += 1
         if before is not None:
             self.tally[before.phase, before.reason] -= 1
-        for cluster in _touched(after):
+        for cluster in after.touched:
             self._by_cluster.setdefault(cluster, {})[after.id] = None
         if after.request.key is not None:
             self._keys[after.requester, after.request.key] = after.id
@@ -395,21 +395,3 @@ class Ledger:
             self.fleet.set_free(cluster, self.available(cluster).clamped())
             if self.fleet.bounds is not None:
                 self._withhold(cluster)
-
-
-def _lends_otherwise(before: Cluster, after: Cluster) -> bool:
-    """Whether a waiter may see it in another light. Most advertisements only say "still here"."""
-    old, new = before.advertisement, after.advertisement
-    return (
-        before.is_stale(after.received_at)
-        or before.cordon != after.cordon
-        or before.ceiling != after.ceiling
-        or (old.labels, old.prices, old.policy) != (new.labels, new.prices, new.policy)
-    )
-
-
-def _touched(reservation: Reservation) -> set[ClusterId]:
-    touched = {reservation.requester, *reservation.left}
-    if reservation.target is not None:
-        touched.add(reservation.target)
-    return touched

@@ -73,6 +73,16 @@ class Cluster(Record, frozen=True):
     def is_stale(self, now: datetime) -> bool:
         return now >= self.valid_until
 
+    def lends_otherwise_than(self, before: Cluster) -> bool:
+        """Whether a waiter may see it in another light. Most advertisements only say "still here"."""
+        old, new = before.advertisement, self.advertisement
+        return (
+            before.is_stale(self.received_at)
+            or before.cordon != self.cordon
+            or before.ceiling != self.ceiling
+            or (old.labels, old.prices, old.policy) != (new.labels, new.prices, new.policy)
+        )
+
 
 class Constraints(Record, frozen=True):
     """Where a request may go, beside where it fits."""
@@ -144,6 +154,14 @@ class Reservation(Record, frozen=True):
     @property
     def requester(self) -> ClusterId:
         return self.request.requester
+
+    @property
+    def touched(self) -> set[ClusterId]:
+        """Every cluster that it concerns or has concerned."""
+        touched = {self.requester, *self.left}
+        if self.target is not None:
+            touched.add(self.target)
+        return touched
 
     @property
     def is_live(self) -> bool:
