@@ -10,7 +10,7 @@ from kubelend.broker import parties
 from kubelend.wire import bodies, conversion
 
 
-async def publish(call: Call) -> web.Response:
+async def publish(call: Call) -> web.StreamResponse:
     body = await call.body(bodies.Advertisement)
     cluster = call.caller.cluster
     parties.check_speaker(body.cluster_id, cluster)
@@ -24,7 +24,7 @@ async def publish(call: Call) -> web.Response:
     )
 
 
-async def get_advertisement(call: Call) -> web.Response:
+async def get_advertisement(call: Call) -> web.StreamResponse:
     access.only_itself(call, call.cluster)
     view = await call.broker.cluster(call.cluster)
     return json(conversion.from_cluster(view.cluster, view.reserved))

@@ -16,7 +16,7 @@ from kubelend.wire.audit_bodies import Actor, AuditLine, AuditLog
 LARGEST = 2**63 - 1
 
 
-async def audit_log(call: Call) -> web.Response:
+async def audit_log(call: Call) -> web.StreamResponse:
     before = call.number("continue", 0, LARGEST) or None
     found = await call.context.journal.search(_wanted(call), before, call.page_size())
     more = "" if found.before is None else str(found.before)

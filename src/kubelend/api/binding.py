@@ -48,9 +48,6 @@ UNKNOWN_ROUTE = "unknown"
 RETRY_AFTER = "2"
 """Seconds after which to ask a broker again that cannot answer now."""
 
-GATHERED = frozenset({"publish"})
-"""Calls that come all day from everyone, and whose answer nobody waits for: done several at a time."""
-
 PROBES = frozenset({"healthz", "readyz"})
 """What is answered also while the store is not read that knows who was put out."""
 
@@ -87,8 +84,6 @@ def bind(handlers: Mapping[str, Handler], context: Context) -> HttpHandler:
         found = matching.find(request.method, request.rel_url.raw_path)
         name = found.route.name if isinstance(found, Match) else UNKNOWN_ROUTE
         caller = None
-        if name in GATHERED:
-            await context.rhythm.join()
         try:
             caller = holder_of(request)  # a proxy is named, where it is the proxy that is refused
             caller = caller_of(caller, request)
@@ -169,7 +164,7 @@ def _log_refusal(
         )
 
 
-def problem(error: KubelendError, request: web.BaseRequest) -> web.Response:
+def problem(error: KubelendError, request: web.BaseRequest) -> web.StreamResponse:
     """An error as an answer."""
     body = problems.to_problem(error)
     headers = {"Content-Type": problems.CONTENT_TYPE}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar
 
-import msgspec
 from aiohttp import web
 
 from kubelend.api import reading
+from kubelend.api.answers import JsonAnswer
 from kubelend.api.callers import Callers
 from kubelend.api.granting import Granting
 from kubelend.api.limits import RateLimiter
@@ -20,7 +20,6 @@ from kubelend.broker.service import Broker
 from kubelend.broker.speakers import Speakers
 from kubelend.core.errors import InvalidInput
 from kubelend.core.models import ClusterId, ReservationId
-from kubelend.kits.rhythm import Rhythm
 from kubelend.pki.identities import Caller
 from kubelend.wire.conversion import Terms
 
@@ -28,8 +27,6 @@ Body = TypeVar("Body")
 
 JSON = {"Content-Type": "application/json"}
 LONGEST_PAGE = 1000
-
-_encode = msgspec.json.Encoder().encode
 
 
 class Context(NamedTuple):
@@ -46,8 +43,6 @@ class Context(NamedTuple):
     granting: Granting
     speakers: Speakers
     version: str
-    rhythm: Rhythm
-    """In which advertisements are taken in, once there are many."""
     read_timeout: float
     """Seconds within which a body has to arrive."""
 
@@ -85,8 +80,10 @@ class Call:
 
     async def body(self, kind: type[Body]) -> Body:
         """The body, read within the limits of size and time, and checked against its type."""
+        is_here = self.request.content.is_eof()
         body = await reading.body(self.request, kind, self.context.read_timeout)
-        self.check_again()  # it may have been revoked while it sent
+        if not is_here:
+            self.check_again()  # it may have been revoked while it sent
         return body
 
     async def optional_body(self, kind: type[Body]) -> Body:
@@ -119,6 +116,6 @@ class Call:
         return max(1, self.number("limit", 100, LONGEST_PAGE))
 
 
-def json(body: Any, status: int = 200) -> web.Response:
+def json(body: Any, status: int = 200) -> JsonAnswer:
     """An answer with a body of `wire.bodies`."""
-    return web.Response(body=_encode(body), status=status, headers=JSON)
+    return JsonAnswer(body, status)

@@ -12,35 +12,35 @@ from kubelend.wire import bodies, conversion
 NO_CONTENT = 204
 
 
-async def list_clusters(call: Call) -> web.Response:
+async def list_clusters(call: Call) -> web.StreamResponse:
     limit = call.page_size()
     views = await call.broker.clusters(call.request.query.get("continue", ""), limit + 1)
     more = views[limit - 1].cluster.id if len(views) > limit else ""
     return json(bodies.ClusterList([_body(call, view) for view in views[:limit]], more))
 
 
-async def get_cluster(call: Call) -> web.Response:
+async def get_cluster(call: Call) -> web.StreamResponse:
     access.only_itself(call, call.cluster)
     return json(_body(call, await call.broker.cluster(call.cluster)))
 
 
-async def cordon(call: Call) -> web.Response:
+async def cordon(call: Call) -> web.StreamResponse:
     why = await _reason(call)
     return json(_body(call, await call.broker.cordon(call.cluster, why)))
 
 
-async def uncordon(call: Call) -> web.Response:
+async def uncordon(call: Call) -> web.StreamResponse:
     return json(_body(call, await call.broker.uncordon(call.cluster)))
 
 
-async def drain(call: Call) -> web.Response:
+async def drain(call: Call) -> web.StreamResponse:
     why = await _reason(call)
     view, drained = await call.broker.drain(call.cluster, why)
     reservations = [conversion.from_reservation(found) for found in drained]
     return json(bodies.Drained(_body(call, view), reservations))
 
 
-async def remove_cluster(call: Call) -> web.Response:
+async def remove_cluster(call: Call) -> web.StreamResponse:
     await call.broker.remove(call.cluster)
     return web.Response(status=NO_CONTENT)
 

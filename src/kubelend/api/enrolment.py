@@ -65,7 +65,7 @@ NEWCOMER = "newcomer"
 
 ACCEPTED = 202
 
-HttpHandler = Callable[[web.BaseRequest], Awaitable[web.Response]]
+HttpHandler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 log = structlog.get_logger("kubelend.api")
 
@@ -119,7 +119,7 @@ def bind(
         RateLimiter(LOGGED, LOGGED_AT_ONCE, time.monotonic),
     )
 
-    async def answer(request: web.BaseRequest) -> web.Response:
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
         began = time.perf_counter()
         ACTOR.set(_actor(request))
         found = _route(request)
@@ -142,13 +142,13 @@ def bind(
     return answer
 
 
-async def _authorities(_: web.BaseRequest, context: Enrolment) -> web.Response:
+async def _authorities(_: web.BaseRequest, context: Enrolment) -> web.StreamResponse:
     return web.Response(
         text=context.membership.authority.authorities, content_type=enrolment.PEM_TYPE
     )
 
 
-async def _join(request: web.BaseRequest, context: Enrolment) -> web.Response:
+async def _join(request: web.BaseRequest, context: Enrolment) -> web.StreamResponse:
     body = await reading.body(request, membership_bodies.JoinRequest, context.read_timeout)
     role = _role(body.role)
     ACTOR.set(_actor(request, body.name))
@@ -171,7 +171,9 @@ async def _join(request: web.BaseRequest, context: Enrolment) -> web.Response:
     return json(membership_bodies.Joined(answer.chain, answer.authorities, port))
 
 
-_HANDLERS: dict[EnrolmentRoute, Callable[[web.BaseRequest, Enrolment], Awaitable[web.Response]]] = {
+_HANDLERS: dict[
+    EnrolmentRoute, Callable[[web.BaseRequest, Enrolment], Awaitable[web.StreamResponse]]
+] = {
     enrolment.AUTHORITIES: _authorities,
     enrolment.JOIN: _join,
 }

@@ -31,17 +31,17 @@ PORTION = 16
 _HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
 
 
-async def list_instructions(call: Call) -> web.Response:
+async def list_instructions(call: Call) -> web.StreamResponse:
     holds = await call.broker.holds(call.caller.cluster)
     return json([conversion.from_reservation(found) for found in holds])
 
 
-async def acknowledge(call: Call) -> web.Response:
+async def acknowledge(call: Call) -> web.StreamResponse:
     found = await parties.acknowledge(call.broker, call.reservation, call.caller.cluster)
     return json(conversion.from_reservation(found))
 
 
-async def refuse(call: Call) -> web.Response:
+async def refuse(call: Call) -> web.StreamResponse:
     body = await call.optional_body(bodies.RefuseRequest)
     cluster = call.caller.cluster
     found = await parties.refuse(call.broker, call.reservation, cluster, body.reason)

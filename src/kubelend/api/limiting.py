@@ -15,42 +15,42 @@ from kubelend.wire import limit_bodies, limit_conversion
 NO_CONTENT = 204
 
 
-async def get_policy(call: Call) -> web.Response:
+async def get_policy(call: Call) -> web.StreamResponse:
     access.only_itself(call, call.cluster)
     return json(_policy(await call.context.limiting.policy(call.cluster)))
 
 
-async def set_policy(call: Call) -> web.Response:
+async def set_policy(call: Call) -> web.StreamResponse:
     cluster = _named(call)
     body = await call.body(limit_bodies.PolicyRequest)
     policy = limit_conversion.to_policy(body)
     return json(_policy(await call.context.limiting.set_policy(cluster, policy)))
 
 
-async def clear_policy(call: Call) -> web.Response:
+async def clear_policy(call: Call) -> web.StreamResponse:
     await call.context.limiting.clear_policy(call.cluster)
     return web.Response(status=NO_CONTENT)
 
 
-async def list_quotas(call: Call) -> web.Response:
+async def list_quotas(call: Call) -> web.StreamResponse:
     limit = call.page_size()
     found = await call.context.limiting.quotas(call.request.query.get("continue", ""), limit + 1)
     more = found[limit - 1].cluster if len(found) > limit else ""
     return json(limit_bodies.QuotaList([_quota(one) for one in found[:limit]], more))
 
 
-async def get_quota(call: Call) -> web.Response:
+async def get_quota(call: Call) -> web.StreamResponse:
     access.only_itself(call, call.cluster)
     return json(_quota(await call.context.limiting.quota(call.cluster)))
 
 
-async def set_quota(call: Call) -> web.Response:
+async def set_quota(call: Call) -> web.StreamResponse:
     cluster = _named(call)
     quota = limit_conversion.to_quota(await call.body(limit_bodies.QuotaRequest))
     return json(_quota(await call.context.limiting.set_quota(cluster, quota)))
 
 
-async def clear_quota(call: Call) -> web.Response:
+async def clear_quota(call: Call) -> web.StreamResponse:
     await call.context.limiting.clear_quota(call.cluster)
     return web.Response(status=NO_CONTENT)
 

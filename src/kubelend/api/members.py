@@ -17,14 +17,14 @@ from kubelend.wire.membership_conversion import from_member
 NO_CONTENT = 204
 
 
-async def list_members(call: Call) -> web.Response:
+async def list_members(call: Call) -> web.StreamResponse:
     limit, after = call.page_size(), MemberId(call.request.query.get("continue", ""))
     found = await call.context.membership.members(after, limit + 1, _standing(call))
     more = found[limit - 1].id if len(found) > limit else ""
     return json(membership_bodies.MemberList([from_member(one) for one in found[:limit]], more))
 
 
-async def accept_member(call: Call) -> web.Response:
+async def accept_member(call: Call) -> web.StreamResponse:
     body = await call.optional_body(membership_bodies.AcceptRequest)
     role, name = _who(call)
     member = await call.context.membership.accept(
@@ -33,12 +33,12 @@ async def accept_member(call: Call) -> web.Response:
     return json(from_member(member))
 
 
-async def reject_member(call: Call) -> web.Response:
+async def reject_member(call: Call) -> web.StreamResponse:
     await call.context.membership.reject(*_who(call))
     return web.Response(status=NO_CONTENT)
 
 
-async def revoke_member(call: Call) -> web.Response:
+async def revoke_member(call: Call) -> web.StreamResponse:
     body = await call.optional_body(membership_bodies.RevokeRequest)
     role, name = _other(call)
     done = await call.context.membership.revoke(
@@ -56,7 +56,7 @@ async def revoke_member(call: Call) -> web.Response:
     )
 
 
-async def remove_member(call: Call) -> web.Response:
+async def remove_member(call: Call) -> web.StreamResponse:
     role, name = _other(call)
     done = await call.context.membership.remove(role, name, call.caller.name)
     return json(
@@ -69,7 +69,7 @@ async def remove_member(call: Call) -> web.Response:
     )
 
 
-async def renew_certificate(call: Call) -> web.Response:
+async def renew_certificate(call: Call) -> web.StreamResponse:
     """Who asks, and so for whom, the caller's certificate says; of the request only the key counts."""
     body = await call.body(certificate_bodies.CertificateRequest)
     caller = call.caller

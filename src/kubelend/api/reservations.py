@@ -23,7 +23,7 @@ CREATED, ACCEPTED = 201, 202
 CANDIDATES, MOST_CANDIDATES = 20, 100
 
 
-async def reserve(call: Call) -> web.Response:
+async def reserve(call: Call) -> web.StreamResponse:
     """201 when placed, 202 when it waits; with `dryRun`, 200 and what would happen."""
     request, candidates = await _request(call), _candidates(call)
     if call.flag("dryRun"):
@@ -33,7 +33,7 @@ async def reserve(call: Call) -> web.Response:
     return json(conversion.from_reservation(found), status)
 
 
-async def list_reservations(call: Call) -> web.Response:
+async def list_reservations(call: Call) -> web.StreamResponse:
     cluster, wanted = _filter(call)
     limit = call.page_size()
     page = Page(call.number("continue", 0, 2**63 - 1), limit + 1)
@@ -44,11 +44,11 @@ async def list_reservations(call: Call) -> web.Response:
     )
 
 
-async def get_reservation(call: Call) -> web.Response:
+async def get_reservation(call: Call) -> web.StreamResponse:
     return json(conversion.from_reservation(await access.visible(call)))
 
 
-async def grant(call: Call) -> web.Response:
+async def grant(call: Call) -> web.StreamResponse:
     """Only for the two parties: with it one shows the other that the broker said yes."""
     found = await access.visible(call)
     signed = await call.context.granting.grant(found, call.caller.cluster)
@@ -57,7 +57,7 @@ async def grant(call: Call) -> web.Response:
     return json(grant_bodies.SignedGrant(signed))
 
 
-async def release(call: Call) -> web.Response:
+async def release(call: Call) -> web.StreamResponse:
     """Also for one that ended long ago: the answer is what became of it."""
     found = await access.owned(call)
     by_admin = call.caller.role is Role.ADMIN
@@ -65,13 +65,13 @@ async def release(call: Call) -> web.Response:
     return json(conversion.from_reservation(await call.broker.release(found.id, reason)))
 
 
-async def activate(call: Call) -> web.Response:
+async def activate(call: Call) -> web.StreamResponse:
     found = await access.owned(call)
     found = await call.broker.activate(parties.ongoing(found))
     return json(conversion.from_reservation(found))
 
 
-async def renew(call: Call) -> web.Response:
+async def renew(call: Call) -> web.StreamResponse:
     body = await call.optional_body(bodies.RenewRequest)
     found = await access.owned(call)
     terms = call.context.terms
@@ -80,12 +80,12 @@ async def renew(call: Call) -> web.Response:
     return json(conversion.from_reservation(found))
 
 
-async def explain(call: Call) -> web.Response:
+async def explain(call: Call) -> web.StreamResponse:
     explanation = await call.broker.explain(await _request(call), _candidates(call))
     return json(conversion.from_explanation(explanation))
 
 
-async def explain_reservation(call: Call) -> web.Response:
+async def explain_reservation(call: Call) -> web.StreamResponse:
     found = await access.visible(call)
     explanation = await call.broker.explain_reservation(found, _candidates(call))
     return json(conversion.from_explanation(explanation))
@@ -105,7 +105,7 @@ def _key(call: Call) -> str:
     return key
 
 
-async def _dry_run(call: Call, request: Request, candidates: int) -> web.Response:
+async def _dry_run(call: Call, request: Request, candidates: int) -> web.StreamResponse:
     explanation = await call.broker.explain(request, candidates)
     if explanation.quota:
         raise QuotaExceeded(explanation.quota[0])

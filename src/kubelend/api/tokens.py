@@ -20,7 +20,7 @@ from kubelend.wire.membership_bodies import TokenRequest
 CREATED, NO_CONTENT = 201, 204
 
 
-async def create_token(call: Call) -> web.Response:
+async def create_token(call: Call) -> web.StreamResponse:
     body = await call.optional_body(TokenRequest)
     made = tokens.new()
     record = _record(body, made, call.caller.name, call.broker.clock())
@@ -41,7 +41,7 @@ async def create_token(call: Call) -> web.Response:
     return json(answer, CREATED)
 
 
-async def list_tokens(call: Call) -> web.Response:
+async def list_tokens(call: Call) -> web.StreamResponse:
     now = call.broker.clock()
     found = await call.context.membership.tokens()
     return json(
@@ -49,7 +49,7 @@ async def list_tokens(call: Call) -> web.Response:
     )
 
 
-async def delete_token(call: Call) -> web.Response:
+async def delete_token(call: Call) -> web.StreamResponse:
     await call.context.membership.delete_token(TokenId(call.named("token")))
     return web.Response(status=NO_CONTENT)
 

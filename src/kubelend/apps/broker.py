@@ -42,7 +42,9 @@ from kubelend.pki.grants import GrantKeys
 from kubelend.stores import opening
 from kubelend.transports import http_server, tls
 from kubelend.transports.admission import Room
+from kubelend.transports.http_server import Gathering
 from kubelend.wire.conversion import Terms
+from kubelend.wire.routes import ROUTES
 
 if TYPE_CHECKING:
     from kubelend.controllers.mailboxes import Mailboxes
@@ -231,7 +233,7 @@ async def _listen(
     ports = {}
     for what, (host, port), handler, context in listeners:
         # All but the REST interface have few users, and must answer when that is full.
-        own = limits if what == "api" else limits._replace(room=_FEW)
+        own = limits._replace(gathers=_gathering()) if what == "api" else limits._replace(room=_FEW)
         if what == "enrol":
             own = _for_strangers(limits)
         watch = visitors if context else None
@@ -240,6 +242,12 @@ async def _listen(
         )
         log.info("listening", what=what, host=host, port=ports[what])
     return ports
+
+
+def _gathering() -> Gathering:
+    """Advertisements: no cluster waits for the answer to its own."""
+    (publish,) = (route for route in ROUTES if route.name == "publish")
+    return Gathering(f"{publish.method} {publish.path} ".encode(), Rhythm(BEAT))
 
 
 _FEW = Room(connections=128)
@@ -271,7 +279,6 @@ def _context(
         granting=Granting(_grant_keys(settings)),
         speakers=Speakers(broker.clock, settings.agent_timeout),
         version=kubelend.__version__,
-        rhythm=Rhythm(BEAT),
         read_timeout=settings.read_timeout.total_seconds(),
     )
 

@@ -7,28 +7,33 @@ data again; woken for many of them at a time, it does not.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+
+Action = Callable[[], None]
 
 
 class Rhythm:
-    """Who comes alone goes on at once; who comes soon after another waits for the next beat."""
+    """What comes alone is done at once; what comes soon after another waits for the next beat."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._last = float("-inf")
-        self._beat: asyncio.Event | None = None
+        self._waiting: list[Action] = []
 
-    async def join(self) -> None:
-        """Go on, now or with the others that come within the same `seconds`."""
+    def call(self, action: Action) -> None:
+        """Do it now, or with the others that come within the same `seconds`."""
         loop = asyncio.get_running_loop()
         is_often = loop.time() - self._last < self._seconds
         self._last = loop.time()
         if not is_often:
+            action()
             return
-        if self._beat is None:
-            self._beat = asyncio.Event()
-            loop.call_later(self._seconds, self._strike, self._beat)
-        await self._beat.wait()
+        if not self._waiting:
+            loop.call_later(self._seconds, self._strike)
+        self._waiting.append(action)
 
-    def _strike(self, beat: asyncio.Event) -> None:
-        self._beat = None
-        beat.set()
+    def _strike(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        loop = asyncio.get_running_loop()
+        for action in waiting:
+            loop.call_soon(action)  # not at once: one that fails must not end the others

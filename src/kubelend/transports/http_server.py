@@ -28,6 +28,7 @@ from aiohttp.web_server import Server
 
 from kubelend.core.errors import InvalidInput, InvalidSettings
 from kubelend.kits.repeats import Repeats
+from kubelend.kits.rhythm import Rhythm
 from kubelend.transports import accepting
 from kubelend.transports.accepting import Acceptor, Security
 from kubelend.transports.admission import Admission, Limit, Place, Room, Watch
@@ -36,12 +37,23 @@ from kubelend.wire import problems
 GOODBYE = 30.0
 """Seconds at most for a client to take what is left, when its connection is closed."""
 
+MOST_HELD = 2**16
+"""Bytes of a call that wait to be read with others; who sends more is read at once."""
+
 log = structlog.get_logger("kubelend.http")
 
 
 Handler = Callable[[BaseRequest], Awaitable[StreamResponse]]
 Who = Callable[[Mapping[str, object]], Hashable]
 """From a verified certificate to whose connections are counted together; None for one without a limit."""
+
+
+class Gathering(NamedTuple):
+    """Calls that come all day from everyone and whose answers nobody waits for: read several at a time."""
+
+    start: bytes
+    """The first bytes of such a call."""
+    rhythm: Rhythm
 
 
 class Limits(NamedTuple):
@@ -61,6 +73,7 @@ class Limits(NamedTuple):
     """How many connections there may be."""
     spares_bodies: bool = True
     """Whether a connection that waits for a body is kept; if not, it may go like an idle one."""
+    gathers: Gathering | None = None
 
 
 class Unwatched:
@@ -135,6 +148,7 @@ class _Connections(Server):
         self.answer_timeout = limits.idle.total_seconds()
         self.admission = admission
         self.who = who
+        self.gathering = limits.gathers
         self.repeats = Repeats()
         self.spares_bodies = limits.spares_bodies
         self._body = limits.body
@@ -142,6 +156,12 @@ class _Connections(Server):
     def of(self, place: Place) -> _Connection:
         """What serves a connection."""
         return _Connection(self, place, loop=self._loop, **self._kwargs)
+
+    def pre_shutdown(self) -> None:
+        """What has come in is answered yet."""
+        for connection in self.connections:
+            cast("_Connection", connection).read_held()
+        super().pre_shutdown()
 
     def _request(
         self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any
@@ -166,8 +186,10 @@ class _Connection(RequestHandler):
         "_admission",
         "_answer_deadline",
         "_answer_timeout",
+        "_gathering",
         "_header_deadline",
         "_header_timeout",
+        "_held",
         "_repeats",
         "_spares_bodies",
         "_who",
@@ -179,6 +201,9 @@ class _Connection(RequestHandler):
         self.place = place
         self._admission = connections.admission
         self._who = connections.who
+        self._gathering = connections.gathering
+        self._held: bytearray | None = None
+        """What has come of a call that is to be read with others."""
         self._repeats = connections.repeats
         self._spares_bodies = connections.spares_bodies
         self._header_timeout = connections.header_timeout
@@ -189,6 +214,8 @@ class _Connection(RequestHandler):
     @property
     def is_resting(self) -> bool:
         """Whether it waits for a request, which may have begun."""
+        if self._held is not None:
+            return False
         if self._waiter is not None:
             return not self._waiter.done()
         if self._spares_bodies:
@@ -219,6 +246,25 @@ class _Connection(RequestHandler):
         self._admission.rest(self.place)
 
     def data_received(self, data: bytes) -> None:
+        gathering = self._gathering
+        if self._held is not None:
+            self._held += data
+            if len(self._held) > MOST_HELD:
+                self.read_held()
+        elif gathering is not None and data.startswith(gathering.start) and self.is_resting:
+            self._held = bytearray(data)
+            self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
+            gathering.rhythm.call(self.read_held)
+        else:
+            self._read(data)
+
+    def read_held(self) -> None:
+        """Go on with what was held, if anything is and the client has not gone."""
+        held, self._held = self._held, None
+        if held is not None and self.transport is not None:
+            self._read(bytes(held))
+
+    def _read(self, data: bytes) -> None:
         super().data_received(data)
         # Bytes came, no request is complete, and none is running whose body they could be.
         in_header = not self._messages and self._current_request is None

@@ -1,48 +1,53 @@
-"""Calls that come often are taken together; one that comes alone is not kept waiting."""
+"""What comes often is done together; what comes alone is not kept waiting."""
 
 import asyncio
+from functools import partial
 
 from kubelend.kits.rhythm import Rhythm
 
 HOUR = 3600.0
 
 
-async def arrive(rhythm, name, gone_on):
-    await rhythm.join()
-    gone_on.append(name)
+async def test_what_comes_alone_is_done_at_once():
+    done: list[str] = []
+    Rhythm(HOUR).call(partial(done.append, "a"))
+    assert done == ["a"]
 
 
-async def test_who_comes_alone_goes_on_at_once():
-    gone_on: list[str] = []
-    await asyncio.wait_for(arrive(Rhythm(HOUR), "a", gone_on), 1)
-    assert gone_on == ["a"]
-
-
-async def test_who_comes_soon_after_waits_for_the_beat_with_the_others():
-    gone_on: list[str] = []
+async def test_what_comes_soon_after_waits_for_the_beat_with_the_others():
+    done: list[str] = []
+    over = asyncio.Event()
     rhythm = Rhythm(0.05)
-    await arrive(rhythm, "a", gone_on)
-    others = [asyncio.create_task(arrive(rhythm, name, gone_on)) for name in "bcd"]
-    await asyncio.sleep(0)
-    assert gone_on == ["a"]
-    await asyncio.wait_for(asyncio.gather(*others), 5)
-    assert gone_on == ["a", "b", "c", "d"]
+    for name in "abcd":
+        rhythm.call(partial(done.append, name))
+    rhythm.call(over.set)
+    assert done == ["a"]
+    await asyncio.wait_for(over.wait(), 5)
+    assert done == ["a", "b", "c", "d"]
 
 
-async def test_who_gives_up_takes_nobody_along():
-    gone_on: list[str] = []
+async def test_one_that_fails_takes_nobody_along():
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+    over = asyncio.Event()
     rhythm = Rhythm(0.05)
-    await arrive(rhythm, "a", gone_on)
-    gone, other = (asyncio.create_task(arrive(rhythm, name, gone_on)) for name in "bc")
-    await asyncio.sleep(0)
-    gone.cancel()
-    await asyncio.wait_for(other, 5)
-    assert gone_on == ["a", "c"]
+    rhythm.call(lambda: None)
+    rhythm.call(partial([].pop, 0))
+    rhythm.call(over.set)
+    await asyncio.wait_for(over.wait(), 5)
 
 
-async def test_without_seconds_nobody_waits():
-    gone_on: list[str] = []
+async def test_after_a_beat_the_next_ones_wait_for_another():
+    rhythm = Rhythm(0.05)
+    for _ in range(3):
+        over = asyncio.Event()
+        rhythm.call(lambda: None)
+        rhythm.call(over.set)
+        await asyncio.wait_for(over.wait(), 5)
+
+
+async def test_without_seconds_nothing_waits():
+    done: list[str] = []
     rhythm = Rhythm(0.0)
     for name in "abc":
-        await asyncio.wait_for(arrive(rhythm, name, gone_on), 1)
-    assert gone_on == ["a", "b", "c"]
+        rhythm.call(partial(done.append, name))
+    assert done == ["a", "b", "c"]

@@ -1,0 +1,60 @@
+"""Answers with a JSON body, which almost all are: head and body in one piece, written at once.
+
+The general way of aiohttp puts each header into a dictionary, asks hooks, and writes them out again: a
+tenth of what a call costs. Here the head is a text in which two numbers and the time are missing.
+"""
+
+from __future__ import annotations
+
+import time
+from email.utils import formatdate
+from functools import lru_cache
+from http import HTTPStatus
+from typing import Any, Final
+
+import msgspec
+from aiohttp import hdrs, web
+from aiohttp.abc import AbstractStreamWriter
+
+CONTENT_TYPE: Final = "application/json"
+
+_encode = msgspec.json.Encoder().encode
+
+
+class JsonAnswer(web.StreamResponse):
+    """A body of `wire.bodies`, to be sent once."""
+
+    def __init__(self, body: Any, status: int = HTTPStatus.OK) -> None:
+        super().__init__(status=status)
+        self.body = _encode(body)
+        self._stays_open = True
+
+    @property
+    def keep_alive(self) -> bool:
+        """Whether the connection serves another call after this."""
+        return self._stays_open
+
+    def force_close(self) -> None:
+        self._stays_open = False
+
+    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter:
+        """Send all of it."""
+        self._stays_open = self._stays_open and request.keep_alive
+        head = _head(self.status, self._stays_open, int(time.time())) % len(self.body)
+        await request.writer.write(head if request.method == hdrs.METH_HEAD else head + self.body)
+        return request.writer
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        """Nothing is left to be sent."""
+
+
+@lru_cache(maxsize=64)
+def _head(status: int, stays_open: bool, now: int) -> bytes:
+    lines = (
+        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
+        f"Content-Type: {CONTENT_TYPE}",
+        "Content-Length: %d",
+        f"Date: {formatdate(now, usegmt=True)}",
+        f"Connection: {'keep-alive' if stays_open else 'close'}",
+    )
+    return "\r\n".join((*lines, "", "")).encode("ascii")
