@@ -1,6 +1,7 @@
 # Each target sets up what it needs in .venv, once: the stamps below remember what is installed.
 # ARGS goes to the command behind a target:   make test ARGS='-k ledger'   make lock ARGS=--upgrade
 # PYTHON names the interpreter to use:        make demo PYTHON=/usr/bin/python3.12
+# WORKERS is how many tests run at a time:     make test WORKERS=0   (0: one after the other, in one process)
 
 BIN := .venv/bin
 RUNTIME := .venv/.installed
@@ -9,6 +10,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install
 COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --custom-compile-command 'make lock' $(ARGS) pyproject.toml --group build
 GENERATE := $(BIN)/python -m kubelend.cli.generate
+
+WORKERS ?= auto
 
 export PYTHON
 
@@ -21,8 +24,8 @@ demo: $(RUNTIME) ## Show a broker, four agents and a reservation's whole life
 	@$(BIN)/kubelend demo $(ARGS)
 
 .PHONY: test
-test: $(DEV) ## Run all tests
-	$(BIN)/pytest $(ARGS)
+test: $(DEV) ## Run all tests, a module on each core (WORKERS=0: one after the other)
+	$(BIN)/pytest --numprocesses $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 .PHONY: kube-assets
 kube-assets: ## Find or build the API server and etcd that tests run on

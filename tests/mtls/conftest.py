@@ -2,12 +2,11 @@
 
 import io
 import json
-import logging
 
 import pytest
-import structlog
 import uvloop
 
+import logging_state
 from kubelend.kits import logs
 
 
@@ -36,12 +35,7 @@ class Log:
 @pytest.fixture
 def log():
     """The log as the broker would write it, for this test alone."""
-    root = logging.getLogger()
-    level, handlers = root.level, root.handlers[:]
     captured = Log()
-    logs.setup("info", "json", captured.stream)
-    yield captured
-    root.setLevel(level)
-    root.handlers[:] = handlers
-    logging.captureWarnings(False)
-    structlog.reset_defaults()
+    with logging_state.put_back():
+        logs.setup("info", "json", captured.stream)
+        yield captured

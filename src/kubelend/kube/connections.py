@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from datetime import timedelta
 from http import HTTPStatus
-from typing import Final
+from typing import Final, TypeVar
 
 import aiohttp
 import msgspec
@@ -31,6 +31,8 @@ from kubelend.kits.backoff import Backoff
 from kubelend.kube import answers, failures
 from kubelend.kube.access import Access
 from kubelend.kube.credentials import Credentials, Shown
+
+Answer = TypeVar("Answer")
 
 TIMEOUT: Final = timedelta(seconds=30)
 IDLE: Final = timedelta(seconds=60)
@@ -78,12 +80,7 @@ class Connections:
 
     async def send(self, call: Call) -> bytes:
         """The body of its answer."""
-        delays = self._backoff.delays()
-        while True:
-            try:
-                return await self._once(call)
-            except (LimitExceeded, Unavailable) as error:
-                await self._put_off(call, error, next(delays, None))
+        return await self._patiently(call, self._once)
 
     async def lines(self, call: Call, limit: timedelta) -> AsyncGenerator[bytes, None]:
         """What it says line by line; first an empty one, as soon as it has begun to answer.
@@ -92,7 +89,7 @@ class Connections:
         """
         clock = asyncio.get_running_loop().time
         deadline = clock() + limit.total_seconds()
-        async with await self._open(call) as response:
+        async with await self._patiently(call, self._open) as response:
             yield b""
             rest = bytearray()
             while chunk := await self._chunk(response, deadline, limit):
@@ -100,6 +97,14 @@ class Connections:
                     yield line
         if rest:
             raise Unavailable(f"the watch of {call.path} ended within an event")
+
+    async def _patiently(self, call: Call, ask: Callable[[Call], Awaitable[Answer]]) -> Answer:
+        delays = self._backoff.delays()
+        while True:
+            try:
+                return await ask(call)
+            except (LimitExceeded, Unavailable) as error:
+                await self._put_off(call, error, next(delays, None))
 
     async def _once(self, call: Call) -> bytes:
         """Once, or twice if it was not believed who calls and somebody else can be shown by now."""

@@ -94,6 +94,13 @@ async def test_what_is_put_off_is_sent_again(server, client):
     assert len(server.asked) == 2
 
 
+async def test_watch_that_is_put_off_is_begun_again(server, client):
+    """As of a kind that was defined a moment ago."""
+    server.answers += [status(429, retry_after=1), watch(event("ADDED", one("a", "11")))]
+    assert [seen.resource_version for seen in await events(client)][-1] == "11"
+    assert len(server.asked) == 2
+
+
 @pytest.mark.parametrize("retry_after", [0, 60], ids=["at once", "too long"])
 async def test_what_is_put_off_for_too_long_is_given_up(server, retry_after):
     none = Backoff(retries=0 if not retry_after else 2, longest=timedelta(seconds=2))
