@@ -10,6 +10,7 @@ from datetime import datetime
 import pytest
 
 import broker_process
+import brokers
 from kube_stores import Place
 from kubelend.core import audit
 from kubelend.core.errors import Conflict, KubelendError, NoCapacity
@@ -58,8 +59,8 @@ def two(certificates, tmp_path, kube, place):
 class Callers:
     """Clusters that know both brokers, and ask the other where one does not take a change."""
 
-    def __init__(self, brokers, certificates, stack):
-        self.brokers = brokers
+    def __init__(self, running, certificates, stack):
+        self.brokers = running
         self._certificates = certificates
         self._stack = stack
         self._clients = {}
@@ -106,8 +107,8 @@ class Callers:
 @pytest.fixture
 async def callers(certificates, tmp_path, kube, place):
     async with contextlib.AsyncExitStack() as stack:
-        brokers = stack.enter_context(two(certificates, tmp_path, kube, place))
-        made = Callers(brokers, certificates, stack)
+        running = stack.enter_context(two(certificates, tmp_path, kube, place))
+        made = Callers(running, certificates, stack)
         await made.offer()
         yield made
 
@@ -120,14 +121,13 @@ def stored(place):
 
 async def led_at(broker):
     """When it began to lead, as its log has it; all questions may have been answered before."""
-    async with asyncio.timeout(PATIENCE):
-        while not (lines := [line for line in said(broker) if line["event"] == "leading"]):
-            await asyncio.sleep(0.05)
-    return datetime.fromisoformat(lines[0]["timestamp"]).timestamp()
+    await brokers.until(lambda: bool(leadings(broker)), PATIENCE)
+    return datetime.fromisoformat(leadings(broker)[0]["timestamp"]).timestamp()
 
 
-def said(broker):
-    return map(json.loads, (broker.store.parent / "broker.log").read_text().splitlines())
+def leadings(broker):
+    lines = map(json.loads, (broker.store.parent / "broker.log").read_text().splitlines())
+    return [line for line in lines if line["event"] == "leading"]
 
 
 async def load_with(callers, trouble):
