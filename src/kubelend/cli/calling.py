@@ -1,16 +1,60 @@
-"""From a command to the broker and back: the one place where the command line runs an event loop."""
+"""From a command to whoever answers it and back: the one place where the command line runs an event loop."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from kubelend.apps.settings import ClientSettings
+from kubelend.cli.places import Settings
+from kubelend.wire import bodies
 
 if TYPE_CHECKING:
     from kubelend.transports.http_client import BrokerClient
 
 Answer = TypeVar("Answer")
+
+
+class Desk(Protocol):
+    """What everyday commands ask of: the broker itself, or the objects of a cluster."""
+
+    async def reserve(
+        self, request: bodies.ReservationRequest, *, key: str = ""
+    ) -> bodies.Reservation: ...
+
+    async def get_reservation(self, reservation: str) -> bodies.Reservation: ...
+
+    async def release(self, reservation: str) -> bodies.Reservation: ...
+
+    async def all_reservations(
+        self, *, role: str = "", phase: str = "", cluster: str = ""
+    ) -> list[bodies.Reservation]: ...
+
+    def stream(self) -> AsyncGenerator[bodies.Instruction, None]: ...
+
+    async def get_cluster(self, cluster: str) -> bodies.Cluster: ...
+
+    async def all_clusters(self) -> list[bodies.Cluster]: ...
+
+
+def ask(settings: Settings, question: Callable[[Desk], Awaitable[Answer]]) -> Answer:
+    """Ask whom the settings mean: a broker, or a cluster of the kubeconfig."""
+    if isinstance(settings, ClientSettings):
+        return call(settings, question)
+    import asyncio
+
+    from kubelend.cli import object_desks
+
+    async def conversation() -> Answer:
+        async with object_desks.opened(settings) as desk:
+            return await question(desk)
+
+    return asyncio.run(conversation())
+
+
+def where(desk: Desk) -> str:
+    """Where was looked, as the end of a sentence; a broker has no places."""
+    return str(getattr(desk, "where", ""))
 
 
 def call(settings: ClientSettings, ask: Callable[[BrokerClient], Awaitable[Answer]]) -> Answer:

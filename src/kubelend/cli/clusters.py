@@ -7,47 +7,49 @@ from typing import Annotated
 import typer
 
 from kubelend.apps.settings import ClientSettings
-from kubelend.cli import calling, options, output
+from kubelend.cli import calling, options, output, places
+from kubelend.cli.calling import Desk
 from kubelend.cli.cluster_views import details, drained, table
 from kubelend.cli.output import Format
 from kubelend.wire import bodies
 
 
-@options.takes(settings=options.client)
+@options.takes(settings=options.lender)
 def get(
     name: Annotated[
         str, typer.Argument(metavar="[CLUSTER]", help="Only this one.", show_default=False)
     ] = "",
     format: options.Output = Format.TABLE,
     *,
-    settings: ClientSettings,
+    settings: places.Settings,
 ) -> None:
     """Clusters and what is free there: all (viewers and admins), or one."""
     wide = format is Format.WIDE
     if name:
-        one = calling.call(settings, lambda client: client.get_cluster(name))
+        one = calling.ask(settings, lambda desk: desk.get_cluster(name))
         output.show(
             one, format, text=lambda: table([one], output.now(), wide=wide), names=[_name(one)]
         )
         return
-    found = calling.call(settings, lambda client: client.all_clusters())
+    found, where = calling.ask(settings, _find_all)
     output.listing(
         bodies.ClusterList(found),
         format,
         noun="clusters",
         names=[_name(one) for one in found],
+        where=where,
         text=lambda: table(found, output.now(), wide=wide),
     )
 
 
-@options.takes(settings=options.client)
+@options.takes(settings=options.lender)
 def describe(
     name: options.ClusterName,
     *,
-    settings: ClientSettings,
+    settings: places.Settings,
 ) -> None:
     """One cluster in full."""
-    print(details(calling.call(settings, lambda client: client.get_cluster(name)), output.now()))
+    print(details(calling.ask(settings, lambda desk: desk.get_cluster(name)), output.now()))
 
 
 @options.takes(settings=options.client)
@@ -93,6 +95,10 @@ def drain(
         text=lambda: drained(found, output.now()),
         names=[one.id for one in found.reservations],
     )
+
+
+async def _find_all(desk: Desk) -> tuple[list[bodies.Cluster], str]:
+    return await desk.all_clusters(), calling.where(desk)
 
 
 def _say(found: bodies.Cluster, sentence: str, format: Format) -> None:

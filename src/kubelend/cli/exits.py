@@ -31,10 +31,10 @@ _MEANINGS = {
     Code.UNEXPECTED: "something unexpected; `--debug` before the command shows where",
     Code.USAGE: "a flag, an argument or a file is wrong",
     Code.NOT_FOUND: "no such cluster or reservation",
-    Code.FORBIDDEN: "this certificate may not do that",
+    Code.FORBIDDEN: "this certificate, or this user of the cluster, may not do that",
     Code.NO_CAPACITY: "no cluster fits, or the state of the object does not allow it",
     Code.LIMIT_EXCEEDED: "too much, or too often",
-    Code.UNAVAILABLE: "the broker or its store cannot be reached; trying again may help",
+    Code.UNAVAILABLE: "the broker, its store or the cluster cannot be reached; trying again may help",
     Code.VIOLATED: "an invariant of the store is violated (`kubelend audit`)",
     Code.INTERRUPTED: "ended by Ctrl-C",
 }

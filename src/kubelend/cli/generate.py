@@ -64,7 +64,9 @@ def command_line() -> str:
     parts = [
         "# The command line",
         _NOTICE,
-        "`kubelend` and `kubectl lend` are the same command. A flag wins over its variable.",
+        "`kubelend` and `kubectl lend` are the same command, but for whom they ask if nothing is said:"
+        " `kubelend` the broker, and `kubectl lend` the cluster of kubectl's context, where a command takes"
+        " `--context` ([kubernetes.md](kubernetes.md#kubectl-lend)). A flag wins over its variable.",
         "## Exit codes",
         _table(("code", "meaning"), ((str(int(code)), code.meaning) for code in Code)),
         *_commands("kubelend", tree.build()),

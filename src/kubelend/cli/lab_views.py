@@ -46,6 +46,7 @@ def commands(home: Home, record: Record) -> list[str]:
         f"{kubectl} --context broker-cluster get clusteradvertisements",
         f"{kubectl} --context agent-cluster-1 apply -f {shlex.quote(str(home.request))}",
         f"{kubectl} --context agent-cluster-1 get resourcerequests",
+        f"{kubelend} describe reservation small --context agent-cluster-1",
         f"{kubectl} --context agent-cluster-2 get providerinstructions",
         f"{kubectl} --context broker-cluster get reservations",
         f"{kubelend} get clusters",

@@ -13,16 +13,19 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypeVar
 
+import msgspec
 import typer
 
 from kubelend.apps import flags
 from kubelend.apps.agent_settings import AgentSettings
 from kubelend.apps.flags import Flag, Settings
 from kubelend.apps.settings import BrokerSettings, ClientSettings
+from kubelend.cli import places
 from kubelend.cli.output import Format
+from kubelend.cli.places import Named, Place
 
 Built = TypeVar("Built")
 Builder = Callable[..., object]
@@ -69,15 +72,27 @@ def reader(record: type[Settings]) -> Builder:
     """A builder for a record of settings: one flag for each attribute."""
 
     def read(**values: str | bool | None) -> Settings:
-        texts = {name: _text(value) for name, value in values.items() if value is not None}
-        return flags.parse(record, texts)
+        return flags.parse(record, _texts(values))
 
     return _with_parameters(read, [_parameter(flag) for flag in flags.of(record)])
 
 
+def _lender(call: typer.Context, **values: Any) -> places.Settings:
+    """A builder for commands that a cluster's objects can answer as well as a broker."""
+    place = Place(*(values.pop(name) for name in _PLACE))
+    sources = (call.get_parameter_source(name) for name in ("broker", "cert_path"))
+    by = {source.name for source in sources if source is not None}
+    named = Named("COMMANDLINE" in by, "ENVIRONMENT" in by)
+    if not places.is_wanted(place, named, call.find_root().info_name or ""):
+        return flags.parse(ClientSettings, _texts(values))
+    # The same limits hold for a cluster, which needs no certificate.
+    known = flags.parse(ClientSettings, {"timeout": values["timeout"], "cert_path": "none"})
+    return msgspec.structs.replace(place, timeout=known.timeout)
+
+
 def plain(arguments: list[str]) -> list[str]:
-    """Switches as Go programs take them (`--leader-elect=true`), as this parser does."""
-    return [_plain(argument) for argument in arguments]
+    """What users of Go programs write, as this parser takes it: `--leader-elect=true`, `-n team get ...`."""
+    return places.gathered([_plain(argument) for argument in arguments])
 
 
 def _plain(argument: str) -> str:
@@ -88,26 +103,32 @@ def _plain(argument: str) -> str:
     return name if match["yes"] else name.replace("--", "--no-", 1)
 
 
+def _texts(values: Mapping[str, str | bool | None]) -> dict[str, str]:
+    return {name: _text(value) for name, value in values.items() if value is not None}
+
+
 def _text(value: str | bool) -> str:
     return str(value).lower() if isinstance(value, bool) else value
 
 
-def _parameter(flag: Flag) -> inspect.Parameter:
+def _parameter(flag: Flag, needed: str = "Required.") -> inspect.Parameter:
     kind: Any = bool if flag.is_switch else str
     names = [f"{flag.name}/--no-{flag.name[2:]}" if flag.is_switch else flag.name]
     info = typer.Option(
         *names,
         envvar=flag.variable,
         metavar=None if flag.is_switch else flag.metavar,
-        help=flag.help if flag.default is not None else f"{flag.help} Required.",
+        help=flag.help if flag.default is not None else f"{flag.help} {needed}",
     )
     default: Any = flag.default == "true" if flag.is_switch else flag.default
-    return inspect.Parameter(
-        flag.attribute,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=default,
-        annotation=Annotated[kind, info],
-    )
+    return _keyword(flag.attribute, Annotated[kind, info], default)
+
+
+def _keyword(
+    name: str, annotation: object, default: object = inspect.Parameter.empty
+) -> inspect.Parameter:
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, kind, default=default, annotation=annotation)
 
 
 def _with_parameters(
@@ -122,7 +143,22 @@ def _with_parameters(
     return function
 
 
+_PLACE = {
+    "kubeconfig": places.Kubeconfig,
+    "kube_context": places.ContextName,
+    "namespace": places.Namespace,
+}
+"""In the order of `Place`."""
+
 client = reader(ClientSettings)
+lender = _with_parameters(
+    _lender,
+    [
+        _keyword("call", typer.Context),
+        *(_parameter(flag, "Needed to ask a broker.") for flag in flags.of(ClientSettings)),
+        *(_keyword(name, kind, default="") for name, kind in _PLACE.items()),
+    ],
+)
 broker = reader(BrokerSettings)
 agent = reader(AgentSettings)
 

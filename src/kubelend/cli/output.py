@@ -42,11 +42,17 @@ def show(
 
 
 def listing(
-    body: bodies.Body, format: Format, *, noun: str, names: list[str], text: Callable[[], str]
+    body: bodies.Body,
+    format: Format,
+    *,
+    noun: str,
+    names: list[str],
+    text: Callable[[], str],
+    where: str = "",
 ) -> None:
     """The same for a list; to people, an empty one is a sentence beside the output."""
     if not names and format not in {Format.JSON, Format.YAML}:
-        note(f"No {noun} found.")
+        note(f"No {noun} found{where}.")
     else:
         show(body, format, text=text, names=names)
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import redirect_stdout, suppress
 from typing import Final
 
-from kubelend.cli import completion
+from kubelend.cli import completion, places
 from kubelend.cli import main as command
 
 NO_FILES: Final = ":4"
@@ -35,7 +35,11 @@ def answer(words: Sequence[str]) -> str:
 
 def _candidates(words: Sequence[str]) -> list[str]:
     *before, incomplete = words or [""]
-    line = shlex.join(["kubelend", *before]) + " " + (incomplete and shlex.quote(incomplete))
+    line = (
+        shlex.join(["kubelend", *places.gathered(before)])
+        + " "
+        + (incomplete and shlex.quote(incomplete))
+    )
     os.environ |= {
         completion.VARIABLE: "complete_fish",
         "_TYPER_COMPLETE_ARGS": line,

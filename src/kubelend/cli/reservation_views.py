@@ -54,6 +54,7 @@ def details(found: bodies.Reservation, now: datetime) -> str:
     return tables.pairs(
         [
             ("Name", found.id),
+            ("Reservation", getattr(found, "reservation_name", "")),
             ("Phase", f"{status.phase} ({status.reason})" if status.reason else status.phase),
             ("Message", status.message),
             ("Requester", found.requester_id),

@@ -7,20 +7,21 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kubelend.apps.settings import ClientSettings
-from kubelend.cli import calling, explanations, options, output, waiting, wishes
+from kubelend.cli import calling, explanations, options, output, places, waiting, wishes
 from kubelend.cli.output import Format
+from kubelend.cli.places import Place
 from kubelend.cli.reservation_views import details, sentence, table
 from kubelend.core.errors import InvalidInput, KubelendError, NoCapacity
 from kubelend.core.lifecycle import Phase
 from kubelend.wire import bodies
 
 if TYPE_CHECKING:
-    from kubelend.transports.http_client import BrokerClient
+    from kubelend.cli.calling import Desk
 
 Names = Annotated[list[str], typer.Argument(metavar="RESERVATION...", show_default=False)]
 
 
-@options.takes(request=wishes.read, settings=options.client)
+@options.takes(request=wishes.read, settings=options.lender)
 def borrow(
     *,
     request: bodies.ReservationRequest | None,
@@ -32,7 +33,7 @@ def borrow(
         bool, typer.Option("--dry-run", help="Show what would be chosen; change nothing.")
     ] = False,
     format: options.Output = Format.TABLE,
-    settings: ClientSettings,
+    settings: places.Settings,
 ) -> None:
     """Borrow capacity: lock an amount on the best cluster.
 
@@ -41,17 +42,19 @@ def borrow(
     if request is None:
         raise InvalidInput("nothing is asked for", hint="give --cpu and --memory at least")
     if dry_run:
-        explanations.show(calling.call(settings, lambda client: client.plan(request)), format)
+        explanations.show(_plan(request, settings), format)
         return
-    found = calling.call(settings, lambda client: waiting.reserve(client, request, key))
+    found = calling.ask(settings, lambda desk: waiting.reserve(desk, request, key))
     has_failed = found.status.phase == "Failed"
     if not has_failed or format is not Format.TABLE:
         _show(found, format)
     if has_failed:
-        raise NoCapacity(found.status.message, hint=f"see `kubelend explain {found.id}`")
+        in_cluster = isinstance(settings, Place)
+        hint = "" if in_cluster else f"see `kubelend explain {found.id}`"
+        raise NoCapacity(found.status.message, hint=hint)
 
 
-@options.takes(settings=options.client)
+@options.takes(settings=options.lender)
 def get(
     name: Annotated[
         str, typer.Argument(metavar="[RESERVATION]", help="Only this one.", show_default=False)
@@ -73,52 +76,54 @@ def get(
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Then go on with each change.")
     ] = False,
+    all_namespaces: places.Everywhere = False,
     format: options.Output = Format.TABLE,
     *,
-    settings: ClientSettings,
+    settings: places.Settings,
 ) -> None:
     """Reservations: all that concern the caller, or one."""
+    wanted = waiting.Filter(name, phase, role, cluster)
     _check_phases(phase)
+    if all_namespaces:
+        settings = _everywhere(settings, name)
     if watch:
-        wanted = waiting.Filter(name, phase, role, cluster)
-        calling.call(settings, lambda client: waiting.watch(client, wanted, format))
+        _check_watch(settings, role)
+        calling.ask(settings, lambda desk: waiting.watch(desk, wanted, format))
         return
     if name:
-        _show_one(calling.call(settings, lambda client: client.get_reservation(name)), format)
+        _show_one(calling.ask(settings, lambda desk: desk.get_reservation(name)), format)
         return
-    found = calling.call(
-        settings,
-        lambda client: client.all_reservations(role=role, phase=phase, cluster=cluster),
-    )
+    found, where = calling.ask(settings, lambda desk: _find_all(desk, wanted))
     output.listing(
         bodies.ReservationList(found),
         format,
         noun="reservations",
+        where=where,
         names=[one.id for one in found],
         text=lambda: table(found, output.now(), wide=format is Format.WIDE),
     )
 
 
-@options.takes(settings=options.client)
+@options.takes(settings=options.lender)
 def describe(
     name: options.ReservationName,
     *,
-    settings: ClientSettings,
+    settings: places.Settings,
 ) -> None:
     """One reservation in full."""
-    found = calling.call(settings, lambda client: client.get_reservation(name))
+    found = calling.ask(settings, lambda desk: desk.get_reservation(name))
     print(details(found, output.now()))
 
 
-@options.takes(settings=options.client)
+@options.takes(settings=options.lender)
 def release(
     names: Names,
     format: options.Output = Format.TABLE,
     *,
-    settings: ClientSettings,
+    settings: places.Settings,
 ) -> None:
     """Give reservations back. Once or many times, the effect is the same."""
-    failure = calling.call(settings, lambda client: _release_all(client, names, format))
+    failure = calling.ask(settings, lambda desk: _release_all(desk, names, format))
     if failure is not None:
         raise failure
 
@@ -154,6 +159,36 @@ def activate(
     _show(calling.call(settings, lambda client: client.activate(name)), format)
 
 
+def _plan(request: bodies.ReservationRequest, settings: places.Settings) -> bodies.Explanation:
+    if isinstance(settings, Place):
+        raise InvalidInput(
+            "--dry-run is answered by the broker itself", hint="give --broker and --cert-path"
+        )
+    return calling.call(settings, lambda client: client.plan(request))
+
+
+async def _find_all(desk: Desk, wanted: waiting.Filter) -> tuple[list[bodies.Reservation], str]:
+    found = await desk.all_reservations(
+        role=wanted.role, phase=wanted.phases, cluster=wanted.cluster
+    )
+    return found, calling.where(desk)
+
+
+def _everywhere(settings: places.Settings, name: str) -> Place:
+    if name:
+        raise InvalidInput("one reservation is in one namespace", hint="give --namespace instead")
+    return places.everywhere(settings)
+
+
+def _check_watch(settings: places.Settings, role: str) -> None:
+    """Here, because in a cluster what is borrowed is watched, and nothing else would ever come."""
+    if role and isinstance(settings, Place):
+        raise InvalidInput(
+            "--role cannot be watched in a cluster",
+            hint="`kubectl get providerinstructions --watch` shows what it lends",
+        )
+
+
 def _check_phases(names: str) -> None:
     """Here, because a watch would otherwise wait for ever for what cannot come."""
     for name in filter(None, names.split(",")):
@@ -162,14 +197,12 @@ def _check_phases(names: str) -> None:
             raise InvalidInput(f"phase: {name!r} is unknown", hint=f"there are {known}")
 
 
-async def _release_all(
-    client: BrokerClient, names: list[str], format: Format
-) -> KubelendError | None:
+async def _release_all(desk: Desk, names: list[str], format: Format) -> KubelendError | None:
     """One that cannot be released does not keep the others; its error is told at the end."""
     failure: KubelendError | None = None
     for name in names:
         try:
-            _show(await client.release(name), format)
+            _show(await desk.release(name), format)
         except KubelendError as error:
             if failure is not None:
                 output.note(f"error: {failure}")

@@ -35,6 +35,11 @@ from kubelend.cli import (
 from kubelend.cli.deferred import Deferred
 from kubelend.cli.exits import Code
 
+_CONTEXTS = (
+    "`kubectl lend` borrows, gets, describes and releases in the cluster of kubectl's context, with your"
+    " rights there (--context, --kubeconfig, -n). `kubelend` does with --context. All else asks the broker."
+)
+
 
 class State:
     """What flags before the command say; `main` reads it when a command has failed."""
@@ -176,7 +181,7 @@ def _help(context: typer.Context) -> None:
 
 def _group(group: Group, callback: Callable[..., None] = _help) -> TyperGroup:
     app = _app()
-    epilog = _exit_codes() if callback is _root else None
+    epilog = f"{_CONTEXTS}\n\n{_exit_codes()}" if callback is _root else None
     app.callback(invoke_without_command=True, help=group.help, epilog=epilog)(callback)
     built = get_command(app)
     assert isinstance(built, TyperGroup)  # noqa: S101 - a callback makes it one; for the type checker

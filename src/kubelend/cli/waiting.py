@@ -12,7 +12,7 @@ from kubelend.cli.output import Format
 from kubelend.wire import bodies
 
 if TYPE_CHECKING:
-    from kubelend.transports.http_client import BrokerClient
+    from kubelend.cli.calling import Desk
 
 POLL_SECONDS = 1.0
 
@@ -35,9 +35,7 @@ class Filter(NamedTuple):
         )
 
 
-async def reserve(
-    client: BrokerClient, request: bodies.ReservationRequest, key: str
-) -> bodies.Reservation:
+async def reserve(client: Desk, request: bodies.ReservationRequest, key: str) -> bodies.Reservation:
     """Ask, and if the broker lets the request wait, wait with it."""
     import asyncio
 
@@ -51,7 +49,7 @@ async def reserve(
     return found
 
 
-async def watch(client: BrokerClient, wanted: Filter, format: Format) -> None:
+async def watch(client: Desk, wanted: Filter, format: Format) -> None:
     """Print what is open, and then each change, until Ctrl-C."""
     if format in {Format.TABLE, Format.WIDE}:
         _print_row(reservation_views.HEADERS)

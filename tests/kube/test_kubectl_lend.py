@@ -1,0 +1,282 @@
+"""`kubectl lend` in the clusters of a whole set-up, as people with more and with fewer rights type it."""
+
+import json
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+import lend_plugin
+import processes
+from kubelend.lab import hosts
+
+pytestmark = pytest.mark.timeout(180)
+
+LONGEST = 120.0
+AGENT, PROVIDER = hosts.AGENTS
+REQUESTS = "resourcerequests.rear.fluidos.eu"
+BORROW = ("borrow", "--cpu", "500m", "--memory", "256Mi")
+LOOK, CHANGE = "get,list,watch", "get,list,watch,create,update,patch,delete"
+"""What the shipped viewer and editor roles give."""
+
+
+class Site:
+    """Three clusters with a broker and two agents, and people who use them."""
+
+    def __init__(self, directory: Path, assets):
+        self.directory = directory
+        self.assets = assets
+        self.operator = lend_plugin.person(assets, directory / "kubeconfig", directory.parent)
+
+    def kubectl(self, context, *arguments):
+        said = self.operator.run("kubectl", f"--context={context}", *arguments)
+        assert said.code == 0, said.err
+        return said.out
+
+    def administrator(self, context):
+        return Path(self.record["clusters"][context])
+
+    def hire(self, context, name, rules):
+        path = lend_plugin.hired(
+            self.administrator(context), self.assets, name, rules, namespace="team"
+        )
+        return lend_plugin.person(self.assets, path, self.directory.parent)
+
+    @property
+    def record(self):
+        return json.loads((self.directory / "lab.json").read_text())
+
+    def requests(self, context, namespace="team"):
+        return self.kubectl(context, "get", "resourcerequests", f"-n{namespace}", "-oname").split()
+
+    def is_reserved(self, cpu):
+        path = "{.spec.resources.reserved.cpu}"
+        advertisement = f"clusteradvertisement/{PROVIDER}-adv"
+        return self.kubectl(hosts.BROKER, "get", advertisement, f"-ojsonpath={path}") == cpu
+
+
+@pytest.fixture(scope="module")
+def site(kube_assets, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("lend") / "clusters"
+
+    def lab(command):
+        where = f"--directory={directory}"
+        started = processes.kubelend("lab", command, where, temporary=directory.parent)
+        return processes.finished(started, LONGEST)
+
+    code, out, err = lab("up")
+    assert (code, err) == (0, ""), out
+    site = Site(directory, kube_assets)
+    for name in (AGENT, hosts.BROKER):
+        site.kubectl(name, "create", "namespace", "team")
+    yield site
+    lab("down")
+
+
+@pytest.fixture(scope="module")
+def developer(site):
+    """May borrow in one namespace of an agent's cluster, and nothing else."""
+    return site.hire(AGENT, "developer", {REQUESTS: CHANGE})
+
+
+def until(condition):
+    end = time.monotonic() + LONGEST
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def name_in(text):
+    [name] = set(re.findall(r"\blend-[0-9a-f]+", text))
+    return name
+
+
+def test_developer_borrows_looks_and_gives_back_with_nothing_but_a_kubeconfig(site, developer):
+    borrowed = developer.lend(*BORROW, "--for", "2h")
+    assert (borrowed.code, borrowed.err) == (0, "")
+    name = name_in(borrowed.out)
+    assert re.fullmatch(rf"{name} is (Reserved|Active) on {PROVIDER} for 2h\n", borrowed.out)
+    until(lambda: site.is_reserved("500m"))
+
+    shown = developer.lend("get", "reservations").out
+    assert re.search(rf"^{name} +(Reserved|Active) +{PROVIDER} +500m +256Mi +\d+s$", shown, re.M)
+    assert max(map(len, shown.splitlines())) <= 80
+    described = developer.lend("describe", "reservation", name).out
+    [reservation] = re.findall(r"^Reservation: +(rsv-\S+)$", described, re.M)
+    assert f"Target:       {PROVIDER}\n" in described
+
+    # The broker's name for it is as good as its own.
+    assert developer.lend("release", reservation) == (0, f"{name} is Released: given back\n", "")
+    assert site.requests(AGENT) == []
+    until(lambda: site.is_reserved("0"))
+    said = developer.lend("get", "reservations")
+    assert said == (0, "", "No reservations found in namespace team.\n")
+
+
+def test_same_key_borrows_once_and_another_request_with_it_is_refused(site, developer):
+    first, second = (developer.lend(*BORROW, "--key", "deploy-7", "-oname") for _ in range(2))
+    assert (first.code, second) == (0, first)
+    assert len(site.requests(AGENT)) == 1
+    other = developer.lend("borrow", "--cpu=2", "--memory=1Gi", "--key=deploy-7")
+    assert (other.code, other.out) == (2, "")
+    assert "asks for something else; use a new key" in other.err
+    assert developer.lend("release", first.out.strip()).code == 0
+
+
+def test_what_fits_nowhere_is_told_with_what_would_and_leaves_nothing(site, developer):
+    said = developer.lend("borrow", "--cpu", "500", "--memory", "256Mi")
+    assert (said.code, said.out) == (5, "")
+    assert re.search(rf"{PROVIDER} fits if you ask for \d+m? cpu less\n$", said.err)
+    until(lambda: site.requests(AGENT) == [])
+
+
+@pytest.mark.parametrize("command", [("get", "reservations"), BORROW, ("release", "x")], ids=str)
+def test_who_may_nothing_is_told_what_is_missing(site, command):
+    stranger = lend_plugin.person(site.assets, _stranger(site), site.directory.parent)
+    said = stranger.lend(*command)
+    assert (said.code, said.out, said.err.count("\n")) == (4, "", 1)
+    assert 'User "system:serviceaccount:team:stranger" cannot' in said.err
+    assert "the role `view` there lets you look, and `edit` borrow" in said.err
+
+
+def _stranger(site):
+    path = site.administrator(AGENT).with_name("stranger.kubeconfig")
+    if not path.exists():
+        site.hire(AGENT, "stranger", {})
+    return path
+
+
+def test_viewer_looks_and_does_not_borrow(site):
+    viewer = site.hire(AGENT, "viewer", {REQUESTS: LOOK})
+    assert viewer.lend("get", "reservations").code == 0
+    said = viewer.lend(*BORROW)
+    assert said.code == 4
+    assert "cannot create resource" in said.err
+    everywhere = viewer.lend("get", "reservations", "--all-namespaces")
+    assert everywhere.code == 4
+    assert "at the cluster scope" in everywhere.err
+
+
+def test_operator_sees_clusters_in_the_brokers_context(site):
+    said = site.operator.lend("get", "clusters")
+    assert (said.code, said.err) == (0, "")
+    rows = [line.split()[:2] for line in said.out.splitlines()[1:]]
+    assert rows == [[AGENT, "Active"], [PROVIDER, "Active"]]
+    assert max(map(len, said.out.splitlines())) <= 80
+    body = json.loads(site.operator.lend("get", "clusters", PROVIDER, "-ojson").out)
+    assert body["advertisement"]["resources"]["available"]["cpu"] == "8950m"
+    described = site.operator.lend("describe", "cluster", PROVIDER).out
+    assert re.search(r"^cpu +10 +10 +1050m +0 +8950m$", described, re.M)
+    assert site.operator.lend("describe", "cluster", "nowhere").code == 3
+
+
+def test_operator_borrows_in_the_brokers_cluster_by_reservations(site):
+    name = name_in(site.operator.lend(*BORROW).out)
+    until(lambda: site.is_reserved("500m"))
+    listed = site.operator.lend("get", "reservations", "--phase=Reserved", "-owide").out
+    assert re.search(rf"^{name} .* default ", listed, re.M)
+    assert site.operator.lend("release", name).out == f"{name} is Released: given back\n"
+    until(lambda: site.is_reserved("0"))
+    assert site.operator.lend("release", name).code == 3
+
+
+def test_context_may_stand_before_the_command_and_behind_it(site):
+    before = site.operator.lend("--context", AGENT, "-n", "team", "get", "reservations")
+    behind = site.operator.lend("get", "reservations", f"--context={AGENT}", "--namespace=team")
+    assert before == behind == (0, "", "No reservations found in namespace team.\n")
+
+
+def test_lender_sees_for_whom(site, developer):
+    name = developer.lend(*BORROW, "-oname").out.strip()
+    lends = ("get", "reservations", "--role=provider", "--phase=Reserved", "-owide")
+    until(lambda: AGENT in site.operator.lend(*lends, "--context", PROVIDER).out)
+    everywhere = site.operator.lend("get", "reservations", "-A", "-oname", "--context", AGENT).out
+    assert everywhere == f"team/{name}\n"
+    assert site.operator.lend("release", everywhere.strip(), "--context", AGENT).code == 0
+
+
+def test_agents_cluster_does_not_know_the_others(site):
+    said = site.operator.lend("get", "clusters", "--context", AGENT)
+    assert (said.code, said.out) == (2, "")
+    assert "only the broker's knows all of them; name it with --context" in said.err
+
+
+def test_what_nobody_answers_is_taken_back(site):
+    """There are ResourceRequests in the broker's cluster, and no agent."""
+    said = site.operator.lend(*BORROW, "-nteam", "--timeout=1s")
+    assert (said.code, said.out) == (7, "")
+    assert "got no answer within 1s: No agent has looked at it yet; it was taken back" in said.err
+    assert site.requests(hosts.BROKER) == []
+
+
+def test_interrupted_borrower_takes_it_back(site):
+    started = site.operator.start("kubectl", "lend", *BORROW, "-nteam")
+    until(lambda: site.requests(hosts.BROKER))
+    started.send_signal(signal.SIGINT)
+    assert processes.finished(started) == (130, "", "")
+    assert site.requests(hosts.BROKER) == []
+
+
+def test_watch_shows_each_change_until_it_is_interrupted(site, developer):
+    watch = developer.start("kubectl", "lend", "get", "reservations", "--watch")
+    assert watch.stdout is not None
+    assert watch.stdout.readline().startswith("NAME")
+    name = developer.lend(*BORROW, "-oname").out.strip()
+    developer.lend("release", name)
+    phases = []
+    while "Released" not in phases:
+        shown, phase, *_ = watch.stdout.readline().split()
+        assert shown == name
+        phases.append(phase)
+    assert "Reserved" in phases
+    watch.send_signal(signal.SIGINT)
+    assert processes.finished(watch)[::2] == (130, "")
+
+
+def test_named_broker_wins_and_a_named_context_wins_over_its_variables(site):
+    broker = {
+        "KUBELEND_BROKER": site.record["broker"],
+        "KUBELEND_CERT_PATH": str(site.directory / "certs" / "admin"),
+    }
+    # Only the broker has certificates to tell of.
+    assert "Certificate:" in site.operator.lend("describe", "cluster", PROVIDER, **broker).out
+    named = site.operator.lend("describe", "cluster", PROVIDER, "--context", hosts.BROKER, **broker)
+    assert named.code == 0
+    assert "Certificate:" not in named.out
+    plain = site.operator.run("kubelend", "get", "clusters", "-oname", "--context", hosts.BROKER)
+    assert plain == (0, f"{AGENT}\n{PROVIDER}\n", "")
+    assert site.operator.run("kubelend", "get", "clusters").code == 2
+
+
+def test_wrong_context_is_told_with_those_that_there_are(site):
+    said = site.operator.lend("get", "reservations", "--context", "nowhere")
+    assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
+    assert f"has no context 'nowhere'; there are: {AGENT}, {PROVIDER}, {hosts.BROKER}" in said.err
+
+
+def test_cluster_that_is_away_is_exit_code_7(site, tmp_path):
+    path = tmp_path / "away"
+    text = site.administrator(AGENT).read_text()
+    path.write_text(re.sub(r"server: .*", "server: https://127.0.0.1:1", text))
+    said = site.operator.lend("get", "reservations", "--kubeconfig", str(path))
+    assert (said.code, said.out, said.err.count("\n")) == (7, "", 1)
+    assert "no connection to the API server at https://127.0.0.1:1" in said.err
+
+
+def test_output_into_a_file_is_plain_text(site, tmp_path):
+    path = tmp_path / "clusters"
+    assert site.operator.run("sh", "-c", f"kubectl lend get clusters > {path}").code == 0
+    text = path.read_text()
+    assert text.startswith("NAME ")
+    assert "\x1b" not in text
+
+
+def test_help_names_the_plugin_and_its_flags(site):
+    assert "with your rights there (--context, --kubeconfig, -n)" in " ".join(
+        site.operator.lend("--help").out.split()
+    )
+    said = site.operator.lend("borrow", "--help").out
+    assert said.startswith("Usage: kubectl lend borrow")
+    assert max(map(len, said.splitlines())) <= 80

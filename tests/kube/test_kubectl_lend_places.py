@@ -1,0 +1,96 @@
+"""Where `kubectl lend` looks in a cluster: by what is defined there, and by where a broker keeps records."""
+
+import json
+import secrets
+
+import pytest
+
+import lend_plugin
+from kubelend.kube import resources
+from kubelend.lab import manifests
+from kubelend.wire import crds
+from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
+from kubelend.wire.objects import ResourceRequest
+
+pytestmark = pytest.mark.timeout(120)
+
+AMOUNTS = {"cpu": "4", "memory": "8Gi"}
+RECORD = {"revision": 1, "checksum": "0", "record": "{}"}
+
+
+@pytest.fixture
+def bare(lab):
+    """A cluster that knows none of our kinds yet."""
+    [cluster] = lab.start(f"bare-{secrets.token_hex(4)}")
+    yield cluster
+    cluster.kill()
+
+
+@pytest.fixture
+def operator(bare, tmp_path):
+    return lend_plugin.person(bare.assets, bare.admin_kubeconfig, tmp_path)
+
+
+def define(cluster, *kinds):
+    paths = [cluster.directory / f"{kind.plural}.json" for kind in kinds]
+    for kind, path in zip(kinds, paths, strict=True):
+        path.write_text(json.dumps(crds.definition(kind)))
+    manifests.install(cluster, paths)
+
+
+def make(cluster, namespace):
+    body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}
+    cluster.call("POST", "/api/v1/namespaces", json.dumps(body).encode())
+
+
+def keep(cluster, namespace, name):
+    """An advertisement as a broker has it in its own namespace."""
+    shares = dict.fromkeys(("capacity", "allocated", "available"), AMOUNTS)
+    found = {
+        "apiVersion": f"{ClusterAdvertisement.group}/{ClusterAdvertisement.version}",
+        "kind": ClusterAdvertisement.kind,
+        "metadata": {"name": f"{name}-adv", "namespace": namespace},
+        "spec": {"clusterID": name, "resources": shares},
+    }
+    path = resources.of(ClusterAdvertisement).path(namespace)
+    found = json.loads(cluster.call("POST", path, json.dumps(found).encode()))
+    found["status"] = {"phase": "Active", "active": True, "score": "50.00", "kept": RECORD}
+    cluster.call("PUT", f"{path}/{name}-adv/status", json.dumps(found).encode())
+
+
+def test_cluster_without_our_kinds_is_told_from_one_that_is_empty(bare, operator):
+    said = operator.lend("get", "reservations")
+    assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
+    assert f"the cluster of context '{bare.name}' knows no ResourceRequests and no" in said.err
+    assert "install Kubelend there (docs/deploy.md), or choose another with --context" in said.err
+    define(bare, ResourceRequest)
+    said = operator.lend("get", "reservations")
+    assert said == (0, "", "No reservations found in namespace default.\n")
+
+
+def test_brokers_namespace_is_found_unless_there_are_several(bare, operator):
+    define(bare, ClusterAdvertisement, Reservation)
+    assert operator.lend("get", "clusters").err == "No clusters found in namespace default.\n"
+    make(bare, "lending")
+    keep(bare, "lending", "rome")
+    assert operator.lend("get", "clusters", "-oname").out == "rome\n"
+    assert (
+        operator.lend("get", "reservations").err == "No reservations found in namespace lending.\n"
+    )
+
+    make(bare, "other")
+    keep(bare, "other", "oslo")
+    said = operator.lend("get", "clusters")
+    assert (said.code, said.out) == (2, "")
+    assert "brokers in the namespaces lending, other; say which with --namespace" in said.err
+    assert operator.lend("get", "clusters", "-oname", "-nother").out == "oslo\n"
+
+
+def test_where_both_kinds_are_the_brokers_namespace_is_the_brokers(bare, operator):
+    define(bare, ClusterAdvertisement, Reservation, ResourceRequest)
+    make(bare, "lending")
+    keep(bare, "lending", "rome")
+    want = ("borrow", "--cpu=1", "--memory=1Gi", "--timeout=1s")
+    assert "No broker has looked at it yet" in operator.lend(*want, "-nlending").err
+    assert "No agent has looked at it yet" in operator.lend(*want).err
+    assert operator.lend("get", "clusters", "-oname").out == "rome\n"
