@@ -78,9 +78,9 @@ class BrokerSettings(Settings, frozen=True, kw_only=True):
     """The pod to label kubelend.io/role=leader while this broker leads, and follower while it does not: its
     own, so that a Service can choose by it."""
 
-    store: str = DEFAULT_STORE
-    """Where the ledger is kept: a file, sqlite:///file, kubernetes:, or memory: (which forgets).
-    With --broker-interface=kubernetes it is kubernetes: and can be no other."""
+    store: str = ""
+    """Where the ledger is kept: a file, sqlite:///file, kubernetes:, or memory: (which forgets); kubelend.db if
+    it is not said. With --broker-interface=kubernetes it is kubernetes: and can be no other."""
 
     stale_after: timedelta = timedelta(minutes=10)
     """How long an advertisement is believed after it arrived. A cluster may ask for less, not for more."""
@@ -189,8 +189,7 @@ class BrokerSettings(Settings, frozen=True, kw_only=True):
     @property
     def ledger(self) -> str:
         """The store, which is where the objects are if these are served."""
-        is_default = self.store == DEFAULT_STORE
-        return KUBERNETES if is_default and self.serves_objects else self.store
+        return self.store or (KUBERNETES if self.serves_objects else DEFAULT_STORE)
 
     @property
     def certificates(self) -> Path:
@@ -214,8 +213,6 @@ class BrokerSettings(Settings, frozen=True, kw_only=True):
             found.append(_NO_CERTIFICATES)
         if not _NAMESPACE.fullmatch(self.http_namespace):
             found.append(f"--http-namespace: {self.http_namespace!r} is no Kubernetes namespace")
-        if not self.store:
-            found.append("--store: is needed")
         return found
 
     def _out_of_range(self) -> list[str]:
@@ -232,7 +229,7 @@ class BrokerSettings(Settings, frozen=True, kw_only=True):
 
     def _contradictions(self) -> list[str]:
         found = []
-        if self.serves_objects and self.store and not self.ledger.startswith(KUBERNETES):
+        if self.serves_objects and not self.ledger.startswith(KUBERNETES):
             found.append(
                 f"--store: {self.store} does not go with --broker-interface={self.broker_interface},"
                 f" whose objects are the ledger; leave it out, or write {KUBERNETES}"

@@ -89,10 +89,9 @@ def test_zero_turns_a_listener_off():
         ({"http_port": "65536"}, "--http-port: must be from 0 to 65535"),
         ({"http_port": "-1"}, "--http-port: must be from 0 to 65535"),
         ({"http_namespace": "Not A Name"}, "--http-namespace: 'Not A Name' is no Kubernetes"),
-        ({"store": ""}, "--store: is needed"),
         (
-            {"broker_interface": "kubernetes", "store": "broker.db"},
-            "--store: broker.db does not go with --broker-interface=kubernetes, whose objects are"
+            {"broker_interface": "kubernetes", "store": "kubelend.db"},
+            "--store: kubelend.db does not go with --broker-interface=kubernetes, whose objects are"
             " the ledger; leave it out, or write kubernetes:",
         ),
         ({"broker_interface": "grpc"}, "--broker-interface: 'grpc' is unknown; write http, kub"),
