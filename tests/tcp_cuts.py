@@ -31,6 +31,11 @@ class Line:
         self._links: set[_Link] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
+    @property
+    def has_lost(self) -> bool:
+        """Whether something was said into a cut that is still there."""
+        return any(link.has_lost for link in self._links)
+
     def cut(self, *, up: bool = True, down: bool = True) -> None:
         """Lose all that is said from now on, upwards, downwards or both."""
         self.up.is_cut, self.down.is_cut = up, down

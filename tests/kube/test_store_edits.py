@@ -4,6 +4,7 @@ from contextlib import closing
 
 import pytest
 from msgspec.structs import replace
+from structlog.testing import capture_logs
 
 import make
 from kube_stores import Place, told
@@ -212,6 +213,39 @@ def test_damage_is_told_with_the_name_of_the_object(
         closing(place.open()) as again,
     ):
         again.load()
+
+
+@pytest.mark.parametrize(
+    "wipe",
+    [
+        pytest.param({"kept": None}, id="its record"),
+        pytest.param(dict.fromkeys(("kept", "phase", "active", "lastUpdateTime")), id="all of it"),
+    ],
+)
+def test_advertisement_whose_status_was_wiped_stops_nobody(place, store, wipe):
+    """As by a restore without statuses. It comes again with the cluster's next call, and every lock stays."""
+    store.commit([make.cluster("b")], 2)
+    edit(place, OFFERS, "a-adv", {"status": wipe}, "status")
+    with closing(place.look()) as reader:
+        assert [found.id for found in reader.load().clusters] == ["b"]
+    with closing(place.open()) as again, capture_logs() as logged:
+        loaded = again.load()
+        assert [found.id for found in loaded.clusters] == ["b"]
+        assert loaded.reservations == [HELD]
+        assert [(one["log_level"], one["object"]) for one in logged] == [
+            ("warning", "ClusterAdvertisement a-adv")
+        ]
+        again.commit([make.cluster("a")], 3)
+        assert {found.id for found in again.load().clusters} == {"a", "b"}
+    assert find(place, OFFERS, "a-adv").status.kept is not None
+
+
+def test_advertisement_that_the_last_commit_wrote_is_filled_again_from_the_head(place, store):
+    edit(place, OFFERS, "a-adv", {"status": {"kept": None}}, "status")
+    with closing(place.open()) as again, capture_logs() as logged:
+        assert [found.id for found in again.load().clusters] == ["a"]
+        assert logged == []
+    assert find(place, OFFERS, "a-adv").status.kept is not None
 
 
 def test_record_under_another_name_is_told(place, store):

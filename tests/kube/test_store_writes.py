@@ -1,6 +1,7 @@
 """How often the store writes: the API server and its etcd are not ours alone."""
 
 from contextlib import closing
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -11,6 +12,9 @@ from kube_stores import Place
 from kubelend.core.events import Archived
 from kubelend.core.lifecycle import Phase, Reason
 from kubelend.core.models import ClusterId, ReservationId
+from kubelend.kube.client import Client
+from kubelend.stores.kube_objects import BROKER, MADE_BY, RESERVATIONS, Spec, Stored
+from kubelend.wire.objects import Metadata
 
 HELD = make.reservation("rsv-1", phase=Phase.RESERVED, target=ClusterId("a"), reserved_at=make.T0)
 OVER = replace(HELD, phase=Phase.RELEASED, reason=Reason.EXPIRED, finished_at=make.T0)
@@ -43,6 +47,36 @@ def test_commit_writes_no_more_than_it_must(kube, changes, writes):
         counter.writes = 0
         store.commit(changes, 2)
     assert counter.writes == writes
+
+
+@pytest.mark.parametrize("count", [1, 10])
+def test_new_reservations_cost_one_question_for_all_of_them(kube, count):
+    """Whether the head is still this broker's. Whether they are there already, nobody has to ask."""
+    asked = []
+
+    class Noting(Client):
+        async def find(self, resource: Any, name: str, namespace: str = "") -> Any:
+            asked.append(name)
+            return await super().find(resource, name, namespace)
+
+    with closing(Place(kube).open(Noting.open)) as store:
+        store.load()
+        asked.clear()
+        store.commit([replace(HELD, id=ReservationId(f"rsv-{n}")) for n in range(count)], 1)
+    assert asked == ["head"]
+
+
+def test_object_that_nobody_has_seen_is_found_when_it_is_to_be_made(kube):
+    """Made by a broker that was stopped before it could fill it, after this one had looked."""
+    place = Place(kube)
+    with closing(place.open()) as store:
+        store.load()
+        metadata = Metadata(HELD.id, place.namespace, labels={MADE_BY: BROKER})
+        wanted: Spec = {"requestedResources": {"cpu": "9", "memory": "9Gi"}}
+        place.run(lambda client: client.create(RESERVATIONS, Stored(metadata, wanted)))
+        store.commit([HELD], 1)
+    with closing(place.open()) as again:
+        assert again.load().reservations == [HELD]
 
 
 def test_store_that_is_loaded_again_writes_nothing_but_its_epoch(kube):

@@ -83,12 +83,26 @@ class Client:
             raise
 
     async def list(
-        self, resource: Resource[Kind], namespace: str = "", *, labels: str = "", fields: str = ""
+        self,
+        resource: Resource[Kind],
+        namespace: str = "",
+        *,
+        labels: str = "",
+        fields: str = "",
+        at: str = "",
     ) -> Listing[Kind]:
-        """All of a namespace, or of all namespaces, as of one version, read in pages."""
+        """All of a namespace, or of all namespaces, as of one version, read in pages.
+
+        With `at`: as of this very version, which may be one that a list of another kind gave. `Gone` if the
+        server has forgotten it, which it does after some minutes.
+        """
+        selected = _selected(labels, fields)
+        if at:
+            exactly = {"resourceVersion": at, "resourceVersionMatch": "Exact"}
+            return await self._list(resource, namespace, selected, exactly)
         for _ in range(_LISTS):
             with contextlib.suppress(Gone):
-                return await self._list(resource, namespace, _selected(labels, fields))
+                return await self._list(resource, namespace, selected, {})
         raise Unavailable(f"{resource} change too fast to be listed")
 
     async def create(self, resource: Resource[Kind], found: Kind) -> Kind:
@@ -174,11 +188,16 @@ class Client:
         return await self._connections.send(Call(method, path, body=content))
 
     async def _list(
-        self, resource: Resource[Kind], namespace: str, query: dict[str, str]
+        self,
+        resource: Resource[Kind],
+        namespace: str,
+        selected: dict[str, str],
+        version: dict[str, str],
     ) -> Listing[Kind]:
         objects: builtins.list[Kind] = []
         unreadable: builtins.list[Unreadable] = []
-        query = {**query, "limit": str(resource.page or PAGE)}
+        selected = {**selected, "limit": str(resource.page or PAGE)}
+        query = selected | version
         while True:
             call = Call("GET", resource.path(namespace), query)
             page: Page[Kind] = answers.decoder(resource).page(await self._connections.send(call))
@@ -186,7 +205,7 @@ class Client:
             unreadable += page.unreadable
             if not page.next:
                 return Listing(objects, page.resource_version, unreadable)
-            query["continue"] = page.next
+            query = selected | {"continue": page.next}  # which names the version by itself
 
     async def _put(self, resource: Resource[Kind], found: Kind, subresource: str) -> Kind:
         path = resource.path_of(found, subresource)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,27 +9,28 @@ from urllib.parse import quote
 
 import msgspec
 
-from kubelend.apps import interrupts
-from kubelend.apps.programs import Program
-from kubelend.core.errors import Unavailable, UnexpectedAnswer
+from kubelend.core.errors import UnexpectedAnswer
 from kubelend.kits import keyfiles
 from kubelend.lab import identities, kubeconfigs, ports
 from kubelend.lab.assets import Assets
 from kubelend.lab.calling import Caller
 from kubelend.lab.etcd import Etcd
+from kubelend.lab.servants import Servant
 
 ADMIN = "admin"
 
-_POLL = 0.05
-_STOPS_WITHIN = 10.0
 _KUBECTL_WITHIN = 60.0
 _EXPECTED = ("default", "kube-system")
 
 
-class Cluster:
-    """Started by `start`; its data and address stay the same when it is started again."""
+class Cluster(Servant):
+    """Its API server keeps nothing itself: `kill` is the quickest way to end it."""
+
+    poll = 0.05
+    stops_within = 10.0
 
     def __init__(self, name: str, assets: Assets, etcd: Etcd, directory: Path) -> None:
+        super().__init__(f"API server of {name}", directory / "kube-apiserver.log")
         self.name = name
         self.assets = assets
         self.directory = directory
@@ -42,17 +42,10 @@ class Cluster:
         administrator = self._issuer.client(ADMIN, [identities.ADMINISTRATORS])
         self._caller = Caller(self._port, administrator)
         self.admin_kubeconfig = self.kubeconfig_for(ADMIN, [identities.ADMINISTRATORS])
-        self._running: Program | None = None
 
     @property
     def url(self) -> str:
         return f"https://127.0.0.1:{self._port}"
-
-    @property
-    def process(self) -> Program:
-        if self._running is None:
-            raise Unavailable(f"the API server of {self.name} was not started")
-        return self._running
 
     def kubeconfig_for(self, user: str, groups: Iterable[str] = ()) -> Path:
         """Of somebody whom the cluster knows by a certificate; what he may do is up to the roles."""
@@ -95,39 +88,6 @@ class Cluster:
                 f"kubectl {' '.join(arguments)} on {self.name}: {done.stderr.strip()}"
             )
         return done.stdout
-
-    def start(self) -> None:
-        """Does not wait: many can start at once."""
-        with interrupts.put_off():
-            log = self.directory / "kube-apiserver.log"
-            name = f"API server of {self.name}"
-            self._running = Program(name, log, self._command(), os.environ)
-
-    def wait_until_ready(self) -> float:
-        """Gives the seconds since it was started."""
-        return self.process.wait_until(self._is_ready, _POLL)
-
-    def restart(self) -> None:
-        """Watches end, and begin anew against a server that remembers no earlier events."""
-        self.stop()
-        self.start()
-        self.wait_until_ready()
-
-    def pause(self) -> None:
-        """It keeps its connections and answers nothing until `resume`."""
-        self.process.pause()
-
-    def resume(self) -> None:
-        self.process.resume()
-
-    def kill(self) -> None:
-        """As a power cut would. It keeps nothing itself, so this is also the quickest way to end it."""
-        if self._running is not None:
-            self._running.kill()
-
-    def stop(self) -> None:
-        if self._running is not None:
-            self._running.stop(_STOPS_WITHIN)
 
     def _is_ready(self) -> bool:
         if self._caller.call("GET", "/readyz").status != 200:

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import msgspec
 
-from kubelend.apps import interrupts
-from kubelend.apps.programs import Program
 from kubelend.core.errors import Unavailable
 from kubelend.kits import keyfiles
 from kubelend.lab import ports
 from kubelend.lab.assets import Assets
 from kubelend.lab.calling import Caller
 from kubelend.lab.identities import Issuer
+from kubelend.lab.servants import Servant
 
-_POLL = 0.02
 
+class Etcd(Servant):
+    """While it is paused, every write and read of all clusters waits."""
 
-class Etcd:
-    """Started by `start`; its data and port stay the same when it is started again."""
+    poll = 0.02
+    stops_within = 30.0
 
     def __init__(self, assets: Assets, directory: Path, *, durable: bool) -> None:
         """`durable`: whether each write reaches the disk, which tests need not wait for."""
+        super().__init__("etcd", directory / "etcd.log")
         self._assets = assets
         self._directory = directory
         self._durable = durable
@@ -34,44 +34,10 @@ class Etcd:
         """Of its clients."""
 
         self._caller = Caller(self._port, self.certificates)
-        self._running: Program | None = None
 
     @property
     def url(self) -> str:
         return f"https://127.0.0.1:{self._port}"
-
-    @property
-    def process(self) -> Program:
-        if self._running is None:
-            raise Unavailable("etcd was not started")
-        return self._running
-
-    def start(self) -> None:
-        with interrupts.put_off():
-            log = self._directory / "etcd.log"
-            self._running = Program("etcd", log, self._command(), os.environ)
-
-    def wait_until_ready(self) -> float:
-        return self.process.wait_until(self._is_ready, _POLL)
-
-    def restart(self) -> None:
-        self.stop()
-        self.start()
-        self.wait_until_ready()
-
-    def pause(self) -> None:
-        """As slow as a store can be: every write and read waits for `resume`."""
-        self.process.pause()
-
-    def resume(self) -> None:
-        self.process.resume()
-
-    def kill(self) -> None:
-        self.process.kill()
-
-    def stop(self) -> None:
-        if self._running is not None:
-            self._running.stop()
 
     def compact(self) -> None:
         """Forget all older revisions, as API servers let it do now and then: who asks for one hears 410.

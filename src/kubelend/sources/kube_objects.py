@@ -15,10 +15,10 @@ import msgspec
 
 from kubelend.agent.ports import Deleted, Listed
 from kubelend.core.errors import Conflict, NotFound
-from kubelend.kube import resources, watching
+from kubelend.kube import patches, resources, watching
 from kubelend.kube.answers import Unreadable
 from kubelend.kube.client import Client
-from kubelend.sources import names, patches, revisions
+from kubelend.sources import names, revisions
 from kubelend.wire.objects import Kind, Object
 
 TRIES: Final = 5

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 
 from kubelend.core.errors import InvalidInput, StoreFailed
 from kubelend.core.models import Reservation
+from kubelend.kube import patches
 from kubelend.stores import kube_crews, kube_objects, kube_projection, kube_sights
 from kubelend.stores.kube_head import Write
 from kubelend.stores.kube_objects import Seen, Spec, Stored
@@ -86,6 +87,11 @@ class _Order(NamedTuple):
         return bool(self.kept.record)
 
     @property
+    def stays_away(self) -> bool:
+        """Whether an object that is gone is not made anew: whoever has deleted it does not want it back."""
+        return bool(self.uid) or (self.is_over and self.write.was_there)
+
+    @property
     def keeps_hold(self) -> bool:
         """Whether the object may not vanish before the broker says so."""
         return self.write.kind == "reservation" and not self.write.is_archived
@@ -127,8 +133,7 @@ class _Work:
     async def _put_alone(self, order: _Order) -> None:
         """One that somebody else writes at the same time."""
         for _ in range(MOST_TRIES):
-            self._sights.forget(order.key)
-            seen = await self._prepare(order)
+            seen = await self._prepare_seen(order, await self._sights.look(order.key))
             if _is_blank(seen):
                 await self._check()
             if await self._fill(order, seen):
@@ -136,14 +141,20 @@ class _Work:
         raise _busy(order.key)
 
     async def _prepare(self, order: _Order) -> Sight | None:
-        """The object, made if need be, with the right spec; None if it keeps this record or a newer one."""
-        seen = await self._sights.of(order.key)
+        """The object, made if need be, with the right spec; None if it keeps this record or a newer one.
+
+        One that was never seen is mostly new. It is made unasked: the server tells if it is there.
+        """
+        seen = self._sights.known(order.key)
+        if seen is None and order.stays_away:
+            seen = await self._sights.look(order.key)
+        return await self._prepare_seen(order, seen)
+
+    async def _prepare_seen(self, order: _Order, seen: Sight | None) -> Sight | None:
         for _ in range(MOST_TRIES):
             try:
-                if seen is None and (order.uid or (order.is_over and order.write.was_there)):
-                    return None  # whoever has deleted it does not want to see it again
                 if seen is None:
-                    return await self._create(order)
+                    return None if order.stays_away else await self._create(order)
                 if _is_of_another(order, seen):
                     return None
                 if seen.sequence < order.sequence:
@@ -283,7 +294,7 @@ def _spec_change(order: _Order, seen: Sight) -> Spec:
         if seen.spec == kube_sights.spec_text(wanted):
             return {}
         has = kube_sights.spec_of(seen)
-        return kube_projection.difference(has, kube_projection.comparable(wanted))
+        return patches.difference(has, kube_projection.comparable(wanted))
     target = wanted.get("targetClusterID")
     if target and kube_sights.spec_of(seen).get("targetClusterID") != target:
         return {"targetClusterID": target}

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 
+import structlog
 from msgspec.structs import replace
 
 from kubelend.core.events import Change
@@ -34,6 +35,8 @@ from kubelend.stores.kube_keeping import Keeper
 from kubelend.stores.kube_seals import Roll
 from kubelend.stores.kube_sights import Key, Missed, Sight, Sights
 
+log = structlog.get_logger("kubelend.store")
+
 
 class Book:
     """One namespace. Call `keeper.take_over` first to write, or `keeper.read` to look."""
@@ -53,7 +56,7 @@ class Book:
     async def load(self) -> Records:
         """The working set; what the last commit has not put into the objects yet is put there."""
         state = self.keeper.state
-        found = await kube_loading.read(self._client, self._namespace, self._sights, state)
+        found = await kube_loading.read(self._sights, state)
         self._roll = kube_loading.roll(found.records, state.key)
         await self._settle()
         await kube_crews.each(self._reclaim, kube_loading.misplaced(found, state))
@@ -63,7 +66,7 @@ class Book:
 
     async def look(self) -> Records:
         """The same without writing anything, as of one moment."""
-        records, _ = await kube_loading.look(self._client, self.keeper, self._sights)
+        records, _ = await kube_loading.look(self.keeper, self._sights)
         return records
 
     async def commit(self, changes: Sequence[Change], revision: int) -> None:
@@ -156,5 +159,13 @@ class Book:
         await kube_applying.reclaim(self._sights, key)
 
     async def _forget(self, blank: tuple[Key, Sight]) -> None:
+        key, _ = blank
+        if key[0] == "cluster":
+            log.warning(
+                "advertisement has lost its record, and is deleted until the cluster advertises again",
+                object=kube_loading.shown(*key),
+                namespace=self._namespace,
+                hint="if it was cordoned, cordon it again",
+            )
         with suppress(Missed):  # somebody has done something with it
             await kube_applying.remove(self._sights, *blank)

@@ -97,6 +97,8 @@ class State(msgspec.Struct, frozen=True, omit_defaults=True):
 
     epoch: int = 0
     """Counts who has opened the store to write: none but the last can."""
+    writer: str = ""
+    """Who that is, by a name made up for it: no two heads of different writers are equal."""
     sequence: int = 0
     """Counts commits; of two copies of a record, the one with the larger is the newer."""
     revision: int = 0

@@ -3,7 +3,8 @@
 Objects that keep no record are passed over: somebody has made them, and it is for the controllers to take
 them up. One that is gone is gone: who has deleted a reservation, and its finalizer too, wants it released,
 and a cluster that is missing advertises again. What a reservation holds it says itself, so nothing is lost
-with the advertisement of its provider but that it was cordoned.
+with the advertisement of its provider but that it was cordoned. So one whose status was wiped, by a restore
+without statuses, is as good as gone; a reservation without its record may be a lock, and is not passed over.
 
 Archived reservations are told by a label, which others may write too. The head knows a digest of all that are
 not over. Where it is another than that of what was found, the archive is looked through as well: one that is
@@ -13,15 +14,16 @@ gone explains it, and one that only has the label is taken back.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final, NamedTuple
+from contextlib import suppress
+from typing import Any, NamedTuple
 
-from kubelend.core.errors import StoreFailed
+from kubelend.core.errors import Gone
 from kubelend.core.models import Reservation
 from kubelend.core.records import Records
-from kubelend.kube.client import Client, Listing
+from kubelend.kube.client import Listing
 from kubelend.stores import kube_projection, kube_sights
 from kubelend.stores.kube_head import State, Write
-from kubelend.stores.kube_keeping import Keeper
+from kubelend.stores.kube_keeping import MOST_READS, Keeper, forgetful
 from kubelend.stores.kube_objects import (
     ADVERTISEMENTS,
     ARCHIVED,
@@ -37,9 +39,6 @@ from kubelend.stores.kube_sights import BLANK, Key, Sight, Sights
 from kubelend.stores.records import Damaged
 from kubelend.wire.broker_objects import RESERVATION_FINALIZER, LedgerRecord
 
-MOST_READS: Final = 20
-"""How often a reader begins anew because the broker has written meanwhile."""
-
 Named = dict[Key, Any]
 """Records by their kinds and the names of their objects."""
 
@@ -47,45 +46,45 @@ Named = dict[Key, Any]
 class Found(NamedTuple):
     records: Named
     blanks: list[tuple[Key, Sight]]
-    """Made by a broker, and never filled."""
+    """Made by a broker, and never filled; or advertisements whose record somebody has taken out."""
     astray: list[Key]
     """Reservations that are not over, with the label of the archive."""
 
 
-async def read(client: Client, namespace: str, sights: Sights, state: State) -> Found:
-    """All that is not archived, and not the journal, with what the last commit made of it."""
-    found = Found({}, [], [])
-    _take_all(found, sights, "cluster", await client.list(ADVERTISEMENTS, namespace))
-    reservations = await client.list(RESERVATIONS, namespace, labels=f"{ARCHIVED}!=true")
+async def read(sights: Sights, state: State, at: str = "") -> Found:
+    """All that is not archived, and not the journal, with what the last commit made of it.
+
+    `at`: the version of which it is read, if there is a broker that goes on meanwhile.
+    """
+    found, client, namespace = Found({}, [], []), sights.client, sights.namespace
+    _take_all(found, sights, "cluster", await client.list(ADVERTISEMENTS, namespace, at=at))
+    unarchived = f"{ARCHIVED}!=true"
+    reservations = await client.list(RESERVATIONS, namespace, labels=unarchived, at=at)
     _take_all(found, sights, "reservation", reservations)
-    await _take_documents(found, sights, client, namespace)
+    others = f"{HOLDS} notin (head, pending, journal)"
+    _take_documents(found, sights, await client.list(LEDGER, namespace, labels=others, at=at))
     overlay(found.records, state.changes.writes)
     if roll(found.records, state.key).digest != state.unfinished:
-        listed = await client.list(RESERVATIONS, namespace)
+        listed = await client.list(RESERVATIONS, namespace, at=at)
         _take_back(found, sights, listed)
         overlay(found.records, state.changes.writes)
         _check_missing(found, listed, state)
     return found
 
 
-async def _take_documents(found: Found, sights: Sights, client: Client, namespace: str) -> None:
-    others = f"{HOLDS} notin (head, pending, journal)"
-    documents = await client.list(LEDGER, namespace, labels=others)
-    _check("document", documents)
-    for document in documents.objects:
-        if document.holds in kube_projection.DECODERS:
-            _take(found, sights, document.holds, document)
+async def look(keeper: Keeper, sights: Sights) -> tuple[Records, int]:
+    """The working set as of one commit, and which one; nothing is written. A broker may go on meanwhile.
 
-
-async def look(client: Client, keeper: Keeper, sights: Sights) -> tuple[Records, int]:
-    """The working set as of one commit, and which one; nothing is written. A broker may go on meanwhile."""
+    All is read as of one version. All kinds of one server are counted together, so it is one moment of all of
+    them, however often they are written.
+    """
     for _ in range(MOST_READS):
-        await keeper.read()
-        state = keeper.state
-        found = await read(client, sights.namespace, sights, state)
-        if await keeper.is_newest():
+        with suppress(Gone):
+            at = await keeper.read()
+            state = keeper.state
+            found = await read(sights, state, at)
             return arranged(found.records, state.revision), state.sequence
-    raise StoreFailed("the broker writes all the time", hint="try again when it is less busy")
+    raise forgetful()
 
 
 def overlay(records: Named, writes: Iterable[Write]) -> None:
@@ -140,7 +139,17 @@ def record(kind: RecordKind, found: Seen, key: str) -> Any:
     try:
         return kube_projection.record_of(kind, found, key)
     except Damaged as error:
-        raise Damaged(f"{_shown(kind, found.metadata.name)}: {error}") from error
+        raise Damaged(f"{shown(kind, found.metadata.name)}: {error}") from error
+
+
+def shown(kind: str, name: str) -> str:
+    """As people find it."""
+    match kind:
+        case "cluster":
+            return f"ClusterAdvertisement {name}"
+        case "reservation":
+            return f"Reservation {name}"
+    return f"{LedgerRecord.kind} {name}"
 
 
 def _take_all(found: Found, sights: Sights, kind: RecordKind, listed: Listing[Stored]) -> None:
@@ -149,10 +158,17 @@ def _take_all(found: Found, sights: Sights, kind: RecordKind, listed: Listing[St
         _take(found, sights, kind, one)
 
 
+def _take_documents(found: Found, sights: Sights, listed: Listing[LedgerRecord]) -> None:
+    _check("document", listed)
+    for document in listed.objects:
+        if document.holds in kube_projection.DECODERS:
+            _take(found, sights, document.holds, document)
+
+
 def _take(found: Found, sights: Sights, kind: RecordKind, one: Seen) -> None:
     key = (kind, one.metadata.name)
-    if isinstance(one, Stored) and one.is_robbed:
-        raise Damaged(f"{_shown(*key)}: somebody has taken its record out of the status")
+    if isinstance(one, Stored) and one.is_robbed and kind == "reservation":
+        raise Damaged(f"{shown(*key)}: somebody has taken its record out of the status")
     if one.kept is None or one.kept == BLANK:
         seen = sights.saw(kind, one)
         if seen.is_own:
@@ -180,9 +196,9 @@ def _check_missing(found: Found, listed: Listing[Stored], state: State) -> None:
     for one in listed.objects:
         is_held = RESERVATION_FINALIZER in one.metadata.finalizers
         if is_held and one.kept is None and ("reservation", one.metadata.name) not in found.records:
-            shown = _shown("reservation", one.metadata.name)
+            which = shown("reservation", one.metadata.name)
             raise Damaged(
-                f"{shown}: somebody has emptied its status;"
+                f"{which}: somebody has emptied its status;"
                 " to delete it, and its finalizer, gives up what it held"
             )
 
@@ -193,13 +209,4 @@ def _is_unfinished(record: Any) -> bool:
 
 def _check(kind: str, listed: Listing[Any]) -> None:
     for one in listed.unreadable:
-        raise Damaged(f"{_shown(kind, one.name)}: {one.problem}")
-
-
-def _shown(kind: str, name: str) -> str:
-    match kind:
-        case "cluster":
-            return f"ClusterAdvertisement {name}"
-        case "reservation":
-            return f"Reservation {name}"
-    return f"{LedgerRecord.kind} {name}"
+        raise Damaged(f"{shown(kind, one.name)}: {one.problem}")

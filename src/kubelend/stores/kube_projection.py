@@ -167,17 +167,6 @@ def comparable(spec: Spec) -> Spec:
     return {**spec, "resources": own}
 
 
-def difference(has: Spec, wants: Spec) -> Spec:
-    """The merge patch that makes the one of the other; empty if they say the same."""
-    gone: Spec = {name: None for name in has if name not in wants}
-    changed = {name: wants[name] for name in wants if has.get(name) != wants[name]}
-    for name, value in changed.items():
-        before = has.get(name)
-        if isinstance(before, dict) and isinstance(value, dict):
-            changed[name] = difference(before, value)
-    return gone | changed
-
-
 _OF_CONTROLLERS: Final = ("reserved", "available")
 _LEAST: Final = ("clusterID", "resources", "requestedResources", "requesterID", "targetClusterID")
 _LEAST_AMOUNTS: Final = ("capacity", "allocated", "available", "cpu", "memory")

@@ -76,7 +76,7 @@ class KubernetesReplica:
             # Also when another leads: what had been deleted before it looked, it does not know.
             keeper = Keeper(client, self._namespace)
             sights = Sights(client, self._namespace, keeper)
-            records, sequence = await kube_loading.look(client, keeper, sights)
+            records, sequence = await kube_loading.look(keeper, sights)
             epoch = keeper.state.epoch
             yield records
 

@@ -87,7 +87,11 @@ class Sights:
 
     async def of(self, key: Key) -> Sight | None:
         """As it was last seen, or as it is; None if it is not there."""
-        return self._known.get(key) or await self.look(key)
+        return self.known(key) or await self.look(key)
+
+    def known(self, key: Key) -> Sight | None:
+        """As it was last seen; None if it never was."""
+        return self._known.get(key)
 
     async def look(self, key: Key) -> Sight | None:
         """As it is now."""

@@ -121,20 +121,6 @@ def test_record_that_is_not_what_was_written_is_refused(found, why):
         kube_projection.record_of("reservation", found, KEY)
 
 
-@pytest.mark.parametrize(
-    "has, wants, patch",
-    [
-        ({}, {}, {}),
-        ({"a": 1}, {"a": 1.0}, {}),
-        ({"a": 1}, {"b": 2}, {"a": None, "b": 2}),
-        ({"m": {"x": 1, "y": 2}}, {"m": {"x": 3}}, {"m": {"x": 3, "y": None}}),
-        ({"m": {"x": 1}}, {"m": 4}, {"m": 4}),
-    ],
-)
-def test_difference_is_the_merge_patch_from_one_to_the_other(has, wants, patch):
-    assert kube_projection.difference(has, wants) == patch
-
-
 def test_what_controllers_write_into_a_spec_is_not_compared():
     spec: Any = kube_projection.cluster_spec(CLUSTER)
     edited = {**spec, "resources": {**spec["resources"], "reserved": {"cpu": "1"}}}

@@ -90,7 +90,7 @@ metadata:
     {{- end }}
 rules:
 - apiGroups: [{{ $kind.group }}]
-  resources: [{{ $kind.plural }}{{ if not $kind.bare }}, {{ $kind.plural }}/status{{ end }}]
+  resources: [{{ $kind.plural }}, {{ $kind.plural }}/status]
   verbs: [get, list, watch]
 {{- if eq $who "editor" }}
 - apiGroups: [{{ $kind.group }}]

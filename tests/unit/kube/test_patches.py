@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubelend.sources import patches
+from kubelend.kube import patches
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,106 @@
+"""docs/objects.md shows what people see: done again, line by line, with a broker on a real API server."""
+
+import contextlib
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+import transcripts
+from kubelend.apps.programs import Program
+from kubelend.lab import ports
+from kubelend.lab.assets import Version
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "objects.md"
+STEPS = [*transcripts.steps(PAGE.read_text())]
+PATIENCE = 20.0
+
+
+def kubectl(cluster, step):
+    program, *arguments = shlex.split(step.command)
+    assert program == "kubectl"
+    done = subprocess.run(
+        [cluster.assets.kubectl, f"--kubeconfig={cluster.admin_kubeconfig}", *arguments],
+        input=step.document,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def outcome(cluster, step):
+    """What it prints; what is only looked at is looked at until it is as the page says, or for a while."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        printed = kubectl(cluster, step)
+        is_right = transcripts.same(step.printed, printed)
+        if is_right or not step.looks or time.monotonic() > deadline:
+            return printed
+        time.sleep(0.2)
+
+
+@contextlib.contextmanager
+def broker_of(cluster, directory):
+    """As a person starts it."""
+    program, port = Path(sys.executable).with_name("kubelend"), ports.free()
+    flags = (
+        "--broker-interface=kubernetes",
+        f"--kubeconfig={cluster.admin_kubeconfig}",
+        f"--health-probe-bind-address=127.0.0.1:{port}",
+        "--metrics-bind-address=0",
+    )
+    process = Program("broker", directory / "log", [str(program), "broker", *flags], os.environ)
+    try:
+        process.wait_until(lambda: is_ready(port), 0.1)
+        yield
+    finally:
+        process.stop()
+
+
+def is_ready(port):
+    with contextlib.suppress(OSError):
+        return urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5).read() == b"ok"
+    return False
+
+
+@pytest.mark.timeout(240)
+def test_page_shows_what_kubectl_prints(clusters, tmp_path):
+    [cluster] = clusters()
+    [number] = re.findall(r"`kubectl` v([\d.]+)", PAGE.read_text())
+    shown = Version(*map(int, number.split(".")))
+    if cluster.assets.version[:2] != shown[:2]:
+        pytest.skip(
+            f"the page was made with {shown}: others print columns and explanations otherwise"
+        )
+    assert len(STEPS) > 20
+    with broker_of(cluster, tmp_path):
+        for step in STEPS:
+            printed = outcome(cluster, step)
+            if step.printed:
+                assert transcripts.same(step.printed, printed), f"{step.command}:\n{printed}"
+
+
+@pytest.mark.parametrize(
+    "shown, printed, is_right",
+    [
+        pytest.param("a  950m  2s", "a   950m   1m3s", True, id="another age"),
+        pytest.param("a  950m  2s", "a  951m  2s", False, id="another amount"),
+        pytest.param("a\nb", "a", False, id="a line too many"),
+        pytest.param("Phase: Reserved", "Phase: Failed", False, id="another phase"),
+        pytest.param("Record: {one ...", "Record: {one, two}", True, id="cut off"),
+        pytest.param("Record: {one ...", "Record: {two}", False, id="cut off, another"),
+        pytest.param("  UID: 1", "UID: 1", False, id="another depth"),
+    ],
+)
+def test_page_is_wrong_about_everything_that_stays_the_same(shown, printed, is_right):
+    assert transcripts.same(shown, printed) is is_right
