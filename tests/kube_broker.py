@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -230,20 +230,38 @@ async def opened(cluster: Cluster, namespace: str) -> AsyncIterator[Objects]:
         yield Objects(client, namespace)
 
 
+Meanwhile = Callable[[Objects], Awaitable[None]]
+
+
+async def _nothing(_: Objects) -> None:
+    """Happens meanwhile."""
+
+
 @contextlib.asynccontextmanager
 async def running(
-    cluster: Cluster, namespace: str, clock: Clock | None = None, rules: Rules | None = None
+    cluster: Cluster,
+    namespace: str,
+    clock: Clock | None = None,
+    rules: Rules | None = None,
+    meanwhile: Meanwhile = _nothing,
 ) -> AsyncIterator[Running]:
-    """A broker that leads and sees its objects. At the end its store passes the audit."""
+    """A broker that leads and sees its objects. At the end its store passes the audit.
+
+    `meanwhile` happens after the store was read, and before the objects are seen.
+    """
     found, clock = access.from_kubeconfig(cluster.admin_kubeconfig), clock or Clock()
     service = Broker(
         lambda: KubernetesStore.open(found, namespace), clock, rules or Rules(), Metrics()
     )
     async with Client.open(found) as client:
         office = Office(service, client, namespace, TERMS)
-        roots = asyncio.create_task(
-            tasks.run_all({"broker": service.run(), "objects": office.run()})
-        )
+
+        async def attend() -> None:
+            await until(lambda: service.unready is None, PATIENCE)
+            await meanwhile(Objects(client, namespace))
+            await office.run()
+
+        roots = asyncio.create_task(tasks.run_all({"broker": service.run(), "objects": attend()}))
         try:
             await until(lambda: service.unready is None and office.unready is None, PATIENCE)
             yield Running(service, client, namespace, clock)

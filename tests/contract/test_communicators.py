@@ -256,6 +256,40 @@ async def test_a_provider_sees_what_it_lends_and_may_not_use_it(borrower, lender
             await call(found.id)
 
 
+async def test_what_is_in_the_archive_is_found_and_nothing_more_can_be_done(start, kind):
+    broker = await start(retention=make.MINUTE)
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def talk(cluster):
+            found = await kind(broker, cluster)
+            stack.push_async_callback(found.close)
+            return found
+
+        lender, borrower = await talk("lender"), await talk("borrower")
+        await lender.publish(offer("lender"))
+        found = await borrower.request(WISH, "k")
+        over = await borrower.release(found.id)
+        broker.clock.pass_time(2 * make.MINUTE)
+        await broker.expire()
+        assert found.id not in broker.service.present()[0].reservations
+        await until_told(borrower, lender)
+        assert await borrower.find(found.id) == await lender.find(found.id) == over
+        assert await borrower.release(found.id) == over
+        for call in (borrower.activate, borrower.renew, lender.acknowledge):
+            with pytest.raises(WrongPhase, match=f"{found.id} is Released; it is over"):
+                await call(found.id)
+        with pytest.raises(Forbidden, match=f"{found.id} belongs to borrower"):
+            await lender.release(found.id)
+        with pytest.raises(NotFound):
+            await (await talk("stranger")).find(found.id)
+
+
+async def until_told(*clusters):
+    """What has ended is taken out where it was told of, before any question is answered."""
+    for cluster in clusters:
+        assert await cluster.instructions() == []
+
+
 # -- instructions
 
 

@@ -1,10 +1,18 @@
 """Which pod leads, told by a label on a real API server."""
 
-import pytest
+import asyncio
+import socket
+import time
 
+import pytest
+from structlog.testing import capture_logs
+
+from brokers import until
 from kubelend.broker.leadership import Alone
+from kubelend.controllers import badges
 from kubelend.controllers.badges import PODS, Badge, OwnPod
 from kubelend.kube import access
+from kubelend.kube.access import Access
 from kubelend.kube.client import Client
 
 
@@ -71,3 +79,38 @@ async def test_without_the_right_it_goes_on_and_tries_again(kube, kube_client, p
             if "kubelend.io/role" in await labels(kube_client, pod):
                 return
         pytest.fail("not labelled")
+
+
+async def test_broker_that_stops_takes_its_label_off(kube_client, pod):
+    vote = Vote()
+    vote.leads = True
+    task = asyncio.create_task(Badge(kube_client, pod, vote).run())
+
+    async def is_worn():
+        return (await labels(kube_client, pod)).get("kubelend.io/role") == "leader"
+
+    await until(is_worn)
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
+    assert await labels(kube_client, pod) == {"app": "kubelend"}
+
+
+async def test_label_that_cannot_be_taken_off_keeps_nobody_from_stopping(kube, pod):
+    async with Client.open(access.from_kubeconfig(kube.kubeconfig_for("nobody-else"))) as client:
+        badge = Badge(client, pod, Vote())
+        with capture_logs() as logs:
+            await badge.take_off()
+        assert [one["event"] for one in logs] == ["the own pod keeps its label"]
+        assert "forbidden" in logs[0]["problem"]
+
+
+async def test_server_that_does_not_answer_is_not_waited_for(pod):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        async with Client.open(Access(server=f"https://127.0.0.1:{port}")) as client:
+            began = time.monotonic()
+            with capture_logs() as logs:
+                await Badge(client, pod, Vote()).take_off()
+            assert time.monotonic() - began < 2 * badges.LEAVES_WITHIN.total_seconds()
+    assert [one["problem"] for one in logs] == ["the API server did not answer in time"]

@@ -7,7 +7,7 @@ import gc
 import ssl
 import sys
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from functools import partial
@@ -127,8 +127,9 @@ async def started(
         office = await _office(stack, settings, broker)
         visitors = Visitors(metrics, journal, trust_proxies=settings.trust_proxies)
         listen = partial(_listen, stack, limits=_limits(settings), visitors=visitors)
+        seeing: list[Office | Mailboxes] = [] if office is None else [office]
         # Probes first: whoever watches the start should see it.
-        ports = await listen(_watched(settings, broker, metrics, office))
+        ports = await listen(_watched(settings, broker, metrics, seeing))
         context = None
         if trust is not None:
             context = _context(settings, broker, metrics, trust, journal)
@@ -137,6 +138,7 @@ async def started(
             context.membership.enrol_port = ports.get("enrol", 0)
             context.membership.api_port = ports["api"]
         mailboxes = await _mailboxes(stack, settings, broker, context)
+        seeing += [] if mailboxes is None else [mailboxes]
         stack.callback(broker.feeds.close_all)
         yield Process(broker, journal, metrics, ports, trust, office, seat, mailboxes)
 
@@ -199,12 +201,16 @@ class _Listener(NamedTuple):
 
 
 def _watched(
-    settings: BrokerSettings, broker: Broker, metrics: Metrics, office: Office | None
+    settings: BrokerSettings,
+    broker: Broker,
+    metrics: Metrics,
+    seeing: Sequence[Office | Mailboxes],
 ) -> Iterator[_Listener]:
-    """For probes and Prometheus."""
+    """For probes and Prometheus. Whoever sees objects may join `seeing` later."""
 
     def unready() -> str | None:
-        return broker.silent_because or (None if office is None else office.unready)
+        problems = (broker.silent_because, *(one.unready for one in seeing))
+        return next(filter(None, problems), None)
 
     if settings.health_probe_bind_address is not None:
         yield _Listener("probes", settings.health_probe_bind_address, probes.health(unready))

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from kubelend.controllers.office import Office
     from kubelend.kube.access import Access
 
+SILENCES = 10
+"""For so many times `--agent-timeout` an agent listens to its mailbox and says nothing until it is taken to
+be gone. Its place is free much sooner; but one that only listens is not to begin anew all the time."""
+
 
 def ledger(settings: BrokerSettings) -> str:
     """The text that names the store, with the kubeconfig in it if that was named apart."""
@@ -52,13 +56,15 @@ async def mailboxes(
     granting: Granting | None,
 ) -> AsyncIterator[Mailboxes]:
     """In the same cluster, over connections of their own. The ledger may be elsewhere."""
+    silence = SILENCES * settings.agent_timeout
     from kubelend.controllers.mailbox_pen import Means
     from kubelend.controllers.mailboxes import Mailboxes
     from kubelend.kube.client import Client
 
     access, namespace = _place(settings)
     async with Client.open(access) as client:
-        yield Mailboxes(Means(client, broker, terms, speakers, granting), namespace)
+        means = Means(client, broker, terms, speakers, granting, silence)
+        yield Mailboxes(means, namespace)
 
 
 def _place(settings: BrokerSettings) -> tuple[Access, str]:

@@ -79,8 +79,8 @@ class BrokerSettings(Settings, frozen=True, kw_only=True):
     own, so that a Service can choose by it."""
 
     store: str = ""
-    """Where the ledger is kept: a file, sqlite:///file, kubernetes:, or memory: (which forgets); kubelend.db if
-    it is not said. With --broker-interface=kubernetes it is kubernetes: and can be no other."""
+    """Where the ledger is kept: a file, sqlite:///file, kubernetes:, or memory: (which forgets); kubelend.db
+    if it is not said. With --broker-interface=kubernetes it is kubernetes: and can be no other."""
 
     stale_after: timedelta = timedelta(minutes=10)
     """How long an advertisement is believed after it arrived. A cluster may ask for less, not for more."""

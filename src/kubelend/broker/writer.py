@@ -72,7 +72,8 @@ class Writer:
         self.unready: str | None = "starting: the store is being read"
         """Why no call can be answered now, or None."""
         self._metrics = metrics
-        self._retention = retention
+        self.retention = retention
+        """How long what is over stays at hand."""
         self._lost_after = lost_after
         self._commits = GroupCommit(open_store, self._landed, self._store_failed)
         self._replica = replica
@@ -129,7 +130,7 @@ class Writer:
     async def expire(self) -> None:
         """End what is over, archive what ended long ago, and leave providers that fell silent."""
         ledger, now = self.present()
-        self._run(ledger, commands.expire(ledger, self._retention, now), now)
+        self._run(ledger, commands.expire(ledger, self.retention, now), now)
         for lost in self._run(ledger, silence.leave(ledger, self._vigil, now), now):
             log.warning(
                 "provider is silent, what it lends moves",
@@ -180,7 +181,7 @@ class Writer:
         ledger, now = self._ledger, self.clock()
         due = ledger.next_deadline()
         if due is not None and due <= now and self._is_leading:
-            self._run(ledger, commands.expire(ledger, self._retention, now), now)
+            self._run(ledger, commands.expire(ledger, self.retention, now), now)
         return ledger, now
 
     async def ask(self, question: Callable[[Store], Answer]) -> Answer:

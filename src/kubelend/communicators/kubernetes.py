@@ -18,7 +18,7 @@ from kubelend.communicators.kube_asking import Asker
 from kubelend.communicators.kube_requests import Requests
 from kubelend.communicators.kube_stream import OPEN, Diary, Events, Stream
 from kubelend.communicators.options import Options
-from kubelend.core import durations
+from kubelend.core import durations, transitions
 from kubelend.core.errors import (
     BrokerUnreachable,
     Conflict,
@@ -26,8 +26,10 @@ from kubelend.core.errors import (
     InvalidInput,
     KubelendError,
     NotFound,
+    WrongPhase,
     no_reservation,
 )
+from kubelend.core.lifecycle import FINAL, Phase
 from kubelend.kube import access
 from kubelend.kube.client import Client
 from kubelend.wire import bodies, mailboxes, route
@@ -116,13 +118,8 @@ class KubernetesCommunicator:
 
     async def find(self, reservation: str) -> bodies.Reservation:
         async with self._call():
-            await self._ask("read")
-            if (lent := await self._lent(reservation)) is not None:
-                return lent
-            for instruction in await self._requests.own():
-                if instruction.reservation.id == reservation:
-                    return instruction.reservation
-            raise no_reservation(reservation)
+            _, found = await self._read(reservation)
+            return found
 
     async def instructions(self) -> list[bodies.Reservation]:
         async with self._call():
@@ -184,12 +181,12 @@ class KubernetesCommunicator:
                 raise endings.closed() from None
             raise
 
-    async def _ask(self, call: str) -> Mailbox:
+    async def _ask(self, call: str, text: str = "") -> Mailbox:
         """Once it is answered, the mailbox tells all that the broker knew when it was asked."""
         async with self._turn:
             try:
                 found = await self._asker.ask(
-                    kube_asking.MAILBOXES, mailboxes.NAME, self._asker.question(call), {}
+                    kube_asking.MAILBOXES, mailboxes.NAME, self._asker.question(call, text), {}
                 )
             except NotFound as error:
                 raise BrokerUnreachable(
@@ -226,32 +223,51 @@ class KubernetesCommunicator:
         held = (one.reservation for one in told if one.action == "Hold")
         return [one for one in held if one.status.phase == "Reserved"]
 
+    async def _read(self, reservation: str) -> tuple[Mailbox, bodies.Reservation]:
+        """What the broker says of it, also if it is over for so long that it is in no mailbox any more."""
+        mailbox = await self._ask("read", reservation)
+        found = mailboxes.reservation(mailbox.status.reply)
+        # A broker that does not answer for a single one has nothing but what is in the mailbox.
+        found = found or await self._lent(reservation) or await self._own(reservation)
+        if found is None:
+            raise no_reservation(reservation)
+        return mailbox, found
+
+    async def _own(self, reservation: str) -> bodies.Reservation | None:
+        told = await self._requests.own()
+        return next((one.reservation for one in told if one.reservation.id == reservation), None)
+
     async def _use(self, reservation: str, call: str, text: str = "") -> bodies.Reservation:
         async with self._call():
             question = self._asker.question(call, text)
-            name = await self._name_of(reservation)
+            if (name := await self._name_of(reservation)) is None:
+                return await self._use_unseen(reservation, call)
             try:
                 found = await self._asker.ask(kube_asking.RESERVATIONS, name, question, {})
             except NotFound:
                 self._requests.names.pop(reservation, None)
-                raise no_reservation(reservation) from None
+                return await self._use_unseen(reservation, call)
             return await self._requests.outcome(found)
 
-    async def _name_of(self, reservation: str) -> str:
+    async def _name_of(self, reservation: str) -> str | None:
+        """Of its object; None if this cluster has none."""
         if reservation not in self._requests.names:
             await self._requests.own()
-        if (
-            reservation not in self._requests.names
-        ):  # perhaps it was asked for elsewhere, a moment ago
-            await self._ask("read")
+        if reservation not in self._requests.names:
+            await self._ask("read")  # perhaps it was asked for elsewhere, a moment ago
             await self._requests.own()
-        if reservation in self._requests.names:
-            return self._requests.names[reservation]
-        if (lent := await self._lent(reservation)) is not None:
+        return self._requests.names.get(reservation)
+
+    async def _use_unseen(self, reservation: str, call: str) -> bodies.Reservation:
+        """One that is in the archive can be given back once more, and nothing else."""
+        mailbox, found = await self._read(reservation)
+        if found.requester_id != mailbox.status.cluster_id:
             raise Forbidden(
-                f"{reservation} belongs to {lent.requester_id}", hint="ask its requester"
+                f"{reservation} belongs to {found.requester_id}", hint="ask its requester"
             )
-        raise no_reservation(reservation)
+        if call == "release" and found.status.phase in FINAL:
+            return found
+        raise _unusable(found)
 
     async def _lending(self) -> list[bodies.Instruction]:
         told = map(kube_stream.said, await self._asker.list(kube_asking.INSTRUCTIONS))
@@ -281,6 +297,19 @@ class KubernetesCommunicator:
             return told.reservation
 
     async def _not_lent(self, reservation: str) -> KubelendError:
-        if any(one.reservation.id == reservation for one in await self._requests.own()):
-            return Forbidden(f"{reservation} is not placed on this cluster")
-        return no_reservation(reservation)
+        """Why it cannot be answered for."""
+        try:
+            _, found = await self._read(reservation)
+        except NotFound as error:
+            return error
+        if found.status.phase in FINAL:
+            return _unusable(found)
+        return Forbidden(f"{reservation} is not placed on this cluster")
+
+
+def _unusable(found: bodies.Reservation) -> KubelendError:
+    """Of one that is in no mailbox: it is over, or it has been taken out a moment ago."""
+    phase = found.status.phase
+    if phase not in FINAL:
+        return no_reservation(found.id)
+    return WrongPhase(f"{found.id} is {phase}", hint=transitions.next_step(Phase(phase)))

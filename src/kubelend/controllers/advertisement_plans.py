@@ -10,12 +10,12 @@ from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
-from kubelend.controllers import marks
+from kubelend.controllers import marks, specs
 from kubelend.core import models
 from kubelend.core.errors import InvalidInput
 from kubelend.core.models import ClusterId
 from kubelend.stores import kube_objects, kube_projection
-from kubelend.wire import bodies, conversion
+from kubelend.wire import conversion
 from kubelend.wire.broker_objects import ClusterAdvertisement
 
 NOT_TAKEN_IN: Final = "Not taken in: "
@@ -49,23 +49,9 @@ def offer(found: ClusterAdvertisement) -> models.Advertisement:
     sent_at = spec.timestamp or made_at
     if sent_at is None:
         raise InvalidInput("neither a timestamp nor a time of creation is given")
-    body = bodies.Advertisement(
-        cluster_id=spec.cluster_id,
-        resources=bodies.Metrics(
-            capacity=spec.resources.capacity,
-            allocatable=spec.resources.allocatable,
-            allocated=spec.resources.allocated,
-        ),
-        cluster_name=spec.cluster_name,
-        timestamp=sent_at,
-        cost=spec.cost,
-        labels=spec.labels,
-        region=spec.region,
-        valid_for=spec.valid_for,
-        endpoint_url=spec.endpoint_url,
-        policy=spec.policy,
+    return conversion.to_advertisement(
+        specs.advertisement(spec), ClusterId(spec.cluster_id), sent_at
     )
-    return conversion.to_advertisement(body, ClusterId(spec.cluster_id), sent_at)
 
 
 def plan(

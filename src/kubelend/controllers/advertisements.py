@@ -1,22 +1,20 @@
 """ClusterAdvertisement objects of the broker's namespace: what they say is heard, and what follows is shown.
 
-A part of `controllers.office`, level-triggered like `controllers.reservations`. A cluster whose object is
-deleted offers nothing until it is heard again: the ledger forgets the offer, as a store does that lost it.
-What was lent there stays lent, because every reservation says itself where it is; all of it counts at once
-when an advertisement is there again.
+A part of `controllers.office`. A cluster whose object is deleted offers nothing until it is heard again: the
+ledger forgets the offer, as a store does that lost it. What was lent there stays lent, because every
+reservation says itself where it is; all of it counts at once when an advertisement is there again.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from kubelend.broker import views
 from kubelend.broker.service import Broker
 from kubelend.broker.views import ClusterView
-from kubelend.broker.writer import ACTOR
 from kubelend.controllers import (
     advertisement_plans,
     ghosts,
@@ -26,14 +24,13 @@ from kubelend.controllers import (
     standings,
 )
 from kubelend.controllers.advertisement_plans import Advertise, Delete, PassOver, Rewrite
-from kubelend.controllers.happenings import Riddles, Teller
-from kubelend.controllers.looking import Looks
-from kubelend.controllers.mirrors import Mirror, Turn
-from kubelend.controllers.suspicions import Suspicions
+from kubelend.controllers.controller import Controller
+from kubelend.controllers.happenings import Happening, Teller
+from kubelend.controllers.mirrors import Turn
 from kubelend.core import models
 from kubelend.core.errors import Conflict, InvalidInput, NotFound, Revoked, Unavailable
 from kubelend.core.events import Change, Dropped, Erased
-from kubelend.core.journal import Actor
+from kubelend.core.ledger import Ledger
 from kubelend.core.members import Member, member_id
 from kubelend.core.models import Cluster, ClusterId, Reservation
 from kubelend.core.roles import Role
@@ -50,31 +47,25 @@ _NEVER: Final = datetime.max.replace(tzinfo=UTC)
 _SOME_TIME_AGO: Final = datetime.min.replace(tzinfo=UTC)
 
 
-class Advertisements:
-    """Hand `mirror.take` what the watch says, call `hear` and `tick`, and run `looks`."""
+class Advertisements(Controller[ClusterAdvertisement]):
+    """Call `hear` as well, with what becomes durable."""
 
     def __init__(self, broker: Broker, client: Client, namespace: str, teller: Teller) -> None:
-        self.looks = Looks(marks.ADVERTISEMENTS.plural, self._look)
-        self.mirror: Mirror[ClusterAdvertisement] = Mirror(self._look_soon, self._turned)
-        self._broker = broker
-        self._client = client
-        self._namespace = namespace
-        self._teller = teller
-        self._riddles = Riddles(ClusterAdvertisement, teller)
-        self._suspicions = Suspicions(self.looks)
+        super().__init__(marks.ADVERTISEMENTS, broker, client, namespace, teller)
         self._heard: dict[str, models.Advertisement] = {}
         """By the UIDs of objects: what each last said, as far as this broker has led since."""
         self._aliases: dict[str, set[str]] = {}
         """Names of objects that are not called after their clusters, by these."""
+        self._missing: dict[str, ClusterId] = {}
+        """Clusters whose objects nobody has seen, by the names of these."""
         self._written_at: dict[str, float] = {}
         self._stale_at = _NEVER
         """The first moment at which a cluster may become stale."""
 
     def look_at_all(self) -> None:
-        """The ledger was read anew, or this broker leads from now on."""
         self._stale_at = _SOME_TIME_AGO
         self._heard.clear()  # another broker may have heard more since
-        self.mirror.look_at_all()
+        super().look_at_all()
 
     def hear(self, changes: Sequence[Change]) -> None:
         """What has become durable: who lends more or less now, or says something else."""
@@ -118,32 +109,18 @@ class Advertisements:
     def _look_soon(self, name: str) -> None:
         self.looks.add_after(name, SOON)
 
-    def _turned(self, turn: Turn[ClusterAdvertisement]) -> None:
-        if self._broker.may_decide:
-            for happening in happenings.of_advertisement(turn.before, turn.after):
-                self._teller.tell(happening)
+    def _notice(self, name: str) -> None:
+        self._look_soon(name)
+
+    def _happened(self, turn: Turn[ClusterAdvertisement]) -> Iterable[Happening]:
+        return happenings.of_advertisement(turn.before, turn.after)
 
     # -- the look
 
-    async def _look(self, name: str) -> None:
-        if not self._broker.may_decide:
-            for gone in self.mirror.gone(name):  # whoever leads sees to it
-                self._bury(gone)
-            return
-        ACTOR.set(Actor(f"{self._namespace}/{name}", "object"))
-        for gone in self.mirror.gone(name):
-            await self._end(gone)
-            self._bury(gone)
-        unreadable = self.mirror.unreadable(name)
-        self._riddles.look(name, unreadable)
-        found = self.mirror.find(name)
-        if found is None or unreadable is not None:
-            return
-        if not marks.is_leaving(found.metadata):
-            self._remember_alias(found)
-            await self._serve(found)
-
     async def _serve(self, found: ClusterAdvertisement) -> None:
+        if marks.is_leaving(found.metadata):
+            return
+        self._remember_alias(found)
         offers, problem = self._offers(found)
         record, uid = self._record(found), found.metadata.uid
         action = advertisement_plans.plan(found, offers, self._heard.get(uid), record)
@@ -167,8 +144,7 @@ class Advertisements:
         """Mostly the store has not finished; else somebody has spoilt it."""
         if not self._suspicions.is_grave(found):
             return
-        await self._broker.settled()
-        newest = await self._client.find(marks.ADVERTISEMENTS, found.metadata.name, self._namespace)
+        newest = await self._found(found.metadata.name)
         if newest is None or self._record(newest) is not record:
             return
         again = advertisement_plans.plan(newest, None, None, record)
@@ -184,6 +160,23 @@ class Advertisements:
         if record is not None and advertisement_plans.is_withdrawn(gone, heard, record):
             await self._broker.withdraw(record.id)
 
+    def _expected(self, ledger: Ledger) -> Iterable[str]:
+        known = {kube_objects.name_of("cluster", cluster): cluster for cluster in ledger.clusters}
+        self._missing = {
+            name: cluster for name, cluster in known.items() if self.mirror.find(name) is None
+        }
+        return self._missing
+
+    async def _miss(self, name: str) -> None:
+        """A new one is mostly about to come, so only those are asked for that a full look has missed."""
+        cluster = self._missing.get(name)
+        record = None if cluster is None else self._record_of(cluster)
+        is_lost = record is not None and await self._found(name) is None
+        # Whoever has been heard meanwhile gets a new object.
+        if record is not None and is_lost and self._record_of(record.id) is record:
+            await self._broker.withdraw(record.id)
+        self._missing.pop(name, None)
+
     def _bury(self, gone: ClusterAdvertisement) -> None:
         name, cluster = gone.metadata.name, gone.spec.cluster_id
         self._aliases.get(cluster, set()).discard(name)
@@ -191,12 +184,14 @@ class Advertisements:
             self._aliases.pop(cluster, None)
         self._written_at.pop(name, None)
         self._heard.pop(gone.metadata.uid, None)
-        self._suspicions.clear(gone)
-        self.mirror.bury(gone)
+        super()._bury(gone)
 
     def _record(self, found: ClusterAdvertisement) -> Cluster | None:
+        return self._record_of(ClusterId(found.spec.cluster_id))
+
+    def _record_of(self, cluster: ClusterId) -> Cluster | None:
         ledger, _ = self._broker.present()
-        return ledger.clusters.get(ClusterId(found.spec.cluster_id))
+        return ledger.clusters.get(cluster)
 
     def _offers(self, found: ClusterAdvertisement) -> tuple[models.Advertisement | None, str]:
         """What it offers, and if that does not count, why."""

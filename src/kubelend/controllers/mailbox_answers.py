@@ -16,7 +16,7 @@ from kubelend.broker.instructions import Instruction, Role
 from kubelend.broker.service import Broker
 from kubelend.broker.speakers import Speakers
 from kubelend.broker.writer import ACTOR
-from kubelend.controllers import mailbox_plans
+from kubelend.controllers import mailbox_plans, specs
 from kubelend.core import roles
 from kubelend.core.errors import (
     Forbidden,
@@ -32,7 +32,7 @@ from kubelend.core.lifecycle import FINAL, Reason
 from kubelend.core.members import Standing, member_id
 from kubelend.core.models import ClusterId, ReservationId
 from kubelend.core.models import Reservation as Record
-from kubelend.wire import bodies, conversion, route
+from kubelend.wire import bodies, conversion, mailboxes, route
 from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
 from kubelend.wire.conversion import Terms
 from kubelend.wire.objects import ProviderInstruction, Question
@@ -80,7 +80,7 @@ class Answers:
         """What the broker makes of it, as the answer and as the object's status."""
         with self._acting():
             self.admit(question)
-            body = mailbox_plans.advertisement(seen.spec)
+            body = specs.advertisement(seen.spec)
             parties.check_owner(body.cluster_id, self._cluster)
             offer = conversion.to_advertisement(body, self._cluster, self._broker.clock())
             view, _ = await self._broker.advertise(offer)
@@ -118,6 +118,13 @@ class Answers:
                     return await parties.refuse(self._broker, lent, self._cluster, question.text)
         raise InvalidInput(f"a provider cannot {question.call[:20]!r}")
 
+    async def read(self, question: Question) -> str:
+        """The reservation that was asked for by name, as REST gives it, also out of the archive."""
+        if question.call != "read" or not question.text:
+            return ""
+        found = await parties.visible(self._broker, ReservationId(question.text), self._cluster)
+        return mailboxes.text(conversion.from_reservation(found))
+
     async def give_back(self, seen: Reservation) -> None:
         """Release what an object stands for, if it still holds anything."""
         found = await self._standing_for(seen)
@@ -132,7 +139,7 @@ class Answers:
         if mailbox_plans.instruction(seen) is not None:
             return await parties.owned(self._broker, _told(seen), self._cluster)
         key = route.checked_key(mailbox_plans.key_of(seen))
-        body = mailbox_plans.request(seen.spec)
+        body = specs.request(seen.spec)
         wish = conversion.to_request(body, self._cluster, key, self._terms)
         return await self._broker.reserve(wish)
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
+from datetime import UTC, datetime
 
 import msgspec
 import structlog
 from msgspec.structs import replace
 
-from kubelend.controllers import mailbox_answers, mailbox_plans, marks
+from kubelend.controllers import mailbox_answers, mailbox_plans, marks, refusals
 from kubelend.controllers.mailbox_answers import Answers
 from kubelend.controllers.mailbox_pen import Means, Pen
 from kubelend.controllers.mailbox_plans import Remove, Step, Tell, Told
@@ -36,6 +37,8 @@ log = structlog.get_logger("kubelend.mailboxes")
 
 INSTRUCTIONS = resources.of(ProviderInstruction)
 
+_NEVER = datetime.max.replace(tzinfo=UTC)
+
 
 class Clerk:
     """Attends to one mailbox."""
@@ -55,8 +58,16 @@ class Clerk:
         self._ledger: Ledger | None = None
         """Whose reservations the mailbox tells of: another one is read after a failure, or a takeover."""
         self._pen = Pen(means, namespace, cluster, self.shelf)
+        self._removes_at = _NEVER
+        """The first moment at which something that was refused may have been there for long enough."""
         self._spoilt: dict[str, str] = {}
         """What is left alone, and why: to be said once."""
+
+    @property
+    def is_due(self) -> bool:
+        """Whether there is something to do, though nothing has happened."""
+        means = self._means
+        return self._removes_at <= means.broker.clock() and means.broker.leadership.leads
 
     async def attend(self) -> None:
         """Do all that there is to do. What fails is to be looked at again, all of it."""
@@ -80,6 +91,8 @@ class Clerk:
     async def _attend(self) -> None:
         mailbox = self.shelf.mailbox
         asked = None if mailbox is None else mailbox_plans.unanswered(mailbox)
+        self._hear(asked)
+        self._look_at_refused()
         problem = await self._catch_up()
         while unread := self.shelf.take():
             if not unread.objects and not unread.reservations:
@@ -130,18 +143,41 @@ class Clerk:
             await self._let_go(seen)
             return
         question = mailbox_plans.unanswered(seen)
+        self._hear(question)
         wish = mailbox_plans.wished(seen) if isinstance(seen, Reservation) else ""
         if question is None and wish:
             question = Question(_last_question(seen), wish)
         if question is None:
-            if isinstance(seen, Reservation) and mailbox_plans.is_loose(seen, self.cluster):
-                await self._pen.hold_on_to(seen)
+            if isinstance(seen, Reservation):
+                await self._keep(seen)
         elif isinstance(seen, Reservation):
             await self._answer_reservation(seen, question)
         else:
             await self._answer_instruction(seen, question)
 
+    async def _keep(self, seen: Reservation) -> None:
+        """One that asks for nothing now."""
+        due = refusals.due_in_mailbox(seen, self._means.broker.retention)
+        if mailbox_plans.is_loose(seen, self.cluster):
+            await self._pen.hold_on_to(seen)
+        elif due is not None and due <= self._means.broker.clock():
+            await self._pen.remove_refused(seen)
+        elif due is not None:
+            self._removes_at = min(self._removes_at, due)
+
+    def _look_at_refused(self) -> None:
+        """Whose agents would have taken them away, had they lived."""
+        if self.is_due:
+            self._removes_at = _NEVER
+            self.shelf.look_at(
+                lambda one: isinstance(one, Reservation) and one.status.reply is not None
+            )
+
     # -- questions
+
+    def _hear(self, question: Question | None) -> None:
+        if question is not None and self._session is not None:
+            self._session.hear(question.agent)
 
     async def _answer_reservation(self, seen: Reservation, question: Question) -> None:
         if question.call == "reserve" and not marks.holds_on(seen.metadata):
@@ -182,6 +218,7 @@ class Clerk:
     async def _answer_advertisement(self, seen: ClusterAdvertisement) -> None:
         """What follows from it is told before it is answered: whoever reads the answer finds it."""
         question = mailbox_plans.unanswered(seen) or Question("", "publish")
+        self._hear(question)
         try:
             body, status = await self._answers.advertisement(seen, question)
             said = Reply(question.id, mailboxes.text(body))
@@ -204,6 +241,7 @@ class Clerk:
             elif problem is not None:
                 raise mailbox_answers.passing(problem)
             status |= await self._conversed(question)
+            said = replace(said, told=await self._answers.read(question))
         except NotLeader:
             raise
         except KubelendError as error:
@@ -231,8 +269,9 @@ class Clerk:
         return {"revision": ends[0], "horizon": ends[1]}
 
     async def _begin(self, agent: str) -> None:
-        session = Session(self._means.broker, self.cluster, agent, self._ended)
-        await session.begin(self._means.speakers, f"in mailbox {self.namespace}")
+        means = self._means
+        session = Session(means.broker, self.cluster, agent, means.silence, self._ended)
+        await session.begin(means.speakers, f"in mailbox {self.namespace}")
         former, self._session = self._session, session
         if former is not None:
             await former.end()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -14,7 +15,7 @@ from msgspec.structs import replace
 from kubelend.broker import parties
 from kubelend.broker.service import Broker
 from kubelend.broker.speakers import Speakers
-from kubelend.controllers import mailbox_answers, mailbox_plans, marks
+from kubelend.controllers import mailbox_answers, mailbox_plans, marks, removals
 from kubelend.controllers.mailbox_plans import Tell, Told
 from kubelend.controllers.mailbox_shelves import Shelf
 from kubelend.core.errors import InvalidInput, NotFound
@@ -46,6 +47,8 @@ class Means(NamedTuple):
     """Without them every agent of a cluster may speak."""
     granting: Granting | None = None
     """Signs what is told to the two sides of a reservation."""
+    silence: timedelta = timedelta(minutes=15)
+    """After which an agent that listens, and says nothing, is taken to be gone."""
 
 
 class Pen:
@@ -115,6 +118,11 @@ class Pen:
             await self._means.client.delete(
                 resources.of(type(seen)), seen.metadata.name, self._namespace, uid=seen.metadata.uid
             )
+
+    async def remove_refused(self, seen: Reservation) -> None:
+        """If somebody has asked again meanwhile, the watch tells."""
+        async with self._writes:
+            await removals.remove(self._means.client, marks.RESERVATIONS, seen)
 
     async def patch_status(self, seen: Kind, status: dict[str, object]) -> None:
         await self.patch(resources.of(type(seen)), seen, {"status": status}, "status")

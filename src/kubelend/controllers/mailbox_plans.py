@@ -25,10 +25,8 @@ from kubelend.wire import bodies, mailboxes, quantities
 from kubelend.wire.broker_objects import (
     RESERVATION_FINALIZER,
     ClusterAdvertisement,
-    ClusterAdvertisementSpec,
     Mailbox,
     Reservation,
-    ReservationSpec,
 )
 from kubelend.wire.objects import (
     Metadata,
@@ -156,38 +154,6 @@ def is_loose(seen: Reservation, cluster: ClusterId) -> bool:
     if said is None or said.reservation.requester_id != cluster:
         return False
     return said.reservation.status.phase in LIVE
-
-
-# -- bodies of what objects ask for
-
-
-def advertisement(spec: ClusterAdvertisementSpec) -> bodies.Advertisement:
-    amounts = spec.resources
-    return bodies.Advertisement(
-        cluster_id=spec.cluster_id,
-        resources=bodies.Metrics(amounts.capacity, amounts.allocatable, amounts.allocated),
-        cluster_name=spec.cluster_name,
-        timestamp=spec.timestamp,
-        cost=spec.cost,
-        labels=spec.labels,
-        region=spec.region,
-        valid_for=spec.valid_for,
-        endpoint_url=spec.endpoint_url,
-        policy=spec.policy,
-    )
-
-
-def request(spec: ReservationSpec) -> bodies.ReservationRequest:
-    return bodies.ReservationRequest(
-        requested_resources=spec.requested_resources,
-        priority=spec.priority,
-        duration=spec.duration,
-        wait=spec.wait,
-        policy=spec.policy,
-        weights=spec.weights,
-        target_cluster_id=spec.target_cluster_id,
-        constraints=spec.constraints,
-    )
 
 
 # -- objects and parts of them, as they are written

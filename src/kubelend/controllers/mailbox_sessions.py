@@ -10,11 +10,16 @@ import asyncio
 import uuid
 from collections.abc import Callable
 from contextlib import nullcontext
+from datetime import timedelta
+
+import structlog
 
 from kubelend.broker.service import Broker
 from kubelend.broker.speakers import Speakers
 from kubelend.core.errors import KubelendError
 from kubelend.core.models import ClusterId
+
+log = structlog.get_logger("kubelend.mailboxes")
 
 LOOK_UP_EVERY = 15.0
 """Seconds between two looks at whether anybody still listens."""
@@ -24,12 +29,20 @@ class Session:
     """Use `begin`; it ends by `end`, or when the broker closes its feed, and calls `on_end` then."""
 
     def __init__(
-        self, broker: Broker, cluster: ClusterId, agent: str, on_end: Callable[[Session], None]
+        self,
+        broker: Broker,
+        cluster: ClusterId,
+        agent: str,
+        silence: timedelta,
+        on_end: Callable[[Session], None],
     ) -> None:
+        """It ends, too, after as much `silence`: nobody sees a process die that has no connection."""
         self.name = f"{agent or 'somebody'}/{uuid.uuid4().hex[:12]}"
         self.agent = agent
         self._broker = broker
         self._cluster = cluster
+        self._silence = silence
+        self._heard_at = broker.clock()
         self._on_end = on_end
         self._task: asyncio.Task[None] | None = None
 
@@ -39,6 +52,11 @@ class Session:
         work = self._run(speakers, origin, begun)
         self._task = asyncio.create_task(work, name=f"session {self.name}")
         await begun
+
+    def hear(self, agent: str) -> None:
+        """Note a sign of life, if it is of the agent that listens."""
+        if agent == self.agent:
+            self._heard_at = self._broker.clock()
 
     async def end(self) -> None:
         if self._task is not None:
@@ -57,7 +75,7 @@ class Session:
                     else nullcontext()
                 ):
                     begun.set_result(None)
-                    while not feed.closed:
+                    while not feed.closed and not self._is_forsaken():
                         await feed.read(LOOK_UP_EVERY)
         except KubelendError as error:
             if not begun.done():
@@ -67,3 +85,9 @@ class Session:
             if not begun.done():
                 begun.cancel()
         self._on_end(self)
+
+    def _is_forsaken(self) -> bool:
+        if self._broker.clock() - self._heard_at < self._silence:
+            return False
+        log.info("session ended", session=self.name, cluster=self._cluster, why="nothing was heard")
+        return True

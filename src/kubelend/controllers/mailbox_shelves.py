@@ -6,7 +6,7 @@ changed itself. Used by `controllers.mailbox_clerk`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from kubelend.controllers import mailbox_plans
@@ -111,6 +111,11 @@ class Shelf:
         for found in self._objects.values():
             if (told := _reservation_of(found)) is not None:
                 self._news[told] = None
+
+    def look_at(self, is_wanted: Callable[[Object], bool]) -> None:
+        """At these objects once more, though nothing is new."""
+        wanted = (at for at, found in self._objects.items() if is_wanted(found))
+        self._unread.update(dict.fromkeys(wanted))
 
     def take(self) -> Unread:
         """What is to be looked at now; what comes meanwhile is for the next time."""

@@ -15,14 +15,14 @@ from typing import Any, ClassVar, Final
 import structlog
 
 from kubelend.broker import instructions
+from kubelend.controllers.looking import Looks
 from kubelend.controllers.mailbox_clerk import Clerk
 from kubelend.controllers.mailbox_pen import Means
 from kubelend.controllers.mailbox_shelves import KINDS
 from kubelend.controllers.mailbox_strays import Strays
-from kubelend.core.errors import KubelendError, LimitExceeded, Unavailable
+from kubelend.controllers.seeing import Seeing
 from kubelend.core.events import Archived, Change
 from kubelend.core.models import ClusterId, Reservation
-from kubelend.kits.workqueue import Workqueue
 from kubelend.kube import resources, watching
 from kubelend.kube.answers import Unreadable
 from kubelend.kube.resources import Resource
@@ -31,6 +31,11 @@ from kubelend.wire import broker_objects, mailboxes
 from kubelend.wire.objects import Metadata, Object
 
 log = structlog.get_logger("kubelend.mailboxes")
+
+TICK: Final = 1.0
+"""Seconds. By so much what only time tells may be noticed late."""
+GRACE: Final = timedelta(seconds=15)
+"""For which mailboxes may be out of sight: the rest of the broker serves its callers meanwhile."""
 
 
 class Namespace(Object, frozen=True):
@@ -61,13 +66,20 @@ class Mailboxes:
         self._listed: set[str] = set()
         """Kinds of which all objects have been seen, and are followed from there."""
         self._leaving: list[Clerk] = []
-        self._queue: Workqueue[str] = Workqueue()
-        self._problems: dict[str, str] = {}
+        self._looks = Looks(broker_objects.Mailbox.plural, self._look)
+        """By namespaces."""
+        kinds = (NAMESPACES.plural, *(kind.plural for kind in KINDS))
+        self._seeing = Seeing(kinds, " in mailboxes", GRACE)
 
     @property
     def clusters(self) -> list[ClusterId]:
         """Who has a mailbox."""
         return [clerk.cluster for clerk in self._clerks.values()]
+
+    @property
+    def unready(self) -> str | None:
+        """Why agents cannot be heard in their mailboxes, or None."""
+        return self._seeing.unready
 
     async def run(self) -> None:
         """Attend to all of them, for ever."""
@@ -78,7 +90,8 @@ class Mailboxes:
                 group.create_task(self._follow(NAMESPACES, self._see_namespace), name="namespaces")
                 for kind in KINDS:
                     group.create_task(self._follow(resources.of(kind), self._see), name=kind.plural)
-                group.create_task(self._queue.work(self._attend), name="clerks")
+                group.create_task(self._looks.run(), name="clerks")
+                group.create_task(self._tick(), name="time")
         finally:
             listeners.remove(self._hear)
             for clerk in self._clerks.values():
@@ -88,6 +101,7 @@ class Mailboxes:
 
     async def _follow(self, resource: Resource[Any], take: Callable[[Any, Any], None]) -> None:
         def report(problem: str) -> None:
+            self._seeing.report(resource.plural, problem)
             if problem:
                 log.warning("mailboxes cannot be seen", kind=resource.plural, problem=problem)
             else:
@@ -104,6 +118,8 @@ class Mailboxes:
         async with aclosing(changes):
             async for change in changes:
                 take(resource, change)
+                if isinstance(change, Listed):
+                    self._seeing.listed(resource.plural)
 
     def _see_namespace(self, _: Resource[Namespace], change: watching.Change[Namespace]) -> None:
         match change:
@@ -130,11 +146,11 @@ class Mailboxes:
         if name == self._own or not cluster:
             log.warning("namespace cannot be a mailbox", namespace=name, cluster=cluster)
             return
-        clerk = Clerk(self._means, name, ClusterId(cluster), lambda: self._queue.add(name))
+        clerk = Clerk(self._means, name, ClusterId(cluster), lambda: self._looks.add(name))
         clerk.is_closing = found.metadata.deletion_timestamp is not None
         self._strays.forget(name)
         self._clerks[name] = clerk
-        self._queue.add(name)
+        self._looks.add(name)
         log.info("mailbox opened", namespace=name, cluster=cluster)
 
     def _close(self, name: str) -> None:
@@ -143,7 +159,7 @@ class Mailboxes:
             for one in clerk.shelf.all():
                 self._strays.see(one)
             self._leaving.append(clerk)
-            self._queue.add(name)
+            self._looks.add(name)
             log.info("mailbox closed", namespace=name, cluster=clerk.cluster)
 
     def _see(self, resource: Resource[Any], change: watching.Change[Any]) -> None:
@@ -152,7 +168,7 @@ class Mailboxes:
                 uids = {one.metadata.uid for one in objects} | {one.uid for one in unreadable}
                 for name, clerk in self._clerks.items():
                     clerk.shelf.keep_only(resource.kind, uids)
-                    self._queue.add(name)
+                    self._looks.add(name)
                 if resource.kind == broker_objects.Reservation.kind:
                     self._strays.keep_only(uids)
                 self._listed.add(resource.kind)
@@ -169,7 +185,7 @@ class Mailboxes:
         name = found.metadata.namespace
         clerk = self._clerks.get(name)
         if self._strays.see(found) if clerk is None else clerk.shelf.see(found):
-            self._queue.add(name)
+            self._looks.add(name)
 
     def _drop(self, gone: Object) -> None:
         name = gone.metadata.namespace
@@ -178,7 +194,7 @@ class Mailboxes:
             self._strays.miss(gone)
         else:
             clerk.shelf.miss(gone)
-            self._queue.add(name)
+            self._looks.add(name)
 
     def _complain(self, resource: Resource[Any], found: Unreadable) -> None:
         if found.namespace in self._clerks and not found.is_deleted:
@@ -195,36 +211,34 @@ class Mailboxes:
     def _hear(self, changes: Sequence[Change] | None) -> None:
         if changes is None:  # all was read anew: clerks notice by themselves
             for name in (*self._clerks, *self._strays.namespaces):
-                self._queue.add(name)
+                self._looks.add(name)
         for change in changes or ():
             if isinstance(change, Reservation):
                 for clerk in self._of(instructions.concerned(change)):
                     clerk.shelf.hear(change.id)
-                    self._queue.add(clerk.namespace)
+                    self._looks.add(clerk.namespace)
             elif isinstance(change, Archived):
                 for clerk in self._clerks.values():
                     if clerk.shelf.tells_of(change.reservation):
                         clerk.shelf.hear(change.reservation)
-                        self._queue.add(clerk.namespace)
+                        self._looks.add(clerk.namespace)
 
     def _of(self, clusters: set[ClusterId]) -> Iterator[Clerk]:
         return (clerk for clerk in self._clerks.values() if clerk.cluster in clusters)
 
     # -- what is done
 
-    async def _attend(self, name: str) -> None:
-        while self._leaving:
-            await self._leaving.pop().dismiss()
-        try:
-            await self._look(name)
-        except KubelendError as error:
-            self._put_off(name, error)
-        else:
-            self._queue.forget(name)
-            if self._problems.pop(name, None) is not None:
-                log.info("mailbox is attended to again", namespace=name)
+    async def _tick(self) -> None:
+        """What was refused long ago is taken away by the time alone."""
+        while True:
+            await asyncio.sleep(TICK)
+            for name, clerk in self._clerks.items():
+                if clerk.is_due:
+                    self._looks.add(name)
 
     async def _look(self, name: str) -> None:
+        while self._leaving:
+            await self._leaving.pop().dismiss()
         clerk = self._clerks.get(name)
         if clerk is not None:
             if await self._is_known(clerk):
@@ -244,10 +258,3 @@ class Mailboxes:
                     self._complain(resource, one)
                 clerk.shelf.fill(kind.kind, listing.objects)
         return True
-
-    def _put_off(self, name: str, error: KubelendError) -> None:
-        patience = error.retry_after if isinstance(error, LimitExceeded | Unavailable) else 0.0
-        self._queue.retry(name, timedelta(seconds=patience))
-        if self._problems.get(name) != error.code:
-            self._problems[name] = error.code
-            log.warning("mailbox has to wait", namespace=name, problem=str(error))

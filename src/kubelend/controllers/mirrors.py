@@ -44,6 +44,9 @@ class Mirror(Generic[Kind]):
     def find(self, name: str) -> Kind | None:
         return self._seen.get(name)
 
+    def all(self) -> list[Kind]:
+        return list(self._seen.values())
+
     def gone(self, name: str) -> list[Kind]:
         """Those of this name that have gone, as they were at last."""
         return list(self._gone.get(name, ()))
@@ -119,6 +122,8 @@ class Mirror(Generic[Kind]):
             known = self._seen.get(found.name)
             if known is not None and known.metadata.uid == found.uid:
                 self._miss(known)
+            else:  # nobody ever knew what it was, but a record of it may be there
+                self._look(found.name)
         elif self._unreadable.get(found.name) != found:  # told once, and not at every list
             self._unreadable[found.name] = found
             log.warning(

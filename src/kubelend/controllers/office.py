@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 from kubelend.broker.service import Broker
 from kubelend.controllers import marks
 from kubelend.controllers.advertisements import Advertisements
+from kubelend.controllers.controller import Controller
 from kubelend.controllers.happenings import Teller
-from kubelend.controllers.mirrors import Kind, Mirror
+from kubelend.controllers.mirrors import Kind
 from kubelend.controllers.reservations import Reservations
+from kubelend.controllers.seeing import Seeing
 from kubelend.core.events import Change
 from kubelend.kits import tasks
 from kubelend.kube import watching
@@ -24,7 +27,7 @@ from kubelend.kube.watching import Listed
 from kubelend.wire.conversion import Terms
 
 TICK: Final = 1.0
-"""Seconds. By so much a stale cluster may be shown late; it is judged by the clock all the same."""
+"""Seconds. By so much what only time tells may be shown late; it is judged by the clock all the same."""
 
 
 class Office:
@@ -37,14 +40,13 @@ class Office:
         self._teller = Teller(client, broker.clock)
         self._reservations = Reservations(broker, client, namespace, terms, self._teller)
         self._advertisements = Advertisements(broker, client, namespace, self._teller)
-        self._unseen = dict.fromkeys(_KINDS, "they are being listed")
+        self._seeing = Seeing(_KINDS)
         broker.listeners.append(self._hear)
 
     @property
     def unready(self) -> str | None:
         """Why objects cannot be seen, or None."""
-        problems = [f"cannot see {kind}: {why}" for kind, why in self._unseen.items() if why]
-        return "; ".join(problems) or None
+        return self._seeing.unready
 
     async def run(self) -> None:
         """For ever."""
@@ -54,12 +56,10 @@ class Office:
                 "events": self._teller.run(),
                 "reservations": reservations.looks.run(),
                 "advertisements": advertisements.looks.run(),
-                "staleness": self._tick(),
-                "following advertisements": self._follow(
-                    marks.ADVERTISEMENTS, advertisements.mirror, ""
-                ),
+                "time": self._tick(),
+                "following advertisements": self._follow(marks.ADVERTISEMENTS, advertisements, ""),
                 "following reservations": self._follow(
-                    marks.RESERVATIONS, reservations.mirror, marks.UNARCHIVED
+                    marks.RESERVATIONS, reservations, marks.UNARCHIVED
                 ),
             }
         )
@@ -75,22 +75,21 @@ class Office:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK)
+            self._reservations.tick()
             self._advertisements.tick()
 
-    async def _follow(self, resource: Resource[Kind], mirror: Mirror[Kind], labels: str) -> None:
-        plural = resource.plural
-
-        def report(problem: str) -> None:
-            self._unseen[plural] = problem
-
+    async def _follow(
+        self, resource: Resource[Kind], controller: Controller[Kind], labels: str
+    ) -> None:
+        report = partial(self._seeing.report, resource.plural)
         changes = watching.follow(
             self._client, resource, self._namespace, labels=labels, report=report
         )
         async for change in changes:
-            mirror.take(change)
+            controller.mirror.take(change)
             if isinstance(change, Listed):
-                report("")
-                self._reservations.look_at_all()
+                self._seeing.listed(resource.plural)
+                controller.look_for_orphans()
 
 
 _KINDS: Final = (marks.ADVERTISEMENTS.plural, marks.RESERVATIONS.plural)

@@ -10,15 +10,14 @@ from typing import NamedTuple, TypeAlias
 
 import msgspec
 
-from kubelend.controllers import marks
+from kubelend.controllers import marks, specs
 from kubelend.core import models
 from kubelend.core.errors import InvalidInput
 from kubelend.core.lifecycle import FINAL, Phase, Reason
 from kubelend.core.models import ClusterId
 from kubelend.stores import kube_objects, kube_projection
 from kubelend.wire import conversion
-from kubelend.wire.bodies import ReservationRequest
-from kubelend.wire.broker_objects import Condition, Reservation, ReservationSpec
+from kubelend.wire.broker_objects import Condition, Reservation
 from kubelend.wire.conversion import Terms
 
 
@@ -87,20 +86,8 @@ def request(found: Reservation, terms: Terms) -> models.Request:
             f"the name {name[:40]!r} cannot be used", hint="choose one of at most 240 characters"
         )
     requester = ClusterId(spec.requester_id or found.metadata.namespace)
-    return conversion.to_request(_body(spec), requester, marks.key_of(found.metadata), terms)
-
-
-def _body(spec: ReservationSpec) -> ReservationRequest:
-    return ReservationRequest(
-        requested_resources=spec.requested_resources,
-        priority=spec.priority,
-        duration=spec.duration,
-        wait=spec.wait,
-        policy=spec.policy,
-        weights=spec.weights,
-        target_cluster_id=spec.target_cluster_id,
-        constraints=spec.constraints,
-    )
+    key = marks.key_of(found.metadata)
+    return conversion.to_request(specs.request(spec), requester, key, terms)
 
 
 def _belongs(found: Reservation, record: models.Reservation) -> bool:

@@ -1,21 +1,29 @@
 """Reservation objects of the broker's namespace: what people apply, set as a condition and delete there.
 
-A part of `controllers.office`. Level-triggered: whatever happened, one look at an object compares it with its
-record in the ledger, and does what is missing. Records are written into objects by the store alone; this only
-asks it to do so again where somebody has spoilt one.
+A part of `controllers.office`. Records are written into objects by the store alone; this only asks it to do
+so again where somebody has spoilt one. What was refused has no record, so it is taken away here.
 """
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterable
+from datetime import UTC, datetime
 from typing import Final
 
 from kubelend.broker.service import Broker
 from kubelend.broker.writer import ACTOR
-from kubelend.controllers import ghosts, happenings, marks, reservation_plans, standings
-from kubelend.controllers.happenings import Riddles, Teller
-from kubelend.controllers.looking import Looks
-from kubelend.controllers.mirrors import Mirror, Turn
+from kubelend.controllers import (
+    ghosts,
+    happenings,
+    marks,
+    refusals,
+    removals,
+    reservation_plans,
+    standings,
+)
+from kubelend.controllers.controller import Controller
+from kubelend.controllers.happenings import Happening, Teller
+from kubelend.controllers.mirrors import Turn
 from kubelend.controllers.reservation_plans import (
     Action,
     Activate,
@@ -28,10 +36,11 @@ from kubelend.controllers.reservation_plans import (
     Rewrite,
     StartOver,
 )
-from kubelend.controllers.suspicions import GRAVE_AFTER, Suspicions
+from kubelend.controllers.suspicions import GRAVE_AFTER
 from kubelend.core import models
 from kubelend.core.errors import Conflict, KubelendError, NotFound, Unavailable
-from kubelend.core.journal import Actor, Entry
+from kubelend.core.journal import Entry
+from kubelend.core.ledger import Ledger
 from kubelend.core.lifecycle import FINAL, Phase, Reason
 from kubelend.core.models import ReservationId
 from kubelend.kube.client import Client
@@ -39,101 +48,88 @@ from kubelend.stores import kube_objects
 from kubelend.wire.broker_objects import RESERVATION_FINALIZER, Reservation
 from kubelend.wire.conversion import Terms
 
+_NEVER: Final = datetime.max.replace(tzinfo=UTC)
 
-class Reservations:
+
+class Reservations(Controller[Reservation]):
     """Hand `mirror.take` what the watch says, and run `looks`."""
 
     def __init__(
         self, broker: Broker, client: Client, namespace: str, terms: Terms, teller: Teller
     ) -> None:
-        self.looks = Looks(marks.RESERVATIONS.plural, self._look)
-        self.mirror: Mirror[Reservation] = Mirror(self.looks.add, self._turned)
-        self._broker = broker
-        self._client = client
-        self._namespace = namespace
+        super().__init__(marks.RESERVATIONS, broker, client, namespace, teller)
         self._terms = terms
-        self._teller = teller
-        self._riddles = Riddles(Reservation, teller)
-        self._suspicions = Suspicions(self.looks)
+        self._removes_at = _NEVER
+        """The first moment at which something that was refused may have been there for long enough."""
 
-    def look_at_all(self) -> None:
-        """The ledger was read anew, this broker leads from now on, or the objects were listed."""
-        self.mirror.look_at_all()
-        # One that leads no more, and has not noticed yet, is told to look at all again when it does.
-        with suppress(Unavailable):
-            ledger, _ = self._broker.present()
-            for record in ledger.reservations.values():
-                if kube_objects.asked_by(record) and self.mirror.find(record.id) is None:
-                    self.looks.add(record.id)
-
-    def _turned(self, turn: Turn[Reservation]) -> None:
-        if self._broker.may_decide:
-            for happening in happenings.of_reservation(turn.before, turn.after):
-                self._teller.tell(happening)
-
-    async def _look(self, name: str) -> None:
-        if not self._broker.may_decide:
-            for gone in self.mirror.gone(name):  # whoever leads sees to it
-                self._bury(gone)
+    def tick(self) -> None:
+        """Look at what was refused long ago."""
+        now = self._broker.clock()
+        if now < self._removes_at or not self._broker.may_decide:
             return
-        ACTOR.set(Actor(f"{self._namespace}/{name}", "object"))
-        for gone in self.mirror.gone(name):
-            await self._end(gone)
-            self._bury(gone)
-        self._riddles.look(name, self.mirror.unreadable(name))
-        found = self.mirror.find(name)
-        if found is None:
-            await self._look_for_orphan(name)
-        elif self.mirror.unreadable(name) is None:
-            await self._look_at(found)
+        self._removes_at = _NEVER
+        for found in self.mirror.all():
+            if self._is_due(found, now):
+                self.looks.add(found.metadata.name)
 
-    def _bury(self, gone: Reservation) -> None:
-        self._suspicions.clear(gone)
-        self.mirror.bury(gone)
+    def _notice(self, name: str) -> None:
+        self.looks.add(name)
 
-    async def _look_at(self, found: Reservation) -> None:
-        action, _ = self._planned(found)
+    def _happened(self, turn: Turn[Reservation]) -> Iterable[Happening]:
+        return happenings.of_reservation(turn.before, turn.after)
+
+    # -- the look
+
+    async def _serve(self, found: Reservation) -> None:
+        action, record = self._planned(found)
         if action is None:
             self._suspicions.clear(found)
+            if record is None and self._is_due(found, self._broker.clock()):
+                await self._remove(found)
         elif not isinstance(action, _SUSPICIOUS) or self._suspicions.is_grave(found):
             await self._look_closely(found.metadata.name)
 
     async def _look_closely(self, name: str) -> None:
         """At the object as it is, with all that was decided written into it."""
-        await self._broker.settled()
-        found = await self._client.find(marks.RESERVATIONS, name, self._namespace)
+        found = await self._found(name)
         if found is None:
             return  # the watch is going to tell
         action, record = self._planned(found)
         await self._do(found, action, record)
 
-    async def _look_for_orphan(self, name: str) -> None:
-        """A record whose object has gone while nobody was watching."""
-        ledger, _ = self._broker.present()
-        record = ledger.reservations.get(ReservationId(name))
-        if record is None or not kube_objects.asked_by(record) or not self.mirror.is_complete:
-            return
-        if self.mirror.unreadable(name) is not None:
-            return  # it is there, whatever it says
-        await self._broker.settled()
-        if await self._client.find(marks.RESERVATIONS, name, self._namespace) is None:
+    def _expected(self, ledger: Ledger) -> Iterable[str]:
+        return [record.id for record in ledger.reservations.values() if _has_object(record)]
+
+    async def _miss(self, name: str) -> None:
+        record = self._record(name)
+        if record is not None and _has_object(record) and await self._found(name) is None:
             await self._broker.retire(record.id, Reason.DELETED)
 
     def _planned(self, found: Reservation) -> tuple[Action, models.Reservation | None]:
-        ledger, _ = self._broker.present()
-        record = ledger.reservations.get(ReservationId(found.metadata.name))
+        record = self._record(found.metadata.name)
         return reservation_plans.plan(found, record), record
+
+    def _record(self, name: str) -> models.Reservation | None:
+        ledger, _ = self._broker.present()
+        return ledger.reservations.get(ReservationId(name))
 
     async def _end(self, gone: Reservation) -> None:
         """Our finalizer was taken off by somebody else, or the store is done with it."""
-        ledger, _ = self._broker.present()
-        record = ledger.reservations.get(ReservationId(gone.metadata.name))
+        record = self._record(gone.metadata.name)
         if record is None or not _is_of(gone, record):
             return
         if record.phase not in FINAL:
-            await self._broker.retire(record.id, Reason.DELETED)
+            await self._end_live(gone, record)
         elif not marks.is_own(gone.metadata):
             await self._broker.retire(record.id, record.reason)
+
+    async def _end_live(self, gone: Reservation, record: models.Reservation) -> None:
+        """The label of the archive, too, takes it out of the watch: then it is there still."""
+        found = await self._found(gone.metadata.name)
+        if found is not None and found.metadata.uid == gone.metadata.uid:
+            await self._broker.rewrite(record)
+        else:
+            await self._broker.retire(record.id, Reason.DELETED)
 
     async def _do(
         self, found: Reservation, action: Action, record: models.Reservation | None
@@ -200,6 +196,18 @@ class Reservations:
             actor, subject, why = ACTOR.get(), f"reservation/{name}", error.message
             self._broker.tell(Entry(now, actor, "reserve", subject, code=error.code, message=why))
 
+    def _is_due(self, found: Reservation, now: datetime) -> bool:
+        """Whether it was refused long ago; if not, that is looked at when it is time."""
+        due = refusals.due(found, self._broker.retention)
+        if due is None or due <= now:
+            return due is not None
+        self._removes_at = min(self._removes_at, due)
+        return False
+
+    async def _remove(self, found: Reservation) -> None:
+        if not await removals.remove(self._client, marks.RESERVATIONS, found):
+            self.looks.add(found.metadata.name)
+
     async def _retire(self, found: Reservation, record: models.Reservation) -> None:
         await self._broker.retire(record.id, Reason.DELETED)
         if marks.is_leaving(found.metadata) and record.phase not in FINAL:
@@ -237,6 +245,14 @@ class Reservations:
 
 
 _SUSPICIOUS: Final = (Rewrite, Delete, StartOver)
+
+
+def _has_object(record: models.Reservation) -> bool:
+    """Whether there has to be one, of the same name: whoever deletes what is over need not see it again."""
+    if kube_objects.asked_by(record):
+        return True
+    is_named = kube_objects.name_of("reservation", record.id) == record.id
+    return is_named and record.phase not in FINAL
 
 
 def _is_of(gone: Reservation, record: models.Reservation) -> bool:

@@ -30,6 +30,7 @@ NOBODY: Final = Reply()
 _LABEL: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", re.ASCII)
 
 _INSTRUCTIONS: Final = msgspec.json.Decoder(bodies.Instruction)
+_RESERVATIONS: Final = msgspec.json.Decoder(bodies.Reservation)
 _ADVERTISEMENTS: Final = msgspec.json.Decoder(bodies.Advertisement)
 
 
@@ -77,6 +78,11 @@ def instruction(said: Reply | None) -> bodies.Instruction | None:
 
 def advertisement(said: Reply) -> bodies.Advertisement:
     return _read(said.told, _ADVERTISEMENTS)
+
+
+def reservation(said: Reply | None) -> bodies.Reservation | None:
+    """The one that was asked for by name; None if the broker does not know that one can ask so."""
+    return None if said is None or not said.told else _read(said.told, _RESERVATIONS)
 
 
 def refusal(said: Reply | None) -> KubelendError | None:

@@ -302,7 +302,7 @@ class Question(Part, frozen=True):
     ]
     """What is to be done."""
     text: Reason = ""
-    """For how long to renew it, or why it is refused."""
+    """For how long to renew it, why it is refused, or which one to read."""
     agent: Annotated[str, Meta(extra_json_schema=patterns.up_to(64))] = ""
     """Which agent of the cluster asks: the broker listens to one at a time."""
 

@@ -1,0 +1,27 @@
+"""Deletes an object as it was seen, and no other: for all that the controllers take away by themselves.
+
+Somebody may have changed it since, or made another one under its name, and mean something by it.
+"""
+
+from __future__ import annotations
+
+from kubelend.controllers.mirrors import Kind
+from kubelend.core.errors import Conflict, NotFound
+from kubelend.kube import answers
+from kubelend.kube.client import Client
+from kubelend.kube.resources import Resource
+
+
+async def remove(client: Client, resource: Resource[Kind], found: Kind) -> bool:
+    """False if it is otherwise by now. One that is gone already is as good as removed."""
+    known = found.metadata
+    only = {"uid": known.uid, "resourceVersion": known.resource_version}
+    path = resource.path(known.namespace, known.name)
+    try:
+        await client.raw("DELETE", path, {"preconditions": only})
+    except Conflict:
+        return False
+    except NotFound as error:
+        if not answers.is_missing_object(error):
+            raise
+    return True
