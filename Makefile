@@ -11,7 +11,8 @@ COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gene
 	--no-emit-index-url --custom-compile-command 'make lock' $(ARGS) pyproject.toml --group build
 GENERATE := $(BIN)/python -m kubelend.cli.generate
 
-WORKERS ?= auto
+# One more than there are cores: most of the time a test waits.
+WORKERS ?= $(shell expr $$(nproc) + 1)
 
 export PYTHON
 
@@ -24,7 +25,7 @@ demo: $(RUNTIME) ## Show a broker, four agents and a reservation's whole life
 	@$(BIN)/kubelend demo $(ARGS)
 
 .PHONY: test
-test: $(DEV) ## Run all tests, a module on each core (WORKERS=0: one after the other)
+test: $(DEV) ## Run all tests, several modules at a time (WORKERS=0: one after the other)
 	$(BIN)/pytest --numprocesses $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 .PHONY: kube-assets

@@ -155,6 +155,7 @@ async def test_a_leader_that_sleeps_in_the_middle_promises_nothing_twice(callers
 
     try:
         answered = await load_with(callers, fall_asleep)
+        await led_at(callers.brokers[1])  # they may all have been answered before
     finally:
         first.process.send_signal(signal.SIGCONT)
     # It wakes up, finds its successor, and answers questions again: those of a follower.
