@@ -55,6 +55,9 @@ class TroubledStore:
         self._fail_if_broken()
         return self.kept.journal_ends()
 
+    def check(self) -> None:
+        self._fail_if_broken()
+
     def close(self) -> None:
         """There is nothing to let go of."""
 

@@ -114,6 +114,18 @@ async def test_a_leader_that_was_asleep_finds_its_successor(
     assert (await lease(kube_client, namespace)).lease_transitions == 1
 
 
+async def test_leader_whose_lease_was_deleted_stops_when_it_sees_its_successor(
+    candidate, kube_client, namespace
+):
+    first, second = candidate("broker-1"), candidate("broker-2")
+    await first.attempt()
+    await kube_client.delete(LEASES, "kubelend-broker", namespace)
+    await second.attempt()
+    assert second.leads
+    await first.attempt()
+    assert (first.leads, first.leader) == (False, "broker-2")
+
+
 async def test_who_resigns_makes_room_at_once(candidate):
     first, second = candidate("broker-1"), candidate("broker-2")
     await first.attempt()

@@ -8,7 +8,7 @@ import pytest
 import lend_plugin
 from kubelend.kube import resources
 from kubelend.lab import manifests
-from kubelend.wire import crds
+from kubelend.wire import crds, mailboxes
 from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
 from kubelend.wire.objects import ResourceRequest
 
@@ -38,8 +38,9 @@ def define(cluster, *kinds):
     manifests.install(cluster, paths)
 
 
-def make(cluster, namespace):
-    body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}
+def make(cluster, namespace, **labels):
+    metadata = {"name": namespace, "labels": labels}
+    body = {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}
     cluster.call("POST", "/api/v1/namespaces", json.dumps(body).encode())
 
 
@@ -94,3 +95,26 @@ def test_where_both_kinds_are_the_brokers_namespace_is_the_brokers(bare, operato
     assert "No broker has looked at it yet" in operator.lend(*want, "-nlending").err
     assert "No agent has looked at it yet" in operator.lend(*want).err
     assert operator.lend("get", "clusters", "-oname").out == "rome\n"
+
+
+def test_who_borrows_in_a_mailbox_is_the_cluster_whose_it_is(bare, operator):
+    define(bare, ClusterAdvertisement, Reservation)
+    make(bare, "mail-7", **{mailboxes.OWNER: "rome"})
+    make(bare, "team")
+    for namespace in ("mail-7", "team"):
+        wish = {
+            "apiVersion": f"{Reservation.group}/{Reservation.version}",
+            "kind": Reservation.kind,
+            "metadata": {"name": "mine", "namespace": namespace},
+            "spec": {"requestedResources": AMOUNTS},
+        }
+        path = resources.of(Reservation).path(namespace)
+        bare.call("POST", path, json.dumps(wish).encode())
+
+    def requesters(*flags):
+        found = json.loads(operator.lend("get", "reservations", "-ojson", *flags).out)
+        return [(one["id"], one["requesterID"]) for one in found["reservations"]]
+
+    assert requesters("-nmail-7") == requesters("-nmail-7", "--cluster=rome") == [("mine", "rome")]
+    assert requesters("-nteam") == [("mine", "team")]
+    assert requesters("-A") == [("mail-7/mine", "rome"), ("team/mine", "team")]

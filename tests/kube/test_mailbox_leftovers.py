@@ -161,14 +161,17 @@ async def test_session_of_a_killed_agent_ends_after_a_while(office, broker, acco
     async def session():
         return (await client.find(MAILBOXES, "mailbox", rome)).status.session
 
+    async def is_begun():
+        return (await session()).startswith("killed/")
+
     async with office.attended(broker.service):
         async with listening(await office.open(rome, "killed")):
-            await until(lambda: feeds.count(ClusterId("rome")) == 1)
-            assert (await session()).startswith("killed/")
+            await until(is_begun)
+            assert feeds.count(ClusterId("rome")) == 1
         broker.clock.pass_time(SILENCE - make.SECOND)
         other = await office.open(rome, "other")
         await other.ping()  # which is no sign of life of the first
-        assert (await session()).startswith("killed/")
+        assert await is_begun()
         broker.clock.pass_time(make.SECOND)
         await until(lambda: feeds.count(ClusterId("rome")) == 0)
 

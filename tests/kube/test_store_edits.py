@@ -19,6 +19,7 @@ from kubelend.stores.kube_objects import ADVERTISEMENTS, LEDGER, RESERVATIONS
 from kubelend.stores.kubernetes import KubernetesStore
 from kubelend.wire import broker_objects
 from kubelend.wire.broker_objects import RESERVATION_FINALIZER
+from kubelend.wire.objects import Metadata
 
 WHOLE = resources.of(broker_objects.Reservation)
 OFFERS = resources.of(broker_objects.ClusterAdvertisement)
@@ -238,6 +239,28 @@ def test_advertisement_whose_status_was_wiped_stops_nobody(place, store, wipe):
         again.commit([make.cluster("a")], 3)
         assert {found.id for found in again.load().clusters} == {"a", "b"}
     assert find(place, OFFERS, "a-adv").status.kept is not None
+
+
+@pytest.mark.parametrize(
+    "amounts, warnings",
+    [
+        pytest.param({}, 0, id="never filled"),
+        pytest.param({"reserved": {"cpu": "0", "memory": "0"}}, 1, id="restored without a status"),
+    ],
+)
+def test_advertisement_without_a_status_is_told_of_if_it_ever_had_one(
+    place, store, amounts, warnings
+):
+    """One that a broker made before it was stopped has lost nothing."""
+    labels = {kube_objects.MADE_BY: kube_objects.BROKER}
+    spec = find(place, ADVERTISEMENTS, "a-adv").spec
+    spec = {**spec, "clusterID": "b", "resources": {**spec["resources"], **amounts}}
+    blank = kube_objects.Stored(Metadata("b-adv", place.namespace, labels=labels), spec)
+    place.run(lambda client: client.create(ADVERTISEMENTS, blank))
+    with closing(place.open()) as again, capture_logs() as logged:
+        assert [found.id for found in again.load().clusters] == ["a"]
+    assert [one["log_level"] for one in logged] == ["warning"] * warnings
+    assert find(place, ADVERTISEMENTS, "b-adv") is None
 
 
 def test_advertisement_that_the_last_commit_wrote_is_filled_again_from_the_head(place, store):

@@ -13,12 +13,15 @@ import pytest
 
 import make
 from kube_stores import Place
+from kubelend.core import journal
 from kubelend.core.errors import Gone, StoreFailed
-from kubelend.core.events import Change
+from kubelend.core.events import Change, Cut
+from kubelend.core.journal import Actor, Entry
 from kubelend.core.lifecycle import Phase
 from kubelend.core.records import Records
 from kubelend.kube.client import Client
 from kubelend.stores import kube_head
+from kubelend.stores.kube_objects import LEDGER
 from kubelend.stores.kube_replica import KubernetesReplica
 from kubelend.stores.kubernetes import KubernetesStore
 
@@ -162,3 +165,66 @@ def test_server_that_forgets_at_once_is_told_and_not_asked_for_ever(place):
     with closing(reading(place, forget)) as reader, told_so:
         reader.load()
     assert 1 < len(asked) < 10
+
+
+LINES = 1200
+"""In more than two blocks."""
+
+
+@pytest.fixture
+def journalled(place):
+    """A broker's store with a journal."""
+    with closing(place.open()) as store:
+        entry = Entry(make.T0, Actor("alice", "admin"), "Cordoned", "cluster/a")
+        store.commit([entry] * LINES, 1)
+        store.commit([entry], 2)
+        yield store
+
+
+def cut(store: KubernetesStore) -> None:
+    """Two blocks off, as the broker does with what is old."""
+    (last,) = store.lines(1099, 1)
+    store.commit([Cut(last.number), journal.cut(last, make.T0, make.T0)], 3)
+    assert store.journal_ends()[0].number == 1100
+
+
+def test_journal_that_is_cut_while_it_is_read_is_read_as_it_was(place, journalled):
+    with closing(place.look()) as reader:
+        start, end = reader.journal_ends()
+        first = reader.lines(start.number, 100)
+        cut(journalled)
+        rest = reader.lines(first[-1].number, LINES)
+        assert list(journal.breaks([*first, *rest], start, end)) == []
+    with closing(place.look()) as reader:
+        assert reader.lines(0, 1)[0].number == 1101
+
+
+def test_journal_of_which_a_part_was_deleted_is_damaged_for_readers_too(place, journalled):
+    place.run(lambda client: client.delete(LEDGER, "journal-513", place.namespace))
+    told_so = pytest.raises(StoreFailed, match="journal-513 is missing")
+    with closing(place.look()) as reader, told_so:
+        reader.lines(0, LINES)
+
+
+def test_journal_that_was_cut_so_long_ago_that_the_server_has_forgotten_is_no_damage(
+    place, journalled
+):
+    def forget(asks_for_version: bool) -> None:
+        if asks_for_version:
+            raise Gone("too old")
+
+    told_so = pytest.raises(StoreFailed, match="may have been cut off")
+    with closing(reading(place, forget)) as reader:
+        cut(journalled)
+        with told_so:
+            reader.lines(0, LINES)
+
+
+def test_broker_whose_successor_cuts_the_journal_is_told_of_it_and_of_no_damage(place, journalled):
+    with closing(place.open()) as newer:
+        cut(newer)
+        with pytest.raises(StoreFailed, match="another broker has written"):
+            journalled.lines(0, LINES)
+        with pytest.raises(StoreFailed, match="another broker has written"):
+            journalled.check()
+        newer.check()

@@ -23,7 +23,8 @@ async def visible(call: Call) -> Reservation:
 
 
 async def owned(call: Call) -> Reservation:
-    """The reservation in the path, for its requester and for administrators."""
+    """The reservation in the path, for its requester and for administrators, who mean to change it."""
     if call.caller.role is Role.ADMIN:
+        call.broker.check_leading()
         return await call.broker.reservation(call.reservation)
     return await parties.owned(call.broker, call.reservation, call.caller.cluster)

@@ -19,6 +19,9 @@ class Alone:
     async def won(self) -> None:
         """It has been from the beginning."""
 
+    async def look(self) -> None:
+        """There is nobody else."""
+
 
 class Nobody:
     """There is no other broker to follow: for one that always leads."""

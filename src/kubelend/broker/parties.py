@@ -42,7 +42,8 @@ async def visible(broker: Broker, reservation: ReservationId, cluster: ClusterId
 
 
 async def owned(broker: Broker, reservation: ReservationId, cluster: ClusterId) -> Reservation:
-    """The reservation, for its requester."""
+    """The reservation, for its requester, who means to change it."""
+    broker.check_leading()
     found = await visible(broker, reservation, cluster)
     if cluster == found.requester:
         return found
@@ -59,6 +60,7 @@ def ongoing(found: Reservation) -> ReservationId:
 async def acknowledge(
     broker: Broker, reservation: ReservationId, cluster: ClusterId
 ) -> Reservation:
+    broker.check_leading()
     found = await visible(broker, reservation, cluster)
     return await broker.acknowledge(ongoing(found), cluster)
 
@@ -67,6 +69,7 @@ async def refuse(
     broker: Broker, reservation: ReservationId, cluster: ClusterId, why: str
 ) -> Reservation:
     """Said again, because the first answer was lost: the answer is what became of it."""
+    broker.check_leading()
     found = await visible(broker, reservation, cluster)
     if commands.has_refused(found, cluster):
         return found

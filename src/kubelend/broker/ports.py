@@ -44,6 +44,9 @@ class Store(Protocol):
     def journal_ends(self) -> tuple[Head, Head]:
         """Where the journal begins, behind what was cut off, and where it ends."""
 
+    def check(self) -> None:
+        """`StoreFailed` if somebody else has written since this one read or wrote."""
+
     def close(self) -> None:
         """Release files and locks; nothing is written."""
 
@@ -82,6 +85,9 @@ class Leadership(Protocol):
 
     async def won(self) -> None:
         """Wait until this broker leads."""
+
+    async def look(self) -> None:
+        """Ask at once who leads: something has happened as if it were another."""
 
 
 class Applicant(NamedTuple):

@@ -111,6 +111,8 @@ class Writer:
             if not self.leadership.leads:
                 await self._follow(patience)
             await self._lead(patience)
+            # If another has written, it may lead: to take the store from it now would be to fight.
+            await self.leadership.look()
 
     async def load(self) -> None:
         """Take the state from the store, and be ready to change it."""
@@ -157,7 +159,7 @@ class Writer:
         view: Callable[[Ledger, Answer], View],
     ) -> View:
         """Decide, assume and record in one stretch; answer what was true then, once it is durable."""
-        self._check_leading()
+        self.check_leading()
         ledger, now = self.present()
         try:
             seen = view(ledger, self._run(ledger, command(ledger, now), now, ACTOR.get()))
@@ -201,7 +203,7 @@ class Writer:
 
     async def rewrite(self, record: Cluster | Reservation) -> None:
         """Have the store write a record once more, as it is in the ledger: its copy was spoilt."""
-        self._check_leading()
+        self.check_leading()
         ledger, _ = self.present()
         if record is _newest(ledger, record):
             self.keep([record])
@@ -211,6 +213,28 @@ class Writer:
         """Wait until all that was decided so far is durable, and may be shown."""
         await self._commits.settled()
 
+    async def confirm(self) -> None:
+        """Raises if another broker has written to the store: then what is in memory may be old.
+
+        For who writes elsewhere what follows from the ledger, where no commit would refuse it. He looks at
+        what he means to change before he asks, and changes it only if it is as it was: so whatever another
+        broker has made of it stays.
+        """
+        self.check_leading()
+        self.present()
+        await self._commits.ask(lambda store: store.check())
+
+    def check_leading(self) -> None:
+        """`NotLeader` if another broker decides. Who looks something up before he changes it asks first:
+        what a follower has not heard of yet is there all the same.
+        """
+        if self.unready is None and not self.may_decide:
+            leader = self.leadership.leader
+            raise NotLeader(
+                "this broker follows another one",
+                hint=f"ask {leader}, which leads" if leader else "try again in a moment",
+            )
+
     @property
     def may_decide(self) -> bool:
         """Whether this broker is ready, and the one that leads."""
@@ -219,14 +243,6 @@ class Writer:
     @property
     def _has_the_seat(self) -> bool:
         return self.leadership.leads and self.leadership.term == self._term
-
-    def _check_leading(self) -> None:
-        if self.unready is None and not self.may_decide:
-            leader = self.leadership.leader
-            raise NotLeader(
-                "this broker follows another one",
-                hint=f"ask {leader}, which leads" if leader else "try again in a moment",
-            )
 
     def _run(
         self, ledger: Ledger, command: Command[Answer], now: datetime, actor: Actor = THE_BROKER

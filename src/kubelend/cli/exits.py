@@ -54,5 +54,10 @@ _CODES: dict[type[errors.KubelendError], Code] = {
 """A class that is not here has the code of its nearest base."""
 
 
+def saying(error: errors.KubelendError, more: str) -> errors.KubelendError:
+    """The same error, and so the same code, with something more to say."""
+    return type(error)(f"{error.message}; {more}", hint=error.hint)
+
+
 def code_of(error: errors.KubelendError) -> Code:
     return next(_CODES[kind] for kind in type(error).__mro__ if kind in _CODES)

@@ -33,8 +33,7 @@ def of_reservation(found: Reservation) -> bodies.Reservation:
     spec, status = found.spec, found.status
     return bodies.Reservation(
         id=found.metadata.name,
-        # As the broker has it: who is not named is called as the namespace is.
-        requester_id=spec.requester_id or found.metadata.namespace,
+        requester_id=spec.requester_id or _namesake(found),
         target_cluster_id=status.target_cluster_id or spec.target_cluster_id,
         requested_resources=spec.requested_resources,
         status=bodies.ReservationStatus(
@@ -168,6 +167,11 @@ def resource_request(metadata: Metadata, request: bodies.ReservationRequest) -> 
             constraints=request.constraints,
         ),
     )
+
+
+def _namesake(found: Reservation) -> str:
+    """As the broker has it: who is not named is called as the namespace is, unless it is a mailbox."""
+    return found.metadata.namespace if found.status.reply is None else ""
 
 
 def _made(metadata: Metadata) -> datetime:

@@ -9,14 +9,15 @@ import asyncio
 import contextlib
 import hashlib
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from datetime import timedelta
+from types import MappingProxyType
 from typing import Final, Generic
 
 import msgspec
 from msgspec.structs import replace
 
-from kubelend.cli import output
+from kubelend.cli import exits, output
 from kubelend.cli.object_sides import Side
 from kubelend.communicators import kube_bodies
 from kubelend.core import durations
@@ -31,33 +32,40 @@ ASKED: Final = "kubelend.io/asked"
 
 POLL_SECONDS: Final = 0.2
 
+_NOBODYS: Final[Mapping[str, str]] = MappingProxyType({})
+
 
 class Clerk(Generic[Kind]):
     """One kind of object in one namespace; without a namespace, in all of them."""
 
     def __init__(
-        self, client: Client, side: Side[Kind], namespace: str, patience: timedelta
+        self,
+        client: Client,
+        side: Side[Kind],
+        namespace: str,
+        patience: timedelta,
+        owners: Mapping[str, str] = _NOBODYS,
     ) -> None:
+        """`owners` are the clusters whose mailboxes namespaces are: who asks there is the cluster."""
         self._client = client
         self.side = side
         self.namespace = namespace
         self._patience = patience
+        self._owners = owners
 
     async def reserve(self, request: bodies.ReservationRequest, key: str) -> bodies.Reservation:
-        """Make the object, and wait for its answer. What nobody answers, or what failed, is taken back."""
+        """Make the object, and wait for its answer. Without one, or with a refusal, it is taken back."""
         kube_bodies.check(request)
         wanted = self.side.wanted(self._metadata(request, key), request)
         try:
             made = await self._client.create(self.side.resource, wanted)
         except AlreadyExists:
             return self._told(await self._answer(await self._same(wanted)))
-        try:
-            found = self._told(await self._answer(made))
-        except (Unavailable, asyncio.CancelledError) as error:
-            withdrawn = await self._withdraw(made)
-            if isinstance(error, Unavailable):
-                raise Unavailable(f"{error.message}; {withdrawn}", hint=error.hint) from None
+        except (Unavailable, asyncio.CancelledError):
+            if not key:  # it may have arrived, and nobody else's has this name
+                await self._withdraw(wanted)
             raise
+        found = self._told(await self._answer_or_withdraw(made))
         if found.status.phase == "Failed":
             await self._withdraw(made)
         return found
@@ -139,6 +147,18 @@ class Clerk(Generic[Kind]):
             hint="--namespace names another one",
         )
 
+    async def _answer_or_withdraw(self, made: Kind) -> Kind:
+        """Whatever keeps the answer away: nobody would know of what comes of it."""
+        try:
+            return await self._answer(made)
+        except NotFound:
+            raise
+        except asyncio.CancelledError:
+            await self._withdraw(made)
+            raise
+        except KubelendError as error:
+            raise exits.saying(error, await self._withdraw(made)) from None
+
     async def _answer(self, made: Kind) -> Kind:
         newest = made
 
@@ -149,8 +169,8 @@ class Clerk(Generic[Kind]):
 
         try:
             await self._until(look)
-        except TimeoutError:
-            said = self.side.told(newest).status.message
+        except TimeoutError as problem:
+            said = str(problem) or self.side.told(newest).status.message
             raise Unavailable(
                 f"{made.metadata.name} got no answer within {self._waited}: {said}",
                 hint=f"is there {self.side.answering}?",
@@ -169,7 +189,7 @@ class Clerk(Generic[Kind]):
         try:
             await self._delete(made)
         except KubelendError as error:
-            return f"it is still there, because {error}"
+            return f"it is still there, because {error.message}"
         return "it was taken back"
 
     async def _delete(self, found: Kind) -> None:
@@ -182,16 +202,27 @@ class Clerk(Generic[Kind]):
         return newest is None or newest.metadata.uid != known.uid
 
     async def _until(self, condition: Callable[[], Awaitable[bool]]) -> None:
-        """An API server that is away for a moment is waited for, too."""
-        async with asyncio.timeout(self._patience.total_seconds()):
-            while True:
-                with contextlib.suppress(Unavailable):
-                    if await condition():
-                        return
-                await asyncio.sleep(POLL_SECONDS)
+        """What passes is waited for, too; `TimeoutError` with the last of it, if it did not."""
+        problem = ""
+        try:
+            async with asyncio.timeout(self._patience.total_seconds()):
+                while True:
+                    try:
+                        if await condition():
+                            return
+                        problem = ""
+                    except KubelendError as error:
+                        if not error.retryable:
+                            raise
+                        problem = error.message
+                    await asyncio.sleep(POLL_SECONDS)
+        except TimeoutError:
+            raise TimeoutError(problem) from None
 
     def _told(self, found: Kind) -> bodies.Reservation:
         told = self.side.told(found)
+        if (owner := self._owners.get(found.metadata.namespace)) is not None:
+            told = replace(told, requester_id=owner)
         return told if self.namespace else replace(told, id=found.key)
 
     @property

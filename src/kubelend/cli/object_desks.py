@@ -28,7 +28,7 @@ from kubelend.core.errors import (
 from kubelend.kube import access, kubeconfig, resources
 from kubelend.kube.access import Access
 from kubelend.kube.client import Client
-from kubelend.wire import bodies
+from kubelend.wire import bodies, mailboxes
 from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
 from kubelend.wire.objects import Object, ProviderInstruction, ResourceRequest
 
@@ -36,6 +36,7 @@ DEFAULT: Final = "default"
 
 _ADVERTISEMENTS: Final = resources.of(ClusterAdvertisement)
 _INSTRUCTIONS: Final = resources.of(ProviderInstruction)
+_NAMESPACES: Final = resources.of(mailboxes.Namespace, namespaced=False)
 
 
 @contextlib.asynccontextmanager
@@ -134,7 +135,8 @@ class ObjectDesk:
             side, namespace = await self._side()
             if self._place.is_everywhere:
                 namespace = ""
-            self._known = Clerk(self._client, side, namespace, self._place.timeout)
+            owners = await self._owners(namespace) if side is object_sides.BROKER else {}
+            self._known = Clerk(self._client, side, namespace, self._place.timeout, owners)
         return self._known
 
     async def _side(self) -> tuple[object_sides.Side[Any], str]:
@@ -145,6 +147,18 @@ class ObjectDesk:
         if is_broker and namespace in await self._seats(namespace):
             return object_sides.BROKER, namespace
         return object_sides.AGENT, namespace
+
+    async def _owners(self, namespace: str) -> dict[str, str]:
+        """Whose mailboxes there are, as far as the user may look; `view` lets him."""
+        try:
+            if namespace:
+                one = await self._client.find(_NAMESPACES, namespace)
+                found = [] if one is None else [one]
+            else:
+                found = (await self._client.list(_NAMESPACES, labels=mailboxes.OWNER)).objects
+        except Forbidden:
+            return {}
+        return {one.metadata.name: one.owner for one in found if one.owner}
 
     async def _seat(self) -> str:
         """The one namespace in which there is a broker; empty if that cannot be told."""

@@ -11,11 +11,10 @@ from typing import Final, Generic, NamedTuple
 from kubelend.cli import object_bodies
 from kubelend.kube import resources
 from kubelend.kube.resources import Resource
+from kubelend.stores import kube_objects
 from kubelend.wire import bodies
 from kubelend.wire.broker_objects import Reservation
 from kubelend.wire.objects import Kind, Metadata, ResourceRequest
-
-ARCHIVED: Final = "broker.fluidos.eu/archived"
 
 
 class Side(NamedTuple, Generic[Kind]):
@@ -63,7 +62,7 @@ BROKER: Final = Side(
     broker_name=lambda found: found.metadata.name,
     # With a question it is an agent's, in its mailbox: the reservation itself is beside the broker.
     is_shown=lambda found: found.spec.question is None,
-    labels=f"{ARCHIVED}!=true",
+    labels=f"{kube_objects.ARCHIVED}!=true",
     answering="a broker with --broker-interface=kubernetes that serves this namespace",
 )
 """A Reservation in the broker's own namespace."""

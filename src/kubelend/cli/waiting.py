@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
-from kubelend.cli import output, reservation_views, tables
+from kubelend.cli import exits, output, reservation_views, tables
 from kubelend.cli.output import Format
+from kubelend.core import durations
+from kubelend.core.errors import KubelendError, NotFound
 from kubelend.wire import bodies
 
 if TYPE_CHECKING:
@@ -36,17 +39,26 @@ class Filter(NamedTuple):
 
 
 async def reserve(client: Desk, request: bodies.ReservationRequest, key: str) -> bodies.Reservation:
-    """Ask, and if the broker lets the request wait, wait with it."""
+    """Ask, and if the broker lets the request wait, wait with it.
+
+    From then on it has a name, and an end of its own: whoever stops waiting leaves it, and is told so.
+    """
     import asyncio
 
     found = await client.reserve(request, key=key)
     if found.status.phase != "Pending":
         return found
-    with _progress(f"{found.id} waits for capacity; Ctrl-C leaves it waiting"):
-        while found.status.phase == "Pending":
-            await asyncio.sleep(POLL_SECONDS)
-            found = await client.get_reservation(found.id)
-    return found
+    left = f"{found.id} goes on waiting for capacity, until you release it"
+    try:
+        with _progress(f"{found.id} waits for capacity; Ctrl-C leaves it waiting"):
+            return await _decided(client, found, durations.parse(request.wait or "0s"))
+    except NotFound:
+        raise
+    except asyncio.CancelledError:
+        output.note(left)
+        raise
+    except KubelendError as error:
+        raise exits.saying(error, left) from None
 
 
 async def watch(client: Desk, wanted: Filter, format: Format) -> None:
@@ -57,6 +69,22 @@ async def watch(client: Desk, wanted: Filter, format: Format) -> None:
         async for instruction in instructions:
             if wanted.lets_through(instruction):
                 _print_change(instruction.reservation, format)
+
+
+async def _decided(client: Desk, found: bodies.Reservation, wait: timedelta) -> bodies.Reservation:
+    """While it waits, so does who asks: what passes by itself is no reason to stop."""
+    import asyncio
+
+    clock = asyncio.get_running_loop().time
+    end = clock() + wait.total_seconds()
+    while found.status.phase == "Pending":
+        await asyncio.sleep(POLL_SECONDS)
+        try:
+            found = await client.get_reservation(found.id)
+        except KubelendError as error:
+            if not error.retryable or clock() > end:
+                raise
+    return found
 
 
 def _print_change(found: bodies.Reservation, format: Format) -> None:

@@ -24,6 +24,7 @@ from kubelend.controllers import (
     standings,
 )
 from kubelend.controllers.advertisement_plans import Advertise, Delete, PassOver, Rewrite
+from kubelend.controllers.alarms import Alarm
 from kubelend.controllers.controller import Controller
 from kubelend.controllers.happenings import Happening, Teller
 from kubelend.controllers.mirrors import Turn
@@ -43,7 +44,6 @@ SOON: Final = timedelta(milliseconds=100)
 PAUSE: Final = timedelta(seconds=1)
 """Between two times that an object is written: one that lends a lot changes all the time."""
 
-_NEVER: Final = datetime.max.replace(tzinfo=UTC)
 _SOME_TIME_AGO: Final = datetime.min.replace(tzinfo=UTC)
 
 
@@ -59,11 +59,11 @@ class Advertisements(Controller[ClusterAdvertisement]):
         self._missing: dict[str, ClusterId] = {}
         """Clusters whose objects nobody has seen, by the names of these."""
         self._written_at: dict[str, float] = {}
-        self._stale_at = _NEVER
-        """The first moment at which a cluster may become stale."""
+        self._staleness = Alarm()
+        """Rings when a cluster may have become stale."""
 
     def look_at_all(self) -> None:
-        self._stale_at = _SOME_TIME_AGO
+        self._staleness.set(_SOME_TIME_AGO)
         self._heard.clear()  # another broker may have heard more since
         super().look_at_all()
 
@@ -76,7 +76,7 @@ class Advertisements(Controller[ClusterAdvertisement]):
                     concerned.update(dict.fromkeys(filter(None, (change.target, *change.left))))
                 case Cluster():
                     concerned[change.id] = None
-                    self._stale_at = min(self._stale_at, change.valid_until)
+                    self._staleness.set(change.valid_until)
                 case Dropped():
                     concerned[change.cluster] = None
                 case Member(role=Role.CLUSTER):
@@ -89,18 +89,18 @@ class Advertisements(Controller[ClusterAdvertisement]):
     def tick(self) -> None:
         """Look at whoever has become stale; nothing else tells of it."""
         now = self._broker.clock()
-        if now < self._stale_at or not self._broker.may_decide:
+        if not self._staleness.rings(now) or not self._broker.may_decide:
             return
         try:
             ledger, _ = self._broker.present()
         except Unavailable:  # it leads no more, since a moment ago
             return
-        self._stale_at = _NEVER
+        self._staleness.turn_off()
         for cluster in ledger.clusters.values():
             if cluster.is_stale(now):
                 self._look_at(cluster.id)
             else:
-                self._stale_at = min(self._stale_at, cluster.valid_until)
+                self._staleness.set(cluster.valid_until)
 
     def _look_at(self, cluster: str) -> None:
         for name in (kube_objects.name_of("cluster", cluster), *self._aliases.get(cluster, ())):
@@ -118,6 +118,7 @@ class Advertisements(Controller[ClusterAdvertisement]):
     # -- the look
 
     async def _serve(self, found: ClusterAdvertisement) -> None:
+        self._missing.pop(found.metadata.name, None)
         if marks.is_leaving(found.metadata):
             return
         self._remember_alias(found)
@@ -149,6 +150,7 @@ class Advertisements(Controller[ClusterAdvertisement]):
             return
         again = advertisement_plans.plan(newest, None, None, record)
         if isinstance(again, Delete):
+            await self._broker.confirm()
             if not await ghosts.remove(self._client, marks.ADVERTISEMENTS, newest, self._teller):
                 self._look_soon(newest.metadata.name)
         elif again is not None and record is not None and self._suspicions.may_write(newest, again):

@@ -3,13 +3,15 @@
 A lease is a promise about time: whoever holds it renews it, and whoever sees it unchanged for its whole
 duration takes it. No two clocks are compared: every broker counts from when it saw the last change, by a
 clock that only it has. The leader stops before the others may take over, because it counts from before it
-asked. Where that fails all the same (a process that slept in the middle of a write) the store refuses.
+asked, and at once when it sees the lease in other hands or gone: somebody may have deleted it. Where that
+fails all the same (a process that slept in the middle of a write) the store refuses.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
@@ -69,6 +71,7 @@ class Election:
         self._seen: Lease | None = None
         self._seen_at = 0.0
         self._won = asyncio.Event()
+        self._one_at_a_time = asyncio.Lock()
 
     @property
     def leads(self) -> bool:
@@ -78,6 +81,11 @@ class Election:
         while not self.leads:
             self._won.clear()
             await self._won.wait()
+
+    async def look(self) -> None:
+        """What cannot be asked now is asked again soon, by `run`."""
+        with suppress(KubelendError):
+            await self._attempt_in_time()
 
     async def run(self) -> None:
         """Take the lease whenever it is free, and keep it. Never returns."""
@@ -94,18 +102,11 @@ class Election:
 
     async def attempt(self) -> None:
         """Renew the lease, take it, or see who has it: once."""
-        asked_at = self._monotonic()
-        self._see(await self._client.find(LEASES, self._candidate.name, self._candidate.namespace))
-        if self._is_taken_by_another(asked_at):
-            return
-        try:
-            self._see(await self._write(self._mine()))
-        except Conflict:  # another was quicker; the next look shows who
-            return
-        if not self.leads:
-            self.term += 1
-        self._leads_until = asked_at + self._times.deadline.total_seconds()
-        self._won.set()
+        async with self._one_at_a_time:
+            asked_at = self._monotonic()
+            self._see(await self._found())
+            if not self._is_taken_by_another(asked_at) and await self._take(self._mine()):
+                self._lead_from(asked_at)
 
     async def _attempt_in_time(self) -> None:
         """One call that hangs must not cost the seat: within the deadline there is time for another."""
@@ -126,12 +127,32 @@ class Election:
         free = replace(self._seen.spec, holder_identity="", lease_duration_seconds=1)
         await self._write(free)
 
+    async def _found(self) -> Lease | None:
+        return await self._client.find(LEASES, self._candidate.name, self._candidate.namespace)
+
+    async def _take(self, mine: LeaseSpec) -> bool:
+        """False if another was quicker. What was sent may have arrived, and only the answer been lost."""
+        try:
+            self._see(await self._write(mine))
+        except Conflict:
+            self._see(await self._found())
+        return self._seen is not None and self._seen.spec == mine
+
+    def _lead_from(self, moment: float) -> None:
+        if not self.leads:
+            self.term += 1
+        self._leads_until = moment + self._times.deadline.total_seconds()
+        self._won.set()
+
     def _see(self, found: Lease | None) -> None:
+        """Who does not hold it leads no more, whatever was agreed before: by now another may lead."""
         before = None if self._seen is None else self._seen.metadata.resource_version
         if found is None or found.metadata.resource_version != before:
             self._seen_at = self._monotonic()
         self._seen = found
         self.leader = "" if found is None else found.spec.holder_identity or ""
+        if self.leader != self._candidate.identity:
+            self._leads_until = float("-inf")
 
     def _is_taken_by_another(self, now: float) -> bool:
         if self._seen is None or self.leader in ("", self._candidate.identity):

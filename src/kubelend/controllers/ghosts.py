@@ -1,6 +1,7 @@
 """Objects that call themselves the broker's, and that the broker knows nothing of: they are deleted.
 
 For both controllers. Somebody may have made one out of a copy, so whoever looks for it is told where it went.
+Only the ledger that is the newest can tell (`Broker.confirm`): what an older one does not know may be held.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from kubelend.broker.service import Broker
 from kubelend.broker.speakers import Speakers
 from kubelend.broker.writer import ACTOR
 from kubelend.controllers import mailbox_plans, specs
+from kubelend.controllers.mailbox_shelves import Shelf
 from kubelend.core import roles
 from kubelend.core.errors import (
     Forbidden,
@@ -125,9 +126,9 @@ class Answers:
         found = await parties.visible(self._broker, ReservationId(question.text), self._cluster)
         return mailboxes.text(conversion.from_reservation(found))
 
-    async def give_back(self, seen: Reservation) -> None:
+    async def give_back(self, seen: Reservation, shelf: Shelf) -> None:
         """Release what an object stands for, if it still holds anything."""
-        found = await self._standing_for(seen)
+        found = await self._standing_for(seen, shelf)
         if found is not None and found.phase not in FINAL:
             with self._acting():
                 await self._broker.release(found.id, Reason.DELETED)
@@ -147,16 +148,17 @@ class Answers:
         longer = conversion.bounded_duration(text, self._terms) if text else None
         return await self._broker.renew(parties.ongoing(found), longer)
 
-    async def _standing_for(self, seen: Reservation) -> Record | None:
+    async def _standing_for(self, seen: Reservation, shelf: Shelf) -> Record | None:
+        """Without an answer, what it has asked for. That may be shown by another object, and is its then."""
         if mailbox_plans.instruction(seen) is not None:
             try:
                 return await parties.owned(self._broker, _told(seen), self._cluster)
             except (NotFound, Forbidden):  # of a cluster whose mailbox it was before
                 return None
-        key = mailbox_plans.key_of(seen)
         records = await self._broker.read(lambda ledger: list(ledger.touching(self._cluster)))
         mine = (one for one in records if one.requester == self._cluster)
-        return next((one for one in mine if one.request.key == key), None)
+        found = next((one for one in mine if mailbox_plans.stands_for(seen, one)), None)
+        return None if found is None or shelf.has_other(found, seen) else found
 
     @contextmanager
     def _acting(self) -> Iterator[None]:

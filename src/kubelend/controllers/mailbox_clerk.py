@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
-from datetime import UTC, datetime
 
 import msgspec
 import structlog
 from msgspec.structs import replace
 
 from kubelend.controllers import mailbox_answers, mailbox_plans, marks, refusals
+from kubelend.controllers.alarms import Alarm
 from kubelend.controllers.mailbox_answers import Answers
 from kubelend.controllers.mailbox_pen import Means, Pen
 from kubelend.controllers.mailbox_plans import Remove, Step, Tell, Told
@@ -37,8 +37,6 @@ log = structlog.get_logger("kubelend.mailboxes")
 
 INSTRUCTIONS = resources.of(ProviderInstruction)
 
-_NEVER = datetime.max.replace(tzinfo=UTC)
-
 
 class Clerk:
     """Attends to one mailbox."""
@@ -58,16 +56,16 @@ class Clerk:
         self._ledger: Ledger | None = None
         """Whose reservations the mailbox tells of: another one is read after a failure, or a takeover."""
         self._pen = Pen(means, namespace, cluster, self.shelf)
-        self._removes_at = _NEVER
-        """The first moment at which something that was refused may have been there for long enough."""
+        self._removals = Alarm()
+        """Rings when something that was refused may have been there for long enough."""
         self._spoilt: dict[str, str] = {}
         """What is left alone, and why: to be said once."""
 
     @property
     def is_due(self) -> bool:
         """Whether there is something to do, though nothing has happened."""
-        means = self._means
-        return self._removes_at <= means.broker.clock() and means.broker.leadership.leads
+        broker = self._means.broker
+        return self._removals.rings(broker.clock()) and broker.leadership.leads
 
     async def attend(self) -> None:
         """Do all that there is to do. What fails is to be looked at again, all of it."""
@@ -157,18 +155,17 @@ class Clerk:
 
     async def _keep(self, seen: Reservation) -> None:
         """One that asks for nothing now."""
-        due = refusals.due_in_mailbox(seen, self._means.broker.retention)
+        broker = self._means.broker
+        due = refusals.due_in_mailbox(seen, broker.retention)
         if mailbox_plans.is_loose(seen, self.cluster):
             await self._pen.hold_on_to(seen)
-        elif due is not None and due <= self._means.broker.clock():
-            await self._pen.remove_refused(seen)
-        elif due is not None:
-            self._removes_at = min(self._removes_at, due)
+        elif self._removals.is_over(due, broker.clock()):
+            await self._pen.remove(seen)
 
     def _look_at_refused(self) -> None:
         """Whose agents would have taken them away, had they lived."""
         if self.is_due:
-            self._removes_at = _NEVER
+            self._removals.turn_off()
             self.shelf.look_at(
                 lambda one: isinstance(one, Reservation) and one.status.reply is not None
             )
@@ -330,6 +327,7 @@ class Clerk:
 
     async def _do(self, step: Step) -> None:
         if isinstance(step, Remove):
+            await self._means.broker.confirm()
             await self._pen.remove(step.seen)
         elif step.instruction.role is mailbox_answers.PROVIDER:
             await self._pen.tell_lent(step)
@@ -338,7 +336,8 @@ class Clerk:
 
     async def _let_go(self, seen: Reservation) -> None:
         """Somebody deleted it: what it stands for is given back, and then it may go."""
-        await self._answers.give_back(seen)
+        await self._answers.give_back(seen, self.shelf)
+        await self._means.broker.confirm()  # an old ledger knows of nothing to give back
         if marks.holds_on(seen.metadata):
             left = [one for one in seen.metadata.finalizers if one != RESERVATION_FINALIZER]
             await self._pen.write_finalizers(seen, left)

@@ -114,15 +114,9 @@ class Pen:
         return await self.patch(marks.RESERVATIONS, seen, change)
 
     async def remove(self, seen: Told) -> None:
+        """If somebody has changed it meanwhile, the watch tells."""
         async with self._writes:
-            await self._means.client.delete(
-                resources.of(type(seen)), seen.metadata.name, self._namespace, uid=seen.metadata.uid
-            )
-
-    async def remove_refused(self, seen: Reservation) -> None:
-        """If somebody has asked again meanwhile, the watch tells."""
-        async with self._writes:
-            await removals.remove(self._means.client, marks.RESERVATIONS, seen)
+            await removals.remove(self._means.client, resources.of(type(seen)), seen)
 
     async def patch_status(self, seen: Kind, status: dict[str, object]) -> None:
         await self.patch(resources.of(type(seen)), seen, {"status": status}, "status")

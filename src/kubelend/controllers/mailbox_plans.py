@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from kubelend.broker import instructions, parties
 from kubelend.broker.instructions import Action, Instruction, Role
 from kubelend.controllers import marks
-from kubelend.core.errors import KubelendError
+from kubelend.core.errors import KubelendError, Unavailable
 from kubelend.core.models import ClusterId, RequestKey
 from kubelend.core.models import Reservation as Record
 from kubelend.stores import kube_objects, kube_projection
@@ -132,6 +132,28 @@ def key_of(seen: Reservation) -> RequestKey:
     """Under which the ledger knows what this object asks for."""
     given = seen.metadata.annotations.get(mailboxes.KEY)
     return RequestKey(f"mailbox/{seen.metadata.uid}" if given is None else given)
+
+
+def stands_for(seen: Reservation, record: Record) -> bool:
+    """Whether it tells of a reservation; if it tells of none, whether it is what asked for this one."""
+    said = instruction(seen)
+    if said is not None:
+        return said.reservation.id == record.id
+    if marks.is_own(seen.metadata):
+        return seen.metadata.name == mailboxes.mirror_name(record.id)
+    return key_of(seen) == record.request.key and may_have_decided(seen)
+
+
+def may_have_decided(seen: Reservation) -> bool:
+    """Whether something may have come of a question, though no answer tells of it.
+
+    A broker may end between the decision and the answer, and a store that fails may have written after all.
+    Every other refusal says that nothing was decided: then its key is that of somebody else's reservation.
+    """
+    if unanswered(seen) is not None:
+        return True
+    refusal = mailboxes.refusal(reply(seen))
+    return refusal is None or isinstance(refusal, Unavailable)
 
 
 def wished(seen: Reservation) -> str:

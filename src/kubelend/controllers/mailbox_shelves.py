@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from kubelend.controllers import mailbox_plans
+from kubelend.controllers import mailbox_plans, marks
 from kubelend.core.models import Reservation as Record
 from kubelend.core.models import ReservationId
 from kubelend.wire import mailboxes
@@ -46,10 +46,6 @@ class Shelf:
     def mailbox(self) -> Mailbox | None:
         found = self._objects.get((Mailbox.kind, mailboxes.NAME))
         return found if isinstance(found, Mailbox) else None
-
-    @property
-    def is_empty(self) -> bool:
-        return not self._objects
 
     def all(self) -> list[Object]:
         return list(self._objects.values())
@@ -132,18 +128,31 @@ class Shelf:
         """The object that tells the requester of a reservation, or asked for it."""
         name = self._names.get(id)
         if name is None and record is not None and record.request.key is not None:
-            name = self._keys.get(record.request.key)
-        found = self._objects.get((Reservation.kind, name or mailboxes.mirror_name(id)))
-        return found if isinstance(found, Reservation) else None
+            name = self._asked_under(record.request.key)
+        return self._reservation(name or mailboxes.mirror_name(id))
+
+    def has_other(self, record: Record, seen: Reservation) -> bool:
+        """Whether another object than `seen` stands for a reservation, and is going to stay."""
+        return any(
+            mailbox_plans.stands_for(one, record)
+            for one in self._objects.values()
+            if isinstance(one, Reservation)
+            and one.metadata.uid != seen.metadata.uid
+            and not marks.is_leaving(one.metadata)
+        )
 
     def lent(self, id: ReservationId) -> ProviderInstruction | None:
         found = self._objects.get((ProviderInstruction.kind, mailboxes.instruction_name(id)))
         return found if isinstance(found, ProviderInstruction) else None
 
-    def newest(self, found: Object) -> Object | None:
-        """The same as it is known now; None if it is gone."""
-        known = self._objects.get((found.kind, found.metadata.name))
-        return known if known and known.metadata.uid == found.metadata.uid else None
+    def _asked_under(self, key: str) -> str | None:
+        """Not one that is being deleted: what it is told of now would be given back with it."""
+        found = self._reservation(self._keys.get(key, ""))
+        return None if found is None or marks.is_leaving(found.metadata) else found.metadata.name
+
+    def _reservation(self, name: str) -> Reservation | None:
+        found = self._objects.get((Reservation.kind, name))
+        return found if isinstance(found, Reservation) else None
 
     def _listed(self, kind: str) -> None:
         self._unlisted.discard(kind)

@@ -10,11 +10,12 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing
 from datetime import timedelta
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import structlog
 
 from kubelend.broker import instructions
+from kubelend.controllers import alarms
 from kubelend.controllers.looking import Looks
 from kubelend.controllers.mailbox_clerk import Clerk
 from kubelend.controllers.mailbox_pen import Means
@@ -28,25 +29,13 @@ from kubelend.kube.answers import Unreadable
 from kubelend.kube.resources import Resource
 from kubelend.kube.watching import Deleted, Listed
 from kubelend.wire import broker_objects, mailboxes
-from kubelend.wire.objects import Metadata, Object
+from kubelend.wire.mailboxes import Namespace
+from kubelend.wire.objects import Object
 
 log = structlog.get_logger("kubelend.mailboxes")
 
-TICK: Final = 1.0
-"""Seconds. By so much what only time tells may be noticed late."""
 GRACE: Final = timedelta(seconds=15)
 """For which mailboxes may be out of sight: the rest of the broker serves its callers meanwhile."""
-
-
-class Namespace(Object, frozen=True):
-    """As far as its labels."""
-
-    group: ClassVar[str] = ""
-    version: ClassVar[str] = "v1"
-    kind: ClassVar[str] = "Namespace"
-    plural: ClassVar[str] = "namespaces"
-
-    metadata: Metadata
 
 
 NAMESPACES: Final = resources.of(Namespace, namespaced=False)
@@ -136,7 +125,7 @@ class Mailboxes:
                 self._open(change)
 
     def _open(self, found: Namespace) -> None:
-        name, cluster = found.metadata.name, found.metadata.labels.get(mailboxes.OWNER, "")
+        name, cluster = found.metadata.name, found.owner
         known = self._clerks.get(name)
         if known is not None and known.cluster == cluster:
             known.is_closing = found.metadata.deletion_timestamp is not None
@@ -231,7 +220,7 @@ class Mailboxes:
     async def _tick(self) -> None:
         """What was refused long ago is taken away by the time alone."""
         while True:
-            await asyncio.sleep(TICK)
+            await asyncio.sleep(alarms.TICK)
             for name, clerk in self._clerks.items():
                 if clerk.is_due:
                     self._looks.add(name)

@@ -58,9 +58,6 @@ class Mirror(Generic[Kind]):
         if not self._gone[name]:
             del self._gone[name]
 
-    def bury_all(self, name: str) -> None:
-        self._gone.pop(name, None)
-
     def unreadable(self, name: str) -> Unreadable | None:
         """Why the object of this name cannot be read as it is now; None if it can, or is not there."""
         return self._unreadable.get(name)

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Final
 
 from kubelend.broker.service import Broker
-from kubelend.controllers import marks
+from kubelend.controllers import alarms, marks
 from kubelend.controllers.advertisements import Advertisements
 from kubelend.controllers.controller import Controller
 from kubelend.controllers.happenings import Teller
@@ -25,9 +25,6 @@ from kubelend.kube.client import Client
 from kubelend.kube.resources import Resource
 from kubelend.kube.watching import Listed
 from kubelend.wire.conversion import Terms
-
-TICK: Final = 1.0
-"""Seconds. By so much what only time tells may be shown late; it is judged by the clock all the same."""
 
 
 class Office:
@@ -74,7 +71,7 @@ class Office:
 
     async def _tick(self) -> None:
         while True:
-            await asyncio.sleep(TICK)
+            await asyncio.sleep(alarms.TICK)
             self._reservations.tick()
             self._advertisements.tick()
 

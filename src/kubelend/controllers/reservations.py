@@ -7,7 +7,7 @@ so again where somebody has spoilt one. What was refused has no record, so it is
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Final
 
 from kubelend.broker.service import Broker
@@ -21,6 +21,7 @@ from kubelend.controllers import (
     reservation_plans,
     standings,
 )
+from kubelend.controllers.alarms import Alarm
 from kubelend.controllers.controller import Controller
 from kubelend.controllers.happenings import Happening, Teller
 from kubelend.controllers.mirrors import Turn
@@ -48,8 +49,6 @@ from kubelend.stores import kube_objects
 from kubelend.wire.broker_objects import RESERVATION_FINALIZER, Reservation
 from kubelend.wire.conversion import Terms
 
-_NEVER: Final = datetime.max.replace(tzinfo=UTC)
-
 
 class Reservations(Controller[Reservation]):
     """Hand `mirror.take` what the watch says, and run `looks`."""
@@ -59,15 +58,15 @@ class Reservations(Controller[Reservation]):
     ) -> None:
         super().__init__(marks.RESERVATIONS, broker, client, namespace, teller)
         self._terms = terms
-        self._removes_at = _NEVER
-        """The first moment at which something that was refused may have been there for long enough."""
+        self._removals = Alarm()
+        """Rings when something that was refused may have been there for long enough."""
 
     def tick(self) -> None:
         """Look at what was refused long ago."""
         now = self._broker.clock()
-        if now < self._removes_at or not self._broker.may_decide:
+        if not self._removals.rings(now) or not self._broker.may_decide:
             return
-        self._removes_at = _NEVER
+        self._removals.turn_off()
         for found in self.mirror.all():
             if self._is_due(found, now):
                 self.looks.add(found.metadata.name)
@@ -152,6 +151,8 @@ class Reservations(Controller[Reservation]):
 
     async def _edit(self, found: Reservation, action: Action) -> None:
         """What the store does not do."""
+        if isinstance(action, _UNKNOWN):
+            await self._broker.confirm()
         match action:
             case LetGo():
                 await self._let_go(found)
@@ -192,19 +193,17 @@ class Reservations(Controller[Reservation]):
             "finishedAt": now,
             "lastUpdateTime": now,
         }
+        await self._broker.confirm()
         if await self._say(found, status):
             actor, subject, why = ACTOR.get(), f"reservation/{name}", error.message
             self._broker.tell(Entry(now, actor, "reserve", subject, code=error.code, message=why))
 
     def _is_due(self, found: Reservation, now: datetime) -> bool:
         """Whether it was refused long ago; if not, that is looked at when it is time."""
-        due = refusals.due(found, self._broker.retention)
-        if due is None or due <= now:
-            return due is not None
-        self._removes_at = min(self._removes_at, due)
-        return False
+        return self._removals.is_over(refusals.due(found, self._broker.retention), now)
 
     async def _remove(self, found: Reservation) -> None:
+        await self._broker.confirm()
         if not await removals.remove(self._client, marks.RESERVATIONS, found):
             self.looks.add(found.metadata.name)
 
@@ -245,6 +244,8 @@ class Reservations(Controller[Reservation]):
 
 
 _SUSPICIOUS: Final = (Rewrite, Delete, StartOver)
+_UNKNOWN: Final = (LetGo, Delete, StartOver)
+"""What is done with one of which the ledger knows nothing: another broker's ledger may know it."""
 
 
 def _has_object(record: models.Reservation) -> bool:

@@ -6,7 +6,7 @@ that it changes in it; the objects are written afterwards, and whoever loads the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 
@@ -34,6 +34,7 @@ from kubelend.stores.kube_head import Mark, State, Write
 from kubelend.stores.kube_keeping import Keeper
 from kubelend.stores.kube_seals import Roll
 from kubelend.stores.kube_sights import Key, Missed, Sight, Sights
+from kubelend.stores.records import Damaged
 
 log = structlog.get_logger("kubelend.store")
 
@@ -60,7 +61,9 @@ class Book:
         self._roll = kube_loading.roll(found.records, state.key)
         await self._settle()
         await kube_crews.each(self._reclaim, kube_loading.misplaced(found, state))
-        await kube_crews.each(self._forget, kube_loading.unfinished(found, self.keeper.state))
+        blanks = kube_loading.unfinished(found, self.keeper.state)
+        self._tell_of(found.robbed.intersection(key for key, _ in blanks))
+        await kube_crews.each(self._forget, blanks)
         await self.keeper.tidy()
         return kube_loading.arranged(found.records, self.keeper.state.revision)
 
@@ -91,7 +94,12 @@ class Book:
         return found if found and self._is_kept(found) else None
 
     async def lines(self, after: int, limit: int) -> list[Line]:
-        return await self._journal.read(self.keeper.state, after, limit)
+        try:
+            return await self._journal.read(self.keeper.state, after, limit, self.keeper.at)
+        except Damaged:
+            if not self.keeper.at:  # whoever has taken over may have cut it
+                await self.keeper.check()
+            raise
 
     async def _write(self, after: State, batch: Batch) -> None:
         """Who has not loaded the store does not know the roll: then the next who does looks everywhere."""
@@ -158,14 +166,15 @@ class Book:
     async def _reclaim(self, key: Key) -> None:
         await kube_applying.reclaim(self._sights, key)
 
-    async def _forget(self, blank: tuple[Key, Sight]) -> None:
-        key, _ = blank
-        if key[0] == "cluster":
+    def _tell_of(self, robbed: Iterable[Key]) -> None:
+        for key in robbed:
             log.warning(
                 "advertisement has lost its record, and is deleted until the cluster advertises again",
                 object=kube_loading.shown(*key),
                 namespace=self._namespace,
                 hint="if it was cordoned, cordon it again",
             )
+
+    async def _forget(self, blank: tuple[Key, Sight]) -> None:
         with suppress(Missed):  # somebody has done something with it
             await kube_applying.remove(self._sights, *blank)

@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 from msgspec.structs import replace
 
 from kubelend.kube.client import Client
-from kubelend.stores import kube_head, kube_seals
+from kubelend.stores import kube_failures, kube_head, kube_seals
 from kubelend.stores.kube_objects import HEAD, LEDGER, RecordKind
 from kubelend.stores.kube_sights import SPOILT
 from kubelend.wire.broker_objects import ClusterAdvertisement, Kept, Reservation
@@ -44,7 +44,8 @@ class Inspector:
         head = await self._client.find(LEDGER, HEAD, self._namespace)
         if head is None:
             return True  # nobody can tell
-        self._key = kube_head.state_of(head).key
+        with kube_failures.translated(self._client.access.server, self._namespace):
+            self._key = kube_head.state_of(head).key
         return kube_seals.is_whole(self._key, kind, name, kept)
 
 

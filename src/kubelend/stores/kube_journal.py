@@ -3,6 +3,9 @@
 An object begins with the line that it is named after. Lines are counted in blocks, and no object reaches into
 the next block: so a block's first object is known by name, and each says where the next one begins. Nothing
 has to list them.
+
+The broker may cut the journal while another reads it. What is gone by then is read as of the version of which
+the reader read the head.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from itertools import groupby
 from typing import Final
 
-from kubelend.core.errors import AlreadyExists
+from kubelend.core.errors import AlreadyExists, Gone, StoreFailed
 from kubelend.core.journal import Head, Line
 from kubelend.kube.client import Client
 from kubelend.stores import kube_crews, kube_head, kube_objects
@@ -39,13 +42,16 @@ class Shelf:
         self._client = client
         self._namespace = namespace
 
-    async def read(self, state: State, after: int, limit: int) -> list[Line]:
-        """Lines behind a number, oldest first, as of this state."""
+    async def read(self, state: State, after: int, limit: int, at: str = "") -> list[Line]:
+        """Lines behind a number, oldest first, as of this state.
+
+        `at`: the version of which the state was read, if there is a broker that goes on meanwhile.
+        """
         first = max(after, state.start.number) + 1
         tail = [*state.changes.lines, *state.lines]
         shelved = tail[0].number - 1 if tail else state.end.number
         found: list[Line] = []
-        async for part in self._parts(first, shelved):
+        async for part in self._parts(first, shelved, at):
             found += (sealed.line for sealed in part if first <= sealed.number)
             if len(found) >= limit:
                 return found[:limit]
@@ -84,27 +90,41 @@ class Shelf:
         for name in reversed(names):
             await self._client.delete(kube_objects.LEDGER, name, self._namespace)
 
-    async def _parts(self, first: int, last: int) -> AsyncIterator[list[Sealed]]:
+    async def _parts(self, first: int, last: int, at: str) -> AsyncIterator[list[Sealed]]:
         """The objects that have these lines, and maybe some before them."""
         for block in range(_block(first), _block(last) + 1 if first <= last else 0):
             begun = reached = block * BLOCK
-            async for part in self._chain(begun + 1):
+            async for part in self._chain(begun + 1, at):
                 lines = kube_head.lines_of(part)
                 reached = lines[-1].number
                 yield [line for line in lines if line.number <= last]
             if reached < min(last, begun + BLOCK):
                 raise Damaged(f"LedgerRecord {kube_head.journal_name(reached + 1)} is missing")
 
-    async def _chain(self, first: int) -> AsyncIterator[LedgerRecord]:
+    async def _chain(self, first: int, at: str = "") -> AsyncIterator[LedgerRecord]:
         """The objects of a block, each behind the one before."""
-        at, end = first, first + BLOCK
-        while at < end:
-            name = kube_head.journal_name(at)
-            found = await self._client.find(kube_objects.LEDGER, name, self._namespace)
+        number, end = first, first + BLOCK
+        while number < end:
+            found = await self._find(kube_head.journal_name(number), at)
             if found is None:
                 return
             yield found
-            at = kube_head.lines_of(found)[-1].number + 1
+            number = kube_head.lines_of(found)[-1].number + 1
+
+    async def _find(self, name: str, at: str) -> LedgerRecord | None:
+        found = await self._client.find(kube_objects.LEDGER, name, self._namespace)
+        if found is not None or not at:
+            return found
+        only = f"metadata.name={name}"
+        try:
+            listed = await self._client.list(
+                kube_objects.LEDGER, self._namespace, fields=only, at=at
+            )
+        except Gone as error:
+            raise StoreFailed(
+                "the journal may have been cut off since it was opened", hint="try again"
+            ) from error
+        return next(iter(listed.objects), None)
 
 
 def _parts(lines: Iterable[Sealed]) -> Iterator[list[Sealed]]:

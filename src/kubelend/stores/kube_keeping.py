@@ -49,6 +49,8 @@ class Keeper:
         self._version = ""
         self.state = State()
         """With all changes of the last commit, wherever they are kept."""
+        self.at = ""
+        """The version of the whole namespace at which it was read; empty for one who writes."""
 
     async def read(self) -> str:
         """Look at a store that is there. Gives the version that the whole namespace had at that moment."""
@@ -61,6 +63,7 @@ class Keeper:
                         hint="check the namespace",
                     )
                 await self._take_in(found, at)
+                self.at = at
                 return at
         raise forgetful()
 

@@ -47,6 +47,8 @@ class Found(NamedTuple):
     records: Named
     blanks: list[tuple[Key, Sight]]
     """Made by a broker, and never filled; or advertisements whose record somebody has taken out."""
+    robbed: set[Key]
+    """Of these, the advertisements that are known to have had a record."""
     astray: list[Key]
     """Reservations that are not over, with the label of the archive."""
 
@@ -56,7 +58,7 @@ async def read(sights: Sights, state: State, at: str = "") -> Found:
 
     `at`: the version of which it is read, if there is a broker that goes on meanwhile.
     """
-    found, client, namespace = Found({}, [], []), sights.client, sights.namespace
+    found, client, namespace = Found({}, [], set(), []), sights.client, sights.namespace
     _take_all(found, sights, "cluster", await client.list(ADVERTISEMENTS, namespace, at=at))
     unarchived = f"{ARCHIVED}!=true"
     reservations = await client.list(RESERVATIONS, namespace, labels=unarchived, at=at)
@@ -173,6 +175,8 @@ def _take(found: Found, sights: Sights, kind: RecordKind, one: Seen) -> None:
         seen = sights.saw(kind, one)
         if seen.is_own:
             found.blanks.append((key, seen))
+        if isinstance(one, Stored) and kind == "cluster" and one.was_filled:
+            found.robbed.add(key)
         return
     read = found.records[key] = record(kind, one, sights.seal_key)
     sights.saw(kind, one, getattr(read, "finished_at", None))

@@ -36,6 +36,8 @@ class Holder(Part, frozen=True):
 
     kept: Kept | None = None
     phase: str = ""
+    valid_until: str = ""
+    """Of an advertisement, as people see it."""
 
 
 class Stored(Part, frozen=True):
@@ -58,6 +60,16 @@ class Stored(Part, frozen=True):
         """Whether it was filled by the broker, and somebody has taken the record out."""
         made_by = self.metadata.labels.get(MADE_BY)
         return self.kept is None and self.status.phase != "" and made_by == BROKER
+
+    @property
+    def was_filled(self) -> bool:
+        """Of an advertisement that keeps no record: whether anything tells that it has.
+
+        Where the whole status is gone, as after a restore without it, the controllers' sums in the spec do.
+        """
+        amounts = self.spec.get("resources")
+        is_summed_up = isinstance(amounts, dict) and "reserved" in amounts
+        return self.is_robbed or self.status.valid_until != "" or is_summed_up
 
 
 Seen = Stored | LedgerRecord

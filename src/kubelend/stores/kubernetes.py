@@ -88,6 +88,9 @@ class KubernetesStore:
         state = self._opened().keeper.state
         return state.start.head, state.end.head
 
+    def check(self) -> None:
+        self._run(self._opened().keeper.check())
+
     def close(self) -> None:
         runner, self._runner, self._book = self._runner, None, None
         if runner is not None:

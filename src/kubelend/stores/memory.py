@@ -61,6 +61,9 @@ class MemoryStore:
         end = self._lines[-1].head if self._lines else self._start
         return self._start, end
 
+    def check(self) -> None:
+        """There is nobody else."""
+
     def close(self) -> None:
         """There is nothing to let go of."""
 

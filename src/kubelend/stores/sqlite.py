@@ -112,6 +112,9 @@ class SqliteStore:
         with self._database.transaction("DEFERRED") as connection:
             return journals.ends(connection)
 
+    def check(self) -> None:
+        """Nobody else can: the file is locked."""
+
     def close(self) -> None:
         self._database.close()
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 from hashlib import sha256
-from typing import Final, TypeVar
+from typing import ClassVar, Final, TypeVar
 
 import msgspec
 
 from kubelend.core.errors import InvalidInput, KubelendError, UnexpectedAnswer
 from kubelend.wire import bodies, names, problems
-from kubelend.wire.objects import Question, Reply
+from kubelend.wire.objects import Metadata, Object, Question, Reply
 
 Body = TypeVar("Body")
 
@@ -32,6 +32,22 @@ _LABEL: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", re.
 _INSTRUCTIONS: Final = msgspec.json.Decoder(bodies.Instruction)
 _RESERVATIONS: Final = msgspec.json.Decoder(bodies.Reservation)
 _ADVERTISEMENTS: Final = msgspec.json.Decoder(bodies.Advertisement)
+
+
+class Namespace(Object, frozen=True):
+    """As far as whose mailbox it is."""
+
+    group: ClassVar[str] = ""
+    version: ClassVar[str] = "v1"
+    kind: ClassVar[str] = "Namespace"
+    plural: ClassVar[str] = "namespaces"
+
+    metadata: Metadata
+
+    @property
+    def owner(self) -> str:
+        """The cluster; empty if it is nobody's."""
+        return self.metadata.labels.get(OWNER, "")
 
 
 def check_owner(cluster: str) -> str:

@@ -2,12 +2,14 @@
 
 import asyncio
 import contextlib
+from functools import partial
 from typing import Any
 
 import pytest
 
 import make
 from brokers import Clock, until
+from kubelend.broker import parties
 from kubelend.broker.leadership import NOBODY
 from kubelend.broker.metrics import Metrics
 from kubelend.broker.service import Broker, Rules
@@ -28,6 +30,8 @@ class Vote:
         self.leads = leads
         self.leader = "broker-1"
         self.term = 0
+        self.finds: bool | None = None
+        """Whether it leads, as a look would show, if that is not known yet."""
         self._turned = asyncio.Event()
 
     def turn(self, leads):
@@ -39,6 +43,10 @@ class Vote:
         while not self.leads:
             await self._turned.wait()
             self._turned.clear()
+
+    async def look(self):
+        if self.finds is not None:
+            self.turn(self.finds)
 
 
 class Tail:
@@ -60,9 +68,9 @@ class Tail:
 
 
 @contextlib.asynccontextmanager
-async def running(vote, store, tail=NOBODY):
+async def running(vote, open_store, tail=NOBODY):
     clock = Clock()
-    broker = Broker(lambda: store, clock, RULES, Metrics(), vote, tail)
+    broker = Broker(open_store, clock, RULES, Metrics(), vote, tail)
     task = asyncio.create_task(broker.run(patience=0.01))
     try:
         yield broker
@@ -83,7 +91,7 @@ def tail(store):
 
 
 async def test_a_follower_shows_what_the_leader_has_made_durable(store, tail):
-    async with running(Vote(), store, tail) as broker:
+    async with running(Vote(), lambda: store, tail) as broker:
         assert broker.unready is not None
         store.commit([make.cluster("a")], 7)
         await tail.news.put(store.load())
@@ -100,7 +108,7 @@ async def test_a_follower_knows_what_is_archived(store, tail):
     over = make.reservation("rsv-1", phase="Released", reason="Expired", finished_at=make.T0)
     store.commit([over], 1)
     store.commit([Archived(over.id)], 2)
-    async with running(Vote(), store, tail) as broker:
+    async with running(Vote(), lambda: store, tail) as broker:
         await tail.news.put(store.load())
         await until(lambda: broker.unready is None)
         assert await broker.reservation(over.id) == over
@@ -109,7 +117,7 @@ async def test_a_follower_knows_what_is_archived(store, tail):
 
 
 async def test_what_goes_and_was_never_seen_is_no_trouble(store, tail):
-    async with running(Vote(), store, tail) as broker:
+    async with running(Vote(), lambda: store, tail) as broker:
         await tail.news.put(store.load())
         await tail.news.put(News([Archived(ReservationId("rsv-1")), Dropped(A)], 2))
         await until(lambda: broker.unready is None and broker.present()[0].revision == 2)
@@ -124,7 +132,7 @@ async def test_a_follower_that_breaks_ends_the_process(store, tail):
 
 
 async def test_a_follower_refuses_changes_and_says_who_leads(store, tail):
-    async with running(Vote(), store, tail) as broker:
+    async with running(Vote(), lambda: store, tail) as broker:
         await tail.news.put(store.load())
         await until(lambda: broker.unready is None)
         with pytest.raises(NotLeader, match="ask broker-1, which leads"):
@@ -132,10 +140,29 @@ async def test_a_follower_refuses_changes_and_says_who_leads(store, tail):
     assert store.load().clusters == []
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(parties.owned, id="release"),
+        pytest.param(parties.acknowledge, id="acknowledge"),
+        pytest.param(partial(parties.refuse, why="no"), id="refuse"),
+    ],
+)
+async def test_a_follower_that_lags_behind_does_not_say_that_there_is_no_reservation(
+    store, tail, change
+):
+    """Whoever hears that asks nobody else."""
+    async with running(Vote(), lambda: store, tail) as broker:
+        await tail.news.put(store.load())
+        await until(lambda: broker.unready is None)
+        with pytest.raises(NotLeader):
+            await change(broker, ReservationId("rsv-new"), cluster=A)
+
+
 async def test_a_follower_ends_nothing_by_itself(store, tail):
     over = make.reservation("rsv-1", phase="Reserved", target=A, expires_at=make.T0)
     store.commit([make.cluster("a"), over], 1)
-    async with running(Vote(), store, tail) as broker:
+    async with running(Vote(), lambda: store, tail) as broker:
         await tail.news.put(store.load())
         await until(lambda: broker.unready is None)
         broker.clock.pass_time(make.HOUR)
@@ -144,7 +171,7 @@ async def test_a_follower_ends_nothing_by_itself(store, tail):
 
 
 async def test_a_follower_that_cannot_look_is_unready_until_it_can(store, tail):
-    async with running(Vote(), store, tail) as broker:
+    async with running(Vote(), lambda: store, tail) as broker:
         await tail.news.put(store.load())
         await until(lambda: broker.unready is None)
         await tail.news.put(StoreFailed("the server is away"))
@@ -155,7 +182,7 @@ async def test_a_follower_that_cannot_look_is_unready_until_it_can(store, tail):
 
 async def test_who_wins_reads_the_store_and_decides(store, tail):
     vote = Vote()
-    async with running(vote, store, tail) as broker:
+    async with running(vote, lambda: store, tail) as broker:
         await tail.news.put(store.load())
         await until(lambda: broker.unready is None)
         store.commit([make.cluster("late")], 3)
@@ -167,7 +194,7 @@ async def test_who_wins_reads_the_store_and_decides(store, tail):
 
 async def test_who_loses_drops_what_it_knew_and_follows(store, tail):
     vote = Vote(leads=True)
-    async with running(vote, store, tail) as broker:
+    async with running(vote, lambda: store, tail) as broker:
         await until(lambda: broker.unready is None)
         await broker.advertise(make.advertisement("a"))
         vote.turn(leads=False)
@@ -185,6 +212,42 @@ async def test_who_loses_drops_what_it_knew_and_follows(store, tail):
         await until(lambda: is_taken(broker))
 
 
+async def test_who_finds_that_another_has_written_looks_who_leads_before_it_takes_the_store(
+    store, tail
+):
+    """Else it takes it from its successor, which takes it back, by turns."""
+    vote, opened = Vote(leads=True), []
+
+    def open_store():
+        opened.append(store)
+        return store
+
+    async with running(vote, open_store, tail) as broker:
+        await until(lambda: broker.may_decide)
+        store.broken, vote.finds = StoreFailed("another broker has written"), False
+        with pytest.raises(StoreFailed):
+            await broker.advertise(make.advertisement("a"))
+        store.broken = None
+        await tail.news.put(store.load())
+        await until(lambda: broker.unready is None)
+        assert not broker.may_decide
+    assert len(opened) == 1
+
+
+async def test_who_asks_whether_the_ledger_is_the_newest_is_told(store):
+    vote = Vote(leads=True)
+    async with running(vote, lambda: store) as broker:
+        await until(lambda: broker.may_decide)
+        await broker.confirm()
+        store.broken = StoreFailed("another broker has written")
+        with pytest.raises(StoreFailed, match="another broker has written"):
+            await broker.confirm()
+        store.broken = None
+        vote.turn(leads=False)
+        with pytest.raises(NotLeader):
+            await broker.confirm()
+
+
 async def is_taken(broker):
     with contextlib.suppress(NotLeader, NotReady):
         await broker.advertise(make.advertisement("b"))
@@ -195,7 +258,7 @@ async def is_taken(broker):
 async def test_a_leader_that_was_interrupted_unnoticed_reads_the_store_anew(store):
     """Somebody else may have led and be gone again, and what is in memory be old."""
     vote = Vote(leads=True)
-    async with running(vote, store) as broker:
+    async with running(vote, lambda: store) as broker:
         await until(lambda: broker.may_decide)
         told: list[Any] = []
         broker.listeners.append(told.append)

@@ -24,6 +24,7 @@ from kubelend.wire.objects import (
     ProviderInstructionSpec,
     ProviderInstructionStatus,
     Question,
+    Reply,
     ResourceRequest,
     ResourceRequestSpec,
     ResourceRequestStatus,
@@ -95,6 +96,10 @@ def test_what_nobody_has_seen_is_pending_and_says_so(told, whom):
 
 def test_reservation_without_a_requester_is_its_namespaces():
     assert object_bodies.of_reservation(reservation()).requester_id == "team"
+
+
+def test_reservation_in_a_mailbox_is_not_its_namespaces():
+    assert object_bodies.of_reservation(reservation(reply=Reply())).requester_id == ""
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,9 @@ class Lease:
     async def won(self):
         """It has."""
 
+    async def look(self):
+        """It is as it was."""
+
 
 @pytest.fixture
 def lease():

@@ -7,7 +7,19 @@ import make
 from kubelend.broker import instructions, parties
 from kubelend.broker.instructions import Action, Role
 from kubelend.controllers import mailbox_plans as plans
-from kubelend.core.errors import NoCapacity, NotReady
+from kubelend.core.errors import (
+    Forbidden,
+    IdentityInUse,
+    InvalidInput,
+    KeyReused,
+    NoCapacity,
+    NotReady,
+    QueueFull,
+    QuotaExceeded,
+    RateLimited,
+    Revoked,
+    StoreFailed,
+)
 from kubelend.core.lifecycle import Phase, Reason
 from kubelend.core.models import ClusterId
 from kubelend.stores import kube_objects
@@ -102,6 +114,38 @@ def steps(cluster, found, own=None, lent=None):
 )
 def test_mailbox_tells_what_the_ledger_has(cluster, found, own, lent, expected):
     assert steps(cluster, found, own, lent) == expected
+
+
+def refused(kind):
+    return own(question=ASKED, reply=Reply("q-1", problem=mailboxes.refused(kind("no"))))
+
+
+ASKED = Question("q-1", "reserve")
+
+
+@pytest.mark.parametrize(
+    "seen, stands",
+    [
+        pytest.param(own(record()), True, id="tells of it"),
+        pytest.param(own(msgspec.structs.replace(record(), id="rsv-2")), False, id="of another"),
+        pytest.param(own(question=ASKED), True, id="not answered"),
+        pytest.param(own(question=ASKED, reply=Reply("q-0")), True, id="asked again"),
+        pytest.param(own(reply=Reply(told="nonsense")), True, id="spoilt"),
+        pytest.param(own(annotations={mailboxes.KEY: "other"}), False, id="another key"),
+        pytest.param(own(annotations={}), False, id="no key"),
+        pytest.param(refused(StoreFailed), True, id="the store failed"),
+        pytest.param(refused(NotReady), True, id="the broker stopped"),
+        *(
+            pytest.param(refused(kind), False, id=kind.code)
+            for kind in (
+                *(IdentityInUse, KeyReused, Revoked, Forbidden, QuotaExceeded),
+                *(NoCapacity, InvalidInput, RateLimited, QueueFull),
+            )
+        ),
+    ],
+)
+def test_only_a_question_without_a_decision_stands_for_its_keys_reservation(seen, stands):
+    assert plans.stands_for(seen, record()) is stands
 
 
 def test_what_is_being_deleted_is_not_deleted_again():

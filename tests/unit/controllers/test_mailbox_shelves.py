@@ -1,5 +1,6 @@
 """What a clerk knows of a mailbox's objects, and what is new of it."""
 
+import pytest
 from msgspec.structs import replace
 
 import make
@@ -7,6 +8,7 @@ from kubelend.broker import instructions, parties
 from kubelend.controllers.mailbox_shelves import Shelf
 from kubelend.core.lifecycle import Phase
 from kubelend.core.models import ClusterId, ReservationId
+from kubelend.stores import kube_objects
 from kubelend.wire import bodies, mailboxes
 from kubelend.wire.broker_objects import Reservation, ReservationSpec, ReservationStatus
 from kubelend.wire.objects import Metadata, Reply
@@ -15,6 +17,7 @@ RECORD = make.reservation(
     "rsv-1", make.request(requester="rome", key="k"), phase=Phase.PENDING, revision=1
 )
 ID = ReservationId("rsv-1")
+OWN = {kube_objects.MADE_BY: kube_objects.BROKER}
 
 
 def asked(version="1", uid="u", *, told=False):
@@ -25,6 +28,15 @@ def asked(version="1", uid="u", *, told=False):
         ReservationSpec(bodies.Quantities("1", "1Gi")),
         ReservationStatus(reply=said),
     )
+
+
+def named(name, *, told=False, **metadata):
+    found = asked(uid=f"u-{name}", told=told)
+    return replace(found, metadata=replace(found.metadata, name=name, **metadata))
+
+
+def leaving(found):
+    return replace(found, metadata=replace(found.metadata, deletion_timestamp=make.T0))
 
 
 def test_what_is_seen_is_looked_at_once():
@@ -52,6 +64,30 @@ def test_object_is_found_by_key_and_then_by_what_it_tells():
     shelf.see(asked("2", told=True))
     assert shelf.own(ID, None) == asked("2", told=True)
     assert shelf.tells_of(ID)
+
+
+def test_question_that_is_being_deleted_is_not_told_of_what_comes_now():
+    shelf = Shelf()
+    shelf.see(leaving(asked()))
+    assert shelf.own(ID, RECORD) is None
+
+
+@pytest.mark.parametrize(
+    "others, has_other",
+    [
+        pytest.param([], False, id="none"),
+        pytest.param([named("other")], True, id="asks the same"),
+        pytest.param([named("other", told=True)], True, id="tells of it"),
+        pytest.param([leaving(named("other", told=True))], False, id="goes itself"),
+        pytest.param([named("rsv-1", labels=OWN, annotations={})], True, id="shows it, soon"),
+        pytest.param([named("rsv-2", labels=OWN, annotations={})], False, id="shows another"),
+    ],
+)
+def test_reservation_has_other_objects(others, has_other):
+    shelf = Shelf()
+    for one in (asked(), *others):
+        shelf.see(one)
+    assert shelf.has_other(RECORD, asked()) is has_other
 
 
 def test_object_of_another_reservation_is_not_taken_for_it():

@@ -1,0 +1,163 @@
+"""What controllers write beside the store, while another broker may have written to that: then nothing."""
+
+import asyncio
+import contextlib
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+from structlog.testing import capture_logs
+
+import broker_samples as samples
+import make
+import scripted_api
+from brokers import Clock, until
+from kubelend.broker.metrics import Metrics
+from kubelend.broker.service import Broker, Rules
+from kubelend.controllers.advertisements import Advertisements
+from kubelend.controllers.happenings import Teller
+from kubelend.controllers.reservations import Reservations
+from kubelend.core.errors import StoreFailed
+from kubelend.kube.client import Client
+from kubelend.kube.watching import Deleted, Listed
+from kubelend.wire.broker_objects import RESERVATION_FINALIZER, Kept, ReservationStatus
+from kubelend.wire.conversion import Terms
+from troubled import TroubledStore
+
+TERMS = Terms(make.HOUR, make.HOUR, make.HOUR)
+LONG_AGO = make.T0 - 2 * make.HOUR
+
+
+@pytest.fixture
+def store():
+    return TroubledStore()
+
+
+@pytest.fixture
+async def broker(store):
+    broker = Broker(lambda: store, Clock(), Rules(), Metrics())
+    await broker.load()
+    yield broker
+    store.broken = None
+    await broker.close()
+
+
+class Server:
+    """Has one object, or none, and remembers who would write it."""
+
+    def __init__(self):
+        self.found = None
+        self.writes = []
+
+    async def answer(self, request):
+        is_asked_for = self.found and request.path.endswith(f"/{self.found.metadata.name}")
+        if request.method != "GET":
+            self.writes.append(request.method)
+        elif not is_asked_for:
+            return scripted_api.status(404, reason="NotFound", name=request.path.split("/")[-1])
+        return scripted_api.found(msgspec.to_builtins(self.found))
+
+
+@pytest.fixture
+def server():
+    return Server()
+
+
+@pytest.fixture
+async def client(certificates, server):
+    async with scripted_api.running(certificates.server()) as scripted:
+        scripted.answers.extend([server.answer] * 50)
+        async with Client.open(scripted.access()) as client:
+            yield client
+
+
+@contextlib.asynccontextmanager
+async def working(looks):
+    task = asyncio.create_task(looks.run())
+    try:
+        yield
+        assert not task.done(), task.exception()
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+def leaving():
+    wish = samples.wish()
+    known = replace(
+        wish.metadata, deletion_timestamp=make.T0, finalizers=(RESERVATION_FINALIZER, "other/one")
+    )
+    return replace(wish, metadata=known)
+
+
+def refused():
+    return replace(samples.wish(), status=ReservationStatus(phase="Failed", finished_at=LONG_AGO))
+
+
+def claiming():
+    status = ReservationStatus(phase="Reserved", kept=Kept(3, "", "{}"))
+    return replace(samples.wish(), status=status)
+
+
+UNKNOWN = [
+    pytest.param(lambda: samples.wish(labels=samples.OWN), "DELETE", id="ghost"),
+    pytest.param(claiming, "PATCH", id="claims a record"),
+    pytest.param(samples.wish, "PATCH", id="to be refused"),
+    pytest.param(refused, "DELETE", id="refused long ago"),
+    pytest.param(leaving, "PATCH", id="leaving"),
+]
+
+
+@pytest.mark.parametrize("make_object, write", UNKNOWN)
+async def test_reservation_that_the_ledger_does_not_know_is_dealt_with(
+    broker, client, server, make_object, write
+):
+    server.found = make_object()
+    kept = Reservations(broker, client, "hub", TERMS, Teller(client, broker.clock))
+    async with working(kept.looks):
+        kept.mirror.take(Listed([server.found], []))
+        await until(lambda: server.writes == [write])
+
+
+@pytest.mark.parametrize("make_object, write", UNKNOWN)
+async def test_reservation_is_left_alone_if_another_broker_has_written(
+    broker, store, client, server, make_object, write
+):
+    store.broken = StoreFailed("another broker has written to the store since")
+    server.found = make_object()
+    kept = Reservations(broker, client, "hub", TERMS, Teller(client, broker.clock))
+    with capture_logs() as logs:
+        async with working(kept.looks):
+            kept.mirror.take(Listed([server.found], []))
+            await until(lambda: any(one["event"] == "has to wait" for one in logs))
+    assert server.writes == []
+
+
+async def test_advertisement_is_left_alone_if_another_broker_has_written(
+    broker, store, client, server
+):
+    store.broken = StoreFailed("another broker has written to the store since")
+    server.found = samples.advertisement(labels=samples.OWN)
+    kept = Advertisements(broker, client, "hub", Teller(client, broker.clock))
+    with capture_logs() as logs:
+        async with working(kept.looks):
+            kept.mirror.take(Listed([server.found], []))
+            await until(lambda: any(one["event"] == "has to wait" for one in logs))
+            assert server.writes == []
+            store.broken = None
+            await until(lambda: server.writes == ["DELETE"])
+
+
+async def test_cluster_whose_object_came_late_is_not_missing_any_more(broker, client):
+    """When that one goes, and says less than was heard since, the store makes another."""
+    await broker.advertise(make.advertisement("lender"))
+    kept = Advertisements(broker, client, "hub", Teller(client, broker.clock))
+    kept.mirror.take(Listed([], []))
+    kept.look_for_orphans()
+    late = samples.advertisement(labels=samples.OWN)
+    kept.mirror.take(late)
+    async with working(kept.looks):
+        await until(lambda: not vars(kept)["_missing"])
+        kept.mirror.take(Deleted(late))
+        await until(lambda: not kept.mirror.gone(late.metadata.name))
+    assert "lender" in broker.present()[0].clusters
