@@ -1,5 +1,6 @@
 """The agent as a person runs it: started, asked for things by files, looked at, and stopped."""
 
+import contextlib
 import json
 import signal
 import socket
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.timeout(120)
 
 USAGE = 2
 SECOND = timedelta(seconds=1)
-SPENT, LEFT = timedelta(seconds=33), timedelta(seconds=7)
+SPENT, LEFT = timedelta(seconds=50), timedelta(seconds=10)
 """Of a certificate's life: it is time to renew it, and there is time to."""
 
 
@@ -157,14 +158,18 @@ def test_objects_that_cannot_be_reached_are_told_and_waited_for(broker, certific
 def test_a_certificate_that_is_due_is_renewed_while_it_runs(certificates, tmp_path):
     authority = newcomers.authority(certificates, tmp_path)
     flags = (f"--ca-path={authority}", "--enrol-port=0", "--certificate-lifetime=1h")
-    directory = certificates.write(
-        "due", profiles.client("due"), at=datetime.now(UTC) - SPENT, lifetime=SPENT + LEFT
-    )
-    before, old = (directory / "tls.crt").read_bytes(), tls.own_certificate(directory)
-    with (
-        broker_process.running(certificates.server(), tmp_path, *flags) as broker,
-        agent_process.running(broker.url, directory, tmp_path / "due") as agent,
-    ):
+    with contextlib.ExitStack() as running:
+        broker = running.enter_context(
+            broker_process.running(certificates.server(), tmp_path, *flags)
+        )
+        # Now that the broker is there: all that is left of it is the agent's.
+        directory = certificates.write(
+            "due", profiles.client("due"), at=datetime.now(UTC) - SPENT, lifetime=SPENT + LEFT
+        )
+        before, old = (directory / "tls.crt").read_bytes(), tls.own_certificate(directory)
+        agent = running.enter_context(
+            agent_process.running(broker.url, directory, tmp_path / "due")
+        )
         agent.wait_until_ready()
         agent.wait_for(lambda: (directory / "tls.crt").read_bytes() != before)
         agent.wait_for(lambda: datetime.now(UTC) > old.not_valid_after_utc + SECOND)
