@@ -52,11 +52,19 @@ class KubernetesSource:
         of_nodes = self._mirrored(nodes, sights.NODES)
         of_pods = self._mirrored(pods, sights.PODS, UNFINISHED)
         events: AsyncGenerator[Change | Relisted, None] = merged(of_nodes, of_pods)
+        told = 0, 0
         async with aclosing(events):
             async for event in events:
-                if not (nodes.is_complete and pods.is_complete):
+                listed = nodes.listings, pods.listings
+                if not all(listed):
                     continue
-                yield Snapshot(nodes.all(), pods.all()) if isinstance(event, Relisted) else event
+                if not isinstance(event, Relisted):
+                    yield event
+                elif (
+                    told != listed
+                ):  # else the list of the other kind came before this could be told
+                    told = listed
+                    yield Snapshot(nodes.all(), pods.all())
 
     async def _mirrored(
         self, mirror: Mirror[Kept, Gone], resource: Resource[Kind], fields: str = ""

@@ -41,7 +41,8 @@ class Mirror(Generic[Kept, Gone]):
     """Feed it with `take`, which says what that changes here: often nothing."""
 
     def __init__(self, gone: Callable[[str], Gone], key_of: Callable[[Unreadable], str]) -> None:
-        self.is_complete = False
+        self.listings = 0
+        """How often all were listed."""
         self._gone = gone
         self._key_of = key_of
         self._kept: dict[str, Kept] = {}
@@ -63,7 +64,7 @@ class Mirror(Generic[Kept, Gone]):
                 return self._put(cast(Sight[Kept], event))
 
     def _reset(self, objects: list[Sight[Kept]], unreadable: list[Unreadable]) -> Relisted:
-        self.is_complete = True
+        self.listings += 1
         self._kept = {found.key: found.kept for found in objects}
         known = self._left_out
         self._left_out = {}

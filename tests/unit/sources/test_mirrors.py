@@ -33,10 +33,10 @@ def mirror():
     return Mirror(PodGone, lambda one: one.uid)
 
 
-def test_it_is_complete_once_all_was_listed(mirror):
-    assert not mirror.is_complete
+def test_it_counts_how_often_all_was_listed(mirror):
+    assert mirror.listings == 0
     assert mirror.take(Listed([], [])) is RELISTED
-    assert mirror.is_complete
+    assert mirror.listings == 1
     assert mirror.all() == []
 
 
