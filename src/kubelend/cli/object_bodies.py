@@ -8,9 +8,13 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from fractions import Fraction
 
+from msgspec.structs import replace
+
+from kubelend.communicators import kube_bodies
+from kubelend.controllers import specs
 from kubelend.core import ratings
 from kubelend.wire import bodies
-from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation, ReservationSpec
+from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
 from kubelend.wire.objects import (
     Metadata,
     ProviderInstruction,
@@ -99,8 +103,8 @@ def of_cluster(found: ClusterAdvertisement) -> bodies.Cluster:
     is_closed = any(one.reason == "ClusterCordoned" for one in status.conditions)
     made = _made(found.metadata)
     return bodies.Cluster(
-        bodies.Advertisement(
-            cluster_id=spec.cluster_id,
+        replace(
+            specs.advertisement(spec),
             resources=bodies.Metrics(
                 capacity=known.capacity,
                 allocatable=known.allocatable or known.capacity,
@@ -108,14 +112,6 @@ def of_cluster(found: ClusterAdvertisement) -> bodies.Cluster:
                 reserved=known.reserved,
                 available=known.available,
             ),
-            cluster_name=spec.cluster_name,
-            timestamp=spec.timestamp,
-            cost=spec.cost,
-            labels=spec.labels,
-            region=spec.region,
-            valid_for=spec.valid_for,
-            endpoint_url=spec.endpoint_url,
-            policy=spec.policy,
         ),
         bodies.ClusterStatus(
             phase=status.phase or "Unknown",
@@ -133,19 +129,7 @@ def of_cluster(found: ClusterAdvertisement) -> bodies.Cluster:
 
 
 def reservation(metadata: Metadata, request: bodies.ReservationRequest) -> Reservation:
-    return Reservation(
-        metadata,
-        ReservationSpec(
-            requested_resources=request.requested_resources,
-            target_cluster_id=request.target_cluster_id,
-            duration=request.duration,
-            priority=request.priority,
-            wait=request.wait,
-            policy=request.policy,
-            weights=request.weights,
-            constraints=request.constraints,
-        ),
-    )
+    return Reservation(metadata, kube_bodies.spec(request))
 
 
 def resource_request(metadata: Metadata, request: bodies.ReservationRequest) -> ResourceRequest:

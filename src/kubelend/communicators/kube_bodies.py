@@ -65,19 +65,20 @@ def wanted(
         finalizers=(RESERVATION_FINALIZER,),
         annotations={mailboxes.KEY: key},
     )
-    return Reservation(
-        metadata,
-        ReservationSpec(
-            requested_resources=body.requested_resources,
-            target_cluster_id=body.target_cluster_id,
-            duration=body.duration,
-            priority=body.priority,
-            wait=body.wait,
-            policy=body.policy,
-            weights=body.weights,
-            constraints=body.constraints,
-            question=question,
-        ),
+    return Reservation(metadata, replace(spec(body), question=question))
+
+
+def spec(body: bodies.ReservationRequest) -> ReservationSpec:
+    """The request in the words of an object."""
+    return ReservationSpec(
+        requested_resources=body.requested_resources,
+        target_cluster_id=body.target_cluster_id,
+        duration=body.duration,
+        priority=body.priority,
+        wait=body.wait,
+        policy=body.policy,
+        weights=body.weights,
+        constraints=body.constraints,
     )
 
 

@@ -1,8 +1,5 @@
 """Nothing is remembered of objects that have gone: a broker runs for months."""
 
-import asyncio
-import contextlib
-
 import pytest
 
 import broker_samples as samples
@@ -18,6 +15,7 @@ from kubelend.kube.client import Client
 from kubelend.kube.watching import Deleted, Listed
 from kubelend.stores.memory import MemoryStore
 from kubelend.wire.conversion import Terms
+from root_tasks import working
 
 TERMS = Terms(make.HOUR, make.HOUR, make.HOUR)
 
@@ -35,17 +33,6 @@ async def client():
     """Of a server that is not there."""
     async with Client.open(Access(server="https://127.0.0.1:1")) as client:
         yield client
-
-
-@contextlib.asynccontextmanager
-async def working(looks):
-    task = asyncio.create_task(looks.run())
-    try:
-        yield
-        assert not task.done(), task.exception()
-    finally:
-        task.cancel()
-        await asyncio.wait([task])
 
 
 def remembered(whose):

@@ -1,8 +1,5 @@
 """What controllers write beside the store, while another broker may have written to that: then nothing."""
 
-import asyncio
-import contextlib
-
 import msgspec
 import pytest
 from msgspec.structs import replace
@@ -22,6 +19,7 @@ from kubelend.kube.client import Client
 from kubelend.kube.watching import Deleted, Listed
 from kubelend.wire.broker_objects import RESERVATION_FINALIZER, Kept, ReservationStatus
 from kubelend.wire.conversion import Terms
+from root_tasks import working
 from troubled import TroubledStore
 
 TERMS = Terms(make.HOUR, make.HOUR, make.HOUR)
@@ -69,17 +67,6 @@ async def client(certificates, server):
         scripted.answers.extend([server.answer] * 50)
         async with Client.open(scripted.access()) as client:
             yield client
-
-
-@contextlib.asynccontextmanager
-async def working(looks):
-    task = asyncio.create_task(looks.run())
-    try:
-        yield
-        assert not task.done(), task.exception()
-    finally:
-        task.cancel()
-        await asyncio.wait([task])
 
 
 def leaving():
