@@ -17,7 +17,9 @@ import msgspec
 from kubelend.apps import flags
 from kubelend.apps.programs import Program
 
-_POLL = 0.002
+_POLL = 0.02
+"""Seconds between two looks: each is work for the process, in the very time that is measured, and finds
+it ready so much too late at most."""
 
 
 class _Line(msgspec.Struct, frozen=True):

@@ -64,6 +64,8 @@ class Fleet:
         self._earmark_ticket = np.zeros(room, np.int64)
         self._label_masks: dict[tuple[str, str], Mask] = {}
         self._scratch = np.empty((4, room), np.float64)
+        self._rows = slice(0)
+        """Those of every array that are in use."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -84,13 +86,24 @@ class Fleet:
         for name, column in self._columns.items():
             column.ceiling[row] = ceiling.amount(name)
             column.allocatable[row] = advertisement.allocatable.amount(name) or 1
-        self._set_free(row, free)
+            column.free[row] = column.free_float[row] = free.amount(name)
 
-    def set_free(self, cluster: ClusterId, free: Resources) -> None:
-        """The hot path of a reservation: only what is free has changed."""
-        row = self.find(cluster)
+    def renew(self, cluster: Cluster) -> None:
+        """The hot path of an advertisement: only how long it is believed has changed."""
+        row = self.find(cluster.id)
         if row is not None:
-            self._set_free(row, free)
+            self._valid_until[row] = micros(cluster.valid_until)
+            self._set_usable(row)
+
+    def set_free(self, cluster: ClusterId, free: Resources, changed: Resources) -> None:
+        """The hot path of a reservation: only what is free has changed, of what it asks for."""
+        row = self.find(cluster)
+        if row is None:
+            return
+        for name, _ in changed.items():  # noqa: PERF102 - it is no dictionary
+            column = self._columns.get(name)
+            if column is not None:
+                column.free[row] = column.free_float[row] = free.amount(name)
 
     def bind(self, cluster: Cluster, lending: Lending | None) -> None:
         """Write what the policy of a cluster says, or that it has none. To be done after each `put`."""
@@ -146,6 +159,7 @@ class Fleet:
             array[..., row : len(self) - 1] = array[..., row + 1 : len(self)]
         self._set_extended(row, frozenset())
         del self.ids[row], self.labels[row], self.prices[row], self._extended[row]
+        self._rows = slice(len(self))
         if self.bounds is not None:
             self.bounds.removed()
         self._label_masks.clear()
@@ -163,7 +177,7 @@ class Fleet:
 
     def free(self, name: str) -> Ints | None:
         column = self._columns.get(name)
-        return None if column is None else column.free[: len(self)]
+        return None if column is None else column.free[self._rows]
 
     def available(self, name: str) -> Ints | None:
         """The same with what policies withhold."""
@@ -184,7 +198,7 @@ class Fleet:
         bound = self.bound(name)
         if bound is None:
             return None
-        left, loans = bound.share[: len(self)], self.loans.of(requester)
+        left, loans = bound.share[self._rows], self.loans.of(requester)
         if not loans:
             return left
         left = left.copy()
@@ -196,24 +210,24 @@ class Fleet:
 
     def ceiling(self, name: str) -> Ints | None:
         column = self._columns.get(name)
-        return None if column is None else column.ceiling[: len(self)]
+        return None if column is None else column.ceiling[self._rows]
 
     def shares(self, name: str) -> tuple[Floats, Floats] | None:
         """What is free and what is allocatable, as floats to divide; the divisor is never zero."""
         column = self._columns.get(name)
         if column is None:
             return None
-        return column.free_float[: len(self)], column.allocatable[: len(self)]
+        return column.free_float[self._rows], column.allocatable[self._rows]
 
     @property
     def valid_until(self) -> Ints:
-        return self._valid_until[: len(self)]
+        return self._valid_until[self._rows]
 
     def usable(self, now: int) -> Mask:
         """The clusters that are neither closed nor stale now, as a new array."""
         if not self._usable_from <= now < self._usable_until:
             self._look_again(now)
-        return self._usable[: len(self)].copy()
+        return self._usable[self._rows].copy()
 
     def within_hours(self, now: int) -> Mask | None:
         """The clusters that are within their opening hours; None if none has any."""
@@ -237,21 +251,21 @@ class Fleet:
 
     @property
     def open(self) -> Mask:
-        return self._open[: len(self)]
+        return self._open[self._rows]
 
     @property
     def currency(self) -> Ints:
         """The code of each cluster's currency, or UNPRICED."""
-        return self._currency[: len(self)]
+        return self._currency[self._rows]
 
     @property
     def rates(self) -> Floats:
         """Currency per hour of a milli-core, byte, device and byte, a line each."""
-        return self._rates[:, : len(self)]
+        return self._rates[:, self._rows]
 
     def open_to(self, priority: int, ticket: int) -> Mask:
         """The clusters not kept for a waiter that ranks before this priority and ticket."""
-        held_by, since = self._earmark_priority[: len(self)], self._earmark_ticket[: len(self)]
+        held_by, since = self._earmark_priority[self._rows], self._earmark_ticket[self._rows]
         open_to: Mask = (held_by < priority) | ((held_by == priority) & (since >= ticket))
         return open_to
 
@@ -269,7 +283,7 @@ class Fleet:
 
     def scratch(self, number: int) -> Floats:
         """One of a few reused buffers, as long as the fleet."""
-        return self._scratch[number, : len(self)]
+        return self._scratch[number, self._rows]
 
     # -- helpers
 
@@ -290,6 +304,7 @@ class Fleet:
         self.labels.insert(row, {})
         self.prices.insert(row, None)
         self._extended.insert(row, frozenset())
+        self._rows = slice(len(self))
         if self.bounds is not None:
             self.bounds.inserted(row)
         self._label_masks.clear()
@@ -343,7 +358,7 @@ class Fleet:
         return self.bounds is None or self.bounds.openings.is_open(row)
 
     def _look_again(self, now: int) -> None:
-        usable = self._usable[: len(self)]
+        usable = self._usable[self._rows]
         np.greater(self.valid_until, now, out=usable)
         usable &= self.open
         ends = self.valid_until[usable]
@@ -352,10 +367,6 @@ class Fleet:
         if self.bounds is not None and self.bounds.openings.hours:
             self._usable_until = min(self._usable_until, self.bounds.openings.look(now))
             usable &= self.bounds.openings.open(len(self))
-
-    def _set_free(self, row: int, free: Resources) -> None:
-        for name, column in self._columns.items():
-            column.free[row] = column.free_float[row] = free.amount(name)
 
     def _set_labels(self, row: int, labels: dict[str, str]) -> None:
         if self.labels[row] != labels:

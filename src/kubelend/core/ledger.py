@@ -8,14 +8,16 @@ ledger neither reads a clock nor does I/O: replaying the same events gives the s
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from operator import attrgetter
 from typing import Self
 
 from msgspec.structs import replace
 
 from kubelend.core import transitions
 from kubelend.core.accounts import Accounts
+from kubelend.core.catalogue import Catalogue
 from kubelend.core.errors import NotFound, no_reservation
 from kubelend.core.events import (
     Advertised,
@@ -71,16 +73,12 @@ class Ledger:
         """Requesters with a quota whose waiters may fare otherwise now; emptied by the same."""
         self.horizon = 0
         """Whoever has seen this revision has missed nothing that is forgotten by now."""
-        self.tally: Counter[tuple[Phase, Reason]] = Counter()
-        """How many reservations are in each phase, and why."""
         self._clusters: dict[ClusterId, Cluster] = {}
-        self._reservations: dict[ReservationId, Reservation] = {}
+        self._catalogue = Catalogue()
         self._reserved: dict[ClusterId, Resources] = {}
         self._lent: dict[ClusterId, dict[ReservationId, None]] = {}
-        self._by_cluster: dict[ClusterId, dict[ReservationId, None]] = {}
-        self._keys: dict[tuple[ClusterId, RequestKey], ReservationId] = {}
-        self._queue = Queue(self._reservations)
-        self._schedule = Schedule(self._reservations, self.accounts)
+        self._queue = Queue(self.reservations)
+        self._schedule = Schedule(self.reservations, self.accounts)
         self._minute = 0
 
     @classmethod
@@ -88,12 +86,15 @@ class Ledger:
         """The ledger that these records were written from."""
         ledger = cls()
         ledger.registry = Registry(records.members, records.tokens)
+        reservations = sorted(records.reservations, key=attrgetter("ticket"))
+        ledger._take_over(reservations)
         for limits in records.limits:
             ledger._put_limits(limits)
-        for cluster in sorted(records.clusters, key=lambda cluster: cluster.id):
+        for cluster in sorted(records.clusters, key=attrgetter("id")):
             ledger._put_cluster(cluster)
-        for reservation in sorted(records.reservations, key=lambda reservation: reservation.ticket):
-            ledger._put_reservation(None, reservation)
+        for reservation in reservations:
+            if reservation.phase is Phase.PENDING:
+                ledger._queue.put(None, reservation, ledger.fleet)
         ledger.revision = ledger.horizon = records.revision
         ledger.freed.clear()
         ledger.shifted.clear()
@@ -137,8 +138,8 @@ class Ledger:
                 case Cluster():
                     self._put_cluster(change)
                 case Reservation():
-                    self._put_reservation(self._reservations.get(change.id), change)
-                case Archived() if change.reservation in self._reservations:
+                    self._put_reservation(self.reservations.get(change.id), change)
+                case Archived() if change.reservation in self.reservations:
                     self._forget(change.reservation)
                 case Dropped() if change.cluster in self._clusters:
                     self._drop(change.cluster)
@@ -160,7 +161,12 @@ class Ledger:
 
     @property
     def reservations(self) -> Mapping[ReservationId, Reservation]:
-        return self._reservations
+        return self._catalogue.by_id
+
+    @property
+    def tally(self) -> Counter[tuple[Phase, Reason]]:
+        """How many reservations are in each phase, and why."""
+        return self._catalogue.tally
 
     def limits(self, cluster: ClusterId) -> Limits:
         """What an administrator has set for a cluster; no limits if nothing."""
@@ -174,7 +180,7 @@ class Ledger:
 
     def reservation(self, reservation: ReservationId) -> Reservation:
         try:
-            return self._reservations[reservation]
+            return self._catalogue.by_id[reservation]
         except KeyError:
             raise no_reservation(reservation) from None
 
@@ -187,17 +193,16 @@ class Ledger:
         return self._clusters[cluster].ceiling - self.reserved(cluster)
 
     def by_key(self, requester: ClusterId, key: RequestKey) -> Reservation | None:
-        found = self._keys.get((requester, key))
-        return None if found is None else self._reservations[found]
+        return self._catalogue.by_key(requester, key)
 
     def touching(self, cluster: ClusterId) -> Iterator[Reservation]:
         """What a cluster asked for, lends or lent, in no particular order."""
-        return (self._reservations[found] for found in self._by_cluster.get(cluster, ()))
+        return self._catalogue.touching(cluster)
 
     def lent_by(self, cluster: ClusterId) -> list[Reservation]:
         """The live reservations on a cluster, oldest first."""
-        lent = (self._reservations[found] for found in self._lent.get(cluster, ()))
-        return sorted(lent, key=lambda found: found.ticket)
+        by_id, lent = self._catalogue.by_id, self._lent.get(cluster)
+        return sorted((by_id[found] for found in lent), key=attrgetter("ticket")) if lent else []
 
     def lent_count(self, cluster: ClusterId) -> int:
         return len(self._lent.get(cluster, ()))
@@ -296,16 +301,9 @@ class Ledger:
         self._queue.drop(cluster)
 
     def _forget(self, reservation: ReservationId) -> None:
-        gone = self._reservations.pop(reservation)
-        self.tally[gone.phase, gone.reason] -= 1
+        gone = self._catalogue.forget(reservation)
         self.horizon = max(self.horizon, gone.revision)
         self.accounts.forget(gone)
-        for cluster in gone.touched:
-            self._by_cluster[cluster].pop(gone.id, None)
-            if not self._by_cluster[cluster]:
-                del self._by_cluster[cluster]
-        if gone.request.key is not None:
-            del self._keys[gone.requester, gone.request.key]
 
     def _put_limits(self, limits: Limits) -> Change:
         before, cluster = self.limits(limits.cluster), limits.cluster
@@ -321,8 +319,12 @@ class Ledger:
     def _put_cluster(self, cluster: Cluster) -> Cluster:
         before = self._clusters.get(cluster.id)
         self._clusters[cluster.id] = cluster
-        self._write(cluster)
-        if before is None or cluster.lends_otherwise_than(before):
+        if before is not None and cluster.offers_the_same_as(before):
+            self.fleet.renew(cluster)
+            if before.is_stale(cluster.received_at):
+                self.freed.add(cluster.id)
+        else:
+            self._write(cluster)
             self.freed.add(cluster.id)
         return cluster
 
@@ -343,15 +345,16 @@ class Ledger:
             available, reserved = self.available(cluster).clamped(), self.reserved(cluster)
             self.fleet.withhold(cluster, holds, available, reserved)
 
+    def _take_over(self, reservations: Sequence[Reservation]) -> None:
+        """Before there are clusters, each of which then sees at once what it has promised."""
+        self._catalogue.fill(reservations)
+        self._schedule.fill(reservations)
+        for reservation in reservations:
+            if reservation.is_live:
+                self._move_hold(None, reservation)
+
     def _put_reservation(self, before: Reservation | None, after: Reservation) -> Reservation:
-        self._reservations[after.id] = after
-        self.tally[after.phase, after.reason] += 1
-        if before is not None:
-            self.tally[before.phase, before.reason] -= 1
-        for cluster in after.touched:
-            self._by_cluster.setdefault(cluster, {})[after.id] = None
-        if after.request.key is not None:
-            self._keys[after.requester, after.request.key] = after.id
+        self._catalogue.put(before, after)
         self._schedule.put(before, after)
         self._move_hold(before, after)
         unmarked = self._queue.put(before, after, self.fleet)
@@ -366,15 +369,16 @@ class Ledger:
         holds_on = after.target if after.is_live else None
         if held_on == holds_on:
             return
+        amounts = after.request.resources
         if self.fleet.loans.watched:
             self._move_loan(after, held_on, holds_on)
         if held_on is not None:
             self._lent[held_on].pop(after.id)
-            self._set_reserved(held_on, self.reserved(held_on) - after.request.resources)
+            self._set_reserved(held_on, self.reserved(held_on) - amounts, amounts)
             self.freed.add(held_on)
         if holds_on is not None:
             self._lent.setdefault(holds_on, {})[after.id] = None
-            self._set_reserved(holds_on, self.reserved(holds_on) + after.request.resources)
+            self._set_reserved(holds_on, self.reserved(holds_on) + amounts, amounts)
 
     def _move_loan(
         self, found: Reservation, held_on: ClusterId | None, holds_on: ClusterId | None
@@ -386,12 +390,12 @@ class Ledger:
             if holds_on in self.fleet.loans.watched:
                 self.shifted.add(found.requester)  # its share of that one is smaller now
 
-    def _set_reserved(self, cluster: ClusterId, reserved: Resources) -> None:
+    def _set_reserved(self, cluster: ClusterId, reserved: Resources, changed: Resources) -> None:
         if reserved:
             self._reserved[cluster] = reserved
         else:
             self._reserved.pop(cluster, None)
         if cluster in self._clusters:
-            self.fleet.set_free(cluster, self.available(cluster).clamped())
+            self.fleet.set_free(cluster, self.available(cluster).clamped(), changed)
             if self.fleet.bounds is not None:
                 self._withhold(cluster)

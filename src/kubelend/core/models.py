@@ -73,14 +73,16 @@ class Cluster(Record, frozen=True):
     def is_stale(self, now: datetime) -> bool:
         return now >= self.valid_until
 
-    def lends_otherwise_than(self, before: Cluster) -> bool:
-        """Whether a waiter may see it in another light. Most advertisements only say "still here"."""
+    def offers_the_same_as(self, before: Cluster) -> bool:
+        """Whether all that decisions go by has stayed: most advertisements only say "still here"."""
         old, new = before.advertisement, self.advertisement
         return (
-            before.is_stale(self.received_at)
-            or before.cordon != self.cordon
-            or before.ceiling != self.ceiling
-            or (old.labels, old.prices, old.policy) != (new.labels, new.prices, new.policy)
+            new.allocatable == old.allocatable
+            and new.allocated == old.allocated
+            and new.labels == old.labels
+            and new.prices == old.prices
+            and new.policy == old.policy
+            and self.cordon == before.cordon
         )
 
 

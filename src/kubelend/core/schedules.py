@@ -5,7 +5,7 @@ Both are heaps whose entries are checked when they come up: what has changed sin
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from heapq import heapify, heappop, heappush, heapreplace
 
@@ -35,6 +35,16 @@ class Schedule:
             self._forget_old_deadlines()
         if after.phase in FINAL and after.finished_at is not None:
             heappush(self._finished, (after.finished_at, after.id))
+
+    def fill(self, reservations: Sequence[Reservation]) -> None:
+        """Put many that are new."""
+        for found in reservations:
+            if found.finished_at is not None and found.phase in FINAL:
+                self._finished.append((found.finished_at, found.id))
+            elif (deadline := found.deadline) is not None:
+                self._deadlines.append((deadline, found.id))
+        heapify(self._finished)
+        heapify(self._deadlines)
 
     def next(self) -> datetime | None:
         """No reservation ends by itself before this moment."""

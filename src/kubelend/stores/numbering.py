@@ -18,12 +18,10 @@ class Numbering:
 
     def __init__(self, rows: Iterable[tuple[int, ReservationId]]) -> None:
         self._numbers: dict[ReservationId, int] = {}
-        self._last = 0
         for number, reservation in rows:
-            if reservation in self._numbers:
+            if self._numbers.setdefault(reservation, number) != number:
                 raise Damaged(f"it holds reservation {reservation!r} twice")
-            self._numbers[reservation] = number
-            self._last = max(self._last, number)
+        self._last = max(self._numbers.values(), default=0)
 
     def find(self, reservation: ReservationId) -> int | None:
         return self._numbers.get(reservation)

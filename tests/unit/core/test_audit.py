@@ -74,7 +74,7 @@ def test_reserved_that_is_not_the_sum_is_found(desk):
 @pytest.mark.parametrize("name", ["cpu", "memory", "gpu", "storage", "example.com/fpga"])
 def test_index_that_lies_is_found(desk, name):
     free = desk.available("a") + make.resources(f"{name}=1")
-    desk.ledger.fleet.set_free(ClusterId("a"), free)
+    desk.ledger.fleet.set_free(ClusterId("a"), free, free)
     (found,) = audit.violations(desk.ledger)
     assert found.startswith("a: the index has ")
     assert f" {name} free, not " in found
@@ -96,7 +96,8 @@ def test_sound_ledger_with_limits_has_no_violations(limited):
 
 
 def test_index_that_forgets_what_a_policy_withholds_is_found(limited):
-    limited.ledger.fleet.set_free(ClusterId("a"), limited.available("a"))
+    available = limited.available("a")
+    limited.ledger.fleet.set_free(ClusterId("a"), available, available)
     assert audit.violations(limited.ledger) == ["a: the index has 2000 cpu free, not 1000"]
 
 

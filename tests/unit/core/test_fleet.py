@@ -156,7 +156,8 @@ def test_unknown_cluster_changes_nothing():
     put(fleet, make.cluster("a"))
     before = contents(fleet)
     fleet.remove(ClusterId("x"))
-    fleet.set_free(ClusterId("x"), make.resources("cpu=1"))
+    fleet.set_free(ClusterId("x"), make.resources("cpu=1"), make.resources("cpu=1"))
+    fleet.renew(make.cluster("x"))
     fleet.set_earmark(ClusterId("x"), (1, 1))
     assert contents(fleet) == before
 

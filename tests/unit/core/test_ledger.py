@@ -1,13 +1,15 @@
 """What is reserved follows from the live reservations, whatever happens to the advertisements."""
 
 import pytest
+from msgspec.structs import replace
 
 import make
-from kubelend.core import errors
+from kubelend.core import audit, errors
 from kubelend.core.events import Advertised, Archived, Dropped, Event
 from kubelend.core.journal import Entry
 from kubelend.core.ledger import Ledger
 from kubelend.core.models import (
+    Advertisement,
     Cluster,
     ClusterId,
     RequestKey,
@@ -241,6 +243,66 @@ def test_restored_ledger_is_the_one_that_was_kept():
     assert make.state(restored) == make.state(desk.ledger)
     assert [waiter.id for waiter in restored.waiting()] == [high, low]
     assert restored.by_key(ClusterId("a"), RequestKey("k")) == desk[active]
+
+
+def test_restored_ledger_ends_and_forgets_in_the_order_of_time():
+    desk = make.desk(a="cpu=9,memory=9Gi")
+    late, soon, sooner = (
+        desk.reserve("cpu=1,memory=1Gi", duration=hours * make.HOUR) for hours in (9, 2, 1)
+    )
+    ended = [desk.reserve("cpu=1,memory=1Gi") for _ in range(3)]
+    for found in reversed(ended):
+        desk.pass_time(make.MINUTE)
+        desk.release(found)
+    restored = make.Desk(make.Recorder.restore(desk.kept()), desk.now)
+    assert restored.ledger.next_deadline() == desk[sooner].expires_at
+    restored.expire(retention=90 * make.SECOND)
+    assert ended[2] not in restored.ledger.reservations
+    assert set(ended[:2]) <= restored.ledger.reservations.keys()
+    restored.pass_time(3 * make.HOUR)
+    restored.expire()
+    assert [restored[found].phase for found in (late, soon, sooner)] == [
+        "Reserved",
+        "Released",
+        "Released",
+    ]
+
+
+def test_every_field_of_an_advertisement_is_decided_by_or_known_not_to_be():
+    """A new one is to be compared in `Cluster.offers_the_same_as`, or to be named here."""
+    before = make.cluster("a")
+    for name in Advertisement.__struct_fields__:
+        changed = replace(before.advertisement, **{name: "another"})
+        decisive = not replace(before, advertisement=changed).offers_the_same_as(before)
+        assert decisive == (name not in {*NOT_DECIDED_BY, "cluster"}), name
+
+
+NOT_DECIDED_BY = {"capacity", "name", "endpoint", "sent_at", "valid_for"}
+"""How long it is valid is the broker's to say, in `Cluster.valid_until`; the others are only shown."""
+
+
+@pytest.mark.parametrize(
+    "news",
+    [
+        {"offer": "cpu=8,memory=8Gi"},
+        {"offer": "cpu=4,memory=8Gi,example.com/fpga=1"},
+        {"allocated": "cpu=1"},
+        {"offer": "cpu=5,memory=8Gi", "allocated": "cpu=1"},
+        {"labels": {"tier": "gold"}},
+        {"prices": make.price_list(cpu="1")},
+        {"policy": make.policy(keep_back="cpu=1")},
+        {"valid_for": make.MINUTE},
+        {},
+    ],
+    ids=str,
+)
+def test_whatever_an_advertisement_says_anew_is_decided_by(news):
+    desk = make.desk(a="cpu=4,memory=8Gi", b="cpu=4,memory=8Gi")
+    desk.reserve("cpu=1,memory=1Gi", pinned="a")
+    desk.pass_time(make.MINUTE)
+    desk.advertise("a", **news)
+    assert make.state(desk.ledger) == make.state(Ledger.restore(desk.kept()))
+    assert audit.violations(desk.ledger) == []
 
 
 def test_replayed_events_give_the_same_ledger():

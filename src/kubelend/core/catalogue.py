@@ -1,0 +1,64 @@
+"""All reservations at hand, and how to find them: by key, and by the clusters that they concern."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from operator import attrgetter
+
+from kubelend.core.lifecycle import Phase, Reason
+from kubelend.core.models import ClusterId, RequestKey, Reservation, ReservationId
+
+
+class Catalogue:
+    """The reservations of one ledger. Only the ledger changes it."""
+
+    def __init__(self) -> None:
+        self.by_id: dict[ReservationId, Reservation] = {}
+        self.tally: Counter[tuple[Phase, Reason]] = Counter()
+        """How many are in each phase, and why."""
+        self._by_key: dict[tuple[ClusterId, RequestKey], ReservationId] = {}
+        self._by_cluster: defaultdict[ClusterId, dict[ReservationId, None]] = defaultdict(dict)
+
+    def by_key(self, requester: ClusterId, key: RequestKey) -> Reservation | None:
+        found = self._by_key.get((requester, key))
+        return None if found is None else self.by_id[found]
+
+    def touching(self, cluster: ClusterId) -> Iterator[Reservation]:
+        """What a cluster asked for, lends or lent, in no particular order."""
+        return (self.by_id[found] for found in self._by_cluster.get(cluster, ()))
+
+    def put(self, before: Reservation | None, after: Reservation) -> None:
+        self.by_id[after.id] = after
+        self.tally[after.phase, after.reason] += 1
+        if before is not None:
+            self.tally[before.phase, before.reason] -= 1
+        self._index(after)
+
+    def fill(self, reservations: Sequence[Reservation]) -> None:
+        """Put many that are new."""
+        self.by_id.update(zip(map(attrgetter("id"), reservations), reservations, strict=True))
+        self.tally.update(map(attrgetter("phase", "reason"), reservations))
+        for reservation in reservations:
+            self._index(reservation)
+
+    def forget(self, reservation: ReservationId) -> Reservation:
+        gone = self.by_id.pop(reservation)
+        self.tally[gone.phase, gone.reason] -= 1
+        for cluster in gone.touched:
+            self._by_cluster[cluster].pop(gone.id, None)
+            if not self._by_cluster[cluster]:
+                del self._by_cluster[cluster]
+        if gone.request.key is not None:
+            del self._by_key[gone.requester, gone.request.key]
+        return gone
+
+    def _index(self, reservation: Reservation) -> None:
+        request, found = reservation.request, reservation.id
+        self._by_cluster[request.requester][found] = None
+        if reservation.target is not None:
+            self._by_cluster[reservation.target][found] = None
+        for cluster in reservation.left:
+            self._by_cluster[cluster][found] = None
+        if request.key is not None:
+            self._by_key[request.requester, request.key] = found
