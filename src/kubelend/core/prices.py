@@ -8,10 +8,12 @@ offers needs only an ordering, so `hourly` works in floating point, the same way
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 import msgspec
 
 from kubelend.core.errors import InvalidInput
+from kubelend.core.quantities import REMEMBERED
 from kubelend.core.resources import Resources
 
 BILLIONTHS = 10**9
@@ -19,6 +21,7 @@ CEILING = 10**9
 """No price above a billion per unit and hour: a typing error, and far inside what a float tells apart."""
 
 _TOLERANCE = 1 + 1e-12
+_LONGEST = 20
 
 _DECIMAL = re.compile(r"(\d{1,10})(?:\.(\d{1,9}))?", re.ASCII)
 _CURRENCY = re.compile(r"[A-Za-z]{3,8}", re.ASCII)
@@ -65,11 +68,19 @@ class Prices(msgspec.Struct, frozen=True, omit_defaults=True):
 
 def parse(text: str, where: str) -> int:
     """Read a decimal text as billionths: `0.05` is 50,000,000."""
-    match = _DECIMAL.fullmatch(text) if len(text) <= 20 else None
-    if match is None or int(match[1]) >= CEILING:
+    billionths = _billionths(text) if len(text) <= _LONGEST else None
+    if billionths is None:
         raise InvalidInput(
             f"{where}: {text[:24]!r} is no price", hint="write a plain decimal number such as 0.05"
         )
+    return billionths
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _billionths(text: str) -> int | None:
+    match = _DECIMAL.fullmatch(text)
+    if match is None or int(match[1]) >= CEILING:
+        return None
     return int(match[1]) * BILLIONTHS + int((match[2] or "").ljust(9, "0"))
 
 

@@ -97,15 +97,32 @@ def plain_amount(text: str, places: int) -> int | None:
     None for any other text, which may be right or wrong. A large fleet sends more different texts
     than are worth remembering, and almost all of them are whole numbers with one of these suffixes.
     """
-    match = _PLAIN.fullmatch(text)
-    factor = None if match is None else _PLAIN_FACTORS.get((match[2], places))
-    if match is None or factor is None:
+    length = 0 if text.isdigit() else 2 if text.endswith("i") else 1
+    digits, suffix = (text[:-length], text[-length:]) if length else (text, "")
+    factor = _PLAIN_FACTORS.get((suffix, places))
+    # Other alphabets have digits too, and Python would read them.
+    if factor is None or not digits.isdigit() or not digits.isascii() or len(digits) > 15:
         return None
-    amount: int = int(match[1]) * factor
+    amount = int(digits) * factor
     return amount if amount <= LARGEST else None
 
 
-_PLAIN: Final = re.compile(r"([0-9]{1,15})(m|Ki|Mi|Gi|)", re.ASCII)
+def plain_text(amount: int, places: int, format: Format) -> str | None:
+    """The canonical text of so many units of `10**-places`, if it is a common one: the way back."""
+    if amount <= 0 or places not in _PLAIN_PLACES or format is Format.DECIMAL_EXPONENT:
+        return None if amount else "0"
+    if format is Format.BINARY_SI and places == 0 and amount >= 1024:
+        return _binary_text(amount)
+    if amount % 1000:
+        return f"{amount}{_PLAIN_PLACES[places]}"
+    thousands = amount // 1000
+    return str(thousands) if places == 3 and thousands % 1000 else None
+
+
+_PLAIN_PLACES: Final = {0: "", 3: "m"}
+"""The suffix of a number of units of `10**-places`."""
+
+
 _PLAIN_FACTORS: Final = {
     ("", 0): 1,
     ("Ki", 0): 2**10,

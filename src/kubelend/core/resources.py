@@ -11,13 +11,13 @@ from __future__ import annotations
 import functools
 import re
 import reprlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 import msgspec
 
 from kubelend.core import errors
-from kubelend.core.quantities import LARGEST, REMEMBERED, Format, Quantity, plain_amount
+from kubelend.core.quantities import LARGEST, Format, Quantity, plain_amount, plain_text
 
 
 # Without gc: no cycle can pass through integers, and there are hundreds of thousands of these.
@@ -112,17 +112,12 @@ class Resources(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
             return NOTHING
         return Resources.of(_missing(dict(self.items()), dict(free.items())))
 
-    def items(self) -> Iterator[tuple[str, int]]:
+    def items(self) -> list[tuple[str, int]]:
         """The parts that are not zero: cpu, memory, gpu, storage, then the others by name."""
-        for name, amount in (
-            ("cpu", self.cpu),
-            ("memory", self.memory),
-            ("gpu", self.gpu),
-            ("storage", self.storage),
-        ):
-            if amount:
-                yield name, amount
-        yield from sorted(self.extended.items())
+        parts = [("cpu", self.cpu), ("memory", self.memory)]
+        if self.gpu or self.storage or self.extended:
+            parts += ("gpu", self.gpu), ("storage", self.storage), *sorted(self.extended.items())
+        return [part for part in parts if part[1]]
 
     def amount(self, name: str) -> int:
         """How much of the named resource, in its unit; zero if it is not there."""
@@ -158,15 +153,28 @@ def offered(texts: Mapping[str, str], where: str = "") -> Resources:
     return _vector(_read(texts, _offered_amount, where))
 
 
+def unrounded(cpu: str, memory: str, gpu: str, storage: str) -> Resources | None:
+    """What both `asked` and `offered` would say, if all texts are of the common kind: a short cut.
+
+    GPUs and storage may be empty.
+    """
+    cores, bytes_ = plain_amount(cpu, _CORES.places), plain_amount(memory, _BYTES.places)
+    devices = plain_amount(gpu, _DEVICES.places) if gpu else 0
+    disk = plain_amount(storage, _BYTES.places) if storage else 0
+    if cores is None or bytes_ is None or devices is None or disk is None:
+        return None
+    return Resources(cores, bytes_, devices, disk)
+
+
 def caps(texts: Mapping[str, str], where: str = "") -> dict[str, int]:
     """The most that is allowed, by name, rounded down. Zero stays: it allows none."""
     return _read(texts, _offered_amount, where)
 
 
-@functools.lru_cache(maxsize=REMEMBERED)
 def text(name: str, amount: int) -> str:
     """One amount as a canonical quantity: `text("cpu", 1500)` is "1500m"."""
-    return str(Quantity.of(amount, *_unit(name)))
+    unit = _unit(name)
+    return plain_text(amount, *unit) or str(Quantity.of(amount, *unit))
 
 
 _NAMED: Final = {"cpu": "CPU", "memory": "Memory", "gpu": "GPU", "storage": "Storage"}

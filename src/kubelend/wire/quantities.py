@@ -14,12 +14,12 @@ from kubelend.wire import bodies
 
 def asked(body: bodies.Quantities, where: str) -> resources.Resources:
     """What somebody asks for, rounded up; errors name the field."""
-    return resources.asked(_texts(body), where)
+    return _plain(body) or resources.asked(_texts(body), where)
 
 
 def offered(body: bodies.Quantities, where: str) -> resources.Resources:
     """What somebody offers, rounded down; errors name the field."""
-    return resources.offered(_texts(body), where)
+    return _plain(body) or resources.offered(_texts(body), where)
 
 
 def wanted(body: bodies.Quantities) -> resources.Resources:
@@ -36,13 +36,13 @@ def wanted(body: bodies.Quantities) -> resources.Resources:
 
 def of(amounts: resources.Resources) -> bodies.Quantities:
     """The body which says these amounts."""
-    texts = amounts.texts()
+    text = resources.text
     return bodies.Quantities(
-        cpu=texts.pop("cpu"),
-        memory=texts.pop("memory"),
-        gpu=texts.pop("gpu", ""),
-        storage=texts.pop("storage", ""),
-        extended=dict(texts),
+        text("cpu", amounts.cpu),
+        text("memory", amounts.memory),
+        text("gpu", amounts.gpu) if amounts.gpu else "",
+        text("storage", amounts.storage) if amounts.storage else "",
+        {name: text(name, amount) for name, amount in sorted(amounts.extended.items())},
     )
 
 
@@ -51,6 +51,13 @@ def requested(amounts: resources.Resources) -> tuple[str, str, str, str, dict[st
     texts = amounts.texts()
     named = (texts.pop("cpu"), texts.pop("memory"), texts.pop("gpu", ""), texts.pop("storage", ""))
     return *named, texts
+
+
+def _plain(body: bodies.Quantities) -> resources.Resources | None:
+    """The amounts, if all are written in the common ways: nothing is to be rounded, nor anything wrong."""
+    if body.extended:
+        return None
+    return resources.unrounded(str(body.cpu), str(body.memory), str(body.gpu), str(body.storage))
 
 
 def _texts(body: bodies.Quantities) -> Mapping[str, str]:
