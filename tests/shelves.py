@@ -68,7 +68,8 @@ class Shelf:
         return cls(in_kubernetes(request.getfixturevalue("kube")))
 
     def commit(self, *changes: Change, revision: int) -> None:
-        self.store.commit(changes, revision)
+        """In two steps, as the broker does it."""
+        self.store.prepare(changes, revision)()
 
     def reopened(self) -> ports.Store:
         self.store.close()

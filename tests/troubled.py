@@ -1,7 +1,8 @@
 """A store that a test can stop, slow down and break, and that keeps its contract in between."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from callers import PATIENCE
 from kubelend.core.events import Change
@@ -21,6 +22,10 @@ class TroubledStore:
         """Whether a commit that is broken is kept all the same, as when a connection is cut at its end."""
         self.commits = 0
         """How many commits have begun."""
+        self.prepared = 0
+        """How many of them in the event loop."""
+        self.unfit: Exception | None = None
+        """Why changes cannot even be prepared."""
         self._passable = threading.Event()
         self._passable.set()
 
@@ -42,6 +47,12 @@ class TroubledStore:
         if self.broken is None or self.loses_answers:
             self.kept.commit(changes, revision)
         self._fail_if_broken()
+
+    def prepare(self, changes: Sequence[Change], revision: int) -> Callable[[], None]:
+        self.prepared += 1
+        if self.unfit is not None:
+            raise self.unfit
+        return partial(self.commit, changes, revision)
 
     def archived(self, reservation: ReservationId) -> Reservation | None:
         self._fail_if_broken()

@@ -107,6 +107,19 @@ def test_what_is_committed_is_loaded_field_by_field(shelf):
     )
 
 
+def test_commit_in_one_step_keeps_the_same(shelf):
+    shelf.store.commit([make.cluster("a"), make.reservation("rsv-1")], 7)
+    clusters, reservations, revision = shelf.contents()
+    assert (list(clusters), list(reservations), revision) == (["a"], ["rsv-1"], 7)
+
+
+def test_what_is_prepared_and_never_finished_is_not_kept(shelf):
+    shelf.commit(make.cluster("a"), revision=1)
+    shelf.store.prepare([make.cluster("b"), make.reservation("rsv-1")], 3)
+    clusters, reservations, revision = shelf.contents()
+    assert (list(clusters), list(reservations), revision) == (["a"], [], 1)
+
+
 def test_later_commit_changes_what_it_names_and_nothing_else(shelf):
     shelf.commit(make.cluster("a"), make.cluster("b"), make.reservation("rsv-1"), revision=3)
     closed = make.cluster("b", cordon="closed")

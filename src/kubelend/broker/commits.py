@@ -1,8 +1,8 @@
 """Group commit: what was decided in one turn of the event loop becomes durable in one transaction.
 
-The service hands over changes in the order in which it made them, and waits. While the store's one
-thread writes a group, the next one gathers. A failed write fails everything handed over since, because
-all of it was decided on what was not kept.
+The service hands over changes in the order in which it made them, and waits. While one group is being
+committed, in the store's own thread, the next one gathers. A failed write fails everything handed over
+since, because all of it was decided on what was not kept.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from kubelend.broker.ports import OpenStore, Store
 from kubelend.core.errors import NotReady, StoreFailed
@@ -55,6 +55,8 @@ class GroupCommit:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
         self._gathering: _Group | None = None
         self._flying: _Group | None = None
+        self._questions: set[Future[Any]] = set()
+        """What the store's thread was asked, and may be reading yet, also if nobody waits any more."""
         self._durable = 0
         """The revision up to which everything was kept, as far as this process knows."""
         self._failure: Exception | None = NotReady("the store is not loaded yet")
@@ -71,7 +73,10 @@ class GroupCommit:
         """Read what only the store has, in its thread; what is being written waits meanwhile."""
         if self._failure is not None:
             raise self._failure
-        return await self._in_thread(partial(question, self._opened()))
+        asked = self._thread.submit(question, self._opened())
+        self._questions.add(asked)
+        asked.add_done_callback(self._questions.discard)
+        return await asyncio.wrap_future(asked)
 
     def submit(self, changes: Sequence[Change], revision: int) -> None:
         """Have these changes kept. Never waits, so that deciding and recording are one stretch."""
@@ -110,9 +115,22 @@ class GroupCommit:
             return
         group = self._flying = self._gathering
         self._gathering = None
-        write = partial(self._opened().commit, group.changes, group.revision)
+        began = time.perf_counter()
+        try:
+            write = self._prepared(group)
+        except Exception as problem:  # noqa: BLE001 - whoever waits is to hear it, whatever it is
+            self._flying = None
+            self._fail(group, problem)
+            return
         written = asyncio.get_running_loop().run_in_executor(self._thread, write)
-        written.add_done_callback(partial(self._land, group, time.perf_counter()))
+        written.add_done_callback(partial(self._land, group, began))
+
+    def _prepared(self, group: _Group) -> Callable[[], None]:
+        """What is left to be done in the store's thread: all of it, if that reads there just now."""
+        store = self._opened()
+        if self._questions:
+            return partial(store.commit, group.changes, group.revision)
+        return store.prepare(group.changes, group.revision)
 
     def _land(self, group: _Group, began: float, written: asyncio.Future[None]) -> None:
         self._flying = None

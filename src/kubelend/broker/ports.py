@@ -35,6 +35,12 @@ class Store(Protocol):
         Later changes of one record win. `revision` is the ledger's after the last of them.
         """
 
+    def prepare(self, changes: Sequence[Change], revision: int) -> Callable[[], None]:
+        """The same in two steps: what is quick is done now, and the rest when the result is called.
+
+        The first may be taken in the event loop, the second in a thread; nothing else comes between.
+        """
+
     def archived(self, reservation: ReservationId) -> Reservation | None:
         """A finished reservation that has left the working set."""
 

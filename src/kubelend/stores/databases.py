@@ -24,7 +24,7 @@ from kubelend.stores.schema import Migration
 ROOM = 2**20
 """Bytes that must be free for a store to count as writable: more than a group of changes needs."""
 
-_BUSY_SECONDS = 5.0
+BUSY_SECONDS = 5.0
 """How long to wait for a person's `sqlite3` shell that holds the file."""
 
 _STATEMENTS = 256
@@ -37,6 +37,9 @@ _PRAGMAS = (
     "PRAGMA wal_autocheckpoint = 1000",
     f"PRAGMA journal_size_limit = {16 * 2**20}",
     "PRAGMA cell_size_check = ON",
+    # What is written in the event loop (`SqliteStore.prepare`) must not reach the disk before its commit.
+    "PRAGMA cache_spill = OFF",
+    "PRAGMA temp_store = MEMORY",
 )
 
 
@@ -59,14 +62,41 @@ class Database:
         with failures.translated(self.path):
             self._check_in_place()
             self.connection.execute(f"BEGIN {kind}")
+        with self.undone_on_error() as connection:
+            yield connection
+            connection.execute("COMMIT")
+
+    def try_to_begin(self) -> bool:
+        """Begin to write without waiting; False if somebody else writes. `commit` is still to come."""
+        with failures.translated(self.path):
+            self._check_in_place()
+            self._wait_for_others(0)
+            try:
+                self.connection.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError as error:
+                if failures.is_busy(error):
+                    return False
+                raise
+            finally:
+                self._wait_for_others(BUSY_SECONDS)
+        return True
+
+    @contextmanager
+    def undone_on_error(self) -> Iterator[sqlite3.Connection]:
+        """A part of a transaction that has begun: if it fails, all of it has not been."""
+        with failures.translated(self.path):
             try:
                 yield self.connection
-                self.connection.execute("COMMIT")
             except BaseException:
                 # SQLite has rolled back by itself after some errors; the first error is the one to tell.
                 with suppress(sqlite3.Error):
                     self.connection.rollback()
                 raise
+
+    def commit(self) -> None:
+        """End what `try_to_begin` has begun; durable when this returns."""
+        with self.undone_on_error() as connection:
+            connection.execute("COMMIT")
 
     def check_room(self) -> None:
         """Fail now if the next commit would, for want of space or of permission."""
@@ -81,6 +111,9 @@ class Database:
             if self._lock is not None:
                 os.close(self._lock)
                 self._lock = None
+
+    def _wait_for_others(self, seconds: float) -> None:
+        self.connection.execute(f"PRAGMA busy_timeout = {round(seconds * 1000):d}")
 
     def _check_in_place(self) -> None:
         """A file that was deleted or replaced still takes writes, which nobody will ever read."""
@@ -195,7 +228,7 @@ def _connect(path: Path, mode: str) -> sqlite3.Connection:
     return sqlite3.connect(
         f"{path.as_uri()}?mode={mode}",
         uri=True,
-        timeout=_BUSY_SECONDS,
+        timeout=BUSY_SECONDS,
         isolation_level=None,
         check_same_thread=False,
         cached_statements=_STATEMENTS,

@@ -66,15 +66,24 @@ _SYSTEM_CAUSES = {
 }
 
 
+def is_busy(error: sqlite3.Error) -> bool:
+    """Whether it only says that somebody else writes just now."""
+    return _code(error) == sqlite3.SQLITE_BUSY
+
+
 def _failure(path: Path, cause: Cause) -> StoreFailed:
     return StoreFailed(f"the store {path} cannot be used: {cause.what}", hint=cause.hint)
 
 
 def _cause(error: sqlite3.Error) -> Cause:
+    return _CAUSES.get(_code(error), Cause(str(error), ""))
+
+
+def _code(error: sqlite3.Error) -> int:
     # The low byte is the kind of error; the rest says where in SQLite it arose. Errors of Python's
     # own module have no code at all.
-    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
-    return _CAUSES.get(code, Cause(str(error), ""))
+    code: int = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+    return code
 
 
 def _system_cause(error: OSError) -> Cause:

@@ -1,13 +1,14 @@
-"""The journal's table in a SQLite file. The chain is made here, in the transaction of what it tells of."""
+"""The journal's table in a SQLite file, written in the transaction of what it tells of."""
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from kubelend.core import journal
-from kubelend.core.journal import Entry, Head, Line
-from kubelend.stores.statements import Rows, put
+from kubelend.core.journal import Head, Line
+from kubelend.stores import statements
+from kubelend.stores.statements import Rows
 
 _PUT_LINES = Rows("INSERT INTO journal (number, line, digest) VALUES", "(?, CAST(? AS TEXT), ?)")
 _LINES = """
@@ -19,11 +20,9 @@ _SET_START = "UPDATE meta SET value = ?, digest = ? WHERE key = 'journal start'"
 _CUT = "DELETE FROM journal WHERE number <= ?"
 
 
-def append(connection: sqlite3.Connection, entries: Iterable[Entry], end: Head) -> Head:
-    """Write what is to be told behind `end`; gives the new end, which the caller keeps."""
-    lines = journal.seal(entries, end)
-    put(connection, _PUT_LINES, lines)
-    return lines[-1].head if lines else end
+def put(connection: sqlite3.Connection, lines: Sequence[Line]) -> None:
+    """Write the lines that follow the last one."""
+    statements.put(connection, _PUT_LINES, lines)
 
 
 def cut(connection: sqlite3.Connection, line: int) -> None:

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from kubelend.core.errors import StoreFailed
@@ -77,6 +78,9 @@ class KubernetesStore:
 
     def commit(self, changes: Sequence[Change], revision: int) -> None:
         self._run(self._opened().commit(changes, revision))
+
+    def prepare(self, changes: Sequence[Change], revision: int) -> Callable[[], None]:
+        return partial(self.commit, changes, revision)
 
     def archived(self, reservation: ReservationId) -> Reservation | None:
         return self._run(self._opened().archived(reservation))

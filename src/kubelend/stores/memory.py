@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from heapq import heappop, heappush
 
 from kubelend.core import journal
@@ -49,6 +50,9 @@ class MemoryStore:
             self._archive[finished[1]] = self._reservations.pop(finished[1])
             heappush(self._finishes, finished)
         self._prune([at for at, _ in finishes])
+
+    def prepare(self, changes: Sequence[Change], revision: int) -> Callable[[], None]:
+        return partial(self.commit, changes, revision)
 
     def archived(self, reservation: ReservationId) -> Reservation | None:
         return self._archive.get(reservation)

@@ -8,24 +8,25 @@ from __future__ import annotations
 
 import gc
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from kubelend.core import journal
 from kubelend.core.events import Change, Kind
 from kubelend.core.journal import Head, Line
 from kubelend.core.models import Reservation, ReservationId
 from kubelend.core.records import Records
-from kubelend.stores import batches, databases, journals, records, statements
+from kubelend.stores import batches, databases, journals, records, statements, writing
 from kubelend.stores.batches import Batch
 from kubelend.stores.databases import Database
 from kubelend.stores.numbering import Numbering
 from kubelend.stores.records import Damaged, Some
 from kubelend.stores.statements import Rows
+from kubelend.stores.writing import MOST_CHANGES, Standing, Writing
 
 
 class SqliteStore:
@@ -37,10 +38,8 @@ class SqliteStore:
             _WORKING_SET if database.is_writable else (*_WORKING_SET, "archive", "journal")
         )
         self._archive_for = archive_for
-        self._revision: int | None = None
-        self._end = journal.START
-        self._numbering: Numbering | None = None
-        """What the file holds, once this store, the only one to write it, has looked or written."""
+        self._standing: Standing | None = None
+        """Known once this store, the only one to write the file, has looked or written."""
 
     @classmethod
     def open(cls, path: Path, *, archive_for: timedelta = batches.ARCHIVE_FOR) -> SqliteStore:
@@ -62,43 +61,34 @@ class SqliteStore:
                 records.decode(records.CLUSTERS, row) for row in connection.execute(_CLUSTERS)
             ]
             numbered = _numbered(connection)
-            self._numbering = Numbering((number, found.id) for number, found in numbered)
+            numbering = Numbering((number, found.id) for number, found in numbered)
+            self._standing = _standing(connection, numbering)
             return Records(
                 clusters,
                 [found for _, found in numbered],
-                _revision(connection),
+                self._standing.revision,
                 _documents(connection, "member", records.MEMBERS),
                 _documents(connection, "token", records.TOKENS),
                 _documents(connection, "limits", records.LIMITS),
             )
 
     def commit(self, changes: Sequence[Change], revision: int) -> None:
-        batch = batches.fold(changes)
-        clusters = [records.encode(found) for found in batch.clusters.values() if found]
-        dropped = [(records.key(name),) for name, found in batch.clusters.items() if not found]
-        with self._database.transaction("IMMEDIATE") as connection:
-            stored, end, numbering = self._standing(connection)
-            batches.check_order(stored, revision)
-            numbers = numbering.with_new(batch.reservations)
-            reservations = [
-                (numbers[found.id], found.phase.value, *records.encode(found))
-                for found in batch.reservations.values()
-            ]
-            statements.put(connection, _PUT_CLUSTERS, clusters)
-            if dropped:
-                connection.executemany(_DROP_CLUSTER, dropped)
-            statements.put(connection, _PUT_RESERVATIONS, reservations)
-            _put_documents(connection, batch)
-            self._archive(
-                connection,
-                {found: numbers.get(found) or numbering.find(found) for found in batch.archived},
-            )
-            end = journals.append(connection, batch.entries, end)
-            if batch.cut:
-                journals.cut(connection, batch.cut)
-            connection.execute(_SET_REVISION, (*_revision_row(revision), *end))
-        numbering.keep(numbers, batch.archived)
-        self._revision, self._end, self._numbering = revision, end, numbering
+        self._commit(self._encode(changes, revision))
+
+    def prepare(self, changes: Sequence[Change], revision: int) -> Callable[[], None]:
+        """Write a small group now: SQLite keeps it in memory, and only the commit waits for the disk.
+
+        Every statement lets go of the interpreter and wants it back. In a thread that is a fight with the
+        event loop's each time, which costs more than the statement.
+        """
+        if len(changes) > MOST_CHANGES or self._standing is None:
+            return partial(self.commit, changes, revision)
+        group = self._encode(changes, revision)
+        if not group.is_small or not self._database.try_to_begin():
+            return partial(self._commit, group)
+        with self._database.undone_on_error() as connection:
+            self._write(connection, group)
+        return partial(self._finish, group)
 
     def archived(self, reservation: ReservationId) -> Reservation | None:
         with self._database.transaction("DEFERRED") as connection:
@@ -118,21 +108,49 @@ class SqliteStore:
     def close(self) -> None:
         self._database.close()
 
-    def _standing(self, connection: sqlite3.Connection) -> tuple[int, Head, Numbering]:
-        numbering = self._numbering or Numbering(connection.execute(_NUMBERS))
-        if self._revision is None:
-            return _revision(connection), journals.ends(connection)[1], numbering
-        return self._revision, self._end, numbering
+    def _encode(self, changes: Sequence[Change], revision: int) -> Writing:
+        return writing.encode(batches.fold(changes), revision, self._known_standing())
 
-    def _archive(
-        self, connection: sqlite3.Connection, numbers: Mapping[ReservationId, int | None]
-    ) -> None:
-        if not numbers:
+    def _commit(self, group: Writing) -> None:
+        with self._database.transaction("IMMEDIATE") as connection:
+            self._write(connection, group)
+        self._keep(group)
+
+    def _finish(self, group: Writing) -> None:
+        self._database.commit()
+        self._keep(group)
+
+    def _write(self, connection: sqlite3.Connection, group: Writing) -> None:
+        statements.put(connection, _PUT_CLUSTERS, group.clusters)
+        statements.put(connection, _PUT_RESERVATIONS, group.reservations)
+        journals.put(connection, group.lines)
+        _drop_clusters(connection, group.batch)
+        _put_documents(connection, group.batch)
+        self._archive(connection, group)
+        if group.batch.cut:
+            journals.cut(connection, group.batch.cut)
+        connection.execute(_SET_REVISION, (*_revision_row(group.revision), *group.end))
+
+    def _keep(self, group: Writing) -> None:
+        numbering = self._known_standing().numbering
+        numbering.keep(group.numbers, group.batch.archived)
+        self._standing = Standing(group.revision, group.end, numbering)
+
+    def _known_standing(self) -> Standing:
+        if self._standing is None:
+            with self._database.transaction("DEFERRED") as connection:
+                numbering = Numbering(connection.execute(_NUMBERS))
+                self._standing = _standing(connection, numbering)
+        return self._standing
+
+    def _archive(self, connection: sqlite3.Connection, group: Writing) -> None:
+        if not group.batch.archived:
             return
-        finishes = {
-            number: batches.finish(found, _find(connection, _RESERVATION, number))
-            for found, number in numbers.items()
-        }
+        known = self._known_standing().numbering
+        finishes = {}
+        for found in group.batch.archived:
+            number = group.numbers.get(found) or known.find(found)
+            finishes[number] = batches.finish(found, _find(connection, _RESERVATION, number))
         connection.executemany(_ARCHIVE, [(_text(at), found) for found, at in finishes.items()])
         connection.executemany(_FORGET, [(found,) for found in finishes])
         kept_from = batches.kept_from(finishes.values(), self._archive_for)
@@ -206,6 +224,10 @@ def _check_pages(connection: sqlite3.Connection, tables: Iterable[str]) -> None:
             raise Damaged(str(problem))
 
 
+def _standing(connection: sqlite3.Connection, numbering: Numbering) -> Standing:
+    return Standing(_revision(connection), journals.ends(connection)[1], numbering)
+
+
 def _revision(connection: sqlite3.Connection) -> int:
     value, expected = connection.execute(_REVISION).fetchone() or (0, None)
     if _revision_row(value) != (value, expected):
@@ -222,6 +244,12 @@ def _documents(
     connection: sqlite3.Connection, kind: Kind, decoder: msgspec.json.Decoder[Some]
 ) -> list[Some]:
     return [records.decode(decoder, row) for row in connection.execute(_DOCUMENTS, (kind,))]
+
+
+def _drop_clusters(connection: sqlite3.Connection, batch: Batch) -> None:
+    dropped = [(records.key(name),) for name, found in batch.clusters.items() if not found]
+    if dropped:
+        connection.executemany(_DROP_CLUSTER, dropped)
 
 
 def _put_documents(connection: sqlite3.Connection, batch: Batch) -> None:

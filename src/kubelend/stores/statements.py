@@ -21,10 +21,7 @@ class Rows(NamedTuple):
 
 
 def put(connection: sqlite3.Connection, rows: Rows, values: Sequence[tuple[object, ...]]) -> None:
-    """In as few statements as can be: for each, this thread lets go of the interpreter and wants it back.
-
-    With one for each row it would fight the event loop's thread over it again and again.
-    """
+    """In as few statements as can be: for each, a thread lets go of the interpreter and wants it back."""
     for start in range(0, len(values), MOST_ROWS):
         some = values[start : start + MOST_ROWS]
         connection.execute(_statement(rows, len(some)), tuple(chain.from_iterable(some)))

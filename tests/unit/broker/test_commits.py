@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+import threading
 
 import pytest
 
 import make
 from brokers import until
+from callers import PATIENCE
 from kubelend.broker.commits import GroupCommit
 from kubelend.core.errors import NotReady, StoreFailed
 from kubelend.core.models import Cluster, ReservationId
@@ -165,6 +167,45 @@ async def test_after_a_failure_it_goes_on_once_it_is_loaded_anew(scene):
     scene.submit("b")
     await scene.commits.settled()
     assert scene.kept() == ["b"]
+
+
+@pytest.mark.parametrize("problem", [StoreFailed("unfit"), ValueError("unfit")], ids=repr)
+async def test_change_that_cannot_be_prepared_is_a_failure_too(scene, problem):
+    scene.store.unfit = problem
+    scene.submit("a")
+    with pytest.raises(StoreFailed, match="unfit"):
+        await scene.commits.settled()
+    assert (scene.failures, scene.landed, scene.kept()) == (["unfit"], [], [])
+    scene.store.unfit = None
+    await scene.commits.load()
+    scene.submit("b")
+    await scene.commits.settled()
+    assert scene.kept() == ["b"]
+
+
+@pytest.mark.parametrize("goes_away", [False, True])
+async def test_store_that_is_being_read_is_not_touched_in_the_event_loop(scene, goes_away):
+    """The reader's connection is the writer's, and has a transaction of its own open."""
+    reads, may_end = threading.Event(), threading.Event()
+
+    def question(_):
+        reads.set()
+        return may_end.wait(PATIENCE)
+
+    asker = asyncio.create_task(scene.commits.ask(question))
+    await until(reads.is_set)
+    if goes_away:
+        asker.cancel()
+        await asyncio.wait([asker])
+    scene.submit("a")
+    await asyncio.wait([asyncio.create_task(scene.commits.settled())], timeout=0.05)
+    assert (scene.store.prepared, scene.store.commits) == (0, 0)
+    may_end.set()
+    await scene.commits.settled()
+    assert (scene.store.prepared, scene.kept()) == (0, ["a"])
+    scene.submit("b")
+    await scene.commits.settled()
+    assert (scene.store.prepared, scene.kept()) == (1, ["a", "b"])
 
 
 async def test_store_that_has_lost_something_is_not_taken_again(scene):

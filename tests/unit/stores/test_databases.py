@@ -104,6 +104,8 @@ def test_awkward_file_names_work(tmp_path):
         ("wal_autocheckpoint", 1000),
         ("journal_size_limit", 16 * 2**20),
         ("cell_size_check", 1),
+        ("cache_spill", 0),
+        ("temp_store", 2),
     ],
 )
 @pytest.mark.parametrize("opened", ["first", "again"])
@@ -112,6 +114,22 @@ def test_pragmas_are_in_force(path, opened, name, value):
         databases.open_writer(path).close()
     with closing(databases.open_writer(path)) as database:
         assert pragma(database, name) == value
+
+
+def test_nothing_is_written_before_the_commit_however_much_it_is(path):
+    """Not even into a log that has just begun anew: SQLite would wait for the disk then."""
+    log = path.with_name("store.db-wal")
+    with closing(databases.open_writer(path)) as database:
+        set_value(database, 1)
+        database.connection.execute("PRAGMA wal_checkpoint(RESTART)")
+        before = log.read_bytes()
+        assert database.try_to_begin()
+        for number in range(1_000):
+            row = (f"c{number}", 0, "x" * 10_000)
+            database.connection.execute("INSERT INTO clusters VALUES (?, ?, ?)", row)
+        assert log.read_bytes() == before
+        database.commit()
+        assert log.read_bytes() != before
 
 
 def test_log_does_not_grow_with_what_is_written(path):

@@ -3,17 +3,21 @@
 import gc
 import json
 import sqlite3
+import time
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing
 
 import pytest
 
 import make
+from callers import PATIENCE
 from kubelend.core.errors import StoreFailed
-from kubelend.core.events import Archived
+from kubelend.core.events import Archived, Cut, Dropped, Erased
 from kubelend.core.lifecycle import Phase
-from kubelend.core.models import ReservationId
+from kubelend.core.models import ClusterId, ReservationId
 from kubelend.stores import databases
 from kubelend.stores.sqlite import SqliteStore
+from kubelend.stores.writing import MOST_BYTES, MOST_CHANGES
 
 
 @pytest.fixture
@@ -24,6 +28,7 @@ def path(tmp_path):
 @pytest.fixture
 def store(path):
     with closing(SqliteStore.open(path)) as store:
+        store.load()
         yield store
 
 
@@ -80,6 +85,71 @@ def test_record_that_cannot_be_read_back_fails_its_whole_commit(store):
     with pytest.raises(StoreFailed, match="cannot be kept"):
         store.commit([make.cluster("a"), make.reservation("\ud800")], 1)
     assert store.load()[:3] == ([], [], 0)
+
+
+def is_being_written(path):
+    with closing(sqlite3.connect(path, timeout=0)) as shell:
+        try:
+            shell.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:
+            return True
+        return False
+
+
+@pytest.mark.parametrize(
+    "changes, at_once",
+    [
+        ([make.cluster("b"), make.reservation("rsv-2")], True),
+        ([Dropped(ClusterId("a"))], True),
+        ([make.cluster(f"c{number}") for number in range(MOST_CHANGES)], True),
+        ([make.cluster(f"c{number}") for number in range(MOST_CHANGES + 1)], False),
+        ([make.reservation("rsv-2", message="x" * MOST_BYTES)], False),
+        ([make.cluster("b", labels={"x": "x" * MOST_BYTES})], False),
+        ([Archived(ReservationId("rsv-1"))], False),
+        ([Cut(1)], False),
+        ([Erased("limits", "a")], False),
+    ],
+    ids=["plain", "drop", "most", "more", "long", "large", "archive", "cut", "document"],
+)
+def test_only_a_small_group_is_written_before_its_commit(path, store, changes, at_once):
+    store.commit([make.cluster("a"), ended("rsv-1")], 1)
+    finish = store.prepare(changes, 2)
+    assert is_being_written(path) == at_once
+    finish()
+    assert not is_being_written(path)
+    assert store.load().revision == 2
+
+
+def test_group_is_prepared_without_waiting_for_another_program(path, store):
+    with closing(sqlite3.connect(path, isolation_level=None)) as shell:
+        shell.execute("BEGIN IMMEDIATE")
+        began = time.monotonic()
+        finish = store.prepare([make.cluster("a")], 1)
+        assert time.monotonic() - began < databases.BUSY_SECONDS
+        shell.execute("ROLLBACK")
+    finish()
+    assert [found.id for found in store.load().clusters] == ["a"]
+
+
+def test_group_that_could_not_be_prepared_waits_for_another_program(path, store):
+    with (
+        closing(sqlite3.connect(path, isolation_level=None)) as shell,
+        ThreadPoolExecutor() as pool,
+    ):
+        shell.execute("BEGIN IMMEDIATE")
+        finished = pool.submit(store.prepare([make.cluster("a")], 1))
+        wait([finished], timeout=0.1)
+        assert not finished.done()
+        shell.execute("ROLLBACK")
+        finished.result(timeout=PATIENCE)
+    assert [found.id for found in store.load().clusters] == ["a"]
+
+
+def test_group_that_cannot_be_prepared_leaves_nothing_open(path, store):
+    with pytest.raises(StoreFailed, match="cannot be kept"):
+        store.prepare([make.cluster("a"), make.reservation("\ud800")], 1)
+    store.prepare([make.cluster("b")], 2)()
+    assert [found.id for found in store.load().clusters] == ["b"]
 
 
 def test_reader_loads_what_the_writer_has_committed_and_cannot_commit(path, store):
