@@ -3,13 +3,15 @@
 Each cluster has a certificate of its own and advertises once per interval, and all of them are spread
 evenly over it, as agents spread themselves. Between them and the broker is what stands for a proxy that
 ends TLS and passes their certificates on (docs/adr/0009), or nothing. The broker's processor time and
-memory are the kernel's figures, over a window that begins when every cluster has advertised once.
+memory are the kernel's figures, over a window that begins when every cluster has advertised once; since
+then the pods of each have changed, so that none just says the same.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import msgspec
@@ -53,17 +55,15 @@ def measure(clusters: int, interval: float, seconds: float, *, direct: bool) -> 
     with trials.trial() as trial:
         known = fleets.clusters(clusters, clock.utc_now())
         identities = _identities(trial, known)
-        messages = [
-            requests.advertisement(cluster, b"" if direct else identities.passed_on(number))
-            for number, cluster in enumerate(known)
-        ]
+        joining = _messages(known, identities, direct)
+        news = _messages(map(fleets.with_other_pods, known), identities, direct)
         proxy = tls.client_context(trial.certificate("proxy", Role.PROXY))
         with trial.broker("--rate-limit=0", *([] if direct else ["--trust-proxies"])) as broker:
             broker.wait_until_ready()
             strategy = (
                 Direct(broker.port, identities.context) if direct else Proxied(broker.port, proxy)
             )
-            load = running.run(_load(strategy, broker, messages, interval, seconds))
+            load = running.run(_load(strategy, broker, joining, news, interval, seconds))
     progress.done()
     return load.result(clusters, interval, direct)
 
@@ -74,6 +74,13 @@ def _identities(trial: Trial, known: list[Cluster]) -> Identities:
         if number % 100 == 0:
             progress.say(f"advertise: {number:,} of {len(known):,} certificates")
     return identities
+
+
+def _messages(clusters: Iterable[Cluster], identities: Identities, direct: bool) -> list[bytes]:
+    return [
+        requests.advertisement(cluster, b"" if direct else identities.passed_on(number))
+        for number, cluster in enumerate(clusters)
+    ]
 
 
 class Load(NamedTuple):
@@ -98,13 +105,14 @@ class Load(NamedTuple):
 async def _load(
     strategy: Strategy,
     broker: BrokerProcess,
-    messages: list[bytes],
+    joining: list[bytes],
+    news: list[bytes],
     interval: float,
     seconds: float,
 ) -> Load:
     try:
-        await strategies.send_each(strategy, messages, "advertise")
-        return await _advertise(strategy, broker, messages, interval, seconds)
+        await strategies.send_each(strategy, joining, "advertise")
+        return await _advertise(strategy, broker, news, interval, seconds)
     finally:
         strategy.close()
 

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from random import Random
 
+from msgspec.structs import replace
+
 from kubelend.core.models import (
     REGION_LABEL,
     Advertisement,
@@ -69,6 +71,13 @@ def large_requests(
     usable = [one.ceiling for one in fleet if one.cordon is None and not one.is_stale(now)]
     freest = sorted(usable, key=lambda free: (free.gpu > 0, free.cpu), reverse=True)[:count]
     return [_request(_most_of(random.choice(freest))) for _ in range(count)]
+
+
+def with_other_pods(cluster: Cluster) -> Cluster:
+    """The same a while later: a pod that takes a tenth of a core has come, or gone if it is full."""
+    offer = cluster.advertisement
+    change = Resources(cpu=100 if cluster.ceiling.cpu >= 100 else -100)
+    return replace(cluster, advertisement=replace(offer, allocated=offer.allocated + change))
 
 
 def _cluster(id: ClusterId, now: datetime, random: Random, all_open: bool) -> Cluster:

@@ -1,6 +1,7 @@
 """Made-up fleets: the same each time, varied within, and with room for what is asked of them."""
 
 import pytest
+from msgspec.structs import replace
 
 import make
 from kubelend.bench import fleets
@@ -68,3 +69,13 @@ def test_small_requests_fit_nearly_everywhere_and_large_ones_nearly_nowhere():
     (large,) = fleets.large_requests(1, known, make.T0)
     assert passing(Question(small, make.T0), fleet).mean() > 0.9
     assert passing(Question(large, make.T0), fleet).mean() < 0.01
+
+
+def test_cluster_with_other_pods_offers_something_else_and_stays_within_what_it_has():
+    known = fleets.clusters(200, make.T0)
+    full = replace(known[0], advertisement=make.advertisement("a", "cpu=4", allocated="cpu=4"))
+    for cluster in (*known, full):
+        later = fleets.with_other_pods(cluster)
+        assert not later.offers_the_same_as(cluster)
+        assert min(later.ceiling.cpu, later.advertisement.allocated.cpu) >= 0
+        assert later.id == cluster.id
