@@ -4,7 +4,8 @@ Slices of reservations and slices of a constant answer alternate on the same con
 else the machine does hits both; what hits a few slices only does not move their median. The constant is
 the answer to one and the same request, body, key and all: the server reads, checks and answers it as any
 other, but need not decide or write. So the ratio tells what deciding and durability cost beyond TLS, HTTP
-and JSON. For comparison there are slices of `/healthz`, which has neither body nor JSON. Afterwards the store is audited, and must hold every reservation that was answered.
+and JSON. For comparison there are slices of `/healthz`, which has neither body nor JSON.
+Afterwards the store is audited, and must hold every reservation that was answered.
 """
 
 from __future__ import annotations

@@ -50,6 +50,7 @@ class Database:
         self.path = path
         self.connection = connection
         self._lock = lock
+        self._patience = BUSY_SECONDS
         self._identity = _identity(path)
 
     @property
@@ -61,6 +62,7 @@ class Database:
         """All of the body or nothing of it; durable when it is left without an error."""
         with failures.translated(self.path):
             self._check_in_place()
+            self._wait_for_others(BUSY_SECONDS)
             self.connection.execute(f"BEGIN {kind}")
         with self.undone_on_error() as connection:
             yield connection
@@ -77,8 +79,6 @@ class Database:
                 if failures.is_busy(error):
                     return False
                 raise
-            finally:
-                self._wait_for_others(BUSY_SECONDS)
         return True
 
     @contextmanager
@@ -113,7 +113,10 @@ class Database:
                 self._lock = None
 
     def _wait_for_others(self, seconds: float) -> None:
-        self.connection.execute(f"PRAGMA busy_timeout = {round(seconds * 1000):d}")
+        """So long from now on; to say it again would cost every group a hundredth of its time."""
+        if seconds != self._patience:
+            self.connection.execute(f"PRAGMA busy_timeout = {round(seconds * 1000):d}")
+            self._patience = seconds
 
     def _check_in_place(self) -> None:
         """A file that was deleted or replaced still takes writes, which nobody will ever read."""
