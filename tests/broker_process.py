@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from kubelend.lab.clusters import Cluster
+
 PATIENCE = 30.0
 """Seconds to come up or to end, on a busy machine."""
 
@@ -58,3 +60,19 @@ def _port(process: subprocess.Popen[bytes], log: Path) -> int:
             return next(int(line["port"]) for line in lines if line.get("what") == "api")
         time.sleep(0.02)
     raise AssertionError(f"the broker did not come up: {log.read_text()}")
+
+
+def election_flags(
+    cluster: Cluster, namespace: str, identity: str, lease: float, renew: float, retry: float
+) -> tuple[str, ...]:
+    """Of a broker that shares a store in Kubernetes with others; the last three are in seconds."""
+    return (
+        f"--store=kubernetes://{cluster.admin_kubeconfig}?namespace={namespace}",
+        f"--http-namespace={namespace}",
+        "--broker-interface=http,kubernetes",
+        "--rate-limit=0",
+        f"--leader-elect-identity={identity}",
+        f"--leader-elect-lease-duration={lease}s",
+        f"--leader-elect-renew-deadline={renew}s",
+        f"--leader-elect-retry-period={retry}s",
+    )

@@ -25,16 +25,7 @@ WISHES = 24
 
 
 def flags(kube, namespace, identity):
-    return (
-        f"--store=kubernetes://{kube.admin_kubeconfig}?namespace={namespace}",
-        f"--http-namespace={namespace}",
-        "--broker-interface=http,kubernetes",
-        "--rate-limit=0",
-        f"--leader-elect-identity={identity}",
-        "--leader-elect-lease-duration=3s",
-        "--leader-elect-renew-deadline=2s",
-        "--leader-elect-retry-period=500ms",
-    )
+    return broker_process.election_flags(kube, namespace, identity, 3, 2, 0.5)
 
 
 def kill(broker):

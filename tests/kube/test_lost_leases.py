@@ -39,16 +39,7 @@ OFFER = bodies.Advertisement(BY_REST, bodies.Metrics(bodies.Quantities(str(CPUS)
 
 
 def flags(kube, namespace, identity):
-    return (
-        f"--store=kubernetes://{kube.admin_kubeconfig}?namespace={namespace}",
-        f"--http-namespace={namespace}",
-        "--broker-interface=http,kubernetes",
-        "--rate-limit=0",
-        f"--leader-elect-identity={identity}",
-        f"--leader-elect-lease-duration={LEASE}s",
-        "--leader-elect-renew-deadline=12s",
-        f"--leader-elect-retry-period={RETRY}s",
-    )
+    return broker_process.election_flags(kube, namespace, identity, LEASE, 12, RETRY)
 
 
 class Leases:

@@ -17,20 +17,12 @@ from kubelend.kube.client import Client
 from kubelend.wire import bodies, mailboxes
 from kubelend.wire.broker_objects import RESERVATION_FINALIZER, Reservation, ReservationSpec
 from kubelend.wire.objects import Metadata
-from post_offices import PostOffice
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(120)]
 
 SOME = bodies.Quantities("1", "1Gi")
 WISH = bodies.ReservationRequest(SOME, duration="1h")
 RESERVATIONS = resources.of(Reservation)
-
-
-@pytest.fixture
-def office(kube):
-    office = PostOffice(kube)
-    yield office
-    office.close()
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ from kubelend.kube.client import Client
 from kubelend.wire import bodies, mailboxes
 from kubelend.wire.broker_objects import RESERVATION_FINALIZER, Reservation, ReservationSpec
 from kubelend.wire.objects import Metadata, Question
-from post_offices import PostOffice
 from troubled import TroubledStore
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(120)]
@@ -22,13 +21,6 @@ KEY = "resourcerequest-1"
 SOME, MORE = bodies.Quantities("1", "1Gi"), bodies.Quantities("2", "1Gi")
 RESERVATIONS = resources.of(Reservation)
 RETENTION = make.HOUR
-
-
-@pytest.fixture
-def office(kube):
-    office = PostOffice(kube)
-    yield office
-    office.close()
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from kubelend.kube.client import Client
 from kubelend.wire import bodies
 from kubelend.wire.broker_objects import Mailbox, Reservation, ReservationSpec
 from kubelend.wire.objects import Metadata, Question
-from post_offices import BROKER, PostOffice
+from post_offices import BROKER
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(120)]
 
@@ -27,13 +27,6 @@ SOME = bodies.Quantities("1", "1Gi")
 RESERVATIONS, MAILBOXES = resources.of(Reservation), resources.of(Mailbox)
 RETENTION = make.HOUR
 SILENCE = 15 * make.MINUTE
-
-
-@pytest.fixture
-def office(kube):
-    office = PostOffice(kube)
-    yield office
-    office.close()
 
 
 @pytest.fixture

@@ -3,16 +3,8 @@
 import pytest
 
 from kubelend.core.errors import UnexpectedAnswer
-from post_offices import PostOffice
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(120)]
-
-
-@pytest.fixture
-def office(kube):
-    office = PostOffice(kube)
-    yield office
-    office.close()
 
 
 def test_account_sees_and_changes_its_own_mailbox_only(office, kube):

@@ -27,7 +27,6 @@ from kubelend.wire.broker_objects import (
     ReservationSpec,
 )
 from kubelend.wire.objects import Metadata, ProviderInstruction, Question
-from post_offices import PostOffice
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(120)]
 
@@ -40,13 +39,6 @@ INSTRUCTIONS = resources.of(ProviderInstruction)
 def offer(cluster, **amounts):
     capacity = bodies.Quantities("4", "8Gi", **amounts)
     return bodies.Advertisement(cluster, bodies.Metrics(capacity))
-
-
-@pytest.fixture
-def office(kube):
-    office = PostOffice(kube)
-    yield office
-    office.close()
 
 
 @pytest.fixture
