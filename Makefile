@@ -56,6 +56,10 @@ helm: ## Find or build the helm that renders the charts
 rotation: $(DEV) ## Prove that certificates of a minute rotate for ten under load
 	PYTHONPATH=tests $(BIN)/python -m proofs.rotation $(ARGS)
 
+.PHONY: properties
+properties: $(DEV) ## Try every property of the pure parts with fifty times as many examples, others each time
+	$(BIN)/pytest --numprocesses $(WORKERS) --hypothesis-profile long -m hypothesis tests/unit $(ARGS)
+
 .PHONY: check
 check: $(DEV) ## Check format, lint, types, layers and generated files
 	$(BIN)/ruff format --check .

@@ -13,6 +13,7 @@ pytest_plugins = ["kube_fixtures"]
 # Two busy cores make single examples slow at random, which says nothing about the code.
 hypothesis.settings.register_profile("dev", deadline=None)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+hypothesis.settings.register_profile("long", deadline=None, max_examples=5000, print_blob=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 

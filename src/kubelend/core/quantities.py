@@ -109,18 +109,23 @@ def plain_amount(text: str, places: int) -> int | None:
 
 def plain_text(amount: int, places: int, format: Format) -> str | None:
     """The canonical text of so many units of `10**-places`, if it is a common one: the way back."""
-    if amount <= 0 or places not in _PLAIN_PLACES or format is Format.DECIMAL_EXPONENT:
+    suffix = _PLAIN_SUFFIXES.get((places, format))
+    if amount <= 0 or suffix is None:
         return None if amount else "0"
-    if format is Format.BINARY_SI and places == 0 and amount >= 1024:
+    if format is Format.BINARY_SI and amount >= 1024:
         return _binary_text(amount)
     if amount % 1000:
-        return f"{amount}{_PLAIN_PLACES[places]}"
+        return f"{amount}{suffix}"
     thousands = amount // 1000
     return str(thousands) if places == 3 and thousands % 1000 else None
 
 
-_PLAIN_PLACES: Final = {0: "", 3: "m"}
-"""The suffix of a number of units of `10**-places`."""
+_PLAIN_SUFFIXES: Final = {
+    (0, Format.DECIMAL_SI): "",
+    (0, Format.BINARY_SI): "",
+    (3, Format.DECIMAL_SI): "m",
+}
+"""What follows a number of units of `10**-places` that is no multiple of a thousand."""
 
 
 _PLAIN_FACTORS: Final = {
