@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from functools import lru_cache
+from itertools import chain
 from typing import Final, NamedTuple
 from zoneinfo import ZoneInfo
 
@@ -79,15 +80,15 @@ class Timetable:
 
     def _change_within(self, at: datetime, days: int) -> datetime | None:
         now, last = self.is_open(at), at + timedelta(days=days)
-        # Zones are up to a day apart, so the days around it are looked at too.
-        around = (at + timedelta(days=ahead) for ahead in range(-1, days + 2))
-        edges = {edge for day in around for edge in self._edges(day) if at < edge <= last}
+        edges = {edge for edge in self._edges(at, days) if at < edge <= last}
         return next((edge for edge in sorted(edges) if self.is_open(edge) != now), None)
 
-    def _edges(self, at: datetime) -> Iterator[datetime]:
-        for windows in self._lists:
-            for window in windows:
-                yield from window.edges(at.astimezone(window.zone).date())
+    def _edges(self, at: datetime, days: int) -> Iterator[datetime]:
+        for window in chain.from_iterable(self._lists):
+            # Days of the calendar there: every 24 hours would miss one when the clock is put forward.
+            today = at.astimezone(window.zone).date()
+            for ahead in range(days + 2):
+                yield from window.edges(today + timedelta(days=ahead))
 
 
 @lru_cache(maxsize=1024)

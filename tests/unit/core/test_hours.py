@@ -128,9 +128,23 @@ def test_hours_of_a_zone_that_is_not_known_here_are_never_open():
     assert table.next_change(at("2026-01-01 12:00")) is None
 
 
+def test_day_on_which_the_clock_is_put_forward_late_is_not_missed():
+    """An hour before midnight there, and 24 hours later; after 48 it is the day after next."""
+    table = Timetable((("Sun 00:00-24:00 America/St_Johns",),))
+    assert table.next_change(at("2026-03-07 02:30")) == at("2026-03-08 03:30")
+
+
 DAYS = ["", "Mon-Fri ", "Sat,Sun ", "Sun ", "Thu-Mon "]
 TIMES = ["00:00-24:00", "08:00-18:00", "18:00-08:00", "02:30-03:30", "23:00-01:00", "02:15-02:45"]
-ZONES = ["", " UTC", " Europe/Rome", " America/St_Johns", " Asia/Kathmandu", " Pacific/Apia"]
+ZONES = [
+    "",
+    " UTC",
+    " Europe/Rome",
+    " America/St_Johns",
+    " America/Havana",  # where the clock is put forward at midnight
+    " Asia/Kathmandu",
+    " Pacific/Apia",
+]
 texts = st.builds("{}{}{}".format, *map(st.sampled_from, (DAYS, TIMES, ZONES)))
 lists = st.lists(st.lists(texts, min_size=1, max_size=2).map(tuple), max_size=2).map(tuple)
 # Around the days on which clocks are changed, and in between.
