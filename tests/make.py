@@ -151,7 +151,7 @@ def request(
     pinned: str | None = None,
     excluded: Iterable[str] = (),
     max_price: str | None = None,
-    currency: str = "USD",
+    currency: str = "",
     key: str | None = None,
 ) -> Request:
     return Request(
@@ -240,8 +240,11 @@ class Desk:
     def ask(self, wanted: Amounts | Request, **fields) -> ReservationId | NoFit:
         """Reserve, and give back the answer as it is; `fields` are those of `request`."""
         asked = wanted if isinstance(wanted, Request) else request(wanted, **fields)
-        new_id = next(self._ids)
-        return self.run(commands.reserve(self.ledger, asked, new_id, self.max_waiting, self.now))
+        return self.ask_as(next(self._ids), asked)
+
+    def ask_as(self, name: ReservationId, asked: Request) -> ReservationId | NoFit:
+        """By the name that an object has which somebody else has made."""
+        return self.run(commands.reserve(self.ledger, asked, name, self.max_waiting, self.now))
 
     def reserve(self, wanted: Amounts | Request, **fields) -> ReservationId:
         """Reserve what must be placed or queued."""
@@ -281,6 +284,12 @@ class Desk:
 
     def remove(self, name: str) -> None:
         self.run(commands.remove(self.ledger, ClusterId(name), self.now))
+
+    def withdraw(self, name: str) -> None:
+        self.run(commands.withdraw(self.ledger, ClusterId(name), self.now))
+
+    def retire(self, found: ReservationId) -> None:
+        self.run(commands.retire(self.ledger, found, Reason.DELETED, self.now))
 
     def limit(self, name: str, wanted: LendingPolicy | None = None, **fields) -> None:
         """Set a policy for a provider; `fields` are those of `policy`."""

@@ -24,6 +24,12 @@ def state(ledger: Ledger) -> dict[str, object]:
         "reserved": {name: ledger.reserved(name) for name in known},
         "lent": {name: [found.id for found in ledger.lent_by(name)] for name in known},
         "touching": {name: sorted(found.id for found in ledger.touching(name)) for name in known},
+        "by key": {
+            (found.requester, key): same and same.id
+            for found in ledger.reservations.values()
+            if (key := found.request.key) is not None
+            for same in [ledger.by_key(found.requester, key)]
+        },
         "waiting": [waiter.id for waiter in ledger.waiting()],
         "members": dict(ledger.registry.members),
         "tokens": dict(ledger.registry.tokens),

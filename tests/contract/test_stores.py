@@ -314,7 +314,9 @@ ORDERS = st.one_of(
     st.tuples(st.just("advertise"), NAMES, SIZES),
     st.tuples(st.just("reserve"), NAMES, SIZES, st.booleans(), NUMBERS),
     st.tuples(st.sampled_from(["activate", "release", "acknowledge", "refuse"]), NUMBERS),
-    st.tuples(st.sampled_from(["cordon", "uncordon", "drain", "remove"]), NAMES),
+    st.tuples(st.sampled_from(["cordon", "uncordon", "drain", "remove", "withdraw"]), NAMES),
+    st.tuples(st.just("apply"), NAMES, SIZES),
+    st.tuples(st.just("retire"), NAMES),
     st.tuples(st.just("expire"), st.sampled_from([make.MINUTE, make.HOUR, 2 * make.RETENTION])),
     st.tuples(st.just("commit")),
 )
@@ -365,7 +367,10 @@ def give(desk, order, *details):
         case "expire", duration:
             desk.pass_time(duration)
             desk.expire()
-        case (("cordon" | "uncordon" | "drain" | "remove"), name):
+        case "apply", name, size:
+            if name not in desk.ledger.reservations:
+                desk.ask_as(ReservationId(name), make.request(size))
+        case (("cordon" | "uncordon" | "drain" | "remove" | "withdraw" | "retire"), name):
             getattr(desk, order)(name)
         case (("acknowledge" | "refuse"), number):
             found = ReservationId(f"rsv-{number}")

@@ -133,7 +133,9 @@ class Accounts:
         if before is not None:
             account.remove(before)
         account.add(after)
-        return account.waits > 0
+        # Who begins to wait takes nothing from those who wait already, and leaves nothing to them.
+        begins_to_wait = before is None and after.phase is Phase.PENDING
+        return account.waits > 0 and not begins_to_wait
 
     def forget(self, reservation: Reservation) -> None:
         account = self.by_requester.get(reservation.requester)

@@ -24,6 +24,7 @@ def violations(ledger: Ledger) -> list[str]:
         *_accounts_count_every_reservation(ledger),
         *_loans_count_every_reservation(ledger),
         *_records_are_consistent(ledger),
+        *_earmarks_are_kept(ledger),
         *_tally_counts_every_reservation(ledger),
         *_keys_are_unique(ledger),
         *_revisions_are_in_the_past(ledger),
@@ -123,6 +124,15 @@ def _problems(found: Reservation) -> Iterator[str]:
         yield f"is {found.phase} without a time"
     if not found.request.resources:
         yield "holds nothing"
+
+
+def _earmarks_are_kept(ledger: Ledger) -> Iterator[str]:
+    waiters = [waiter for waiter in ledger.waiting() if waiter.earmark is not None]
+    for waiter in waiters:
+        if waiter.earmark is not None and ledger.earmarked(waiter.earmark) != waiter:
+            yield f"{waiter.id}: {waiter.earmark} is not kept for it"
+    if len(waiters) != ledger.fleet.earmarks:
+        yield f"the index keeps {ledger.fleet.earmarks} clusters for {len(waiters)} waiters"
 
 
 def _tally_counts_every_reservation(ledger: Ledger) -> Iterator[str]:

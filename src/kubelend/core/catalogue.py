@@ -49,9 +49,15 @@ class Catalogue:
             self._by_cluster[cluster].pop(gone.id, None)
             if not self._by_cluster[cluster]:
                 del self._by_cluster[cluster]
-        if gone.request.key is not None:
-            del self._by_key[gone.requester, gone.request.key]
+        self._forget_key(gone)
         return gone
+
+    def _forget_key(self, gone: Reservation) -> None:
+        if gone.request.key is None:
+            return
+        key = gone.requester, gone.request.key
+        if self._by_key[key] == gone.id:  # else another has it by now
+            del self._by_key[key]
 
     def _index(self, reservation: Reservation) -> None:
         request, found = reservation.request, reservation.id

@@ -221,13 +221,13 @@ def remove(ledger: Ledger, cluster: ClusterId, now: datetime) -> Command[None]:
     if lent:
         noun = "reservation" if len(lent) == 1 else "reservations"
         raise Conflict(f"{cluster} still lends {len(lent)} {noun}", hint="drain it first")
-    yield Removed(now, cluster)
+    yield from _forget_offer(ledger, cluster, now)
 
 
 def withdraw(ledger: Ledger, cluster: ClusterId, now: datetime) -> Command[None]:
     """Forget what a cluster offers. What it lends stays lent, and counts again when it is back."""
     if cluster in ledger.clusters:
-        yield Removed(now, cluster)
+        yield from _forget_offer(ledger, cluster, now)
 
 
 def expire(ledger: Ledger, retention: timedelta, now: datetime) -> Command[None]:
@@ -258,6 +258,14 @@ def _apply(ledger: Ledger, event: Event, changes: list[Change], actor: Actor) ->
     entry = entries.entry_of(actor, event, before, change)
     if entry is not None:
         changes.append(entry)
+
+
+def _forget_offer(ledger: Ledger, cluster: ClusterId, now: datetime) -> Command[None]:
+    """Whoever it was kept for looks for another."""
+    waiter = ledger.earmarked(cluster)
+    yield Removed(now, cluster)
+    if waiter is not None:
+        yield from waiting.earmark(ledger, waiter, now)
 
 
 def _same_request(known: Reservation, request: Request) -> Reservation:

@@ -30,14 +30,13 @@ from kubelend.core.events import (
     Forgotten,
     LimitsEvent,
     MembershipEvent,
-    PolicySet,
-    QuotaSet,
     Removed,
     Requested,
     ReservationEvent,
     Uncordoned,
 )
 from kubelend.core.fleet import Fleet
+from kubelend.core.holds import Holds
 from kubelend.core.instants import micros
 from kubelend.core.lifecycle import Phase, Reason
 from kubelend.core.limits import Limits
@@ -52,7 +51,7 @@ from kubelend.core.models import (
 from kubelend.core.queues import Queue
 from kubelend.core.records import Records
 from kubelend.core.registry import Registry
-from kubelend.core.resources import NOTHING, Resources
+from kubelend.core.resources import Resources
 from kubelend.core.rulebook import Rulebook
 from kubelend.core.schedules import Schedule
 
@@ -75,8 +74,7 @@ class Ledger:
         """Whoever has seen this revision has missed nothing that is forgotten by now."""
         self._clusters: dict[ClusterId, Cluster] = {}
         self._catalogue = Catalogue()
-        self._reserved: dict[ClusterId, Resources] = {}
-        self._lent: dict[ClusterId, dict[ReservationId, None]] = {}
+        self._holds = Holds()
         self._queue = Queue(self.reservations)
         self._schedule = Schedule(self.reservations, self.accounts)
         self._minute = 0
@@ -86,7 +84,7 @@ class Ledger:
         """The ledger that these records were written from."""
         ledger = cls()
         ledger.registry = Registry(records.members, records.tokens)
-        reservations = sorted(records.reservations, key=attrgetter("ticket"))
+        reservations = records.in_order()
         ledger._take_over(reservations)
         for limits in records.limits:
             ledger._put_limits(limits)
@@ -138,7 +136,7 @@ class Ledger:
                 case Cluster():
                     self._put_cluster(change)
                 case Reservation():
-                    self._put_reservation(self.reservations.get(change.id), change)
+                    self._put_reservation(self._same(change), change)
                 case Archived() if change.reservation in self.reservations:
                     self._forget(change.reservation)
                 case Dropped() if change.cluster in self._clusters:
@@ -186,7 +184,7 @@ class Ledger:
 
     def reserved(self, cluster: ClusterId) -> Resources:
         """The sum of the live reservations on a cluster."""
-        return self._reserved.get(cluster, NOTHING)
+        return self._holds.total(cluster)
 
     def available(self, cluster: ClusterId) -> Resources:
         """Allocatable - allocated - reserved; below zero where a cluster filled up under its promises."""
@@ -201,11 +199,11 @@ class Ledger:
 
     def lent_by(self, cluster: ClusterId) -> list[Reservation]:
         """The live reservations on a cluster, oldest first."""
-        by_id, lent = self._catalogue.by_id, self._lent.get(cluster)
-        return sorted((by_id[found] for found in lent), key=attrgetter("ticket")) if lent else []
+        by_id, lent = self._catalogue.by_id, self._holds.on(cluster)
+        return sorted((by_id[found] for found in lent), key=attrgetter("ticket"))
 
     def lent_count(self, cluster: ClusterId) -> int:
-        return len(self._lent.get(cluster, ()))
+        return len(self._holds.on(cluster))
 
     def waiting(self) -> list[Reservation]:
         """Who waits, in the order in which they are served: by priority, then by age."""
@@ -277,14 +275,7 @@ class Ledger:
 
     def _limited(self, event: LimitsEvent) -> Change:
         before = self.limits(event.cluster)
-        match event:
-            case PolicySet():
-                after = replace(before, policy=event.policy, revision=self.revision)
-            case QuotaSet():
-                after = replace(before, quota=event.quota, revision=self.revision)
-            case _:
-                raise TypeError(f"the ledger knows no {type(event).__name__}")
-        return self._put_limits(after)
+        return self._put_limits(transitions.limited(before, event, self.revision))
 
     def _forgotten(self, event: Forgotten) -> Change:
         self._forget(event.reservation)
@@ -369,16 +360,15 @@ class Ledger:
         holds_on = after.target if after.is_live else None
         if held_on == holds_on:
             return
-        amounts = after.request.resources
         if self.fleet.loans.watched:
             self._move_loan(after, held_on, holds_on)
         if held_on is not None:
-            self._lent[held_on].pop(after.id)
-            self._set_reserved(held_on, self.reserved(held_on) - amounts, amounts)
+            self._holds.remove(held_on, after)
+            self._count_free(held_on, after.request.resources)
             self.freed.add(held_on)
         if holds_on is not None:
-            self._lent.setdefault(holds_on, {})[after.id] = None
-            self._set_reserved(holds_on, self.reserved(holds_on) + amounts, amounts)
+            self._holds.add(holds_on, after)
+            self._count_free(holds_on, after.request.resources)
 
     def _move_loan(
         self, found: Reservation, held_on: ClusterId | None, holds_on: ClusterId | None
@@ -390,12 +380,17 @@ class Ledger:
             if holds_on in self.fleet.loans.watched:
                 self.shifted.add(found.requester)  # its share of that one is smaller now
 
-    def _set_reserved(self, cluster: ClusterId, reserved: Resources, changed: Resources) -> None:
-        if reserved:
-            self._reserved[cluster] = reserved
-        else:
-            self._reserved.pop(cluster, None)
+    def _count_free(self, cluster: ClusterId, changed: Resources) -> None:
         if cluster in self._clusters:
             self.fleet.set_free(cluster, self.available(cluster).clamped(), changed)
             if self.fleet.bounds is not None:
                 self._withhold(cluster)
+
+    def _same(self, news: Reservation) -> Reservation | None:
+        """What is known of it; another that had its name until now is given back and forgotten."""
+        known = self.reservations.get(news.id)
+        if known is None or known.ticket == news.ticket:
+            return known
+        self._put_reservation(known, replace(known, phase=Phase.RELEASED, earmark=None))
+        self._forget(known.id)
+        return None

@@ -65,8 +65,9 @@ class Schedule:
         while self._finished and self._finished[0][0] <= moment:
             at, found = self._finished[0]
             reservation = self._reservations.get(found)
-            if reservation is None:
-                heappop(self._finished)
+            finished_at = None if reservation is None else reservation.finished_at
+            if reservation is None or finished_at is None or finished_at > at:
+                heappop(self._finished)  # it is forgotten already, and another may have its name
                 continue
             # What counts against a day's budget is needed while the day lasts.
             until = self._accounts.kept_until(reservation)

@@ -1,4 +1,4 @@
-"""What each event makes of a reservation: old record and event in, new record out."""
+"""What each event makes of a reservation, or of limits: old record and event in, new record out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from kubelend.core.events import (
     Activated,
     Earmarked,
     Failed,
+    LimitsEvent,
     Placed,
+    PolicySet,
+    QuotaSet,
     Regained,
     Released,
     Renewed,
@@ -22,6 +25,7 @@ from kubelend.core.events import (
     Stranded,
 )
 from kubelend.core.lifecycle import FINAL, FOLLOWS, Phase, Reason, may_follow
+from kubelend.core.limits import Limits
 from kubelend.core.models import Charge, ClusterId, Request, Reservation, ReservationId
 from kubelend.core.prices import Prices
 
@@ -71,6 +75,16 @@ def evolve(reservation: Reservation, event: ReservationEvent, revision: int) -> 
     fields = _fields(event, reservation)
     check(reservation, fields.get("phase", reservation.phase))
     return replace(reservation, revision=revision, **fields)
+
+
+def limited(limits: Limits, event: LimitsEvent, revision: int) -> Limits:
+    """The limits after the event."""
+    match event:
+        case PolicySet():
+            return replace(limits, policy=event.policy, revision=revision)
+        case QuotaSet():
+            return replace(limits, quota=event.quota, revision=revision)
+    raise TypeError(f"no limits are changed by {type(event).__name__}")
 
 
 def check(reservation: Reservation, phase: Phase) -> None:

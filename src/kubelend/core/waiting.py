@@ -7,7 +7,7 @@ up for it instead of being taken away in small pieces.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from datetime import datetime
 
 import numpy as np
@@ -18,7 +18,7 @@ from kubelend.core.events import Earmarked, Event
 from kubelend.core.instants import micros
 from kubelend.core.ledger import Ledger
 from kubelend.core.lifecycle import Reason
-from kubelend.core.models import ClusterId, Reservation, ReservationId
+from kubelend.core.models import ClusterId, Reservation
 from kubelend.core.refusals import INSUFFICIENT, Refusal
 
 _CURED_BY_WAITING = {
@@ -42,9 +42,9 @@ def serve(ledger: Ledger, now: datetime) -> Iterator[Event]:
         ledger.shifted.clear()
         for waiter in ledger.waiting():
             if waiter.requester in shifted:
-                yield from _serve_one(ledger, waiter.id, set(ledger.clusters), now)
+                yield from _reconsider(ledger, ledger.reservation(waiter.id), now)
             elif freed:
-                yield from _serve_one(ledger, waiter.id, freed, now)
+                yield from _serve_one(ledger, ledger.reservation(waiter.id), freed, now)
             freed -= {ledger.reservation(waiter.id).earmark}  # nobody behind it may have that one
             if not freed and not shifted:
                 break
@@ -65,9 +65,8 @@ def earmark(ledger: Ledger, waiter: Reservation, now: datetime) -> Iterator[Even
 
 
 def _serve_one(
-    ledger: Ledger, name: ReservationId, freed: set[ClusterId], now: datetime
+    ledger: Ledger, waiter: Reservation, freed: Set[ClusterId], now: datetime
 ) -> Iterator[Event]:
-    waiter = ledger.reservation(name)
     wanted = waiter.request.resources
     usable = [cluster for cluster in freed if wanted.fits_in(ledger.cluster(cluster).ceiling)]
     may_fit = any(wanted.fits_in(ledger.available(cluster)) for cluster in usable)
@@ -77,6 +76,15 @@ def _serve_one(
     if placed is not None:
         yield placed
     elif looks_on:
+        yield from earmark(ledger, waiter, now)
+
+
+def _reconsider(ledger: Ledger, waiter: Reservation, now: datetime) -> Iterator[Event]:
+    """As if everything had come free, without looking at one cluster after the other."""
+    placed = _place(ledger, waiter, now)
+    if placed is not None:
+        yield placed
+    elif not _is_kept(ledger, waiter, ledger.clusters.keys(), now):
         yield from earmark(ledger, waiter, now)
 
 
@@ -91,7 +99,7 @@ def _place(ledger: Ledger, waiter: Reservation, now: datetime) -> Event | None:
     return transitions.placed(waiter, chosen.cluster, prices, expires_at, Reason.LOCKED, now)
 
 
-def _is_kept(ledger: Ledger, waiter: Reservation, freed: set[ClusterId], now: datetime) -> bool:
+def _is_kept(ledger: Ledger, waiter: Reservation, freed: Set[ClusterId], now: datetime) -> bool:
     """Whether the earmarked cluster can still become the one that serves this waiter."""
     cluster = None if waiter.earmark is None else ledger.clusters.get(waiter.earmark)
     if cluster is None or cluster.is_stale(now):

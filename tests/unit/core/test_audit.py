@@ -5,6 +5,7 @@ from msgspec.structs import replace
 
 import make
 from kubelend.core import audit
+from kubelend.core.events import Removed
 from kubelend.core.ledger import Ledger
 from kubelend.core.lifecycle import Phase
 from kubelend.core.models import ClusterId
@@ -57,6 +58,17 @@ def test_shared_key_is_found(desk):
     twin = replace(reservations[0], id="rsv-twin", phase=Phase.FAILED, finished_at=make.T0)
     ledger = Ledger.restore(Records(clusters, [*reservations, twin], revision))
     assert audit.violations(ledger) == ["r: 2 reservations share the key 'k'"]
+
+
+def test_cluster_that_is_not_kept_for_its_waiter_is_found():
+    desk = make.desk(a="cpu=4,memory=8Gi")
+    desk.reserve("cpu=1,memory=1Gi")
+    waiter = desk.reserve("cpu=4,memory=1Gi", wait=make.HOUR)
+    assert audit.violations(desk.ledger) == []
+    desk.ledger.fleet.set_earmark(ClusterId("a"), None)
+    assert audit.violations(desk.ledger) == ["the index keeps 0 clusters for 1 waiters"]
+    desk.ledger.apply(Removed(desk.now, ClusterId("a")))
+    assert f"{waiter}: a is not kept for it" in audit.violations(desk.ledger)
 
 
 class Forgetful(Ledger):

@@ -243,11 +243,25 @@ def test_retired_reservation_is_given_back_and_its_name_is_free(desk, phase):
                 desk.activate(held)
         case _:
             held = finish(desk, phase)
-    desk.run(commands.retire(desk.ledger, held, Reason.DELETED, desk.now))
+    desk.retire(held)
     assert held not in desk.ledger.reservations
     assert desk.ledger.reserved("a") == make.resources("")
     assert audit.violations(desk.ledger) == []
-    desk.run(commands.retire(desk.ledger, held, Reason.DELETED, desk.now))
+    desk.retire(held)
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_who_takes_a_name_again_is_not_forgotten_in_place_of_who_had_it(desk, is_over):
+    held = desk.reserve("cpu=1,memory=1Gi")
+    desk.retire(held)
+    desk.pass_time(make.MINUTE)
+    desk.ask_as(held, make.request("cpu=1,memory=1Gi", duration=2 * make.RETENTION))
+    if is_over:
+        desk.release(held)
+    desk.pass_time(make.RETENTION - make.SECOND)
+    desk.expire()
+    assert desk[held].is_live != is_over
+    assert audit.violations(desk.ledger) == []
 
 
 def test_withdrawn_offer_takes_nothing_new_and_its_loans_count_when_it_is_back():

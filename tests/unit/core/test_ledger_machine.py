@@ -19,10 +19,12 @@ import make
 import reference
 from kubelend.core import audit, errors, quotas
 from kubelend.core.decision import NoFit
-from kubelend.core.events import Requested
+from kubelend.core.events import Archived, Dropped, Erased, Requested
 from kubelend.core.ledger import Ledger
+from kubelend.core.models import ReservationId
 from kubelend.core.refusals import Refusal
 from kubelend.core.resources import Resources
+from kubelend.stores import batches
 from watched import Watched
 
 GI = 2**30
@@ -31,6 +33,9 @@ LOST_AFTER = 20 * make.SECOND
 clusters = st.sampled_from(CLUSTERS)
 sizes = st.tuples(st.integers(0, 6), st.integers(1, 4), st.sampled_from([0, 0, 1]))
 picks = st.integers(0, 50)
+NAMED = ReservationId("an-object")
+GROUP = 4
+"""How many events are committed at a time."""
 OFFERS = [
     {},
     {},
@@ -181,6 +186,17 @@ class LedgerMachine(RuleBasedStateMachine):
             assert known is None or (answer == known.id and known.request == asked)
         assert known is None or self.ledger.revision == revision
 
+    @precondition(lambda self: NAMED not in self.ledger.reservations)
+    @rule(cpu=st.integers(1, 4), wait=st.sampled_from([make.NO_TIME, make.HOUR]))
+    def apply_object(self, cpu, wait):
+        """With a name and a key that are used again and again."""
+        asked = make.request(f"cpu={cpu},memory=1Gi", key=NAMED, wait=wait)
+        self.attempt(self.desk.ask_as, NAMED, asked)
+
+    @rule()
+    def delete_object(self):
+        self.desk.retire(NAMED)
+
     @precondition(lambda self: self.ledger.reservations)
     @rule(number=picks, command=st.sampled_from(["release", "release", "activate", "renew"]))
     def borrow_on(self, number, command):
@@ -200,7 +216,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(
         name=clusters,
-        command=st.sampled_from(["cordon", "uncordon", "uncordon", "drain", "remove"]),
+        command=st.sampled_from(["cordon", "uncordon", "uncordon", "drain", "remove", "withdraw"]),
     )
     def administer(self, name, command):
         self.attempt(getattr(self.desk, command), name)
@@ -319,12 +335,28 @@ class LedgerMachine(RuleBasedStateMachine):
         return fits and obstacles <= CURED_BY_WAITING
 
     def teardown(self):
-        replayed, follower = Ledger(), Ledger()
-        for event in self.ledger.events:
-            follower.adopt([replayed.apply(event)], replayed.revision)
+        replayed, follower, late_follower = Ledger(), Ledger(), Ledger()
+        for first in range(0, len(self.ledger.events), GROUP):
+            changes = []
+            for event in self.ledger.events[first : first + GROUP]:
+                changes.append(replayed.apply(event))
+                follower.adopt(changes[-1:], replayed.revision)
+            late_follower.adopt(as_followed(changes), replayed.revision)
         assert make.state(replayed) == make.state(self.ledger)
         assert make.state(follower) == make.state(self.ledger)
+        assert make.state(late_follower) == make.state(self.ledger)
         self.restart()
+
+
+def as_followed(changes):
+    """What a store's followers see of a group of changes: the last one of each record."""
+    batch = batches.fold(changes)
+    for name, cluster in batch.clusters.items():
+        yield cluster or Dropped(name)
+    yield from batch.reservations.values()
+    yield from map(Archived, batch.archived)
+    for (kind, id_), document in batch.documents.items():
+        yield document or Erased(kind, id_)
 
 
 LedgerMachine.TestCase.settings = settings(max_examples=400, stateful_step_count=50)

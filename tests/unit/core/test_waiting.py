@@ -4,7 +4,7 @@ import pytest
 
 import make
 import reference
-from kubelend.core import errors, quotas, waiting
+from kubelend.core import audit, errors, quotas, waiting
 from kubelend.core.events import Advertised
 from kubelend.core.ledger import Ledger
 
@@ -202,6 +202,38 @@ def test_earmark_moves_on_when_its_cluster_cannot_serve_any_more(lose):
     assert desk.refused("cpu=1,memory=1Gi", pinned="b") == (
         "0/2 clusters fit: 1 HeldForWaiter, 1 NotPinned"
     )
+
+
+def test_earmark_moves_on_when_its_cluster_withdraws_what_it_offers():
+    desk = FullDesk(a="cpu=4,memory=8Gi", b="cpu=4,memory=8Gi")
+    waiter = desk.reserve("cpu=4,memory=1Gi", **WAIT)
+    assert desk.earmarks() == {waiter: "a"}
+    desk.withdraw("a")
+    assert desk.earmarks() == {waiter: "b"}
+    desk.advertise("b", "cpu=5,memory=9Gi")
+    assert desk.refused("cpu=1,memory=1Gi") == "0/1 cluster fits: 1 HeldForWaiter"
+
+
+def test_cluster_that_comes_back_is_kept_for_who_waits_longest():
+    desk = FullDesk(a="cpu=4,memory=8Gi")
+    waiter = desk.reserve("cpu=4,memory=1Gi", **WAIT)
+    desk.withdraw("a")
+    assert desk.earmarks() == {}
+    desk.advertise("a", "cpu=5,memory=9Gi")
+    assert desk.earmarks() == {waiter: "a"}
+    assert desk.refused("cpu=1,memory=1Gi") == "0/1 cluster fits: 1 HeldForWaiter"
+
+
+def test_cluster_that_went_while_no_broker_looked_is_kept_for_nobody():
+    """An object that somebody has deleted, for example. When it is back, it is kept as before."""
+    desk = FullDesk(a="cpu=4,memory=8Gi")
+    waiter = desk.reserve("cpu=4,memory=1Gi", **WAIT)
+    desk.ledger = make.Recorder.restore(desk.kept()._replace(clusters=[]))
+    assert desk.earmarks() == {}
+    assert audit.violations(desk.ledger) == []
+    desk.advertise("a", "cpu=5,memory=9Gi")
+    assert desk.earmarks() == {waiter: "a"}
+    assert desk.refused("cpu=1,memory=1Gi") == "0/1 cluster fits: 1 HeldForWaiter"
 
 
 def test_earmark_moves_on_before_its_cluster_is_removed():
