@@ -96,12 +96,13 @@ def balance(request: Request, cluster: Cluster, free: Resources) -> float:
 
 
 def cheapness(request: Request, cluster: Cluster, fitting: list[Cluster]) -> float:
-    asked = [price(request, other) for other in fitting if _comparable(request, other)]
+    currency = request.constraints.currency or _commonest_currency(fitting)
+    asked = [price(request, other) for other in fitting if _asks_in(currency, other)]
     if not asked or min(asked) == max(asked):
         return 1.0
     cheapest, dearest = min(asked), max(asked)
     neutral = (cheapest + dearest) / 2
-    own = price(request, cluster) if _comparable(request, cluster) else neutral
+    own = price(request, cluster) if _asks_in(currency, cluster) else neutral
     return (dearest - own) / (dearest - cheapest)
 
 
@@ -162,7 +163,7 @@ def _by_constraints(request: Request, cluster: Cluster) -> list[Refusal]:
         found.append(Refusal.LABEL_MISMATCH)
     if constraints.max_price is None or offer.prices is None:
         return found
-    if offer.prices.currency != constraints.currency:
+    if offer.prices.currency != (constraints.currency or "USD"):
         found.append(Refusal.CURRENCY_MISMATCH)
     elif price(request, cluster) > constraints.max_price / 10**9 * (1 + 1e-12):
         found.append(Refusal.TOO_EXPENSIVE)
@@ -376,9 +377,18 @@ def _hours(since: datetime, until: datetime, start: datetime, end: datetime) -> 
     return Fraction(common // timedelta(microseconds=1), 3_600_000_000)
 
 
-def _comparable(request: Request, cluster: Cluster) -> bool:
+def _asks_in(currency: str, cluster: Cluster) -> bool:
     prices = cluster.advertisement.prices
-    return prices is not None and prices.currency == request.constraints.currency
+    return prices is not None and prices.currency == currency
+
+
+def _commonest_currency(clusters: list[Cluster]) -> str:
+    asked = sorted(
+        cluster.advertisement.prices.currency
+        for cluster in clusters
+        if cluster.advertisement.prices is not None
+    )
+    return max(asked, key=asked.count, default="")
 
 
 def _shares_left(request: Request, cluster: Cluster, free: Resources) -> list[float]:

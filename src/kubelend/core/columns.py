@@ -12,7 +12,9 @@ Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 Scalar = TypeVar("Scalar", bound=np.generic)
 
-NEVER, FOREVER = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)
+LOWEST, HIGHEST = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)
+"""What a column of integers can hold."""
+NEVER, FOREVER = LOWEST, HIGHEST
 
 
 class Column:

@@ -17,14 +17,14 @@ import numpy as np
 
 from kubelend.core import prices
 from kubelend.core.bounds import Admission, Bounds
-from kubelend.core.columns import Floats, Ints, Mask
+from kubelend.core.columns import HIGHEST, Floats, Ints, Mask
 from kubelend.core.fleet import UNPRICED, Fleet, currency_code
 from kubelend.core.instants import micros
 from kubelend.core.models import UNCONSTRAINED, ClusterId, Request
 from kubelend.core.refusals import INSUFFICIENT, Refusal
 from kubelend.core.selections import Selection
 
-NEWEST = int(np.iinfo(np.int64).max)
+NEWEST = HIGHEST
 """The ticket of a request that does not wait yet: every waiter of its priority ranks before it."""
 
 
@@ -132,7 +132,7 @@ def same_currency(question: Question, fleet: Fleet) -> Mask | None:
     """Only a maximum price and a budget need one. A cluster without a price asks for none."""
     needed = []
     if question.request.constraints.max_price is not None:
-        needed.append(in_currency(question.request, fleet))
+        needed.append(in_its_currency(question.request, fleet))
     if question.purse is not None:
         needed.append(fleet.currency == currency_code(question.purse.currency))
     return _all_of(needed) | (fleet.currency == UNPRICED) if needed else None
@@ -143,7 +143,7 @@ def affordable(question: Question, fleet: Fleet) -> Mask | None:
     request, maximum = question.request, question.request.constraints.max_price
     if maximum is None:
         return None
-    return (hourly(request, fleet) <= prices.limit(maximum)) | ~in_currency(request, fleet)
+    return (hourly(request, fleet) <= prices.limit(maximum)) | ~in_its_currency(request, fleet)
 
 
 def within_budget(question: Question, fleet: Fleet) -> Mask | None:
@@ -247,9 +247,10 @@ def hourly(request: Request, fleet: Fleet | Selection) -> Floats:
     return costs
 
 
-def in_currency(request: Request, fleet: Fleet | Selection) -> Mask:
-    """The clusters whose prices can be compared with those of the request."""
-    same: Mask = fleet.currency == currency_code(request.constraints.currency)
+def in_its_currency(request: Request, fleet: Fleet) -> Mask:
+    """The clusters whose prices can be compared with the maximum of the request."""
+    currency = request.constraints.currency or prices.DEFAULT_CURRENCY
+    same: Mask = fleet.currency == currency_code(currency)
     return same
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kubelend.core.bounds import Bound, Bounds
-from kubelend.core.columns import FOREVER, NEVER, Column, Floats, Ints, Mask, widened
+from kubelend.core.columns import FOREVER, LOWEST, NEVER, Column, Floats, Ints, Mask, widened
 from kubelend.core.instants import micros
 from kubelend.core.lending import Lending
 from kubelend.core.loans import Loans
@@ -24,7 +24,7 @@ from kubelend.core.prices import Prices
 from kubelend.core.resources import NOTHING, Resources
 
 UNPRICED = -1
-NO_EARMARK = np.iinfo(np.int64).min
+NO_EARMARK = LOWEST
 """The priority of a cluster that nobody waits for: every request ranks above it."""
 
 LABEL_MASKS = 256

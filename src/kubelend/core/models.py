@@ -94,7 +94,8 @@ class Constraints(Record, frozen=True):
     excluded: tuple[ClusterId, ...] = ()
     max_price: int | None = None
     """Billionths of `currency` per hour, for the whole request."""
-    currency: str = "USD"
+    currency: str = ""
+    """In which prices are compared; if none is named, a maximum is one of `prices.DEFAULT_CURRENCY`."""
 
 
 UNCONSTRAINED = Constraints()

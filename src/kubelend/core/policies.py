@@ -12,10 +12,10 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from kubelend.core.columns import Floats, Mask
+from kubelend.core.columns import Floats, Ints, Mask
 from kubelend.core.errors import InvalidInput
-from kubelend.core.filters import hourly, in_currency
-from kubelend.core.fleet import Fleet
+from kubelend.core.filters import hourly
+from kubelend.core.fleet import UNPRICED, Fleet, currency_code
 from kubelend.core.models import Request
 from kubelend.core.selections import Selection
 
@@ -94,7 +94,7 @@ def balance(request: Request, fleet: Clusters, _: Mask) -> Floats:
 def price(request: Request, fleet: Clusters, feasible: Mask) -> Floats:
     """1 for the cheapest that fits, 0 for the dearest; without a comparable price, in the middle."""
     costs = hourly(request, fleet)
-    comparable = in_currency(request, fleet)
+    comparable = _in_one_currency(request, fleet, feasible)
     asked = costs[feasible & comparable]
     if not len(asked) or asked.min() == asked.max():
         costs.fill(1.0)
@@ -104,6 +104,23 @@ def price(request: Request, fleet: Clusters, feasible: Mask) -> Floats:
     np.subtract(dearest, costs, out=costs)
     costs /= dearest - cheapest
     return costs
+
+
+def _in_one_currency(request: Request, fleet: Clusters, feasible: Mask) -> Mask:
+    """Prices in the currency that the request names, or else in the one that most of who fit ask for."""
+    named = request.constraints.currency
+    code = currency_code(named) if named else _commonest(fleet.currency[feasible])
+    same: Mask = fleet.currency == code
+    return same
+
+
+def _commonest(currencies: Ints) -> int:
+    """Of equally common ones always the same; UNPRICED if nobody asks for anything."""
+    asked = currencies[currencies != UNPRICED]
+    if not len(asked) or (asked == asked[0]).all():
+        return int(asked[0]) if len(asked) else UNPRICED
+    found, counts = np.unique(asked, return_counts=True)
+    return int(found[counts.argmax()])
 
 
 SCORES: dict[str, Score] = {

@@ -2,7 +2,7 @@
 
 Published prices are decimal texts per core-hour, GB-hour (10^9 bytes) and device-hour. They are kept as
 whole billionths of the currency, so that what a lender wrote is what a borrower reads. Comparing two
-offers needs only an ordering, so `hourly` works in floating point, the same way in every engine.
+offers needs only an ordering, so `filters.hourly` works in floating point; what is agreed is exact.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from kubelend.core.quantities import REMEMBERED
 from kubelend.core.resources import Resources
 
 BILLIONTHS = 10**9
+DEFAULT_CURRENCY = "USD"
+"""Of a price, or of a maximum, that names none."""
 CEILING = 10**9
 """No price above a billion per unit and hour: a typing error, and far inside what a float tells apart."""
 
@@ -46,7 +48,7 @@ class Prices(msgspec.Struct, frozen=True, omit_defaults=True):
         )
 
     def agreed(self, amounts: Resources) -> int:
-        """The same in whole billionths, exactly: what a reservation of these amounts is placed for."""
+        """What these amounts cost per hour, in whole billionths: what a reservation is placed for."""
         billionths = (
             amounts.cpu * self.cpu * 10**6
             + amounts.memory * self.memory
@@ -54,16 +56,6 @@ class Prices(msgspec.Struct, frozen=True, omit_defaults=True):
             + amounts.storage * self.storage
         )
         return (billionths + 5 * 10**8) // 10**9
-
-    def hourly(self, amounts: Resources) -> float:
-        """What these amounts cost per hour; the order of the sum is fixed, so engines agree."""
-        cpu, memory, gpu, storage = self.rates()
-        return (
-            amounts.cpu * cpu
-            + amounts.memory * memory
-            + amounts.gpu * gpu
-            + amounts.storage * storage
-        )
 
 
 def parse(text: str, where: str) -> int:
@@ -85,7 +77,7 @@ def _billionths(text: str) -> int | None:
 
 
 def limit(billionths: int) -> float:
-    """The highest `hourly` within a maximum. One computed as 0.30000000000000004 is not above 0.3."""
+    """The highest hourly price within a maximum. One computed as 0.30000000000000004 is not above 0.3."""
     return billionths / BILLIONTHS * _TOLERANCE
 
 

@@ -96,7 +96,7 @@ class Dice(random.Random):
         )
 
     def offer(self, name):
-        price = Prices(self.choice(["USD", "USD", "EUR"]), *self.choices(PRICES, k=3))
+        price = Prices(self.choice(["USD", "USD", "EUR", "EUR", "JPY"]), *self.choices(PRICES, k=3))
         return make.advertisement(
             name,
             self.vector(8, rich=True),
@@ -136,7 +136,7 @@ class Dice(random.Random):
             pinned=self.rarely(self.choice(["a", "unknown"]), None),
             excluded=self.rarely(["a", "b"], []),
             max_price=self.choice([None] * 6 + ["0", "0.1", "0.2", "0.3", "0.6"]),
-            currency=self.rarely("EUR", "USD"),
+            currency=self.choice(["", "", "USD", "EUR"]),
             wait=wait,
         )
 
@@ -194,7 +194,6 @@ def test_engine_equals_the_reference(seed):
         assert passing[row] == (not refusals)
         assert hourly[row] == reference.price(question.request, cluster)
         prices, wanted = cluster.advertisement.prices, question.request.resources
-        assert prices is None or prices.hourly(wanted) == hourly[row]
         assert prices is None or prices.agreed(wanted) == reference.agreed(
             question.request, cluster
         )

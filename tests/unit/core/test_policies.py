@@ -110,6 +110,16 @@ def test_price_in_another_currency_is_no_price():
     assert winner(clusters, policy="cost", currency="JPY") == "a"
 
 
+def test_prices_are_compared_in_the_currency_that_most_ask_for_if_none_is_named():
+    euros = {name: priced(name, cpu, currency="EUR") for name, cpu in {"c": "5", "d": "4"}.items()}
+    assert winner(euros, policy="cost") == "d"
+    assert winner(euros | offers(a="3"), policy="cost") == "d"
+    assert winner(euros | offers(a="3", b="2", e="1"), policy="cost") == "e"
+    # As many of each: always the same, whoever advertised first.
+    assert winner(euros | offers(a="3", b="2"), policy="cost") == "d"
+    assert winner(offers(a="3", b="2") | euros, policy="cost") == "d"
+
+
 def test_price_is_that_of_this_request():
     """Cheap cores and dear memory: who is cheaper depends on what is asked for."""
     clusters = {

@@ -5,8 +5,10 @@ from datetime import timedelta
 import pytest
 
 import make
-from kubelend.core import errors, prices, quotas
-from kubelend.core.models import ClusterId
+from kubelend.core import audit, errors, prices, quotas
+from kubelend.core.events import Failed, Requested
+from kubelend.core.lifecycle import Reason
+from kubelend.core.models import ClusterId, Reservation, ReservationId
 
 R = make.R
 DAY = timedelta(days=1)
@@ -137,7 +139,7 @@ def test_quota_that_bounds_nothing_only_counts(desk):
 def test_excesses_say_all_at_once(desk):
     desk.allot("r", "cpu=1,memory=1Gi", reservations=0)
     found = quotas.excesses(desk.ledger, make.request("cpu=2,memory=2Gi"))
-    assert [text.split(",")[0] for text in found] == [
+    assert [excess.message.split(",")[0] for excess in found] == [
         "r has 0 of 0 reservations",
         "r holds 0 of 1 cpu",
         "r holds 0 of 1Gi memory",
@@ -348,3 +350,17 @@ def test_restored_ledger_has_spent_the_same(desk):
     restored = make.Recorder.restore(desk.kept())
     assert make.state(restored) == make.state(desk.ledger)
     assert restored.accounts.get(ClusterId("r")) is not None
+
+
+def test_who_begins_to_wait_makes_nobody_look_again():
+    """It leaves no room to those who wait already, and to look at all of them for each takes long."""
+    desk = make.desk(a="cpu=1,memory=1Gi")
+    desk.allot("r", reservations=9)
+    desk.reserve("cpu=2,memory=1Gi", wait=make.HOUR)
+    asked = make.request("cpu=3,memory=1Gi", wait=make.HOUR)
+    waiter = Reservation(ReservationId("w"), asked, desk.now, wait_until=desk.now + make.HOUR)
+    desk.ledger.apply(Requested(desk.now, waiter))
+    assert desk.ledger.shifted == set()
+    assert audit.violations(desk.ledger) == []
+    desk.ledger.apply(Failed(desk.now, waiter.id, Reason.WAIT_TIMED_OUT, "over"))
+    assert desk.ledger.shifted == {"r"}
