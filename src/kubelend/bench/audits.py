@@ -6,20 +6,15 @@ from collections.abc import Sequence
 
 import msgspec
 
+from kubelend.apps import audits
 from kubelend.core import audit
-from kubelend.core.ledger import Ledger
-from kubelend.stores import opening
 from kubelend.wire import bodies
 
 
 def violations(store: str, answers: Sequence[bytes]) -> int:
     """Broken invariants, and answered reservations that are not there or were answered twice."""
-    opened = opening.open_readonly(store)
-    try:
-        ledger = Ledger.restore(opened.load())
-    finally:
-        opened.close()
+    ledger, found, _ = audits.of(store)
     promised = {msgspec.json.decode(body, type=bodies.Reservation).id for body in answers}
     lost = promised - ledger.reservations.keys()
     doubled = len(answers) - len(promised)
-    return len(audit.violations(ledger)) + len(audit.overcommitted(ledger)) + len(lost) + doubled
+    return len(found) + len(audit.overcommitted(ledger)) + len(lost) + doubled

@@ -21,6 +21,7 @@ class Report(msgspec.Struct, frozen=True):
     overcommitted: list[str]
     revision: int
     details: list[str]
+    gone: list[str]
 
 
 def audit(
@@ -31,7 +32,7 @@ def audit(
     ] = "kubelend.db",
     json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
-    """Check all invariants of a store, from scratch. It is only read."""
+    """Check all invariants of a store from scratch, and hold it against its journal. It is only read."""
     if context.invoked_subcommand is not None:
         return
     report = _report(store)
@@ -41,16 +42,10 @@ def audit(
 
 
 def _report(store: str) -> Report:
+    from kubelend.apps import audits
     from kubelend.core import audit as invariants
-    from kubelend.core.ledger import Ledger
-    from kubelend.stores import opening
 
-    opened = opening.open_readonly(store)
-    try:
-        ledger = Ledger.restore(opened.load())
-    finally:
-        opened.close()
-    details = invariants.violations(ledger)
+    ledger, details, gone = audits.of(store)
     return Report(
         violations=len(details),
         clusters=len(ledger.clusters),
@@ -59,6 +54,7 @@ def _report(store: str) -> Report:
         overcommitted=[str(found) for found in invariants.overcommitted(ledger)],
         revision=ledger.revision,
         details=details,
+        gone=[str(found) for found in gone],
     )
 
 
@@ -73,6 +69,8 @@ def _text(report: Report) -> str:
     if report.overcommitted:
         names = ", ".join(report.overcommitted)
         lines.append(f"Overcommitted by their own pods, no violation: {names}")
+    if report.gone:
+        lines.append(f"Gone with their deleted objects, no violation: {', '.join(report.gone)}")
     return "\n".join(lines)
 
 

@@ -6,13 +6,11 @@ import asyncio
 import time
 from datetime import datetime
 
-from kubelend.core import audit
-from kubelend.core.ledger import Ledger
+from kubelend.apps import audits
 from kubelend.demo import clusters, telling
 from kubelend.demo.clusters import BERLIN, PARIS
 from kubelend.demo.stage import ADMIN, Stage, expect
 from kubelend.kits import columns
-from kubelend.stores import opening
 from kubelend.wire import bodies
 from kubelend.wire.objects import ProviderInstruction, ReservationInstruction, ResourceRequest
 
@@ -147,12 +145,7 @@ async def capacity_is_back(stage: Stage) -> list[str]:
 
 
 async def audit_finds_nothing(stage: Stage) -> list[str]:
-    store = opening.open_readonly(str(stage.trial.store))
-    try:
-        ledger = Ledger.restore(store.load())
-    finally:
-        store.close()
-    found = audit.violations(ledger)
+    ledger, found, _ = audits.of(str(stage.trial.store))
     expect(not found, "; ".join(found))
     return telling.sentence(
         f"0 violations; clusters: {len(ledger.clusters)}, reservations:"

@@ -1,1 +1,1 @@
-"""Where the broker's events are kept: one contract, one module for each kind of store."""
+"""Where the broker's records are kept: one contract, one module for each kind of store."""

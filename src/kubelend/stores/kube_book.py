@@ -82,6 +82,7 @@ class Book:
         cut = await self._journal.find(after, batch.cut) if batch.cut else None
         await self._write(replace(after, start=Mark.of(cut)) if cut else after, batch)
         self._is_applied = False
+        # A failure from here on is told, though it is durable: whoever loads the store anew finishes it.
         await self._apply()
 
     async def archived(self, reservation: ReservationId) -> Reservation | None:

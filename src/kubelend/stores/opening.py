@@ -16,7 +16,7 @@ from kubelend.stores.sqlite import SqliteStore
 if TYPE_CHECKING:
     from kubelend.stores.kubernetes import KubernetesStore
 
-OpenStore: TypeAlias = "MemoryStore | SqliteStore | KubernetesStore"
+AnyStore: TypeAlias = "MemoryStore | SqliteStore | KubernetesStore"
 
 
 def check(url: str) -> None:
@@ -27,7 +27,7 @@ def check(url: str) -> None:
 
 def open_store(
     url: str, *, archive_for: timedelta = batches.ARCHIVE_FOR, namespace: str = ""
-) -> OpenStore:
+) -> AnyStore:
     """Open a broker's store: `memory:`, a path, `sqlite:///absolute/path`, or `kubernetes:`.
 
     The namespace is for a store in Kubernetes whose text names none.
@@ -36,7 +36,7 @@ def open_store(
     return kind.open(rest, Terms(archive_for, namespace))
 
 
-def open_readonly(url: str) -> OpenStore:
+def open_readonly(url: str) -> AnyStore:
     """Open a store to look at it; a broker may be using it."""
     kind, rest = _split(url)
     return kind.open_readonly(rest)
@@ -55,6 +55,12 @@ def beside(url: str, name: str) -> Path | None:
     return None if path is None else path.with_name(f"{path.name}-{name}")
 
 
+def is_of_objects(url: str) -> bool:
+    """Whether people can delete single records of it: a reservation that is gone was then given back."""
+    kind, _ = _split(url)
+    return kind is _KINDS["kubernetes"]
+
+
 class Terms(NamedTuple):
     """What a store is opened with, whatever its kind."""
 
@@ -65,8 +71,8 @@ class Terms(NamedTuple):
 class _Kind(NamedTuple):
     form: str
     check: Callable[[str], None]
-    open: Callable[[str, Terms], OpenStore]
-    open_readonly: Callable[[str], OpenStore]
+    open: Callable[[str, Terms], AnyStore]
+    open_readonly: Callable[[str], AnyStore]
     exposures: Callable[[str], list[str]]
     path: Callable[[str], Path | None]
 

@@ -26,7 +26,7 @@ from kubelend.stores.databases import Database
 from kubelend.stores.numbering import Numbering
 from kubelend.stores.records import Damaged, Some
 from kubelend.stores.statements import Rows
-from kubelend.stores.writing import MOST_CHANGES, Standing, Writing
+from kubelend.stores.writing import MOST_CHANGES, Position, Writing
 
 
 class SqliteStore:
@@ -38,7 +38,7 @@ class SqliteStore:
             _WORKING_SET if database.is_writable else (*_WORKING_SET, "archive", "journal")
         )
         self._archive_for = archive_for
-        self._standing: Standing | None = None
+        self._position: Position | None = None
         """Known once this store, the only one to write the file, has looked or written."""
 
     @classmethod
@@ -62,11 +62,11 @@ class SqliteStore:
             ]
             numbered = _numbered(connection)
             numbering = Numbering((number, found.id) for number, found in numbered)
-            self._standing = _standing(connection, numbering)
+            self._position = _position(connection, numbering)
             return Records(
                 clusters,
                 [found for _, found in numbered],
-                self._standing.revision,
+                self._position.revision,
                 _documents(connection, "member", records.MEMBERS),
                 _documents(connection, "token", records.TOKENS),
                 _documents(connection, "limits", records.LIMITS),
@@ -81,7 +81,7 @@ class SqliteStore:
         Every statement lets go of the interpreter and wants it back. In a thread that is a fight with the
         event loop's each time, which costs more than the statement.
         """
-        if len(changes) > MOST_CHANGES or self._standing is None:
+        if len(changes) > MOST_CHANGES or self._position is None:
             return partial(self.commit, changes, revision)
         group = self._encode(changes, revision)
         if not group.is_small or not self._database.try_to_begin():
@@ -109,7 +109,7 @@ class SqliteStore:
         self._database.close()
 
     def _encode(self, changes: Sequence[Change], revision: int) -> Writing:
-        return writing.encode(batches.fold(changes), revision, self._known_standing())
+        return writing.encode(batches.fold(changes), revision, self._known_position())
 
     def _commit(self, group: Writing) -> None:
         with self._database.transaction("IMMEDIATE") as connection:
@@ -132,21 +132,21 @@ class SqliteStore:
         connection.execute(_SET_REVISION, (*_revision_row(group.revision), *group.end))
 
     def _keep(self, group: Writing) -> None:
-        numbering = self._known_standing().numbering
+        numbering = self._known_position().numbering
         numbering.keep(group.numbers, group.batch.archived)
-        self._standing = Standing(group.revision, group.end, numbering)
+        self._position = Position(group.revision, group.end, numbering)
 
-    def _known_standing(self) -> Standing:
-        if self._standing is None:
+    def _known_position(self) -> Position:
+        if self._position is None:
             with self._database.transaction("DEFERRED") as connection:
                 numbering = Numbering(connection.execute(_NUMBERS))
-                self._standing = _standing(connection, numbering)
-        return self._standing
+                self._position = _position(connection, numbering)
+        return self._position
 
     def _archive(self, connection: sqlite3.Connection, group: Writing) -> None:
         if not group.batch.archived:
             return
-        known = self._known_standing().numbering
+        known = self._known_position().numbering
         finishes = {}
         for found in group.batch.archived:
             number = group.numbers.get(found) or known.find(found)
@@ -224,8 +224,8 @@ def _check_pages(connection: sqlite3.Connection, tables: Iterable[str]) -> None:
             raise Damaged(str(problem))
 
 
-def _standing(connection: sqlite3.Connection, numbering: Numbering) -> Standing:
-    return Standing(_revision(connection), journals.ends(connection)[1], numbering)
+def _position(connection: sqlite3.Connection, numbering: Numbering) -> Position:
+    return Position(_revision(connection), journals.ends(connection)[1], numbering)
 
 
 def _revision(connection: sqlite3.Connection) -> int:

@@ -17,7 +17,7 @@ MOST_BYTES = 2**17
 """Of a small group, which SQLite takes in within a millisecond or two."""
 
 
-class Standing(NamedTuple):
+class Position(NamedTuple):
     """What a file holds, as far as the next group builds on it."""
 
     revision: int
@@ -47,15 +47,15 @@ class Writing(NamedTuple):
         return not others and size <= MOST_BYTES
 
 
-def encode(batch: Batch, revision: int, standing: Standing) -> Writing:
+def encode(batch: Batch, revision: int, position: Position) -> Writing:
     """Fails on a record that cannot be kept, and on a group from behind the file."""
-    batches.check_order(standing.revision, revision)
-    numbers = standing.numbering.with_new(batch.reservations)
+    batches.check_order(position.revision, revision)
+    numbers = position.numbering.with_new(batch.reservations)
     reservations = [
         (numbers[found.id], found.phase.value, *records.encode(found))
         for found in batch.reservations.values()
     ]
     clusters = [records.encode(found) for found in batch.clusters.values() if found]
-    lines = journal.seal(batch.entries, standing.end)
-    end = lines[-1].head if lines else standing.end
+    lines = journal.seal(batch.entries, position.end)
+    end = lines[-1].head if lines else position.end
     return Writing(batch, revision, end, numbers, clusters, reservations, lines)

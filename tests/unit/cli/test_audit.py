@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import sqlite3
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 
 import msgspec
@@ -88,6 +90,7 @@ def test_the_report_for_programs_has_fixed_keys(path, capsys):
         "live": 1,
         "overcommitted": ["a"],
         "details": [],
+        "gone": [],
     }
 
 
@@ -99,6 +102,19 @@ def test_a_broken_promise_is_told_and_is_exit_code_8(path, capsys):
     assert report["violations"] == len(report["details"]) > 0
     assert any("is lent by its own requester" in detail for detail in report["details"])
     assert "is lent by its own requester" in audit(capsys, path)[1]
+
+
+def test_a_lost_reservation_is_told_and_is_exit_code_8(path, capsys):
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("DELETE FROM reservations WHERE phase = 'Reserved'")
+    missed = "rsv-b-1: the journal says that it is Reserved on a, and the store does not have it"
+    code, out = audit(capsys, path, "--json")
+    report = json.loads(out)
+    assert (code, report["violations"], report["details"]) == (8, 1, [missed])
+    code, out = audit(capsys, path)
+    assert code == 8
+    assert out.startswith("1 invariant is violated: 2 clusters, 0 reservations (0 live), revision ")
+    assert f"\n{missed}\n" in out
 
 
 def test_looking_changes_nothing(path, capsys):

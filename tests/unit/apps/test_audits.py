@@ -1,0 +1,132 @@
+"""A file that has lost what its journal tells of does not pass, and an honest one does, also in use."""
+
+import sqlite3
+from contextlib import closing
+
+import pytest
+from msgspec.structs import replace
+
+import make
+from kubelend.apps import audits
+from kubelend.core import journal
+from kubelend.core.events import Cut
+from kubelend.core.lifecycle import Phase
+from kubelend.core.models import ReservationId
+from kubelend.stores import opening
+from kubelend.stores.sqlite import SqliteStore
+
+
+class Shop:
+    """A desk whose orders are kept in a file."""
+
+    def __init__(self, path):
+        self.path = path
+        self.desk = make.desk(a="cpu=4,memory=8Gi", b="cpu=4,memory=8Gi")
+        self._kept = 0
+
+    def keep(self, *more):
+        changes = [*self.desk.changes[self._kept :], *more]
+        self._kept = len(self.desk.changes)
+        with closing(SqliteStore.open(self.path)) as store:
+            store.commit(changes, self.desk.ledger.revision)
+
+    def spoil(self, statement):
+        with closing(sqlite3.connect(self.path)) as connection, connection:
+            assert connection.execute(statement).rowcount > 0
+
+    def audit(self):
+        return audits.of(str(self.path)).violations
+
+
+@pytest.fixture
+def shop(tmp_path):
+    made = Shop(tmp_path / "kubelend.db")
+    made.desk.reserve("cpu=1", pinned="b")
+    made.desk.activate(made.desk.reserve("cpu=1", pinned="a"))
+    made.desk.release(made.desk.reserve("cpu=1"))
+    made.keep()
+    return made
+
+
+@pytest.mark.parametrize("portion", [1, 2, 1024])
+def test_honest_file_passes(shop, monkeypatch, portion):
+    monkeypatch.setattr(audits, "PORTION", portion)
+    shop.keep()
+    assert shop.audit() == []
+    shop.desk.pass_time(2 * make.RETENTION)
+    shop.desk.expire()
+    shop.keep()
+    assert shop.audit() == []
+
+
+@pytest.mark.parametrize("portion", [1, 1024])
+def test_deleted_rows_of_what_is_held_are_missed(shop, monkeypatch, portion):
+    monkeypatch.setattr(audits, "PORTION", portion)
+    shop.spoil("DELETE FROM reservations WHERE phase = 'Reserved'")
+    assert shop.audit() == [
+        "rsv-1: the journal says that it is Reserved on b, and the store does not have it"
+    ]
+    shop.spoil("DELETE FROM reservations")
+    assert shop.audit() == [
+        "rsv-1: the journal says that it is Reserved on b, and the store does not have it",
+        "rsv-2: the journal says that it is Active on a, and the store does not have it",
+    ]
+
+
+def test_changed_row_with_a_right_checksum_is_found(shop):
+    found = shop.desk[ReservationId("rsv-1")]
+    over = replace(found, phase=Phase.RELEASED, finished_at=shop.desk.now)
+    shop.keep(over)
+    assert shop.audit() == [
+        "rsv-1: the journal says that it is Reserved on b, and the store that it is Released on b"
+    ]
+
+
+def test_file_whose_lines_went_with_the_rows_does_not_pass(shop):
+    shop.spoil("DELETE FROM reservations")
+    shop.spoil("DELETE FROM journal")
+    assert shop.audit() == ["lines of the journal are missing: see `kubelend audit verify`"]
+
+
+def test_journal_whose_beginning_was_cut_off_tells_what_is_left(shop):
+    with closing(SqliteStore.open_readonly(shop.path)) as store:
+        last = store.lines(0, 100)[-1]
+    shop.desk.pass_time(make.MINUTE)
+    shop.desk.renew(ReservationId("rsv-1"), 2 * make.HOUR)
+    shop.keep(Cut(last.number), journal.cut(last, shop.desk.now, shop.desk.now))
+    assert shop.audit() == []
+    shop.spoil("DELETE FROM reservations WHERE phase IN ('Reserved', 'Active')")
+    assert shop.audit() == [
+        "rsv-1: the journal says that it is there, and the store does not have it"
+    ]
+
+
+class Busy(SqliteStore):
+    """A file in which a broker goes on while it is read: just before the records, or just after."""
+
+    shop: Shop
+
+    def load(self):
+        self.shop.desk.reserve("cpu=1")
+        self.shop.keep()
+        records = super().load()
+        self.shop.desk.release(ReservationId("rsv-1"))
+        self.shop.desk.activate(self.shop.desk.reserve("cpu=1"))
+        self.shop.keep()
+        return records
+
+
+def test_file_that_changes_while_it_is_read_passes(shop, monkeypatch):
+    monkeypatch.setattr(Busy, "shop", shop, raising=False)
+    monkeypatch.setattr(opening, "open_readonly", lambda url: Busy.open_readonly(shop.path))
+    assert shop.audit() == []
+    monkeypatch.undo()
+    assert shop.audit() == []
+
+
+@pytest.mark.parametrize(
+    "url, expected",
+    [("a.db", False), ("sqlite:///a.db", False), ("kubernetes:", True), ("memory:", False)],
+)
+def test_only_objects_can_be_given_back_by_deleting_them(url, expected):
+    assert opening.is_of_objects(url) is expected

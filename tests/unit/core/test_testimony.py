@@ -1,0 +1,350 @@
+"""What the journal tells is there, or it is said that it is not; of an honest store nothing is said."""
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+import make
+from kubelend.core import enrolment, errors, journal, revocation
+from kubelend.core.journal import THE_BROKER, Entry, Line
+from kubelend.core.ledger import Ledger
+from kubelend.core.lifecycle import FINAL, Phase
+from kubelend.core.members import Token, TokenId, member_id
+from kubelend.core.models import ClusterId, ReservationId
+from kubelend.core.roles import Role
+from kubelend.core.testimony import SKEW, Witness
+
+NAMED = ReservationId("an-object")
+A = ClusterId("a")
+B = ClusterId("b")
+
+
+def told(desk):
+    entries = [change for change in desk.changes if isinstance(change, Entry)]
+    return journal.seal(entries, journal.START)
+
+
+def complaints(records, lines, *, settled=None, start=None, end=None):
+    """All that a witness who hears these lines has to say; by default they are all of the journal."""
+    start = lines[0].number - 1 if start is None else start
+    end = lines[-1].number if end is None else end
+    witness = Witness(Ledger.restore(records), end if settled is None else settled)
+    for line in lines:
+        witness.hear(line)
+    return [*witness.lost().values(), *witness.violations(start, end)]
+
+
+def without(desk, *names):
+    kept = desk.kept()
+    return kept._replace(reservations=[one for one in kept.reservations if one.id not in names])
+
+
+def with_changed(desk, name, **fields):
+    changed = [replace(one, **fields) for one in desk.kept().reservations if one.id == name]
+    others = without(desk, name)
+    return others._replace(reservations=[*others.reservations, *changed])
+
+
+@pytest.fixture
+def desk():
+    """One reservation of each phase."""
+    made = make.desk(a="cpu=4,memory=8Gi", b="cpu=4,memory=8Gi")
+    made.reserve("cpu=1", pinned="b")
+    made.activate(made.reserve("cpu=1", pinned="a"))
+    made.reserve("cpu=9", wait=make.HOUR)
+    made.release(made.reserve("cpu=1"))
+    return made
+
+
+# -- what is lost
+
+
+@pytest.mark.parametrize(
+    "name, what", [("rsv-1", "Reserved on b"), ("rsv-2", "Active on a"), ("rsv-3", "Pending")]
+)
+def test_reservation_that_is_not_over_and_not_there_is_lost(desk, name, what):
+    expected = f"{name}: the journal says that it is {what}, and the store does not have it"
+    assert complaints(without(desk, name), told(desk)) == [expected]
+
+
+def test_reservation_that_is_over_need_not_be_there(desk):
+    assert complaints(without(desk, "rsv-4"), told(desk)) == []
+    desk.pass_time(2 * make.RETENTION)
+    desk.expire()
+    assert complaints(desk.kept(), told(desk)) == []
+
+
+def test_move_is_followed_to_the_provider_that_was_told_last(desk):
+    held = desk.reserve("cpu=1")
+    there = desk.target(held)
+    desk.drain(there)
+    target = {"a": "b", "b": "a"}[there]
+    expected = (
+        f"{held}: the journal says that it is Reserved on {target}, and the store does not have it"
+    )
+    assert complaints(without(desk, held), told(desk)) == [expected]
+
+
+def test_refusal_tells_nothing_of_what_is_there(desk):
+    desk.changes.append(Entry(desk.now, THE_BROKER, "release", "reservation/no-such", code="no"))
+    assert complaints(desk.kept(), told(desk)) == []
+
+
+# -- what is otherwise
+
+
+@pytest.mark.parametrize(
+    "name, fields, says, kept",
+    [
+        ("rsv-1", {"phase": Phase.ACTIVE}, "is Reserved on b", "is Active on b"),
+        ("rsv-1", {"target": A}, "is Reserved on b", "is Reserved on a"),
+        ("rsv-3", {"phase": Phase.RELEASED, "finished_at": make.T0}, "is Pending", "is Released"),
+        ("rsv-4", {"phase": Phase.RESERVED}, "is Released on a", "is Reserved on a"),
+    ],
+    ids=["in use", "elsewhere", "over", "back again"],
+)
+def test_record_that_says_otherwise_is_found(desk, name, fields, says, kept):
+    expected = f"{name}: the journal says that it {says}, and the store that it {kept}"
+    assert complaints(with_changed(desk, name, **fields), told(desk)) == [expected]
+
+
+def test_open_reservation_that_no_line_tells_of_is_found(desk):
+    kept, later = desk.kept(), desk.now + make.SECOND
+    secret = make.reservation(
+        "rsv-secret",
+        phase=Phase.RESERVED,
+        target=B,
+        expires_at=later + make.HOUR,
+        created_at=later,
+    )
+    records = kept._replace(reservations=[*kept.reservations, secret])
+    assert complaints(records, told(desk)) == [
+        "rsv-secret: the store says that it is Reserved on b, and the journal does not tell of it"
+    ]
+
+
+# -- names that are used again
+
+
+def test_name_that_was_retired_and_is_used_again_means_the_newer_one(desk):
+    desk.ask_as(NAMED, make.request("cpu=1", pinned="a"))
+    desk.retire(NAMED)
+    assert complaints(desk.kept(), told(desk)) == []
+    desk.ask_as(NAMED, make.request("cpu=9", wait=make.HOUR))
+    assert complaints(desk.kept(), told(desk)) == []
+    expected = "an-object: the journal says that it is Pending, and the store does not have it"
+    assert complaints(without(desk, NAMED), told(desk)) == [expected]
+    desk.retire(NAMED)
+    assert complaints(desk.kept(), told(desk)) == []
+
+
+# -- a beginning that was cut off
+
+
+def test_of_a_reservation_older_than_the_lines_only_what_they_tell_must_be_so(desk):
+    desk.pass_time(make.MINUTE)
+    before = len(told(desk))
+    desk.renew(ReservationId("rsv-1"), 2 * make.HOUR)
+    lines = told(desk)[before:]
+    assert complaints(desk.kept(), lines) == []
+    # Neither its phase nor its provider is told.
+    assert complaints(with_changed(desk, "rsv-1", phase=Phase.ACTIVE, target=A), lines) == []
+    assert complaints(without(desk, "rsv-1", "rsv-2", "rsv-3"), lines) == [
+        "rsv-1: the journal says that it is there, and the store does not have it"
+    ]
+    over = with_changed(desk, "rsv-1", phase=Phase.RELEASED, finished_at=desk.now)
+    assert complaints(over, lines) == [
+        "rsv-1: the journal says that it is there, and the store that it is Released on b"
+    ]
+
+
+@pytest.mark.parametrize(
+    "younger_by, is_found", [(make.NO_TIME, False), (SKEW, False), (SKEW + make.SECOND, True)]
+)
+def test_untold_reservation_that_may_be_older_than_the_cut_is_believed(desk, younger_by, is_found):
+    desk.pass_time(younger_by)
+    desk.advertise("a")
+    held = desk.reserve("cpu=1")
+    last = told(desk)[-1]
+    # The lines of its birth are lost, and another one is the first that is left.
+    first = journal.seal(
+        [Entry(desk.now - younger_by, THE_BROKER, "x", "cluster/x")], journal.START
+    )
+    lines = [Line(last.number + 1, first[0].text, b"")]
+    found = complaints(desk.kept(), lines)
+    assert found == (
+        [f"{held}: the store says that it is Reserved on a, and the journal does not tell of it"]
+        if is_found
+        else []
+    )
+
+
+# -- lines that are missing, and lines that come while the store is read
+
+
+@pytest.mark.parametrize(
+    "lines, is_complained_of",
+    [
+        (slice(1, None), True),
+        (slice(None, -1), True),
+        (slice(0, 0), True),
+        (slice(None), False),
+    ],
+    ids=["first", "last", "all", "none"],
+)
+def test_missing_lines_are_told_of(desk, lines, is_complained_of):
+    whole = told(desk)
+    found = complaints(desk.kept(), whole[lines], start=0, end=len(whole))
+    sentence = "lines of the journal are missing: see `kubelend audit verify`"
+    assert (sentence in found) is is_complained_of
+
+
+def test_line_that_cannot_be_read_is_told_of(desk):
+    lines = told(desk)
+    lines[3] = lines[3]._replace(text=b"{")
+    found = complaints(desk.kept(), lines)
+    assert found == ["line 4 of the journal cannot be read: see `kubelend audit verify`"]
+
+
+def test_what_was_heard_before_a_cut_is_forgotten_with_it(desk):
+    """The line of an end may be among those that were cut off while they were read."""
+    born = told(desk)
+    desk.release(ReservationId("rsv-1"))
+    last = len(told(desk))
+    desk.reserve("cpu=1")
+    lines = [*born, *told(desk)[last:]]
+    desk.pass_time(2 * make.RETENTION)
+    kept = without(desk, "rsv-1")
+    assert complaints(kept, lines, start=last) == []
+    assert "lines of the journal are missing" in complaints(kept, lines, start=0)[0]
+
+
+def test_what_changes_while_the_store_is_read_is_not_judged(desk):
+    before, earlier = len(told(desk)), desk.kept()
+    desk.release(ReservationId("rsv-1"))
+    desk.reserve("cpu=1")
+    later = desk.kept()
+    for records in (earlier, later):
+        assert complaints(records, told(desk), settled=before) == []
+    assert complaints(earlier, told(desk)) != []
+    lost = earlier._replace(reservations=earlier.reservations[:1])
+    assert len(complaints(lost, told(desk), settled=before)) == 2
+
+
+# -- members and tokens
+
+
+def admit(desk, name="berlin"):
+    token = Token(TokenId("abc"), "0" * 64, Role.CLUSTER, desk.now, "alice", desk.now + make.HOUR)
+    desk.run(enrolment.create_token(desk.ledger, token, enrolment.Door(), desk.now))
+    newcomer = enrolment.Newcomer(Role.CLUSTER, name, "k1")
+    judged = enrolment.judge(desk.ledger, newcomer, token, enrolment.Door(), desk.now)
+    desk.run(enrolment.join(desk.ledger, judged, None, desk.now))
+
+
+def revoke(desk, name="berlin"):
+    desk.run(
+        revocation.revoke(
+            desk.ledger, Role.CLUSTER, name, why="lost", by="alice", release=True, now=desk.now
+        )
+    )
+
+
+def test_member_that_was_revoked_must_be_there_and_revoked(desk):
+    admit(desk)
+    earlier = desk.kept().members
+    revoke(desk)
+    kept, lines = desk.kept(), told(desk)
+    assert complaints(kept, lines) == []
+    assert complaints(kept._replace(members=()), lines) == [
+        "member/cluster/berlin: the journal says that it is Revoked, and the store does not have it"
+    ]
+    assert complaints(kept._replace(members=earlier), lines) == [
+        "member/cluster/berlin: the journal says that it is Revoked, and the store that it is Pending"
+    ]
+
+
+def test_token_that_was_removed_must_be_gone_and_no_other(desk):
+    admit(desk)
+    tokens = desk.kept().tokens
+    assert complaints(desk.kept()._replace(tokens=()), told(desk)) == [
+        "token/abc: the journal says that it is there, and the store does not have it"
+    ]
+    desk.run(enrolment.delete_token(desk.ledger, TokenId("abc"), desk.now))
+    assert complaints(desk.kept(), told(desk)) == []
+    assert complaints(desk.kept()._replace(tokens=tokens), told(desk)) == [
+        "token/abc: the journal says that it was removed, and the store that it is there"
+    ]
+
+
+# -- whatever is done
+
+
+def pick(desk, number):
+    known = sorted(desk.ledger.reservations)
+    return known[number % len(known)] if known else ReservationId("no-such")
+
+
+STEPS = {
+    "advertise": lambda desk, n: desk.advertise("abc"[n % 3], f"cpu={n},memory=8Gi"),
+    "reserve": lambda desk, n: desk.ask("cpu=1", requester="rsa"[n % 3]),
+    "wait": lambda desk, n: desk.ask(f"cpu={n + 1}", wait=make.HOUR, priority=n % 3),
+    "apply": lambda desk, n: desk.ask_as(NAMED, make.request(f"cpu={n + 1}", wait=make.HOUR)),
+    "delete": lambda desk, _: desk.retire(NAMED),
+    "activate": lambda desk, n: desk.activate(pick(desk, n)),
+    "renew": lambda desk, n: desk.renew(pick(desk, n), 2 * make.HOUR),
+    "release": lambda desk, n: desk.release(pick(desk, n)),
+    "acknowledge": lambda desk, n: desk.acknowledge(pick(desk, n), desk.target(pick(desk, n))),
+    "refuse": lambda desk, n: desk.refuse(pick(desk, n), desk.target(pick(desk, n))),
+    "drain": lambda desk, n: desk.drain("abc"[n % 3]),
+    "uncordon": lambda desk, n: desk.uncordon("abc"[n % 3]),
+    "withdraw": lambda desk, n: desk.withdraw("abc"[n % 3]),
+    "admit": lambda desk, n: admit(desk, "abr"[n % 3]),
+    "accept": lambda desk, n: desk.run(
+        enrolment.accept(desk.ledger, Role.CLUSTER, "abr"[n % 3], "", "alice", desk.now)
+    ),
+    "revoke": lambda desk, n: revoke(desk, "abr"[n % 3]),
+    "remove": lambda desk, n: desk.run(
+        revocation.remove(desk.ledger, Role.CLUSTER, "abr"[n % 3], "alice", desk.now)
+    ),
+    "wipe": lambda desk, _: desk.run(revocation.sweep(desk.ledger, desk.now)),
+    "time": lambda desk, n: desk.pass_time(n * n * make.MINUTE),
+    "expire": lambda desk, n: desk.expire(make.RETENTION if n % 2 else make.NO_TIME),
+    "silence": lambda desk, _: desk.listen(desk.vigil(make.SECOND), 10 * make.SECOND),
+}
+steps = st.lists(st.tuples(st.sampled_from(sorted(STEPS)), st.integers(0, 9)), max_size=40)
+
+
+def lived(done):
+    desk = make.desk(a="cpu=4,memory=8Gi", b="cpu=4,memory=8Gi")
+    for name, number in done:
+        try:
+            STEPS[name](desk, number)
+        except errors.KubelendError:
+            continue  # it was refused, and nothing has happened
+    return desk
+
+
+@given(done=steps)
+@example(done=[("apply", 1), ("delete", 0), ("apply", 9), ("silence", 0)])
+def test_honest_journal_agrees_with_its_records_wherever_its_beginning_was_cut(done):
+    desk = lived(done)
+    kept, lines = desk.kept(), told(desk)
+    for cut in range(len(lines)):
+        assert complaints(kept, lines[cut:]) == []
+
+
+@given(done=steps)
+@example(done=[("reserve", 0), ("admit", 2), ("time", 1)])
+def test_whatever_is_lost_of_what_is_not_over_is_missed_by_its_name(done):
+    desk = lived(done)
+    kept, lines = desk.kept(), told(desk)
+    for found in kept.reservations:
+        expected = [] if found.phase in FINAL else [found.id]
+        missed = complaints(without(desk, found.id), lines)
+        assert [one.partition(":")[0] for one in missed] == expected
+    for member in kept.members:
+        rest = [one for one in kept.members if one != member]
+        (missed,) = complaints(kept._replace(members=rest), lines)
+        assert missed.startswith(f"member/{member_id(member.role, member.name)}: ")
