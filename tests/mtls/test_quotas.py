@@ -78,7 +78,8 @@ async def test_explain_shows_the_quota_beside_the_clusters(admin, r):
     planned = await r.post("reservations", wish("3"), dryRun="true")
     assert planned.refusal == (403, "QuotaExceeded")
     real = await r.post("reservations", wish("3"))
-    assert planned.problem.error == real.problem.error
+    assert planned.problem == real.problem
+    assert real.problem.error == explained["quota"][0]
 
 
 async def test_who_waits_does_not_count_against_itself_in_explain(admin, r):

@@ -97,6 +97,17 @@ class GroupCommit:
             newest.waiters.append(waiter)
             await waiter
 
+    def fail(self, problem: Exception) -> None:
+        """Drop what gathers, and take nothing more before all is read anew.
+
+        What is being written was handed over whole, and lands.
+        """
+        gathering, self._gathering = self._gathering, None
+        self._failure = problem
+        if gathering is not None:
+            gathering.wake(problem)
+        self._on_failed(problem)
+
     async def stand_down(self, failure: Exception) -> None:
         """Finish what has been handed over, take nothing more, and let go of the store."""
         while self._gathering or self._flying:
@@ -148,12 +159,8 @@ class GroupCommit:
 
     def _fail(self, group: _Group, problem: BaseException) -> None:
         failure = problem if isinstance(problem, StoreFailed) else StoreFailed(str(problem))
-        gathering, self._gathering = self._gathering, None
-        self._failure = failure
         group.wake(failure)
-        if gathering is not None:
-            gathering.wake(failure)
-        self._on_failed(failure)
+        self.fail(failure)
 
     def _reopen(self) -> Records:
         """A connection that has failed is not trusted again."""

@@ -152,7 +152,7 @@ HTTP_REQUESTS: Final = Family(
     "kubelend_http_requests_total",
     "counter",
     ("route", "method", "code"),
-    "Calls answered, by name of the route and HTTP status",
+    "Calls answered, by name of the route and HTTP status; 499 for a client that did not wait",
 )
 HTTP_SECONDS: Final = Family(
     "kubelend_http_request_seconds",

@@ -11,7 +11,7 @@ from kubelend.core.lifecycle import Phase
 from kubelend.core.models import ClusterId, Reservation
 
 
-class Role(StrEnum):
+class Side(StrEnum):
     """Which side of a reservation a cluster is on."""
 
     REQUESTER = "requester"
@@ -31,7 +31,7 @@ class Action(StrEnum):
 class Instruction(msgspec.Struct, frozen=True):
     """One side's part in one reservation."""
 
-    role: Role
+    side: Side
     action: Action
     message: str
     reservation: Reservation
@@ -55,15 +55,15 @@ def _for_requester(reservation: Reservation) -> Instruction:
     amounts = reservation.request.resources.describe()
     if reservation.is_live:
         message = f"Use {reservation.target} for {amounts}"
-        return Instruction(Role.REQUESTER, Action.USE, message, reservation)
+        return Instruction(Side.REQUESTER, Action.USE, message, reservation)
     action = Action.WAIT if reservation.phase is Phase.PENDING else Action.STOP
-    return Instruction(Role.REQUESTER, action, reservation.message, reservation)
+    return Instruction(Side.REQUESTER, action, reservation.message, reservation)
 
 
 def _for_provider(cluster: ClusterId, reservation: Reservation) -> Instruction:
     amounts = reservation.request.resources.describe()
     if reservation.is_live and reservation.target == cluster:
         message = f"Hold {amounts} for requester {reservation.requester}"
-        return Instruction(Role.PROVIDER, Action.HOLD, message, reservation)
+        return Instruction(Side.PROVIDER, Action.HOLD, message, reservation)
     message = f"Release {amounts} held for requester {reservation.requester}"
-    return Instruction(Role.PROVIDER, Action.WITHDRAW, message, reservation)
+    return Instruction(Side.PROVIDER, Action.WITHDRAW, message, reservation)

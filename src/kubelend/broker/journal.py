@@ -92,13 +92,13 @@ class Journal:
         return Found(lines, at if at > start.number + 1 else None)
 
     async def tidy(self) -> None:
-        """Tell of floods that are over; forget a portion of what is too old."""
+        """Tell of floods that are over; forget a portion of what is too old, if this broker decides."""
         now = self._writer.clock()
         if self._writer.unready is not None:
             return
         for entry in self._floods.over(now):
             self._writer.tell(entry)
-        if self._keep_for:
+        if self._keep_for and self._writer.may_decide:
             await self._cut(now - self._keep_for)
 
     async def _tidy_quietly(self) -> None:
@@ -110,8 +110,10 @@ class Journal:
     async def _portion(
         self, after: int, count: int, wanted: Callable[[Told], bool]
     ) -> list[tuple[Told, bytes]]:
+        """Newest first. If it has been cut meanwhile, the store gives lines that were in a portion before."""
         lines = await self._writer.ask(lambda store: store.lines(after, count))
-        told = ((journal.told(line), line.digest) for line in reversed(lines))
+        own = (line for line in reversed(lines) if line.number <= after + count)
+        told = ((journal.told(line), line.digest) for line in own)
         return [(one, digest) for one, digest in told if wanted(one)]
 
     async def _cut(self, moment: datetime) -> None:

@@ -12,7 +12,7 @@ from kubelend.broker.service import Broker
 from kubelend.core import commands, transitions
 from kubelend.core.errors import Forbidden, Hidden, WrongPhase, no_reservation
 from kubelend.core.models import ClusterId, Reservation, ReservationId
-from kubelend.wire import bodies, conversion
+from kubelend.wire import bodies, conversion, texts
 
 
 def check_speaker(named: str, cluster: ClusterId) -> None:
@@ -73,7 +73,7 @@ async def refuse(
     found = await visible(broker, reservation, cluster)
     if commands.has_refused(found, cluster):
         return found
-    return await broker.refuse(ongoing(found), cluster, why)
+    return await broker.refuse(ongoing(found), cluster, texts.in_one_line(why))
 
 
 def told(instruction: Instruction, grant: str) -> bodies.Instruction:
@@ -81,7 +81,7 @@ def told(instruction: Instruction, grant: str) -> bodies.Instruction:
     found = instruction.reservation
     return bodies.Instruction(
         revision=found.revision,
-        role=instruction.role.value,
+        role=instruction.side.value,
         action=instruction.action.value,
         message=instruction.message,
         reservation=conversion.from_reservation(found),

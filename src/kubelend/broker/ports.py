@@ -27,7 +27,7 @@ class Store(Protocol):
     """Keeps records durably. Blocking; used by one thread at a time; errors are `StoreFailed`."""
 
     def load(self) -> Records:
-        """The working set: all clusters, and all reservations that are not archived."""
+        """The working set: all but the archive and the journal."""
 
     def commit(self, changes: Sequence[Change], revision: int) -> None:
         """Keep all of the changes or none, and return when they would survive a crash.

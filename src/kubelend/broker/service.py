@@ -6,10 +6,8 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
-from typing import TypeVar
 
 import msgspec
-import structlog
 from msgspec.structs import replace
 
 from kubelend.broker import naming, views
@@ -30,11 +28,6 @@ from kubelend.core.models import (
     Reservation,
     ReservationId,
 )
-
-Answer = TypeVar("Answer")
-View = TypeVar("View")
-
-log = structlog.get_logger("kubelend.broker")
 
 
 class Rules(msgspec.Struct, frozen=True):
@@ -150,22 +143,11 @@ class Broker(Writer):
 
     async def explain(self, request: Request, limit: int) -> explanations.Explanation:
         """Where a request would go now; nothing changes."""
-        ledger, now = self.present()
-        question = quotas.question(ledger, request, now)
-        explanation = explanations.explain(question, ledger.fleet, limit)
-        exceeds = quotas.excesses(ledger, request)
-        await self.settled()
-        return replace(explanation, quota=exceeds)
+        return await self._explained(request, None, limit)
 
     async def explain_reservation(self, found: Reservation, limit: int) -> explanations.Explanation:
         """Where a request like this reservation's would fit now, beside what it holds already."""
-        ledger, now = self.present()
-        question = quotas.question(ledger, found.request, now)
-        question = replace(question, ticket=found.ticket, left=found.left)
-        explanation = explanations.explain(question, ledger.fleet, limit)
-        exceeds = quotas.excesses(ledger, found.request, found)
-        await self.settled()
-        return replace(explanation, quota=exceeds)
+        return await self._explained(found.request, found, limit)
 
     # -- administrators
 
@@ -230,6 +212,12 @@ class Broker(Writer):
 
         return await self.read(lambda ledger: views.page_of(ledger, wanted, cluster, page))
 
+    async def unpaged_reservations(
+        self, wanted: Callable[[Reservation], bool], cluster: ClusterId, most_over: int
+    ) -> list[Reservation]:
+        """All of one cluster that are wanted and open, and so many of those that are over."""
+        return await self.read(lambda ledger: views.unpaged(ledger, wanted, cluster, most_over))
+
     @asynccontextmanager
     async def stream(
         self, cluster: ClusterId, after: int | None, via: str = ""
@@ -248,6 +236,18 @@ class Broker(Writer):
         finally:
             self._metrics.stream_closed()
             self.feeds.close(feed)
+
+    async def _explained(
+        self, request: Request, found: Reservation | None, limit: int
+    ) -> explanations.Explanation:
+        ledger, now = self.present()
+        question = quotas.question(ledger, request, now)
+        if found is not None:
+            question = replace(question, ticket=found.ticket, left=found.left)
+        explanation = explanations.explain(question, ledger.fleet, limit)
+        exceeds = quotas.excesses(ledger, request, found)
+        await self.settled()
+        return replace(explanation, quota=exceeds)
 
     async def _change_one(
         self, found: ReservationId, command: Callable[[Ledger, datetime], Command[None]]

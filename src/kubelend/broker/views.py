@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from heapq import nlargest
 from itertools import islice
+from operator import attrgetter
 from typing import NamedTuple
 
 from kubelend.broker.feeds import Feed
@@ -12,6 +14,8 @@ from kubelend.core.lending import Lending
 from kubelend.core.lifecycle import Phase
 from kubelend.core.models import Cluster, ClusterId, Reservation
 from kubelend.core.resources import Resources
+
+_TICKET = attrgetter("ticket")
 
 
 class ClusterView(NamedTuple):
@@ -55,9 +59,21 @@ def page_of(
 ) -> list[Reservation]:
     """Reservations in the order of their creation; the ledger keeps all of them in it."""
     known = ledger.touching(cluster) if cluster else ledger.reservations.values()
-    oldest_first = sorted(known, key=lambda found: found.ticket) if cluster else known
+    oldest_first = sorted(known, key=_TICKET) if cluster else known
     later = (found for found in oldest_first if found.ticket > page.after)
     return list(islice(filter(wanted, later), page.limit))
+
+
+def unpaged(
+    ledger: Ledger, wanted: Callable[[Reservation], bool], cluster: ClusterId, most_over: int
+) -> list[Reservation]:
+    """All that is open, and the newest of what is over: for clients that know no pages."""
+    open_: list[Reservation] = []
+    over: list[Reservation] = []
+    for found in filter(wanted, ledger.touching(cluster)):
+        (open_ if _is_open(found) else over).append(found)
+    newest = nlargest(most_over, over, key=_TICKET)
+    return sorted([*open_, *newest], key=_TICKET)
 
 
 def opening(ledger: Ledger, feed: Feed, after: int | None) -> Opening:

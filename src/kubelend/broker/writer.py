@@ -25,7 +25,7 @@ from kubelend.broker.metrics import Metrics
 from kubelend.broker.ports import Clock, Leadership, OpenStore, Replica, Store
 from kubelend.core import commands, revocation, silence
 from kubelend.core.commands import Command
-from kubelend.core.errors import KubelendError, NotLeader, NotReady
+from kubelend.core.errors import KubelendError, NotLeader, NotReady, StoreFailed
 from kubelend.core.events import Change
 from kubelend.core.journal import THE_BROKER, Actor, Entry
 from kubelend.core.ledger import Ledger
@@ -247,10 +247,21 @@ class Writer:
     def _run(
         self, ledger: Ledger, command: Command[Answer], now: datetime, actor: Actor = THE_BROKER
     ) -> Answer:
-        answer, changes = commands.run(ledger, command, now, actor)
+        before = ledger.revision
+        try:
+            answer, changes = commands.run(ledger, command, now, actor)
+        except Exception as problem:
+            if ledger.revision != before:
+                self._failed_halfway(problem)
+            raise
         if changes:
             self._commits.submit(changes, ledger.revision)
         return answer
+
+    def _failed_halfway(self, problem: Exception) -> None:
+        """Commands raise before their first event. One that did not has left what no store will keep."""
+        log.error("a command failed halfway, which is a bug", exc_info=problem)
+        self._commits.fail(StoreFailed("a command failed halfway, and all is read anew"))
 
     # -- what the store reports
 

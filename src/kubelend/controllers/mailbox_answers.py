@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from kubelend.broker import instructions, parties
-from kubelend.broker.instructions import Instruction, Role
+from kubelend.broker.instructions import Instruction, Side
 from kubelend.broker.service import Broker
 from kubelend.broker.speakers import Speakers
 from kubelend.broker.writer import ACTOR
@@ -38,8 +38,8 @@ from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
 from kubelend.wire.conversion import Terms
 from kubelend.wire.objects import ProviderInstruction, Question
 
-PROVIDER: Final = Role.PROVIDER
-REQUESTER: Final = Role.REQUESTER
+PROVIDER: Final = Side.PROVIDER
+REQUESTER: Final = Side.REQUESTER
 
 
 class Answers:
@@ -178,10 +178,10 @@ def passing(problem: KubelendError) -> KubelendError:
     return Unavailable(f"the mailbox cannot be kept: {problem}")
 
 
-def part(cluster: ClusterId, record: Record, role: Role) -> Instruction | None:
+def part(cluster: ClusterId, record: Record, side: Side) -> Instruction | None:
     """What a reservation means for a cluster on one side of it; None if it is not there."""
     found = instructions.for_cluster(cluster, record)
-    return next((one for one in found if one.role is role), None)
+    return next((one for one in found if one.side is side), None)
 
 
 _SHOWN: Final = (

@@ -329,7 +329,7 @@ class Clerk:
         if isinstance(step, Remove):
             await self._means.broker.confirm()
             await self._pen.remove(step.seen)
-        elif step.instruction.role is mailbox_answers.PROVIDER:
+        elif step.instruction.side is mailbox_answers.PROVIDER:
             await self._pen.tell_lent(step)
         else:
             await self._pen.tell_own(step.seen, step.instruction.reservation)

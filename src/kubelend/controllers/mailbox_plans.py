@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from kubelend.broker import instructions, parties
-from kubelend.broker.instructions import Action, Instruction, Role
+from kubelend.broker.instructions import Action, Instruction, Side
 from kubelend.controllers import marks
 from kubelend.core.errors import KubelendError, Unavailable
 from kubelend.core.models import ClusterId, RequestKey
@@ -66,9 +66,9 @@ def mirror(
 ) -> Iterator[Step]:
     """What it takes for a mailbox to tell of one reservation as the ledger has it."""
     parts = () if record is None else instructions.for_cluster(cluster, record)
-    sides = {part.role: part for part in parts}
-    for seen, role in ((own, Role.REQUESTER), (lent, Role.PROVIDER)):
-        part = sides.get(role)
+    by_side = {part.side: part for part in parts}
+    for seen, side in ((own, Side.REQUESTER), (lent, Side.PROVIDER)):
+        part = by_side.get(side)
         if part is None:
             if seen is not None and is_ours(seen) and not marks.is_leaving(seen.metadata):
                 yield Remove(seen)

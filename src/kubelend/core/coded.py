@@ -26,9 +26,6 @@ class Coded(Generic[Value]):
         """How many different values there are."""
         return len(self._numbers)
 
-    def __contains__(self, value: Value) -> bool:
-        return value in self._numbers
-
     def values(self) -> list[Value]:
         return list(self._numbers)
 

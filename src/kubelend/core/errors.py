@@ -31,6 +31,7 @@
     │   ├── NotReady             the broker is starting, stopping or replaying
     │   ├── NotLeader            another broker decides; this one answers questions
     │   └── BrokerUnreachable    no connection, or no answer in time
+    │       └── CertificateRefused   the broker hangs up on the caller's certificate
     ├── UnexpectedAnswer         the other side answered what its contract does not know
     └── InvalidSettings          flags, environment or files do not make a runnable process
 
@@ -240,7 +241,9 @@ class Unavailable(KubelendError):
 
 
 class StoreFailed(Unavailable):
-    """The store refused a write or a read; nothing of the call has happened."""
+    """The store failed. A change may have been kept or not; the same call again, with the same
+    `Idempotency-Key` where it takes one, tells.
+    """
 
     code = "StoreFailed"
 
@@ -261,6 +264,12 @@ class BrokerUnreachable(Unavailable):
     """No connection to the broker, or no answer in time."""
 
     code = "BrokerUnreachable"
+
+
+class CertificateRefused(BrokerUnreachable):
+    """The broker hangs up on the caller's certificate. The same call passes once there is another one."""
+
+    code = "CertificateRefused"
 
 
 class UnexpectedAnswer(KubelendError):

@@ -9,14 +9,15 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from kubelend.core import filters, policies, remedies
+from kubelend.core import filters, nearness, policies, remedies
 from kubelend.core.columns import Floats, Mask
-from kubelend.core.errors import NoCapacity
+from kubelend.core.errors import NoCapacity, QuotaExceeded
 from kubelend.core.filters import Question
 from kubelend.core.fleet import Fleet
 from kubelend.core.models import ClusterId, Request
+from kubelend.core.nearness import Nearness, Verdicts
 from kubelend.core.refusals import Refusal
-from kubelend.core.remedies import Remedy, Verdicts
+from kubelend.core.remedies import Remedy
 
 
 class Candidate(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -39,7 +40,7 @@ class Explanation(msgspec.Struct, frozen=True):
     """How many clusters have this as their first refusal; with `fitting` they add up to `total`."""
     candidates: tuple[Candidate, ...] = ()
     remedy: Remedy | None = None
-    quota: tuple[str, ...] = ()
+    quota: tuple[QuotaExceeded, ...] = ()
     """What of the requester's own quota a request would exceed, whatever the clusters say."""
 
     def __str__(self) -> str:
@@ -61,13 +62,13 @@ def explain(question: Question, fleet: Fleet, limit: int) -> Explanation:
     """Count the refusals over all clusters, and look closely at the first `limit` of them."""
     verdicts = list(filters.verdicts(question, fleet))
     feasible, refusals = _histogram(verdicts, len(fleet))
-    distance = remedies.distance(question, fleet, verdicts)
+    near = nearness.measure(question, fleet, verdicts)
     return Explanation(
         total=len(fleet),
         fitting=int(feasible.sum()),
         refusals=refusals,
-        candidates=_candidates(question, fleet, verdicts, feasible, distance, limit),
-        remedy=None if feasible.any() else _nearest_remedy(question, fleet, verdicts, distance),
+        candidates=_candidates(question, fleet, verdicts, feasible, near, limit),
+        remedy=None if feasible.any() else _nearest_remedy(question, fleet, verdicts, near),
     )
 
 
@@ -86,7 +87,7 @@ def _candidates(
     fleet: Fleet,
     verdicts: Verdicts,
     feasible: Mask,
-    distance: Floats,
+    near: Nearness,
     limit: int,
 ) -> tuple[Candidate, ...]:
     if not limit or not len(fleet):
@@ -95,10 +96,12 @@ def _candidates(
     weights = policies.of(request).weights
     scores = policies.weigh(weights, request, fleet, feasible) / policies.BILLION
     hourly = filters.hourly(request, fleet)
-    nearness = np.where(feasible, -scores, distance)
-    order = np.lexsort((_between_equals(request, fleet, feasible), nearness, ~feasible))[:limit]
+    merit = np.where(feasible, -scores, near.distance)
+    order = np.lexsort((_between_equals(request, fleet, feasible), merit, ~feasible))[:limit]
     return tuple(
-        _candidate(question, fleet, verdicts, int(row), float(scores[row]), float(hourly[row]))
+        _candidate(
+            question, fleet, verdicts, near, int(row), float(scores[row]), float(hourly[row])
+        )
         for row in order
     )
 
@@ -112,7 +115,13 @@ def _between_equals(request: Request, fleet: Fleet, feasible: Mask) -> Floats:
 
 
 def _candidate(
-    question: Question, fleet: Fleet, verdicts: Verdicts, row: int, score: float, hourly: float
+    question: Question,
+    fleet: Fleet,
+    verdicts: Verdicts,
+    near: Nearness,
+    row: int,
+    score: float,
+    hourly: float,
 ) -> Candidate:
     refusals = tuple(refusal for refusal, mask in verdicts if not mask[row])
     currency = remedies.currency(fleet, row)
@@ -122,19 +131,20 @@ def _candidate(
         score=None if refusals else score,
         price=hourly if currency else None,
         currency=currency,
-        remedy=remedies.remedy(question, fleet, row, refusals),
+        remedy=remedies.remedy(question, fleet, row, refusals, near),
     )
 
 
 def _nearest_remedy(
-    question: Question, fleet: Fleet, verdicts: Verdicts, distance: Floats
+    question: Question, fleet: Fleet, verdicts: Verdicts, near: Nearness
 ) -> Remedy | None:
+    distance = near.distance
     for _ in range(min(_TRIES, len(fleet))):
         row = int(distance.argmin())
         if not np.isfinite(distance[row]):
             return None
         refusals = tuple(refusal for refusal, mask in verdicts if not mask[row])
-        found = remedies.remedy(question, fleet, row, refusals)
+        found = remedies.remedy(question, fleet, row, refusals, near)
         if found is not None:
             return found
         distance[row] = np.inf

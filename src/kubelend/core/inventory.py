@@ -130,7 +130,7 @@ class Inventory:
             allocatable=self._allocatable(),
             allocated=self._allocated(),
             pending=NOTHING if unscheduled is None else unscheduled.amounts,
-            largest=functools.reduce(_larger, self._left(), NOTHING),
+            largest=functools.reduce(Resources.larger, self._left(), NOTHING),
             free=self.free(),
             nodes=len(self._nodes),
             pods=self._own.pods,
@@ -150,7 +150,7 @@ class Inventory:
         if hold is None:
             return NOTHING
         guests = self._own.guests.get(Guest(hold.requester, reservation))
-        return hold.resources if guests is None else _larger(hold.resources, guests.amounts)
+        return hold.resources if guests is None else hold.resources.larger(guests.amounts)
 
     def _allocatable(self) -> Resources:
         return sum((node.allocatable for node in self._nodes.values()), NOTHING)
@@ -233,8 +233,3 @@ class _Use(_Sum):
             self.guests[guest].subtract(guests)
             if not self.guests[guest].pods:
                 del self.guests[guest]
-
-
-def _larger(one: Resources, other: Resources) -> Resources:
-    """Of each resource the larger amount."""
-    return one + (other - one).clamped()

@@ -187,41 +187,57 @@ def facts(record: Subject) -> Facts:
 def _all_facts(record: Subject) -> Facts:
     match record:
         case Reservation():
-            return {
-                "phase": record.phase,
-                "reason": record.reason,
-                "requester": record.requester,
-                "resources": record.request.resources,
-                "target": record.target,
-                "expiresAt": record.expires_at,
-                "acknowledgedAt": record.acknowledged_at,
-            }
+            return _of_reservation(record)
         case Cluster():
-            advertisement = record.advertisement
-            return {
-                "cordon": record.cordon,
-                "labels": advertisement.labels,
-                "prices": advertisement.prices,
-                "endpoint": advertisement.endpoint,
-                "policy": advertisement.policy,
-            }
+            return _of_cluster(record)
         case Member():
-            return {
-                "standing": record.standing,
-                "key": record.key,
-                "asks": record.asks,
-                "reason": record.reason,
-                "certificate": record.certificate,
-                "revokedAt": record.revoked_at,
-                "forgetAt": record.forget_at,
-                "token": record.token,
-            }
+            return _of_member(record)
         case Token():
-            return {
-                "role": record.role,
-                "name": record.name,
-                "usesLeft": record.uses_left,
-                "expiresAt": record.expires_at,
-            }
+            return _of_token(record)
         case Limits():
             return {"policy": record.policy, "quota": record.quota}
+
+
+def _of_reservation(record: Reservation) -> Facts:
+    return {
+        "phase": record.phase,
+        "reason": record.reason,
+        "requester": record.requester,
+        "resources": record.request.resources,
+        "target": record.target,
+        "expiresAt": record.expires_at,
+        "acknowledgedAt": record.acknowledged_at,
+    }
+
+
+def _of_cluster(record: Cluster) -> Facts:
+    advertisement = record.advertisement
+    return {
+        "cordon": record.cordon,
+        "labels": advertisement.labels,
+        "prices": advertisement.prices,
+        "endpoint": advertisement.endpoint,
+        "policy": advertisement.policy,
+    }
+
+
+def _of_member(record: Member) -> Facts:
+    return {
+        "standing": record.standing,
+        "key": record.key,
+        "asks": record.asks,
+        "reason": record.reason,
+        "certificate": record.certificate,
+        "revokedAt": record.revoked_at,
+        "forgetAt": record.forget_at,
+        "token": record.token,
+    }
+
+
+def _of_token(record: Token) -> Facts:
+    return {
+        "role": record.role,
+        "name": record.name,
+        "usesLeft": record.uses_left,
+        "expiresAt": record.expires_at,
+    }

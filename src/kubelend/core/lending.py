@@ -86,7 +86,7 @@ def stricter(advertised: LendingPolicy | None, ordered: LendingPolicy | None) ->
         return None
     return Lending(
         access=Access(_both(one.allow, other.allow), tuple(sorted({*one.deny, *other.deny}))),
-        keep_back=_larger(one.keep_back, other.keep_back),
+        keep_back=one.keep_back.larger(other.keep_back),
         max_lent=_smaller(one.max_lent, other.max_lent),
         max_per_requester=_smaller(one.max_per_requester, other.max_per_requester),
         hours=_both(one.hours, other.hours),
@@ -130,13 +130,6 @@ _matcher = lru_cache(maxsize=4096)(_Matcher)
 
 def _both(one: Names, other: Names) -> tuple[Names, ...]:
     return tuple(dict.fromkeys(names for names in (one, other) if names))
-
-
-def _larger(one: Resources, other: Resources) -> Resources:
-    amounts = dict(one.items())
-    for name, amount in other.items():
-        amounts[name] = max(amount, amounts.get(name, 0))
-    return Resources.of(amounts)
 
 
 def _smaller(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:

@@ -7,6 +7,7 @@ from typing import Final
 import msgspec
 
 from kubelend.core import resources
+from kubelend.core.excerpts import Excerpt
 from kubelend.core.resources import NOTHING, Resources
 
 
@@ -21,34 +22,30 @@ class Node(msgspec.Struct, frozen=True, gc=False):
     is_schedulable: bool = True
 
 
-class Part(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """The common shape of all that is read; other fields are passed over."""
-
-
-class Metadata(Part, frozen=True, gc=False):
+class NodeMetadata(Excerpt, frozen=True, gc=False):
     name: str
     labels: dict[str, str] = {}
 
 
-class NodeSpec(Part, frozen=True, gc=False):
+class NodeSpec(Excerpt, frozen=True, gc=False):
     unschedulable: bool = False
 
 
-class Condition(Part, frozen=True, gc=False):
+class NodeCondition(Excerpt, frozen=True, gc=False):
     type: str = ""
     status: str = ""
 
 
-class NodeStatus(Part, frozen=True, gc=False):
-    conditions: tuple[Condition, ...] = ()
+class NodeStatus(Excerpt, frozen=True, gc=False):
+    conditions: tuple[NodeCondition, ...] = ()
     capacity: dict[str, str] = {}
     allocatable: dict[str, str] = {}
 
 
-class KubernetesNode(Part, frozen=True, gc=False):
+class KubernetesNode(Excerpt, frozen=True, gc=False):
     """A Node of Kubernetes, as far as it says what it has and whether it may be used."""
 
-    metadata: Metadata
+    metadata: NodeMetadata
     spec: NodeSpec = NodeSpec()
     status: NodeStatus = NodeStatus()
 

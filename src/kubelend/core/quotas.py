@@ -28,8 +28,8 @@ def admit(ledger: Ledger, request: Request, now: datetime) -> Question:
     account = ledger.accounts.by_requester.get(request.requester)
     if account is None:
         return Question(request, now)
-    for sentence, remedy in _excesses(account, request):
-        raise QuotaExceeded(sentence, hint=remedy)
+    for excess in _excesses(account, request):
+        raise excess
     return question(ledger, request, now)
 
 
@@ -54,8 +54,10 @@ def question_of(ledger: Ledger, found: Reservation, now: datetime) -> Question:
     return replace(asked, purse=_purse(account, now, until, costs))
 
 
-def excesses(ledger: Ledger, request: Request, asked: Reservation | None = None) -> tuple[str, ...]:
-    """Every way in which a request would exceed its requester's quota, and what would help.
+def excesses(
+    ledger: Ledger, request: Request, asked: Reservation | None = None
+) -> tuple[QuotaExceeded, ...]:
+    """Every way in which a request would exceed its requester's quota, as it would hear of it.
 
     `asked` is the reservation of this request: while it waits, it does not count against itself.
     """
@@ -65,7 +67,7 @@ def excesses(ledger: Ledger, request: Request, asked: Reservation | None = None)
     if asked is not None and asked.phase is Phase.PENDING:
         account = account.copy()
         account.remove(asked)
-    return tuple(f"{sentence}; {remedy}" for sentence, remedy in _excesses(account, request))
+    return tuple(_excesses(account, request))
 
 
 def blocks(ledger: Ledger, waiter: Reservation) -> bool:
@@ -114,14 +116,14 @@ def _from(now: datetime, span: Span | None) -> Span | None:
     return None if span is None else span._replace(since=max(span.since, micros(now)))
 
 
-def _excesses(account: Account, request: Request) -> Iterator[tuple[str, str]]:
+def _excesses(account: Account, request: Request) -> Iterator[QuotaExceeded]:
     """What a request would exceed, and what would help, a sentence each."""
     who, most = request.requester, account.quota.reservations
     if most is not None and account.holds + account.waits >= most:
-        yield (
+        yield QuotaExceeded(
             f"{who} has {account.holds + account.waits} of {most} reservations,"
             " and one more would exceed its quota",
-            "release one, or wait until one ends",
+            hint="release one, or wait until one ends",
         )
     for name, wanted in request.resources.items():
         cap = account.quota.amounts.get(name)
@@ -129,7 +131,8 @@ def _excesses(account: Account, request: Request) -> Iterator[tuple[str, str]]:
             continue
         has = account.held.amount(name) + account.awaited.amount(name)
         if has + wanted > cap:
-            yield _too_much(account, who, name, wanted), _less(name, wanted, has + wanted - cap)
+            less = _less(name, wanted, has + wanted - cap)
+            yield QuotaExceeded(_too_much(account, who, name, wanted), hint=less)
 
 
 def _too_much(account: Account, who: str, name: str, wanted: int) -> str:

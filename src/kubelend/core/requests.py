@@ -18,9 +18,8 @@ import sys
 from collections.abc import Iterable
 from typing import Final
 
-import msgspec
-
 from kubelend.core import errors
+from kubelend.core.excerpts import Excerpt
 from kubelend.core.pods import Guest, Pod
 from kubelend.core.quantities import LARGEST, REMEMBERED, Quantity
 from kubelend.core.resources import NOTHING, Resources
@@ -29,22 +28,18 @@ Texts = dict[str, str]
 """Quantities by the name of the resource, as Kubernetes writes them."""
 
 
-class Part(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """The common shape of all that is read; other fields are passed over."""
-
-
-class Requirements(Part, frozen=True, gc=False):
+class Requirements(Excerpt, frozen=True, gc=False):
     requests: Texts = {}
 
 
-class Container(Part, frozen=True, gc=False):
+class Container(Excerpt, frozen=True, gc=False):
     name: str = ""
     restart_policy: str = ""
     """Of an init container: "Always" makes it a sidecar, which stays while the others run."""
     resources: Requirements = Requirements()
 
 
-class PodSpec(Part, frozen=True, gc=False):
+class PodSpec(Excerpt, frozen=True, gc=False):
     node_name: str = ""
     containers: tuple[Container, ...] = ()
     init_containers: tuple[Container, ...] = ()
@@ -52,7 +47,7 @@ class PodSpec(Part, frozen=True, gc=False):
     resources: Requirements = Requirements()
 
 
-class ContainerStatus(Part, frozen=True, gc=False):
+class ContainerStatus(Excerpt, frozen=True, gc=False):
     name: str = ""
     resources: Requirements | None = None
     """What it really runs with; None if the node has not said so."""
@@ -60,16 +55,16 @@ class ContainerStatus(Part, frozen=True, gc=False):
     """What its node has set aside for it."""
 
 
-class Condition(Part, frozen=True, gc=False):
+class PodCondition(Excerpt, frozen=True, gc=False):
     type: str = ""
     reason: str = ""
 
 
-class PodStatus(Part, frozen=True, gc=False):
+class PodStatus(Excerpt, frozen=True, gc=False):
     phase: str = ""
     resize: str = ""
     """Until 1.32; the condition `PodResizePending` says it since."""
-    conditions: tuple[Condition, ...] = ()
+    conditions: tuple[PodCondition, ...] = ()
     container_statuses: tuple[ContainerStatus, ...] = ()
     init_container_statuses: tuple[ContainerStatus, ...] = ()
     resources: Requirements = Requirements()
@@ -77,17 +72,17 @@ class PodStatus(Part, frozen=True, gc=False):
     allocated_resources: Texts = {}
 
 
-class Metadata(Part, frozen=True, gc=False):
+class PodMetadata(Excerpt, frozen=True, gc=False):
     uid: str
     name: str
     namespace: str = ""
     labels: Texts = {}
 
 
-class KubernetesPod(Part, frozen=True, gc=False):
+class KubernetesPod(Excerpt, frozen=True, gc=False):
     """A Pod of Kubernetes, as far as it says what it asks for, where, and for whom."""
 
-    metadata: Metadata
+    metadata: PodMetadata
     spec: PodSpec = PodSpec()
     status: PodStatus = PodStatus()
 

@@ -92,6 +92,10 @@ class Resources(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
             else self.extended,
         )
 
+    def larger(self, other: Resources) -> Resources:
+        """Of each resource the larger amount of both."""
+        return self + (other - self).clamped()
+
     def fits_in(self, free: Resources) -> bool:
         """Whether all that is asked for is there; an exact fit fits.
 

@@ -18,10 +18,6 @@ class Rulebook:
         self._limits: dict[ClusterId, Limits] = {}
         self._lendings: dict[ClusterId, Lending] = {}
 
-    def __bool__(self) -> bool:
-        """Whether any provider has a policy."""
-        return bool(self._lendings)
-
     @property
     def limits(self) -> Mapping[ClusterId, Limits]:
         return self._limits

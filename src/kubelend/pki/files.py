@@ -72,7 +72,8 @@ def save_credentials(directory: Path, credentials: Credentials, *, overwrite: bo
     """Write the three files. Without `overwrite` nothing at all is written if a pair is there."""
     make_directory(directory)
     if not overwrite:
-        _refuse_existing(directory, keyfiles.KEY, keyfiles.CERTIFICATE)
+        hint = "choose another directory, or replace them with --overwrite"
+        _refuse_existing(directory, keyfiles.KEY, keyfiles.CERTIFICATE, hint=hint)
     _save_authorities(directory, credentials.authorities, overwrite=overwrite)
     _save_key(directory / keyfiles.KEY, credentials.key, overwrite=overwrite)
     shown = [credentials.certificate, *credentials.chain]
@@ -109,7 +110,8 @@ def save_authority(
     """
     make_directory(directory)
     if not overwrite:
-        _refuse_existing(directory, AUTHORITY_KEY, keyfiles.AUTHORITIES, CROSS)
+        hint = "choose another directory, or move the old files away"
+        _refuse_existing(directory, AUTHORITY_KEY, keyfiles.AUTHORITIES, CROSS, hint=hint)
     if cross:
         _save_certificates(directory / CROSS, cross, overwrite=overwrite)
     _save_authorities(directory, certificates, overwrite=overwrite)
@@ -231,13 +233,10 @@ def _passphrase_hint(text: bytes, passphrase: Passphrase | None) -> str:
     return ""
 
 
-def _refuse_existing(directory: Path, *names: str) -> None:
+def _refuse_existing(directory: Path, *names: str, hint: str) -> None:
     existing = [str(directory / name) for name in names if (directory / name).exists()]
     if existing:
-        raise InvalidSettings(
-            f"{' and '.join(existing)} would be overwritten",
-            hint="choose another directory, or move the old files away",
-        )
+        raise InvalidSettings(f"{' and '.join(existing)} would be overwritten", hint=hint)
 
 
 def _save_key(

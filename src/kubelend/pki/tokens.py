@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import hmac
 import re
 import secrets
 from typing import NamedTuple
@@ -66,11 +65,6 @@ def parse(text: str) -> Parts:
 def digest(secret: str) -> str:
     """What is kept of a secret, in hex."""
     return hashlib.sha256(secret.encode()).hexdigest()
-
-
-def matches(secret: str, kept: str) -> bool:
-    """Whether this is the secret of that digest; in a time that does not tell how nearly."""
-    return hmac.compare_digest(digest(secret).encode(), kept.encode())
 
 
 def _random(length: int) -> str:

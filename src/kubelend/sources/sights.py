@@ -15,13 +15,13 @@ from msgspec.structs import force_setattr
 
 from kubelend.core import nodes, requests
 from kubelend.core.errors import InvalidInput
-from kubelend.core.nodes import KubernetesNode, Node, NodeSpec, NodeStatus
+from kubelend.core.nodes import KubernetesNode, Node, NodeMetadata, NodeSpec, NodeStatus
 from kubelend.core.pods import Pod
-from kubelend.core.requests import KubernetesPod, PodSpec, PodStatus
+from kubelend.core.requests import KubernetesPod, PodMetadata, PodSpec, PodStatus
 from kubelend.kube.resources import Resource
 
 
-class NodeHead(nodes.Metadata, frozen=True, gc=False):
+class NodeHead(NodeMetadata, frozen=True, gc=False):
     """Nodes are in no namespace, but every kind can be asked for it."""
 
     uid: str = ""
@@ -49,7 +49,7 @@ class SeenNode(msgspec.Struct, frozen=True, gc=False):
 class SeenPod(msgspec.Struct, frozen=True, gc=False):
     """A pod, of which `kept` is left once it is decoded."""
 
-    metadata: requests.Metadata
+    metadata: PodMetadata
     spec: PodSpec = PodSpec()
     status: PodStatus = PodStatus()
     kept: Pod = Pod("")
@@ -76,7 +76,7 @@ PODS: Final = Resource("", "v1", "pods", "Pod", SeenPod, page=50)
 NAMESPACES: Final = Resource("", "v1", "namespaces", "Namespace", Namespace, namespaced=False)
 
 _NODE_HEAD, _NODE_SPEC, _NODE_STATUS = NodeHead(""), NodeSpec(), NodeStatus()
-_POD_HEAD, _POD_SPEC, _POD_STATUS = requests.Metadata("", ""), PodSpec(), PodStatus()
+_POD_HEAD, _POD_SPEC, _POD_STATUS = PodMetadata("", ""), PodSpec(), PodStatus()
 
 
 @contextmanager

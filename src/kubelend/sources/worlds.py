@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from random import Random
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -23,9 +23,6 @@ from kubelend.core.resources import NOTHING, Resources
 from kubelend.sources import descriptions
 from kubelend.sources.descriptions import Description, Failure, PodGroup, Range, Work
 
-SECOND: Final = 1_000_000
-"""In microseconds, as all times here are."""
-
 _Action = Callable[[], list[Change]]
 """On the agenda, the ID of a pod stands for its end: there are thousands, and a function takes more room."""
 
@@ -34,6 +31,7 @@ class Step(NamedTuple):
     """What happens at one moment, all at once."""
 
     at: int
+    """Microseconds since the start, as all times here are."""
     changes: list[Change]
 
 
@@ -68,13 +66,6 @@ class World:
         """Let the next thing happen."""
         self._now, _, action = heapq.heappop(self._agenda)
         return Step(self._now, self._depart(action) if isinstance(action, str) else action())
-
-    def events(self) -> Iterator[tuple[float, Change]]:
-        """All that happens from here on, with its offset in seconds from the start."""
-        while self._agenda:
-            at, changes = self.step()
-            for change in changes:
-                yield at / SECOND, change
 
     # -- what is going to happen
 

@@ -13,6 +13,7 @@ from kubelend.broker.commits import GroupCommit
 from kubelend.core.errors import NotReady, StoreFailed
 from kubelend.core.models import Cluster, ReservationId
 from troubled import TroubledStore
+from virtual_time import settled
 
 
 class Scene:
@@ -32,6 +33,10 @@ class Scene:
     def submit(self, *names):
         self._revision += len(names)
         self.commits.submit([make.cluster(name) for name in names], self._revision)
+
+    async def keep(self, name):
+        self.submit(name)
+        await self.commits.settled()
 
     def kept(self):
         return sorted(found.id for found in self.store.kept.load().clusters)
@@ -86,14 +91,14 @@ async def test_what_is_submitted_in_one_turn_is_one_commit(scene):
 
 async def test_nobody_is_woken_before_it_is_durable(scene):
     scene.store.hold()
-    scene.submit("a")
-    waiting = asyncio.create_task(scene.commits.settled())
+    early = asyncio.create_task(scene.keep("a"))
     await scene.is_at_the_store()
-    await asyncio.wait([waiting], timeout=0.05)
-    assert not waiting.done()
+    late = asyncio.create_task(scene.commits.settled())
+    await settled()
+    assert (early.done(), late.done()) == (False, False)
     assert scene.landed == []
     scene.store.let_go()
-    await waiting
+    await asyncio.gather(early, late)
     assert scene.landed == [["a"]]
 
 
@@ -155,6 +160,31 @@ async def test_failure_fails_all_that_was_handed_over_since(scene, problem):
     assert (scene.landed, scene.kept()) == ([], [])
 
 
+async def test_what_is_being_written_lands_though_all_that_gathers_is_given_up(scene):
+    scene.store.hold()
+    scene.submit("a")
+    written = asyncio.create_task(scene.commits.settled())
+    await scene.is_at_the_store()
+    scene.submit("b")
+    gathering = asyncio.create_task(scene.commits.settled())
+    await asyncio.sleep(0)
+    scene.commits.fail(StoreFailed("given up"))
+    with pytest.raises(StoreFailed, match="given up"):
+        scene.submit("c")
+    loading = asyncio.create_task(scene.commits.load())
+    await settled()
+    assert (gathering.done(), written.done()) == (True, False)
+    with pytest.raises(StoreFailed, match="given up"):
+        await gathering
+    scene.store.let_go()
+    await written
+    assert (await loading).revision == 1
+    assert (scene.failures, scene.landed, scene.kept()) == (["given up"], [["a"]], ["a"])
+    scene.submit("d")
+    await scene.commits.settled()
+    assert scene.kept() == ["a", "d"]
+
+
 async def test_after_a_failure_it_goes_on_once_it_is_loaded_anew(scene):
     scene.store.broken = StoreFailed("full")
     scene.submit("a")
@@ -198,7 +228,7 @@ async def test_store_that_is_being_read_is_not_touched_in_the_event_loop(scene, 
         asker.cancel()
         await asyncio.wait([asker])
     scene.submit("a")
-    await asyncio.wait([asyncio.create_task(scene.commits.settled())], timeout=0.05)
+    await settled()
     assert (scene.store.prepared, scene.store.commits) == (0, 0)
     may_end.set()
     await scene.commits.settled()

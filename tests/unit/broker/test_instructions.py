@@ -4,7 +4,7 @@ import pytest
 
 import make
 from kubelend.broker import instructions
-from kubelend.broker.instructions import Action, Role
+from kubelend.broker.instructions import Action, Side
 from kubelend.core.lifecycle import Phase
 
 AMOUNTS = "cpu=500m,memory=256Mi,gpu=2"
@@ -17,17 +17,17 @@ def reservation(phase=Phase.RESERVED, *, target="a", left=()):
 
 
 def told(cluster, found):
-    return [(i.role, i.action, i.message) for i in instructions.for_cluster(cluster, found)]
+    return [(i.side, i.action, i.message) for i in instructions.for_cluster(cluster, found)]
 
 
-USE = (Role.REQUESTER, Action.USE, "Use a for 500m CPU / 256Mi Memory / 2 GPU")
-HOLD = (Role.PROVIDER, Action.HOLD, "Hold 500m CPU / 256Mi Memory / 2 GPU for requester r")
+USE = (Side.REQUESTER, Action.USE, "Use a for 500m CPU / 256Mi Memory / 2 GPU")
+HOLD = (Side.PROVIDER, Action.HOLD, "Hold 500m CPU / 256Mi Memory / 2 GPU for requester r")
 WITHDRAW = (
-    Role.PROVIDER,
+    Side.PROVIDER,
     Action.WITHDRAW,
     "Release 500m CPU / 256Mi Memory / 2 GPU held for requester r",
 )
-STOP = (Role.REQUESTER, Action.STOP, "Why")
+STOP = (Side.REQUESTER, Action.STOP, "Why")
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_both_sides_are_told_their_part(phase, requester, provider):
 
 def test_requester_of_a_waiting_one_is_told_to_wait():
     waiting = reservation(Phase.PENDING, target=None)
-    assert told("r", waiting) == [(Role.REQUESTER, Action.WAIT, "Why")]
+    assert told("r", waiting) == [(Side.REQUESTER, Action.WAIT, "Why")]
 
 
 @pytest.mark.parametrize("phase", [Phase.RESERVED, Phase.ACTIVE, Phase.FAILED])
@@ -70,5 +70,5 @@ def test_everyone_concerned_has_an_instruction():
 
 
 def test_words_are_api():
-    assert [role.value for role in Role] == ["requester", "provider"]
+    assert [side.value for side in Side] == ["requester", "provider"]
     assert [action.value for action in Action] == ["Wait", "Use", "Stop", "Hold", "Withdraw"]

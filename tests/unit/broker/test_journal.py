@@ -6,13 +6,14 @@ import contextlib
 import pytest
 
 import make
-from brokers import Clock, until
+from brokers import Clock
 from kubelend.broker.floods import IN_FULL, WINDOW
 from kubelend.broker.journal import PORTION, Journal
 from kubelend.broker.metrics import Metrics
 from kubelend.broker.service import Broker, Rules
 from kubelend.core import journal as chain
 from kubelend.core.errors import Forbidden
+from kubelend.core.events import Cut
 from kubelend.core.journal import Actor
 from kubelend.stores.memory import MemoryStore
 
@@ -62,6 +63,18 @@ async def test_search_looks_through_more_than_one_portion(scene):
     await scene.refuse(1, action="activate")
     await scene.refuse(2 * PORTION)
     assert await scene.numbers(wanted=lambda told: told.action == "activate") == ([1], None)
+
+
+async def test_line_is_shown_once_though_the_journal_is_cut_between_two_portions(scene):
+    await scene.refuse(2 * PORTION)
+
+    def cut_now(told):
+        if told.number == 2 * PORTION:
+            scene.store.commit([Cut(10)], scene.store.load().revision)
+        return True
+
+    numbers, before = await scene.numbers(wanted=cut_now, limit=2 * PORTION)
+    assert (numbers, before) == ([*range(2 * PORTION, 10, -1)], None)
 
 
 async def test_empty_journal_has_nothing_to_show(scene):
@@ -117,4 +130,5 @@ async def test_refusal_while_the_store_is_away_is_no_error(scene):
     scene.broker.unready = "without its store"
     scene.journal.refused(MALLORY, "reserve", "", Forbidden("no"))
     await scene.journal.tidy()
-    await until(lambda: scene.store.journal_ends()[1].number == 0)
+    await scene.broker.settled()
+    assert scene.store.journal_ends()[1].number == 0

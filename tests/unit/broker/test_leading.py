@@ -10,11 +10,13 @@ import pytest
 import make
 from brokers import Clock, until
 from kubelend.broker import parties
+from kubelend.broker.journal import Journal
 from kubelend.broker.leadership import NOBODY
 from kubelend.broker.metrics import Metrics
 from kubelend.broker.service import Broker, Rules
 from kubelend.core.errors import NotFound, NotLeader, NotReady, StoreFailed
 from kubelend.core.events import Archived, Dropped
+from kubelend.core.journal import THE_BROKER, Entry
 from kubelend.core.models import ClusterId, ReservationId
 from kubelend.core.records import News
 from troubled import TroubledStore
@@ -55,6 +57,7 @@ class Tail:
     def __init__(self, store=None):
         self.store = store
         self.news: asyncio.Queue[Any] = asyncio.Queue()
+        self.asked = 0
 
     async def follow(self):
         while True:
@@ -64,6 +67,7 @@ class Tail:
             yield found
 
     async def ask(self, question):
+        self.asked += 1
         return question(self.store)
 
 
@@ -168,6 +172,19 @@ async def test_a_follower_ends_nothing_by_itself(store, tail):
         broker.clock.pass_time(make.HOUR)
         assert (await broker.reservation(over.id)).phase == "Reserved"
     assert store.load().revision == 1
+
+
+async def test_a_follower_leaves_old_lines_of_the_journal_to_the_leader_and_does_not_look_for_them(
+    store, tail
+):
+    store.commit([Entry(make.T0, THE_BROKER, "Advertised", "cluster/a")], 1)
+    async with running(Vote(), lambda: store, tail) as broker:
+        await tail.news.put(store.load())
+        await until(lambda: broker.unready is None)
+        broker.clock.pass_time(2 * make.HOUR)
+        await Journal(broker, keep_for=make.HOUR).tidy()
+        assert tail.asked == 0
+    assert store.journal_ends()[0].number == 0
 
 
 async def test_a_follower_that_cannot_look_is_unready_until_it_can(store, tail):

@@ -4,16 +4,26 @@ import asyncio
 import contextlib
 
 import pytest
+from structlog.testing import capture_logs
 
 import make
 from brokers import Clock, until
 from kubelend.broker import views
 from kubelend.broker.metrics import Metrics
 from kubelend.broker.service import Broker, Rules
-from kubelend.core.errors import KeyReused, NoCapacity, NotFound, NotReady, StoreFailed
+from kubelend.core import commands
+from kubelend.core.errors import (
+    KeyReused,
+    NoCapacity,
+    NotFound,
+    NotReady,
+    StoreFailed,
+    WrongPhase,
+)
 from kubelend.core.lifecycle import Phase, Reason
 from kubelend.core.models import ClusterId, ReservationId
 from troubled import TroubledStore
+from virtual_time import settled
 
 A, R = ClusterId("a"), ClusterId("r")
 RULES = Rules(stale_after=make.STALE_AFTER, retention=make.HOUR, max_waiting=2)
@@ -119,14 +129,43 @@ async def test_stopping_broker_finishes_what_it_has_begun(store, clock):
 
 async def test_decision_is_made_on_what_is_assumed_before_it_is_durable(broker, store):
     """Two at once cannot both have the last piece, however slow the disk is."""
+    asked = store.prepared
     store.hold()
     calls = [
         asyncio.create_task(broker.reserve(make.request("cpu=3,memory=1Gi"))) for _ in range(2)
     ]
-    await asyncio.wait(calls, timeout=0.05)
+    await settled()
+    assert store.prepared == asked + 1
+    assert not any(call.done() for call in calls)
     store.let_go()
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
     assert sorted(type(outcome).__name__ for outcome in outcomes) == ["NoCapacity", "Reservation"]
+
+
+@pytest.mark.parametrize("problem", [ValueError("a bug"), WrongPhase("too late")], ids=repr)
+async def test_command_that_fails_halfway_leaves_nothing_behind(broker, store, problem):
+    def halfway(ledger, now):
+        yield from commands.advertise(ledger, make.advertisement("b"), make.STALE_AFTER, now)
+        raise problem
+
+    async with running(broker):
+        with capture_logs() as logs, pytest.raises(type(problem)):
+            await broker.change(halfway, lambda _, answer: answer)
+        assert (broker.unready or "").startswith("without its store: a command failed halfway")
+        await until(lambda: broker.unready is None)
+        assert list(broker.present()[0].clusters) == ["a"]
+        await broker.reserve(make.request())
+    assert [found.id for found in store.kept.load().clusters] == ["a"]
+    (told,) = (line for line in logs if "exc_info" in line)
+    assert (told["log_level"], told["exc_info"]) == ("error", problem)
+
+
+async def test_command_that_is_refused_before_its_first_event_is_no_failure(broker):
+    held = await broker.reserve(make.request())
+    await broker.release(held.id, Reason.BY_REQUESTER)
+    with pytest.raises(WrongPhase):
+        await broker.activate(held.id)
+    assert broker.unready is None
 
 
 async def test_refusal_carries_the_explanation(broker):

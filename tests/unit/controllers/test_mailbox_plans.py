@@ -5,7 +5,7 @@ import pytest
 
 import make
 from kubelend.broker import instructions, parties
-from kubelend.broker.instructions import Action, Role
+from kubelend.broker.instructions import Action, Side
 from kubelend.controllers import mailbox_plans as plans
 from kubelend.core.errors import (
     Forbidden,
@@ -278,8 +278,8 @@ def test_refusal_is_final_only_if_it_is(error, phase):
     assert (status["phase"], status["reason"]) == (phase, error.code)
 
 
-def test_role_of_each_side_is_told():
-    roles = {
-        cluster: next(instructions.for_cluster(cluster, record())).role for cluster in (ROME, BONN)
+def test_each_cluster_is_told_its_side():
+    sides = {
+        cluster: next(instructions.for_cluster(cluster, record())).side for cluster in (ROME, BONN)
     }
-    assert roles == {ROME: Role.REQUESTER, BONN: Role.PROVIDER}
+    assert sides == {ROME: Side.REQUESTER, BONN: Side.PROVIDER}

@@ -3,12 +3,15 @@
 from datetime import timedelta
 
 import pytest
+from msgspec.structs import replace
 
 import make
 from kubelend.core import entries, journal
 from kubelend.core.events import Earmarked, Forgotten
 from kubelend.core.journal import START, Actor, Entry, Head, Line
-from kubelend.core.members import Member, Standing, Token, TokenId
+from kubelend.core.limits import Limits
+from kubelend.core.members import Certificate, Member, Standing, Token, TokenId
+from kubelend.core.models import Cluster, ClusterId
 from kubelend.core.roles import Role
 
 ALICE = Actor("alice", "admin", "192.0.2.1")
@@ -160,6 +163,51 @@ def test_removal_is_told_with_the_key_and_when_it_is_forgotten():
     member = Member(Role.CLUSTER, "a", Standing.REVOKED, make.T0, key="sha256:ab", forget_at=until)
     facts = journal.facts(member)
     assert (facts["key"], facts["forgetAt"]) == ("sha256:ab", until)
+
+
+@pytest.mark.parametrize(
+    "record, names",
+    [
+        pytest.param(
+            make.reservation(target="a", expires_at=make.T0, acknowledged_at=make.T0),
+            "phase reason requester resources target expiresAt acknowledgedAt",
+            id="reservation",
+        ),
+        pytest.param(
+            make.cluster(
+                cordon="why", region="eu", prices=make.price_list(cpu="1"), policy=make.policy()
+            ),
+            "cordon labels prices policy",
+            id="cluster",
+        ),
+        pytest.param(
+            Cluster(replace(make.advertisement(), endpoint="https://a"), make.T0, make.T0),
+            "endpoint",
+            id="cluster that can be reached",
+        ),
+        pytest.param(
+            Member(
+                *(Role.CLUSTER, "a", Standing.REVOKED, make.T0, "old", "new", TokenId("abc")),
+                certificate=Certificate("1", make.T0, make.T0, "ca"),
+                revoked_at=make.T0,
+                reason="why",
+                forget_at=make.T0,
+            ),
+            "standing key asks reason certificate revokedAt forgetAt token",
+            id="member",
+        ),
+        pytest.param(
+            Token(TokenId("abc"), "d1ge57", Role.CLUSTER, make.T0, "alice", make.T0, name="a"),
+            "role name usesLeft expiresAt",
+            id="token",
+        ),
+        pytest.param(
+            Limits(ClusterId("a"), make.policy(), make.quota()), "policy quota", id="limits"
+        ),
+    ],
+)
+def test_line_tells_what_was_decided_of_each_kind(record, names):
+    assert list(journal.facts(record)) == names.split()
 
 
 def test_start_is_before_the_first_line():

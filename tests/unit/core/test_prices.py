@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import make
-from kubelend.core import errors, prices
+from kubelend.core import errors, filters, prices
 from kubelend.core.prices import BILLIONTHS, Prices
 
 
@@ -79,8 +79,17 @@ def test_what_is_no_currency_is_refused_with_its_field(text):
 )
 def test_hourly_price_counts_cores_gigabytes_and_devices(wanted, hourly):
     offer = make.price_list(cpu="0.05", memory="0.01", gpu="1.5", storage="0.001")
-    assert offer.hourly(make.resources(wanted)) == pytest.approx(hourly, rel=1e-12)
+    assert asked(offer, wanted) == pytest.approx(hourly, rel=1e-12)
+    assert offer.agreed(make.resources(wanted)) == round(hourly * BILLIONTHS)
 
 
 def test_what_is_not_priced_costs_nothing():
-    assert Prices("EUR", cpu=BILLIONTHS).hourly(make.resources("memory=1Ti,gpu=8")) == 0
+    offer = Prices("EUR", cpu=BILLIONTHS)
+    assert asked(offer, "memory=1Ti,gpu=8") == 0
+    assert offer.agreed(make.resources("memory=1Ti,gpu=8")) == 0
+
+
+def asked(offer, wanted):
+    """What a cluster with these prices asks per hour, as offers are compared."""
+    ledger = make.ledger(a=make.advertisement("a", "cpu=1", prices=offer))
+    return float(filters.hourly(make.request(wanted), ledger.fleet)[0])

@@ -51,7 +51,7 @@ def test_each_part_is_added_and_subtracted_by_itself(a, b):
 @given(anything, anything)
 def test_operators_leave_their_operands_alone(a, b):
     before = msgspec.json.encode([a, b])
-    a + b, a - b, a.clamped(), a.shortfall(b), a.texts()
+    a + b, a - b, a.clamped(), a.larger(b), a.shortfall(b), a.texts()
     assert msgspec.json.encode([a, b]) == before
 
 
@@ -74,6 +74,12 @@ def test_too_much_lent_stays_visible_until_clamped():
 def test_clamping_lifts_each_part_to_zero(a):
     for name in NAMES:
         assert a.clamped().amount(name) == max(a.amount(name), 0)
+
+
+@given(anything, anything)
+def test_the_larger_of_two_has_of_each_part_the_larger_amount(a, b):
+    for name in NAMES:
+        assert a.larger(b).amount(name) == max(a.amount(name), b.amount(name))
 
 
 @given(anything, anything)

@@ -7,7 +7,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from kubelend.core.errors import InvalidInput
+import make
+from kubelend.core import enrolment
+from kubelend.core.enrolment import Door
+from kubelend.core.errors import InvalidInput, TokenRefused
+from kubelend.core.members import Token, TokenId
+from kubelend.core.roles import Role
 from kubelend.pki import tokens
 
 REFUSAL = (
@@ -32,14 +37,19 @@ def test_no_two_tokens_share_anything():
     assert all(len(set(letters)) > 20 for letters in zip(*secrets, strict=True))
 
 
-def test_only_its_own_secret_matches_a_digest():
-    one, other = tokens.new(), tokens.new()
-    secret = tokens.parse(one.text).secret
-    assert tokens.matches(secret, one.digest)
-    assert not tokens.matches(secret, other.digest)
-    assert not tokens.matches(secret[:-1], one.digest)
-    assert not tokens.matches(secret, secret)
-    assert not tokens.matches("", "")
+def test_no_other_secret_than_its_own_passes_for_a_token():
+    desk, one, other = make.desk(), tokens.new(), tokens.new()
+    for made in (one, other):
+        kept = Token(
+            TokenId(made.id), made.digest, Role.CLUSTER, make.T0, "alice", make.T0 + make.HOUR
+        )
+        desk.run(enrolment.create_token(desk.ledger, kept, Door(), desk.now))
+    own, others = tokens.parse(one.text).secret, tokens.parse(other.text).secret
+    mine = TokenId(one.id)
+    assert enrolment.check_token(desk.ledger, mine, tokens.digest(own)).id == mine
+    for wrong in (tokens.digest(others), tokens.digest(own[:-1]), tokens.digest(""), own, ""):
+        with pytest.raises(TokenRefused):
+            enrolment.check_token(desk.ledger, mine, wrong)
 
 
 def test_white_space_around_a_pasted_token_is_nothing():

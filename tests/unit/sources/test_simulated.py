@@ -4,12 +4,12 @@ from contextlib import aclosing
 from datetime import timedelta
 
 import make
+from described_worlds import events, world
 from kubelend.agent.ports import Snapshot
 from kubelend.core.nodes import Node
 from kubelend.core.pods import Pod
 from kubelend.sources import descriptions, simulated
 from kubelend.sources.simulated import SimulatedSource
-from kubelend.sources.worlds import World
 from virtual_time import in_virtual_time, now
 
 FAILING = """
@@ -24,10 +24,6 @@ work: [{rate: 50/s, requests: {cpu: 1m..9m}, lifetime: 1s..5s}]
 
 def source(text, clock=now):
     return SimulatedSource(descriptions.parse(text, "x.yaml"), clock)
-
-
-def world(text):
-    return World(descriptions.parse(text, "x.yaml"))
 
 
 @in_virtual_time
@@ -51,7 +47,7 @@ async def test_late_listener_gets_all_in_order():
         await anext(changes)
         await asyncio.sleep(60)
         seen = [await anext(changes) for _ in range(3000)]
-    assert seen == [change for _, change in itertools.islice(world(BUSY).events(), 3000)]
+    assert seen == [change for _, change in itertools.islice(events(world(BUSY)), 3000)]
 
 
 @in_virtual_time

@@ -5,12 +5,13 @@ import pytest
 from msgspec.structs import replace
 
 import make
+from described_worlds import SECOND, events, world
 from kubelend.agent.ports import NodeGone, PodGone, Snapshot
 from kubelend.core.nodes import Node
 from kubelend.core.pods import Pod
 from kubelend.core.resources import NOTHING, Resources
 from kubelend.sources import descriptions
-from kubelend.sources.worlds import SECOND, World
+from kubelend.sources.worlds import World
 
 BUSY = """
 seed: 7
@@ -25,12 +26,8 @@ failures:
 """
 
 
-def world(text):
-    return World(descriptions.parse(text, "x.yaml"))
-
-
-def events(found, count=2000):
-    return list(itertools.islice(found.events(), count))
+def some_events(found, count=2000):
+    return list(itertools.islice(events(found), count))
 
 
 def placed(found):
@@ -41,17 +38,19 @@ def placed(found):
 
 
 def test_same_seed_gives_the_same_events():
-    assert events(world(BUSY)) == events(world(BUSY))
+    assert some_events(world(BUSY)) == some_events(world(BUSY))
     assert world(BUSY).snapshot() == world(BUSY).snapshot()
 
 
 def test_other_seed_gives_other_events():
-    assert events(world(BUSY), 50) != events(world(BUSY.replace("seed: 7", "seed: 8")), 50)
+    assert some_events(world(BUSY), 50) != some_events(
+        world(BUSY.replace("seed: 7", "seed: 8")), 50
+    )
 
 
 def test_events_are_the_same_in_every_process_and_version():
     """A digest that was written down once: nobody's dice, hashes or rounding may change it."""
-    text = repr([(at, *_plain(change)) for at, change in events(world(BUSY), 500)])
+    text = repr([(at, *_plain(change)) for at, change in some_events(world(BUSY), 500)])
     assert hashlib.sha256(text.encode()).hexdigest()[:16] == "adaeed6ed3b2fe39"
 
 
@@ -76,7 +75,7 @@ def test_change_of_one_part_leaves_the_chance_of_the_others():
                 seen.setdefault(change.id, (at, change.requests))
         return seen
 
-    one, other = arrivals(events(world(BUSY))), arrivals(events(world(more)))
+    one, other = arrivals(some_events(world(BUSY))), arrivals(some_events(world(more)))
     common = one.keys() & other.keys()
     assert len(common) > 100
     assert all(one[name][1] == other[name][1] for name in common)
@@ -164,7 +163,7 @@ def test_pod_waits_for_room_and_gets_it():
         "nodes: [{capacity: {cpu: 1}}]\nwork: [{rate: 1/s, requests: {cpu: 1}, lifetime: 10s}]"
     )
     first, second = "work-1-1", "work-1-2"
-    seen = events(found, 40)
+    seen = some_events(found, 40)
     waiting = next(i for i, (_, change) in enumerate(seen) if change == Pod(second, "", R1))
     gone = seen.index((seen[0][0] + 10, PodGone(first)))
     assert waiting < gone
@@ -179,7 +178,7 @@ def test_node_fails_for_as_long_as_its_repair_takes_and_then_gets_what_waits():
         "nodes: [{capacity: {cpu: 4}}]\nfailures: [{node: node-1, at: 5s, repair: 10s}]\n"
         "work: [{rate: 1/s, requests: {cpu: 1m}, lifetime: 1h}]"
     )
-    seen = list(itertools.takewhile(lambda event: event[0] < 20, found.events()))
+    seen = list(itertools.takewhile(lambda event: event[0] < 20, events(found)))
     turns = [(at, change.is_ready) for at, change in seen if isinstance(change, Node)]
     assert turns == [(5.0, False), (15.0, True)]
     meanwhile = [change for at, change in seen if 5 <= at < 15 and isinstance(change, Pod)]
@@ -195,12 +194,12 @@ def test_node_is_ready_only_when_all_its_failures_are_repaired():
         "nodes: [{capacity: {cpu: 4}}]\nfailures: [{node: node-1, at: 1s, repair: 9s},"
         " {node: node-1, at: 2s, repair: 1s}]"
     )
-    assert [(at, change.is_ready) for at, change in found.events()] == [(1, False), (10, True)]
+    assert [(at, change.is_ready) for at, change in events(found)] == [(1, False), (10, True)]
 
 
 def test_failure_without_repair_is_for_ever():
     found = world("nodes: [{capacity: {cpu: 4}}]\nfailures: [{node: node-1, at: 1s}]")
-    assert [(at, change.is_ready) for at, change in found.events()] == [(1, False)]
+    assert [(at, change.is_ready) for at, change in events(found)] == [(1, False)]
 
 
 # -- how much
@@ -221,7 +220,7 @@ def test_steady_world_stays_as_large_and_as_busy():
     found = World(descriptions.steady(nodes=20, pods=600, events_per_second=50))
     assert len(found.snapshot().pods) == 600
     assert len(found.snapshot().nodes) == 20
-    seen = list(itertools.takewhile(lambda event: event[0] < 200, found.events()))
+    seen = list(itertools.takewhile(lambda event: event[0] < 200, events(found)))
     assert 9_000 < len(seen) < 11_000
     assert 500 < len(found.snapshot().pods) < 700
     assert all(pod.node for pod in found.snapshot().pods)
@@ -236,7 +235,7 @@ failures:
   - {node: node-1, at: 2s, repair: 1s}
 """)
     node = found.snapshot().nodes[0]
-    assert list(found.events()) == [
+    assert list(events(found)) == [
         (1.0, PodGone("pod-1-1")),
         (1.0, PodGone("pod-1-2")),
         (1.0, NodeGone("node-1")),
@@ -252,12 +251,12 @@ nodes: [{capacity: {cpu: 2}}]
 work: [{rate: 1/h, requests: {cpu: 1}, lifetime: 5s, start: 1}]
 failures: [{node: node-1, at: 1us, gone: true}, {node: node-1, at: 1s, repair: 2s}]
 """)
-    seen = [change for _, change in itertools.islice(found.events(), 3)]
+    seen = [change for _, change in itertools.islice(events(found), 3)]
     assert seen[:2] == [PodGone("work-1-1"), NodeGone("node-1")]
     assert isinstance(seen[2], Pod)
 
 
 def test_nodes_that_are_replaced_again_and_again_have_short_new_names():
     found = world("nodes: [{capacity: {cpu: 2}}]\nfailures: [{rate: 1/s, repair: 1s, gone: true}]")
-    seen = [change for _, change in itertools.islice(found.events(), 6)]
+    seen = [change for _, change in itertools.islice(events(found), 6)]
     assert [one.name for one in seen] == ["node-1", *(f"node-1.{n}" for n in (1, 1, 2, 2, 3))]

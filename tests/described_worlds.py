@@ -1,0 +1,24 @@
+"""Simulated clusters from a description's text, and all that happens in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from kubelend.sources import descriptions
+from kubelend.sources.worlds import World
+
+SECOND = 1_000_000
+"""In microseconds, as a world counts."""
+
+
+def world(text: str) -> World:
+    return World(descriptions.parse(text, "x.yaml"))
+
+
+def events(found: World) -> Iterator[tuple[float, Any]]:
+    """Each change from here on, with its offset in seconds from the start."""
+    while found.next_at is not None:
+        at, changes = found.step()
+        for change in changes:
+            yield at / SECOND, change
