@@ -203,6 +203,22 @@ def test_several_are_released_though_one_is_unknown(kubelend):
     assert err == "error: no reservation 'unknown'; see `kubelend get reservations`"
 
 
+@pytest.mark.parametrize("format,read", [("json", json.loads), ("yaml", yaml.safe_load)])
+def test_several_that_are_released_are_one_list_for_programs(kubelend, format, read):
+    first, second, third = borrow(kubelend), borrow(kubelend), borrow(kubelend)
+    found = read(kubelend(f"release {first} {second} -o {format}")[1])
+    assert [one["id"] for one in found["reservations"]] == [first, second]
+    assert read(kubelend(f"release {third} -o {format}")[1])["id"] == third
+    code, out, _ = kubelend(f"release unknown {third} -o {format}")
+    assert (code, [one["id"] for one in read(out)["reservations"]]) == (3, [third])
+
+
+def test_a_watch_is_for_clusters(admin):
+    code, out, err = admin("get reservations --watch")
+    assert (code, out) == (4, "")
+    assert "it needs a certificate with the role cluster" in err
+
+
 def test_the_version_of_the_broker_is_told(kubelend):
     code, out, _ = kubelend("version")
     assert code == 0
@@ -217,24 +233,24 @@ def test_a_running_brokers_store_passes_the_audit(kubelend, broker):
     assert (report["violations"], report["clusters"], report["live"]) == (0, 2, 1)
 
 
-def test_a_certificate_of_another_authority_is_exit_code_7(kubelend, certificates):
-    code, _, err = kubelend("get reservations", certificates.stranger("borrower"))
-    assert code == 7
-    assert "it seems not to accept" in err
+@pytest.mark.parametrize(
+    "kind,reason",
+    [
+        ("stranger", "which no authority in"),
+        ("expired", "expired at"),
+        ("early", "is not valid before"),
+    ],
+)
+def test_a_certificate_that_is_not_accepted_is_exit_code_4(kubelend, certificates, kind, reason):
+    code, out, err = kubelend("get reservations", getattr(certificates, kind)("borrower"))
+    assert (code, out) == (4, "")
+    assert reason in err
+    assert err.endswith("(`kubelend ca issue`, or `kubelend join`)")
 
 
 def test_a_watch_shows_each_change_until_ctrl_c(kubelend, broker, certificates):
-    program = str(Path(sys.executable).with_name("kubelend"))
-    command = [program, "get", "reservations", "--watch"]
-    environment = {
-        "PATH": os.environ["PATH"],
-        "KUBELEND_BROKER": broker.url,
-        "KUBELEND_CERT_PATH": str(certificates.cluster("borrower")),
-    }
     name = borrow(kubelend)
-    with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as watch:
+    with watching(broker, certificates) as watch:
         assert watch.stdout is not None
         assert watch.stdout.readline().split() == [
             "NAME",
@@ -250,3 +266,31 @@ def test_a_watch_shows_each_change_until_ctrl_c(kubelend, broker, certificates):
         watch.send_signal(signal.SIGINT)
         _, err = watch.communicate(timeout=10)
     assert (watch.returncode, err) == (130, "")
+
+
+def test_a_watch_ends_when_nobody_reads_it(kubelend, broker, certificates):
+    name = borrow(kubelend)
+    with watching(broker, certificates) as watch:
+        assert watch.stdout is not None
+        assert watch.stdout.readline().startswith("NAME")
+        watch.stdout.close()
+        kubelend(f"release {name}")
+        assert watch.wait(timeout=10) == 0
+        assert watch.stderr is not None
+        assert watch.stderr.read() == ""
+
+
+def watching(broker, certificates):
+    program = str(Path(sys.executable).with_name("kubelend"))
+    environment = {
+        "PATH": os.environ["PATH"],
+        "KUBELEND_BROKER": broker.url,
+        "KUBELEND_CERT_PATH": str(certificates.cluster("borrower")),
+    }
+    return subprocess.Popen(
+        [program, "get", "reservations", "--watch"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )

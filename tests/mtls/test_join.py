@@ -286,3 +286,26 @@ async def test_answer_to_a_body_that_is_none_says_so(broker):
         broker, "POST", "/enrol/v1/join", json.dumps({"token": "kl1"}).encode()
     )
     assert answer.refusal == (400, "InvalidInput")
+
+
+async def test_members_are_listed_in_pages_by_role_and_name(broker, tmp_path):
+    for name in ("rome", "berlin", "paris"):
+        await Newcomer(name).join(broker, await newcomers.token(broker, name=name), tmp_path / name)
+    first = await broker.admin().read("members", limit="2")
+    assert [one["name"] for one in first["members"]] == ["berlin", "paris"]
+    rest = await broker.admin().read("members", **{"limit": "2", "continue": first["next"]})
+    assert [one["name"] for one in rest["members"]] == ["rome"]
+    assert "next" not in rest
+
+
+async def test_failure_inside_the_broker_is_logged_and_told_to_a_newcomer_without_details(
+    broker, log
+):
+    """A clock that gives no time stands for whatever we did not foresee."""
+    token = await newcomers.token(broker, name="berlin")
+    broker.clock.now = "not a time"
+    answer = await Newcomer("berlin").ask(broker, token)
+    assert answer.refusal == (500, "Internal")
+    assert answer.problem.error == "the broker failed; its log says why"
+    (line,) = log.lines("call failed")
+    assert line["route"] == "join"

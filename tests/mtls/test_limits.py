@@ -7,6 +7,7 @@ import zlib
 
 import pytest
 
+import bare
 import make
 from callers import offer, wish
 from kubelend.core.resources import Resources
@@ -41,6 +42,15 @@ async def test_megabyte_is_too_much_for_every_route_that_reads(r, path):
     answer = await r.post(path, content=padded(wish(), 2**20))
     assert answer.refusal == (413, "BodyTooLarge")
     assert (await r.get("version")).status == 200
+
+
+async def test_body_that_says_it_is_too_long_is_not_waited_for(broker):
+    """Nothing of it has come, and nothing need come."""
+    async with bare.connected(broker.cluster("r")) as (reader, writer):
+        writer.write(bare.POST + b"Content-Length: 99999999999\r\n\r\n")
+        answer = await bare.answer_of(reader)
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert b"99999999999 bytes are more than" in answer
 
 
 async def test_body_without_a_length_is_measured_as_it_comes(r):

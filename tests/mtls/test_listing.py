@@ -65,6 +65,28 @@ async def test_page_has_a_hundred_unless_told_otherwise(long):
     assert len(page["reservations"]) == 100
 
 
+@pytest.mark.parametrize("role, name", [("requester", "odd"), ("provider", "a")])
+async def test_client_that_knows_no_pages_is_shown_all_that_is_open(long, role, name):
+    """The published agents ask so, and take the answer for everything."""
+    page = await long.cluster(name).read("reservations", role=role)
+    numbers = range(1, COUNT, 2) if name == "odd" else range(COUNT)
+    assert [one["id"] for one in page["reservations"]] == [f"rsv-{n:04d}" for n in numbers]
+    assert "next" not in page
+
+
+async def test_such_a_client_is_shown_the_newest_that_are_over(broker):
+    a, r = broker.cluster("a"), broker.cluster("r")
+    await a.advertise("64", "64Gi")
+    kept = await r.reserve("1m", "1Mi")
+    over = [(await r.reserve("1m", "1Mi"))["id"] for _ in range(103)]
+    for name in over:
+        await r.delete("reservations", name)
+    page = await r.read("reservations", role="requester")
+    assert [one["id"] for one in page["reservations"]] == [kept["id"], *over[3:]]
+    page = await r.read("reservations", role="requester", phase="Released", limit="2")
+    assert [one["id"] for one in page["reservations"]] == over[:2]
+
+
 async def test_pages_of_one_cluster_hold_only_its_own(long):
     odd = long.cluster("odd")
     found = joined(await pages(odd, "reservations", limit="500"))

@@ -155,6 +155,17 @@ async def test_hundred_stalled_clients_keep_nobody_waiting(broker):
 # -- those that go away, and those that babble
 
 
+async def test_client_that_does_not_wait_for_its_answer_is_counted_as_gone(start):
+    """Its body is still to come: until then its call is open."""
+    broker = await start()
+    async with connected(broker.cluster("hasty")) as (_, writer):
+        writer.write(POST + b"Content-Length: 100\r\n\r\n{")
+        await brokers.until(lambda: len(connections()) == 1)
+        transport_of(writer).abort()
+    labels = {"route": "reserve", "method": "POST", "code": "499"}
+    await brokers.until(lambda: broker.metric("kubelend_http_requests_total", **labels) == 1)
+
+
 @pytest.mark.parametrize(
     "sent",
     [

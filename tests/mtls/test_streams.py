@@ -48,6 +48,13 @@ async def test_stream_opens_with_a_reset_and_all_that_is_open(broker, a, r):
         assert [int(found.id) for found in told] == sorted(int(found.id) for found in told)
 
 
+async def test_stream_that_its_client_ends_is_counted(broker, a):
+    async with a.stream() as stream:
+        await stream.event()
+    labels = {"route": "stream", "method": "GET", "code": "200"}
+    await brokers.until(lambda: broker.metric("kubelend_http_requests_total", **labels) == 1)
+
+
 async def test_reservation_is_pushed_to_provider_and_requester(a, r):
     async with a.stream() as provider, r.stream() as requester:
         await provider.event()

@@ -1,22 +1,21 @@
-"""What the HTTP server calls for every request: identity, limits, route, access, handler, errors.
+"""What the REST interface does with every request: identity, limits, route, access, handler.
 
-Every error becomes a problem body, a metric and, where somebody was refused, a line in the log.
+Where somebody was refused, there is a line in the log or the journal. All else about errors: `api.roots`.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable, Mapping
 
-import msgspec
 import structlog
 from aiohttp import web
 
-from kubelend.api import speaking
+from kubelend.api import roots, speaking
 from kubelend.api.calls import Call, Context
+from kubelend.api.roots import Visit
+from kubelend.broker.journal import Journal
 from kubelend.broker.writer import ACTOR
 from kubelend.core.errors import (
-    BodyTooLarge,
     Conflict,
     Forbidden,
     Hidden,
@@ -25,28 +24,17 @@ from kubelend.core.errors import (
     KeyReused,
     KubelendError,
     LimitExceeded,
-    MethodNotAllowed,
-    NotLeader,
     RateLimited,
-    Revoked,
-    TooSlow,
-    Unavailable,
 )
 from kubelend.core.journal import Actor
 from kubelend.core.roles import Role
 from kubelend.kits.repeats import Repeats
-from kubelend.pki import forwarding
 from kubelend.pki.identities import Caller
-from kubelend.wire import matching, problems
+from kubelend.wire import matching
 from kubelend.wire.matching import Match
 from kubelend.wire.route import AGENT, Access, Route
 
 Handler = Callable[[Call], Awaitable[web.StreamResponse]]
-HttpHandler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
-
-UNKNOWN_ROUTE = "unknown"
-RETRY_AFTER = "2"
-"""Seconds after which to ask a broker again that cannot answer now."""
 
 PROBES = frozenset({"healthz", "readyz"})
 """What is answered also while the store is not read that knows who was put out."""
@@ -72,46 +60,31 @@ _ALLOWED: dict[Access, frozenset[Role]] = {
 log = structlog.get_logger("kubelend.api")
 
 
-def bind(handlers: Mapping[str, Handler], context: Context) -> HttpHandler:
+def bind(handlers: Mapping[str, Handler], context: Context) -> roots.HttpHandler:
     """All handlers, by the names of their routes, as the one that the server calls."""
-    metrics, admit = context.metrics, context.limiter.admit
+    admit, check = context.limiter.admit, context.callers.check
     holder_of, caller_of = context.callers.holder, context.callers.of
-    check = context.callers.check
-    repeats = Repeats()
 
-    async def answer(request: web.BaseRequest) -> web.StreamResponse:
-        began = time.perf_counter()
+    def enter(visit: Visit) -> Awaitable[web.StreamResponse]:
+        request = visit.request
         found = matching.find(request.method, request.rel_url.raw_path)
-        name = found.route.name if isinstance(found, Match) else UNKNOWN_ROUTE
-        caller = None
-        try:
-            caller = holder_of(request)  # a proxy is named, where it is the proxy that is refused
-            caller = caller_of(caller, request)
-            ACTOR.set(_actor(caller, request))
-            admit(f"{caller.role} {caller.name}")  # a cluster may have the name of a person
-            if name not in PROBES or context.broker.unready is None:
-                check(caller)
-            if not isinstance(found, Match):
-                raise found
-            _check_role(caller, found.route)
-            instance = request.headers.get(AGENT)
-            if instance:
-                speaking.admit(context.speakers, name, instance, caller, request.remote)
-            response = await handlers[name](Call(request, caller, context, found.names))
-        except KubelendError as error:
-            metrics.refused(name, error.code)
-            _log_refusal(name, request, caller, error, repeats)
-            if isinstance(error, TOLD):
-                context.journal.refused(_actor(caller, request), name, _subject(found), error)
-            response = problem(error, request)
-        except Exception:  # the root of a call: log, answer, and serve the next
-            log.exception("call failed", route=name)
-            failure = KubelendError("the broker failed", hint="its log says why")
-            response = problem(failure, request)
-        metrics.answered(name, request.method, response.status, time.perf_counter() - began)
-        return response
+        if isinstance(found, Match):
+            visit.route, visit.names = found.route.name, found.names
+        visit.caller = holder_of(request)  # a proxy is named, where it is the proxy that is refused
+        visit.caller = caller = caller_of(visit.caller, request)
+        ACTOR.set(_actor(caller, request))
+        admit(f"{caller.role} {caller.name}")  # a cluster may have the name of a person
+        if visit.route not in PROBES or context.broker.unready is None:
+            check(caller)
+        if not isinstance(found, Match):
+            raise found
+        _check_role(caller, found.route)
+        instance = request.headers.get(AGENT)
+        if instance:
+            speaking.admit(context.speakers, visit.route, instance, caller, request.remote)
+        return handlers[visit.route](Call(request, caller, context, found.names))
 
-    return answer
+    return roots.root(enter, _teller(context.journal), context.metrics)
 
 
 def _check_role(caller: Caller, route: Route) -> None:
@@ -123,6 +96,19 @@ def _check_role(caller: Caller, route: Route) -> None:
         )
 
 
+def _teller(journal: Journal) -> roots.Refused:
+    """Tells of refusals in the log and in the journal."""
+    repeats = Repeats()
+
+    def tell(visit: Visit, error: KubelendError) -> None:
+        _log_refusal(visit, error, repeats)
+        if isinstance(error, TOLD):
+            actor = _actor(visit.caller, visit.request)
+            journal.refused(actor, visit.route, _subject(visit), error)
+
+    return tell
+
+
 def _actor(caller: Caller | None, request: web.BaseRequest) -> Actor:
     remote = request.remote or ""
     if caller is None:
@@ -130,56 +116,28 @@ def _actor(caller: Caller | None, request: web.BaseRequest) -> Actor:
     return Actor(caller.name, caller.role, remote, caller.proxy)
 
 
-def _subject(found: Match | KubelendError) -> str:
+def _subject(visit: Visit) -> str:
     """What the call was about, as far as its path says."""
-    if not isinstance(found, Match):
-        return ""
-    return ",".join(f"{kind}/{name}" for kind, name in found.names.items())
+    return ",".join(f"{kind}/{name}" for kind, name in visit.names.items())
 
 
-def _log_refusal(
-    name: str,
-    request: web.BaseRequest,
-    caller: Caller | None,
-    error: KubelendError,
-    repeats: Repeats,
-) -> None:
+def _log_refusal(visit: Visit, error: KubelendError, repeats: Repeats) -> None:
     """Who was kept out, and of what. A request that merely does not fit or is mistaken is no such line.
 
     Those that come again and again by themselves, or without a limit of calls, are told now and then.
     """
+    caller, remote = visit.caller, visit.request.remote
     left_out: int | None = 0
     if isinstance(error, RateLimited | InvalidIdentity | IdentityInUse):
-        left_out = repeats.left_out((error.code, caller or request.remote))
+        left_out = repeats.left_out((error.code, caller or remote))
     if left_out is not None and isinstance(error, _LOGGED):
         log.warning(
             "refused",
-            route=name,
+            route=visit.route,
             caller=None if caller is None else caller.name,
-            remote=request.remote,
+            remote=remote,
             **({"via": caller.proxy} if caller is not None and caller.via else {}),
             code=error.code,
             problem=error.message,
             **({"left_out": left_out} if left_out else {}),
         )
-
-
-def problem(error: KubelendError, request: web.BaseRequest) -> web.StreamResponse:
-    """An error as an answer."""
-    body = problems.to_problem(error)
-    headers = {"Content-Type": problems.CONTENT_TYPE}
-    if isinstance(error, LimitExceeded) and error.retryable:
-        headers["Retry-After"] = str(max(1, round(error.retry_after)))
-    if isinstance(error, Unavailable):
-        headers["Retry-After"] = RETRY_AFTER
-    if isinstance(error, MethodNotAllowed):
-        headers["Allow"] = ", ".join(error.allowed)
-    response = web.Response(body=msgspec.json.encode(body), status=body.status, headers=headers)
-    broken = request.content.exception() is not None
-    if broken or isinstance(error, TooSlow | BodyTooLarge):
-        response.force_close()  # the rest of the body is not waited for
-    if isinstance(error, Revoked) and forwarding.HEADER not in request.headers:
-        response.force_close()  # a proxy's connection is not its own to lose
-    if isinstance(error, NotLeader):
-        response.force_close()  # the next one may lead to the broker that does
-    return response

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from aiohttp import web
@@ -22,11 +22,12 @@ from kubelend.core.errors import InvalidInput
 from kubelend.core.models import ClusterId, ReservationId
 from kubelend.pki.identities import Caller
 from kubelend.wire.conversion import Terms
+from kubelend.wire.route import LONGEST_PAGE
 
 Body = TypeVar("Body")
+Item = TypeVar("Item")
 
 JSON = {"Content-Type": "application/json"}
-LONGEST_PAGE = 1000
 
 
 class Context(NamedTuple):
@@ -114,6 +115,16 @@ class Call:
 
     def page_size(self) -> int:
         return max(1, self.number("limit", 100, LONGEST_PAGE))
+
+
+def cut(
+    found: Sequence[Item], limit: int, key: Callable[[Item], str]
+) -> tuple[Sequence[Item], str]:
+    """A page of what was found, and where the next begins: after the `key` of its last.
+
+    Whoever searches asks for one more than `limit`: only that tells whether there is a next page.
+    """
+    return found[:limit], key(found[limit - 1]) if len(found) > limit else ""
 
 
 def json(body: Any, status: int = 200) -> JsonAnswer:

@@ -5,18 +5,18 @@ from __future__ import annotations
 from aiohttp import web
 
 from kubelend.api import access
-from kubelend.api.calls import Call, json
+from kubelend.api.calls import Call, cut, json
 from kubelend.broker.views import ClusterView
-from kubelend.wire import bodies, conversion
+from kubelend.wire import bodies, conversion, texts
 
 NO_CONTENT = 204
 
 
 async def list_clusters(call: Call) -> web.StreamResponse:
     limit = call.page_size()
-    views = await call.broker.clusters(call.request.query.get("continue", ""), limit + 1)
-    more = views[limit - 1].cluster.id if len(views) > limit else ""
-    return json(bodies.ClusterList([_body(call, view) for view in views[:limit]], more))
+    found = await call.broker.clusters(call.request.query.get("continue", ""), limit + 1)
+    views, more = cut(found, limit, lambda view: view.cluster.id)
+    return json(bodies.ClusterList([_body(call, view) for view in views], more))
 
 
 async def get_cluster(call: Call) -> web.StreamResponse:
@@ -47,7 +47,7 @@ async def remove_cluster(call: Call) -> web.StreamResponse:
 
 async def _reason(call: Call) -> str:
     body = await call.optional_body(bodies.CordonRequest)
-    return body.reason or f"by {call.caller.name}"
+    return texts.checked(body.reason, "reason") or f"by {call.caller.name}"
 
 
 def _body(call: Call, view: ClusterView) -> bodies.Cluster:

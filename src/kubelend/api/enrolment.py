@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import NamedTuple
 
 import structlog
 from aiohttp import web
 
-from kubelend.api import binding, reading
+from kubelend.api import reading, roots
 from kubelend.api.calls import json
 from kubelend.api.limits import RateLimiter
+from kubelend.api.roots import Visit
 from kubelend.broker.journal import Journal
 from kubelend.broker.membership import Membership
 from kubelend.broker.metrics import Metrics
@@ -65,8 +67,6 @@ NEWCOMER = "newcomer"
 
 ACCEPTED = 202
 
-HttpHandler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
-
 log = structlog.get_logger("kubelend.api")
 
 
@@ -106,7 +106,7 @@ class Enrolment(NamedTuple):
 
 def bind(
     membership: Membership, metrics: Metrics, journal: Journal, read_timeout: float
-) -> HttpHandler:
+) -> roots.HttpHandler:
     """Both routes, as the one handler that the server calls."""
     context = Enrolment(
         membership,
@@ -119,27 +119,18 @@ def bind(
         RateLimiter(LOGGED, LOGGED_AT_ONCE, time.monotonic),
     )
 
-    async def answer(request: web.BaseRequest) -> web.StreamResponse:
-        began = time.perf_counter()
+    def enter(visit: Visit) -> Awaitable[web.StreamResponse]:
+        request = visit.request
         ACTOR.set(_actor(request))
         found = _route(request)
-        name = found.name if isinstance(found, EnrolmentRoute) else binding.UNKNOWN_ROUTE
-        try:
-            context.calls.admit(network(request.remote or ""))
-            if not isinstance(found, EnrolmentRoute):
-                raise found
-            response = await _HANDLERS[found](request, context)
-        except KubelendError as error:
-            _refused(error, name, request, context)
-            response = binding.problem(error, request)
-        except Exception:  # the root of a call: log, answer, and serve the next
-            log.exception("call failed", route=name)
-            failure = KubelendError("the broker failed", hint="its log says why")
-            response = binding.problem(failure, request)
-        metrics.answered(name, request.method, response.status, time.perf_counter() - began)
-        return response
+        if isinstance(found, EnrolmentRoute):
+            visit.route = found.name
+        context.calls.admit(network(request.remote or ""))
+        if not isinstance(found, EnrolmentRoute):
+            raise found
+        return _HANDLERS[found](request, context)
 
-    return answer
+    return roots.root(enter, partial(_tell, context), metrics)
 
 
 async def _authorities(_: web.BaseRequest, context: Enrolment) -> web.StreamResponse:
@@ -203,21 +194,21 @@ def _actor(request: web.BaseRequest, name: str = "") -> Actor:
     return Actor(known, NEWCOMER, request.remote or "")
 
 
-def _refused(error: KubelendError, name: str, request: web.BaseRequest, context: Enrolment) -> None:
-    """Counted always; logged and told in the journal if somebody was kept out, and not too often."""
-    context.metrics.refused(name, error.code)
+def _tell(context: Enrolment, visit: Visit, error: KubelendError) -> None:
+    """In the log and in the journal, if somebody was kept out; and not too often."""
     if not isinstance(error, Forbidden | LimitExceeded | Conflict):
         return
+    remote = visit.request.remote
     # Or one could fill the journal by asking in ever new names.
-    actor = _actor(request) if isinstance(error, LimitExceeded) else ACTOR.get()
-    context.journal.refused(actor, name, "", error)
-    left_out = context.repeats.left_out((error.code, network(request.remote or "")))
+    actor = _actor(visit.request) if isinstance(error, LimitExceeded) else ACTOR.get()
+    context.journal.refused(actor, visit.route, "", error)
+    left_out = context.repeats.left_out((error.code, network(remote or "")))
     if left_out is not None and _may_log(context.lines):
         log.warning(
             "refused",
-            route=name,
+            route=visit.route,
             caller=actor.name or None,
-            remote=request.remote,
+            remote=remote,
             code=error.code,
             problem=error.message,
             left_out=left_out,

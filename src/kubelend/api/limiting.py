@@ -5,7 +5,7 @@ from __future__ import annotations
 from aiohttp import web
 
 from kubelend.api import access
-from kubelend.api.calls import Call, json
+from kubelend.api.calls import Call, cut, json
 from kubelend.broker.limiting import PolicyView, QuotaView
 from kubelend.core.errors import InvalidIdentity, NotFound
 from kubelend.core.models import ClusterId
@@ -35,8 +35,8 @@ async def clear_policy(call: Call) -> web.StreamResponse:
 async def list_quotas(call: Call) -> web.StreamResponse:
     limit = call.page_size()
     found = await call.context.limiting.quotas(call.request.query.get("continue", ""), limit + 1)
-    more = found[limit - 1].cluster if len(found) > limit else ""
-    return json(limit_bodies.QuotaList([_quota(one) for one in found[:limit]], more))
+    views, more = cut(found, limit, lambda view: view.cluster)
+    return json(limit_bodies.QuotaList([_quota(view) for view in views], more))
 
 
 async def get_quota(call: Call) -> web.StreamResponse:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from kubelend.api.calls import Call, json
+from kubelend.api.calls import Call, cut, json
 from kubelend.broker.membership import Shown
 from kubelend.core.errors import Conflict, InvalidIdentity, InvalidInput, NotFound
 from kubelend.core.members import MemberId, Standing
 from kubelend.core.roles import Role
 from kubelend.pki import identities, lifetimes
 from kubelend.pki.identities import Caller
-from kubelend.wire import certificate_bodies, membership_bodies
+from kubelend.wire import certificate_bodies, membership_bodies, texts
 from kubelend.wire.membership_conversion import from_member
 
 NO_CONTENT = 204
@@ -20,8 +20,8 @@ NO_CONTENT = 204
 async def list_members(call: Call) -> web.StreamResponse:
     limit, after = call.page_size(), MemberId(call.request.query.get("continue", ""))
     found = await call.context.membership.members(after, limit + 1, _standing(call))
-    more = found[limit - 1].id if len(found) > limit else ""
-    return json(membership_bodies.MemberList([from_member(one) for one in found[:limit]], more))
+    members, more = cut(found, limit, lambda member: member.id)
+    return json(membership_bodies.MemberList([from_member(member) for member in members], more))
 
 
 async def accept_member(call: Call) -> web.StreamResponse:
@@ -41,8 +41,9 @@ async def reject_member(call: Call) -> web.StreamResponse:
 async def revoke_member(call: Call) -> web.StreamResponse:
     body = await call.optional_body(membership_bodies.RevokeRequest)
     role, name = _other(call)
+    why = texts.checked(body.reason, "reason")
     done = await call.context.membership.revoke(
-        role, name, why=body.reason, by=call.caller.name, release=body.release
+        role, name, why=why, by=call.caller.name, release=body.release
     )
     return json(
         membership_bodies.Revocation(

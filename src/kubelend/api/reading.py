@@ -35,14 +35,17 @@ async def _read(request: web.BaseRequest, timeout: float) -> bytes:
 
 def _checked_size(text: bytes, largest: int) -> bytes:
     if len(text) > largest:
-        raise BodyTooLarge(
-            f"body: {len(text)} bytes are more than {largest}",
-            hint=_SEND_LESS,
-        )
+        raise _too_large(len(text), largest)
     return text
 
 
+def _too_large(size: int | None, largest: int) -> BodyTooLarge:
+    return BodyTooLarge(f"body: {size} bytes are more than {largest}", hint=_SEND_LESS)
+
+
 async def _wait_for_body(request: web.BaseRequest, timeout: float) -> bytes:
+    if (request.content_length or 0) > request.client_max_size:
+        raise _too_large(request.content_length, request.client_max_size)
     try:
         async with asyncio.timeout(timeout):
             await _ask_for_body(request)

@@ -7,20 +7,22 @@ from collections.abc import Callable
 from aiohttp import web
 
 from kubelend.api import access
-from kubelend.api.calls import Call, json
+from kubelend.api.calls import Call, cut, json
 from kubelend.broker import parties
-from kubelend.broker.instructions import Role as Side
+from kubelend.broker.instructions import Side
 from kubelend.broker.views import Page
 from kubelend.core import explanations
-from kubelend.core.errors import InvalidInput, QuotaExceeded, WrongPhase
+from kubelend.core.errors import InvalidInput, WrongPhase
 from kubelend.core.lifecycle import Phase, Reason
 from kubelend.core.models import ClusterId, Request, Reservation
 from kubelend.core.roles import Role
 from kubelend.wire import bodies, conversion, grant_bodies
-from kubelend.wire.route import IDEMPOTENCY_KEY, MAX_KEY_LENGTH
+from kubelend.wire.route import IDEMPOTENCY_KEY, MAX_KEY_LENGTH, checked_key
 
 CREATED, ACCEPTED = 201, 202
 CANDIDATES, MOST_CANDIDATES = 20, 100
+MOST_OVER = 100
+"""How many that are over a client is shown which asks for no page."""
 
 
 async def reserve(call: Call) -> web.StreamResponse:
@@ -35,13 +37,14 @@ async def reserve(call: Call) -> web.StreamResponse:
 
 async def list_reservations(call: Call) -> web.StreamResponse:
     cluster, wanted = _filter(call)
+    if cluster is not None and _knows_no_pages(call):
+        whole = await call.broker.unpaged_reservations(wanted, cluster, MOST_OVER)
+        return json(bodies.ReservationList([conversion.from_reservation(one) for one in whole]))
     limit = call.page_size()
     page = Page(call.number("continue", 0, 2**63 - 1), limit + 1)
     found = await call.broker.reservations(wanted, cluster, page)
-    more = str(found[limit - 1].ticket) if len(found) > limit else ""
-    return json(
-        bodies.ReservationList([conversion.from_reservation(one) for one in found[:limit]], more)
-    )
+    shown, more = cut(found, limit, lambda one: str(one.ticket))
+    return json(bodies.ReservationList([conversion.from_reservation(one) for one in shown], more))
 
 
 async def get_reservation(call: Call) -> web.StreamResponse:
@@ -97,18 +100,18 @@ async def _request(call: Call) -> Request:
 
 
 def _key(call: Call) -> str:
-    key = call.request.headers.get(IDEMPOTENCY_KEY, "")
-    if len(key) > MAX_KEY_LENGTH or not (key.isascii() and key.isprintable()):
+    try:
+        return checked_key(call.request.headers.get(IDEMPOTENCY_KEY, ""))
+    except InvalidInput:
         raise InvalidInput(
             f"{IDEMPOTENCY_KEY}: at most {MAX_KEY_LENGTH} printable ASCII characters"
-        )
-    return key
+        ) from None
 
 
 async def _dry_run(call: Call, request: Request, candidates: int) -> web.StreamResponse:
     explanation = await call.broker.explain(request, candidates)
     if explanation.quota:
-        raise QuotaExceeded(explanation.quota[0])
+        raise explanation.quota[0]
     if not explanation.fitting:
         raise explanations.no_capacity(explanation)
     return json(conversion.from_explanation(explanation))
@@ -116,6 +119,12 @@ async def _dry_run(call: Call, request: Request, candidates: int) -> web.StreamR
 
 def _candidates(call: Call) -> int:
     return call.number("limit", CANDIDATES, MOST_CANDIDATES)
+
+
+def _knows_no_pages(call: Call) -> bool:
+    """As the published agents: they name their role, and take what comes for everything."""
+    query = call.request.query
+    return "role" in query and "limit" not in query and "continue" not in query
 
 
 def _filter(call: Call) -> tuple[ClusterId | None, Callable[[Reservation], bool]]:

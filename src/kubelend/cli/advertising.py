@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from kubelend.apps.settings import ClientSettings
-from kubelend.cli import amounts, calling, options, output, wishes
+from kubelend.cli import amounts, calling, escapes, options, output, wishes
 from kubelend.cli.output import Format
 from kubelend.core.errors import InvalidInput
 from kubelend.wire import bodies
@@ -100,7 +100,7 @@ def _sentence(answer: bodies.Published) -> str:
     known = answer.advertisement
     free = amounts.texts(known.resources.available)
     parts = (f"{amount} {resource}" for resource, amount in free.items())
-    text = f"{known.cluster_id} offers {', '.join(parts)}"
+    text = escapes.line(f"{known.cluster_id} offers {', '.join(parts)}")
     count = len(answer.provider_instructions)
     return f"{text}; it holds {count} for others" if count else text
 

@@ -5,6 +5,7 @@ The key of each certificate is made here, which is right for the broker and for 
 
 from __future__ import annotations
 
+import shlex
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,8 +14,8 @@ from urllib.parse import quote
 import typer
 
 from kubelend.cli import options, output, passphrases, tables
-from kubelend.core import durations
-from kubelend.core.errors import InvalidInput
+from kubelend.core import durations, roles
+from kubelend.core.errors import InvalidIdentity, InvalidInput
 from kubelend.pki.passphrases import Passphrase
 
 if TYPE_CHECKING:
@@ -234,23 +235,32 @@ def _described(found: Inspection) -> str:
 
 
 def _profile(name: str, role: Role, names: list[str], namespace: str) -> Profile:
-    from kubelend.core import roles
     from kubelend.pki import profiles
 
     if role is Role.BROKER:
         return profiles.server(namespace=namespace, names=names)
     if names:
         raise InvalidInput("--dns and --ip are for a broker", hint="add --role broker")
-    return profiles.client(name, roles.Role(role))
+    return named("NAME", name, roles.Role(role))
+
+
+def named(argument: str, name: str, role: roles.Role) -> Profile:
+    """What a holder of this name gets; here the name is somebody's input, and no certificate's yet."""
+    from kubelend.pki import profiles
+
+    try:
+        return profiles.client(name, role)
+    except InvalidIdentity as error:
+        raise InvalidInput(f"{argument}: {error.message}", hint=error.hint) from None
 
 
 def _next_step(role: Role, directory: Path) -> str:
     if role is Role.BROKER:
-        return f"Next: kubelend broker --http-cert-path {directory}"
+        return f"Next: kubelend broker --http-cert-path {shlex.quote(str(directory))}"
     if role is Role.PROXY:
         return "Next: let the proxy show it to the broker, which needs --trust-proxies"
-    return f"Next: export KUBELEND_CERT_PATH={directory}"
+    return f"Next: export KUBELEND_CERT_PATH={shlex.quote(str(directory))}"
 
 
 def _flag(name: str, value: Path, default: str) -> str:
-    return "" if str(value) == default else f" {name} {value}"
+    return "" if str(value) == default else f" {name} {shlex.quote(str(value))}"

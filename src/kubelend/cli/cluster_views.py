@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime
 
-from kubelend.cli import amounts, limit_views, reservation_views, tables
+from kubelend.cli import amounts, escapes, limit_views, reservation_views, tables
 from kubelend.wire import bodies
 
 HEADERS = ("NAME", "STATUS", "CPU-FREE", "MEMORY-FREE", "GPU-FREE", "SCORE", "LENT", "SEEN")
@@ -53,7 +53,7 @@ def details(found: bodies.Cluster, now: datetime) -> str:
 
 def drained(found: bodies.Drained, now: datetime) -> str:
     """What became of a drained cluster's reservations."""
-    name = found.cluster.advertisement.cluster_id
+    name = escapes.line(found.cluster.advertisement.cluster_id)
     if not found.reservations:
         return f"{name} is drained; it lent nothing"
     moved = sum(one.status.phase in {"Reserved", "Active"} for one in found.reservations)

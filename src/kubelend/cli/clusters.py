@@ -49,7 +49,7 @@ def describe(
     settings: places.Settings,
 ) -> None:
     """One cluster in full."""
-    print(details(calling.ask(settings, lambda desk: desk.get_cluster(name)), output.now()))
+    output.say(details(calling.ask(settings, lambda desk: desk.get_cluster(name)), output.now()))
 
 
 @options.takes(settings=options.client)

@@ -27,11 +27,12 @@ class Code(IntEnum):
 
 
 _MEANINGS = {
-    Code.OK: "it is done",
-    Code.UNEXPECTED: "something unexpected; `--debug` before the command shows where",
+    Code.OK: "it is done, also if nobody read the output to its end (`| head`)",
+    Code.UNEXPECTED: "something unexpected; `--debug` before the command shows where."
+    " Or the output could not be written",
     Code.USAGE: "a flag, an argument or a file is wrong",
     Code.NOT_FOUND: "no such cluster or reservation",
-    Code.FORBIDDEN: "this certificate, or this user of the cluster, may not do that",
+    Code.FORBIDDEN: "this certificate is not accepted, or it or this user of the cluster may not do that",
     Code.NO_CAPACITY: "no cluster fits, or the state of the object does not allow it",
     Code.LIMIT_EXCEEDED: "too much, or too often",
     Code.UNAVAILABLE: "the broker, its store or the cluster cannot be reached; trying again may help",
@@ -50,6 +51,7 @@ _CODES: dict[type[errors.KubelendError], Code] = {
     errors.LimitExceeded: Code.LIMIT_EXCEEDED,
     errors.TooSlow: Code.UNAVAILABLE,
     errors.Unavailable: Code.UNAVAILABLE,
+    errors.CertificateRefused: Code.FORBIDDEN,
 }
 """A class that is not here has the code of its nearest base."""
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from kubelend.apps.settings import ClientSettings
-from kubelend.cli import amounts, calling, options, output, tables, wishes
+from kubelend.cli import amounts, calling, escapes, options, output, tables, wishes
 from kubelend.cli.output import Format
 from kubelend.core.errors import InvalidInput
 from kubelend.wire import bodies
@@ -26,7 +26,9 @@ def explain(
         str,
         typer.Argument(metavar="[RESERVATION]", help="Explain this one, anew.", show_default=False),
     ] = "",
-    limit: Annotated[int, typer.Option(help="How many clusters to show at most.", min=1)] = 20,
+    limit: Annotated[
+        int, typer.Option(help="How many clusters to show at most.", min=1, max=MOST)
+    ] = 20,
     format: options.Output = Format.TABLE,
     *,
     settings: ClientSettings,
@@ -35,20 +37,26 @@ def explain(
 
     For example: kubelend explain --cpu 4 --memory 8Gi --max-price 0.50
     """
-    if bool(name) == (request is not None):
+    _check(name, request)
+    if name:
+        found = calling.call(settings, lambda desk: desk.explain_reservation(name, limit=limit))
+    else:
+        asked = wishes.complete(request)
+        found = calling.call(settings, lambda desk: desk.explain(asked, limit=limit))
+    show(found, format)
+
+
+def _check(name: str, request: bodies.ReservationRequest | None) -> None:
+    if name and request is not None:
+        raise InvalidInput(
+            "either a reservation or amounts, not both",
+            hint="leave out the name, or the flags that say what is wanted",
+        )
+    if not name and request is None:
         raise InvalidInput(
             "one of both is needed: a reservation, or amounts",
             hint="give --cpu and --memory, or the name of a reservation",
         )
-    found = calling.call(
-        settings,
-        lambda client: (
-            client.explain_reservation(name, limit=limit)
-            if request is None
-            else client.explain(request, limit=limit)
-        ),
-    )
-    show(found, format)
 
 
 def show(found: bodies.Explanation, format: Format) -> None:
@@ -58,7 +66,10 @@ def show(found: bodies.Explanation, format: Format) -> None:
 
 def text(found: bodies.Explanation, width: int | None) -> str:
     """The sum, the clusters, and the nearest remedy if none fits."""
-    parts = [found.summary, *(_filled(f"Quota: {text}.", width) for text in found.quota)]
+    parts = [
+        escapes.line(found.summary),
+        *(_filled(f"Quota: {text}.", width) for text in found.quota),
+    ]
     if found.candidates:
         rows = [_cells(one) for one in found.candidates]
         parts.append(tables.columns(HEADERS, rows, width=width))
@@ -71,6 +82,7 @@ def text(found: bodies.Explanation, width: int | None) -> str:
 
 
 def _filled(text: str, width: int | None) -> str:
+    text = escapes.line(text)
     return text if width is None else textwrap.fill(text, width)
 
 

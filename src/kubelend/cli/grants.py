@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kubelend.apps.settings import ClientSettings
-from kubelend.cli import calling, options, output, tables
+from kubelend.cli import calling, escapes, options, output, tables
 from kubelend.cli.output import Format
 from kubelend.core.errors import InvalidInput, InvalidSettings
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @options.takes(settings=options.client)
 def get(name: options.ReservationName, *, settings: ClientSettings) -> None:
     """Print the grant of a live reservation, for its requester or provider."""
-    print(calling.call(settings, lambda client: client.grant(name)))
+    output.say(calling.call(settings, lambda client: client.grant(name)))
 
 
 @options.takes(settings=options.client)
@@ -46,7 +46,7 @@ def verify(
     found = grants.verify(text, _keys(keys))
     found.check(provider=provider, now=output.now())
     if format is Format.TABLE:
-        print(_sentence(found))
+        output.say(_sentence(found))
     elif format in {Format.JSON, Format.YAML}:
         print((output.json if format is Format.JSON else output.yaml)(found))
     else:
@@ -70,4 +70,4 @@ def _keys(path: Path) -> list[PublicKey]:
 def _sentence(grant: Grant) -> str:
     amounts = ", ".join(f"{amount} {name}" for name, amount in grant.resources.items())
     end = tables.moment(datetime.fromtimestamp(grant.exp, UTC), output.now())
-    return f"{grant.sub} may use {amounts} of {grant.aud} for {grant.jti} until {end}"
+    return escapes.line(f"{grant.sub} may use {amounts} of {grant.aud} for {grant.jti} until {end}")

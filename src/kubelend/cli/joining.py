@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import quote
@@ -10,7 +11,7 @@ import typer
 
 from kubelend.apps import settings
 from kubelend.cli import member_views, output, tables
-from kubelend.cli.ca import Algorithm, KeyAlgorithm
+from kubelend.cli.ca import Algorithm, KeyAlgorithm, named
 from kubelend.cli.tokens import Role
 from kubelend.core import durations
 from kubelend.core.errors import InvalidInput
@@ -81,7 +82,8 @@ def join(
     end = tables.moment(welcome.credentials.certificate.not_valid_after_utc, output.now())
     print(f"{directory} holds the certificate of {role} {name}, valid until {end}")
     address = member_views.broker_address(broker, welcome.port)
-    output.note(f"Next: export KUBELEND_BROKER={address} KUBELEND_CERT_PATH={directory}")
+    where = shlex.quote(str(directory))
+    output.note(f"Next: export KUBELEND_BROKER={shlex.quote(address)} KUBELEND_CERT_PATH={where}")
 
 
 def _invitation(
@@ -96,6 +98,7 @@ def _invitation(
         raise InvalidInput(
             "a token is needed", hint="ask an administrator for `kubelend token create`"
         )
+    named("--cluster-id", name, roles.Role(role))
     return Invitation(broker, text, pins.parse(ca_hash), name, roles.Role(role))
 
 
@@ -109,7 +112,9 @@ def _join(invitation: Invitation, directory: Path, wait: str, algorithm: Algorit
         flag = "" if invitation.role == "cluster" else f" --role {invitation.role}"
         output.note(
             f"{invitation.name} waits for an administrator:"
-            f" kubelend accept {invitation.name}{flag}\n"
+            f" kubelend accept {shlex.quote(invitation.name)}{flag}"
+        )
+        output.note(
             f"Its key has the hash {answer.key}. Ctrl-C leaves it waiting; run the same to go on."
         )
 

@@ -19,7 +19,7 @@ from kubelend.wire import audit_bodies
 
 if TYPE_CHECKING:
     from kubelend.core.journal import Line
-    from kubelend.stores.opening import OpenStore
+    from kubelend.stores.opening import AnyStore
 
 StoreFile = Annotated[
     str, typer.Option(help="The broker's store; it may be running.", envvar="KUBELEND_STORE")
@@ -95,7 +95,7 @@ def verify(
         raise typer.Exit(Code.VIOLATED)
 
 
-def _verdict(opened: OpenStore, anchor: tuple[int, str] | None) -> Verdict:
+def _verdict(opened: AnyStore, anchor: tuple[int, str] | None) -> Verdict:
     from kubelend.core import journal
 
     start, end = opened.journal_ends()
@@ -118,7 +118,7 @@ def _verdict(opened: OpenStore, anchor: tuple[int, str] | None) -> Verdict:
     )
 
 
-def _lines(opened: OpenStore, after: int) -> Iterator[Line]:
+def _lines(opened: AnyStore, after: int) -> Iterator[Line]:
     while lines := opened.lines(after, PORTION):
         yield from lines
         after = lines[-1].number
@@ -134,7 +134,7 @@ def _anchor(text: str) -> tuple[int, str]:
     return int(number), digest.lower()
 
 
-def _anchor_breaks(opened: OpenStore, number: int, digest: str) -> Iterator[str]:
+def _anchor_breaks(opened: AnyStore, number: int, digest: str) -> Iterator[str]:
     start, _ = opened.journal_ends()
     at = start if number == start.number else None
     found = at or next((line.head for line in opened.lines(number - 1, 1)), None)

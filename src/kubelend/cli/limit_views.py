@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from kubelend.cli import tables
+from kubelend.cli import escapes, tables
 from kubelend.cli.amounts import money
 from kubelend.wire import bodies, limit_bodies
 
@@ -32,7 +32,8 @@ NAMES = Limits(
 def policy(found: limit_bodies.PolicyStatus, width: int | None) -> str:
     """Who says what, and what holds."""
     if found.effective is None:
-        return f"{found.cluster_id} lends all that is free, to everyone and at any time"
+        name = escapes.line(found.cluster_id)
+        return f"{name} lends all that is free, to everyone and at any time"
     said = _said(found.admin), _said(found.advertised), effective(found.effective)
     rows = [row for row in zip(NAMES, *said, strict=True) if row[-1]]
     return tables.columns(POLICY, rows, width=width)

@@ -10,14 +10,20 @@ from typing import NoReturn
 
 import typer
 
-from kubelend.cli import completion, exits, options, tree
+from kubelend.cli import completion, escapes, exits, options, output, streams, tree
 from kubelend.cli.exits import Code
 from kubelend.core.errors import KubelendError
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run one command and end the process."""
-    sys.exit(run(sys.argv[1:] if arguments is None else list(arguments), program(sys.argv[0])))
+    streams.install()
+    code = run(sys.argv[1:] if arguments is None else list(arguments), program(sys.argv[0]))
+    try:
+        streams.finish()
+    except streams.Lost as loss:
+        code = code or _lost(loss)
+    sys.exit(code)
 
 
 def run(arguments: list[str], name: str = "kubelend") -> int:
@@ -39,6 +45,8 @@ def run(arguments: list[str], name: str = "kubelend") -> int:
     except KubelendError as error:
         _trace(state)
         return _fail(str(error), exits.code_of(error))
+    except streams.Lost as loss:
+        return _lost(loss)
     except Exception as error:  # noqa: BLE001 - the root of the process: told, and ended
         _trace(state)
         text = f"unexpected: {type(error).__name__}: {error}; {_REPORT}"
@@ -64,12 +72,15 @@ def _usage(error: typer.TyperException) -> str:
 
 def _trace(state: tree.State) -> None:
     if state.debug:
-        traceback.print_exc()
+        print(escapes.lines(traceback.format_exc()), end="", file=sys.stderr)
+
+
+def _lost(loss: streams.Lost) -> Code:
+    return Code.OK if loss.is_unread else _fail(str(loss), Code.UNEXPECTED)
 
 
 def _fail(text: str, code: Code) -> Code:
-    # One line, whatever is in it: names and answers of others may be.
-    print("error:", " ".join(text.split()), file=sys.stderr)
+    output.complain(text)
     return code
 
 

@@ -6,7 +6,7 @@ import shlex
 from datetime import datetime
 from urllib.parse import quote, urlsplit
 
-from kubelend.cli import tables
+from kubelend.cli import escapes, tables
 from kubelend.wire import membership_bodies as bodies
 
 TOKENS = ("ID", "STATE", "ROLE", "NAME", "USES-LEFT", "EXPIRES", "CREATED-BY")
@@ -35,7 +35,7 @@ def join_command(made: bodies.NewToken, broker: str, address: str = "") -> str:
     parts += [] if is_cluster else ["--role", made.role]
     command = shlex.join([*parts, "--out", f"certs/{quote(name, safe=' @+:,=')}"])
     # Not as a flag: every user of the machine could see that in the list of processes.
-    return f"KUBELEND_TOKEN={shlex.quote(made.token)} {command}"
+    return escapes.line(f"KUBELEND_TOKEN={shlex.quote(made.token)} {command}")
 
 
 def broker_address(enrolment: str, port: int) -> str:
@@ -44,7 +44,7 @@ def broker_address(enrolment: str, port: int) -> str:
 
 
 def accepted(member: bodies.Member, now: datetime) -> str:
-    text = f"{member.role} {member.name} is accepted"
+    text = escapes.line(f"{member.role} {member.name} is accepted")
     if member.revoked_at is None:
         return text
     since = tables.moment(member.revoked_at, now)
@@ -54,7 +54,7 @@ def accepted(member: bodies.Member, now: datetime) -> str:
 def revoked(done: bodies.Revocation, *, release: bool) -> str:
     """What a revocation did, in one line."""
     member = done.member
-    text = f"{member.role} {member.name} is revoked, and refused from now on"
+    text = escapes.line(f"{member.role} {member.name} is revoked, and refused from now on")
     if member.role != "cluster":
         return text + _tokens_gone(done.tokens)
     if not release:

@@ -119,7 +119,7 @@ def revoke(
 def remove(name: Name, role: As = Role.CLUSTER, *, settings: ClientSettings) -> None:
     """Forget a cluster that lends nothing, or a person, and refuse their certificates."""
     left = calling.call(settings, lambda client: client.members.remove(role.value, name))
-    print(member_views.removed(role.value, name, left, output.now()))
+    output.say(member_views.removed(role.value, name, left, output.now()))
     _note_legacy(left.let_in)
 
 

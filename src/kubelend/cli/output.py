@@ -1,7 +1,11 @@
-"""How a command speaks: tables and sentences for people, the bodies of the wire for programs."""
+"""How a command speaks: tables and sentences for people, the bodies of the wire for programs.
+
+Neither lets a terminal obey what somebody else has written: see `escapes`.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import sys
 from collections.abc import Callable, Iterable
@@ -9,7 +13,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from kubelend.cli import tables
+from kubelend.cli import escapes, tables
 
 if TYPE_CHECKING:
     import msgspec
@@ -36,9 +40,10 @@ def show(
     elif format is Format.YAML:
         print(yaml(body), end="")
     elif format is Format.NAME:
-        print("\n".join(names))
+        for name in names:
+            print(escapes.line(name))
     else:
-        print(text())
+        say(text())
 
 
 def listing(
@@ -60,19 +65,42 @@ def listing(
 def json(body: object) -> str:
     import msgspec
 
-    return msgspec.json.format(msgspec.json.encode(body), indent=2).decode()
+    return escapes.quoted(msgspec.json.format(msgspec.json.encode(body), indent=2).decode())
+
+
+def json_line(body: object) -> str:
+    import msgspec
+
+    return escapes.quoted(msgspec.json.encode(body).decode())
 
 
 def yaml(body: object) -> str:
     import msgspec
     import yaml as library
 
-    return library.safe_dump(msgspec.to_builtins(body), sort_keys=False, allow_unicode=True)
+    content = msgspec.to_builtins(body)
+    text = library.safe_dump(content, sort_keys=False, allow_unicode=True)
+    if escapes.lines(text) == text:
+        return text
+    # It writes all beyond ASCII as it is, or nothing of it.
+    return library.safe_dump(content, sort_keys=False)
+
+
+def say(text: str) -> None:
+    """For people, on one line or several."""
+    print(escapes.lines(text))
 
 
 def note(text: str) -> None:
-    """For the person at the terminal; a program that reads the output does not see it."""
-    print(text, file=sys.stderr)
+    """One line for the person at the terminal; a program that reads the output does not see it."""
+    # Where nobody reads it, the exit code tells.
+    with contextlib.suppress(OSError):
+        print(escapes.line(text), file=sys.stderr)
+
+
+def complain(error: object) -> None:
+    """An error, of which the text may come from others: as one line."""
+    note(f"error: {' '.join(str(error).split())}")
 
 
 def width() -> int | None:

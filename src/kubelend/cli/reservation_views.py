@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from kubelend.cli import amounts, tables
+from kubelend.cli import amounts, escapes, tables
 from kubelend.wire import bodies
 
 HEADERS = ("NAME", "PHASE", "TARGET", "CPU", "MEMORY", "AGE")
@@ -19,13 +19,14 @@ WIDE_HEADERS = (
     "REASON",
 )
 ROW_WIDTHS = (36, 8, 16, 5, 7, 4)
+WIDE_ROW_WIDTHS = (*ROW_WIDTHS, 5, 16, 3, 7, 8, 12, 6)
 """For rows that are printed one by one, when the longest is not known."""
 
 
 def table(found: list[bodies.Reservation], now: datetime, *, wide: bool = False) -> str:
     if not wide:
         return tables.columns(HEADERS, [cells(one, now) for one in found])
-    return tables.columns(WIDE_HEADERS, [(*cells(one, now), *_more(one, now)) for one in found])
+    return tables.columns(WIDE_HEADERS, [wide_cells(one, now) for one in found])
 
 
 def cells(found: bodies.Reservation, now: datetime) -> tuple[str, ...]:
@@ -40,13 +41,19 @@ def cells(found: bodies.Reservation, now: datetime) -> tuple[str, ...]:
     )
 
 
+def wide_cells(found: bodies.Reservation, now: datetime) -> tuple[str, ...]:
+    return (*cells(found, now), *_more(found, now))
+
+
 def sentence(found: bodies.Reservation, now: datetime) -> str:
     """What became of one reservation, in one line."""
     status = found.status
     if status.finished_at is None and status.expires_at is not None:
         left = tables.span(status.expires_at - now)
-        return f"{found.id} is {status.phase} on {found.target_cluster_id} for {left}"
-    return f"{found.id} is {status.phase}: {status.message or status.reason}"
+        text = f"{found.id} is {status.phase} on {found.target_cluster_id} for {left}"
+    else:
+        text = f"{found.id} is {status.phase}: {status.message or status.reason}"
+    return escapes.line(text)
 
 
 def details(found: bodies.Reservation, now: datetime) -> str:

@@ -39,12 +39,11 @@ def borrow(
 
     For example: kubelend borrow --cpu 4 --memory 8Gi --gpu 1 --for 2h --wait 5m
     """
-    if request is None:
-        raise InvalidInput("nothing is asked for", hint="give --cpu and --memory at least")
+    asked = wishes.complete(request)
     if dry_run:
-        explanations.show(_plan(request, settings), format)
+        explanations.show(_plan(asked, settings), format)
         return
-    found = calling.ask(settings, lambda desk: waiting.reserve(desk, request, key))
+    found = calling.ask(settings, lambda desk: waiting.reserve(desk, asked, key))
     has_failed = found.status.phase == "Failed"
     if not has_failed or format is not Format.TABLE:
         _show(found, format)
@@ -74,7 +73,13 @@ def get(
         str, typer.Option(help="Only those of this cluster.", metavar="CLUSTER")
     ] = "",
     watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Then go on with each change.")
+        bool,
+        typer.Option(
+            "--watch",
+            "-w",
+            help="Then go on with each change. At a broker, for a cluster only: viewers and admins get"
+            " exit code 4.",
+        ),
     ] = False,
     all_namespaces: places.Everywhere = False,
     format: options.Output = Format.TABLE,
@@ -94,14 +99,7 @@ def get(
         _show_one(calling.ask(settings, lambda desk: desk.get_reservation(name)), format)
         return
     found, where = calling.ask(settings, lambda desk: _find_all(desk, wanted))
-    output.listing(
-        bodies.ReservationList(found),
-        format,
-        noun="reservations",
-        where=where,
-        names=[one.id for one in found],
-        text=lambda: table(found, output.now(), wide=format is Format.WIDE),
-    )
+    _show_all(found, format, where)
 
 
 @options.takes(settings=options.lender)
@@ -112,7 +110,7 @@ def describe(
 ) -> None:
     """One reservation in full."""
     found = calling.ask(settings, lambda desk: desk.get_reservation(name))
-    print(details(found, output.now()))
+    output.say(details(found, output.now()))
 
 
 @options.takes(settings=options.lender)
@@ -198,20 +196,41 @@ def _check_phases(names: str) -> None:
 
 
 async def _release_all(desk: Desk, names: list[str], format: Format) -> KubelendError | None:
-    """One that cannot be released does not keep the others; its error is told at the end."""
+    """One that cannot be released does not keep the others; its error is told at the end.
+
+    People see each as it is released. For programs, several are one list, as `get` prints them.
+    """
+    is_list = len(names) > 1 and format in {Format.JSON, Format.YAML}
+    released: list[bodies.Reservation] = []
     failure: KubelendError | None = None
     for name in names:
         try:
-            _show(await desk.release(name), format)
+            released.append(await desk.release(name))
         except KubelendError as error:
             if failure is not None:
-                output.note(f"error: {failure}")
+                output.complain(failure)
             failure = error
+        else:
+            if not is_list:
+                _show(released[-1], format)
+    if is_list:
+        _show_all(released, format)
     return failure
 
 
 def _show(found: bodies.Reservation, format: Format) -> None:
     output.show(found, format, text=lambda: sentence(found, output.now()), names=[found.id])
+
+
+def _show_all(found: list[bodies.Reservation], format: Format, where: str = "") -> None:
+    output.listing(
+        bodies.ReservationList(found),
+        format,
+        noun="reservations",
+        where=where,
+        names=[one.id for one in found],
+        text=lambda: table(found, output.now(), wide=format is Format.WIDE),
+    )
 
 
 def _show_one(found: bodies.Reservation, format: Format) -> None:

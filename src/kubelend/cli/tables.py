@@ -1,10 +1,15 @@
-"""Tables and lists as kubectl prints them: plain columns, no boxes, no colour. Pure text in and out."""
+"""Tables and lists as kubectl prints them: plain columns, no boxes, no colour. Pure text in and out.
+
+A row is a line, whatever its cells hold.
+"""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
+
+from kubelend.cli import escapes
 
 WIDTH = 80
 """Where text is wrapped, if nobody knows better."""
@@ -17,7 +22,7 @@ def columns(
     headers: Sequence[str], rows: Iterable[Sequence[str]], *, width: int | None = None
 ) -> str:
     """Aligned columns. With a width, the last one is wrapped to stay within; names are never cut."""
-    cells = [list(headers), *([cell or "-" for cell in row] for row in rows)]
+    cells = [list(headers), *([escapes.line(cell) or "-" for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     room = (
         None if width is None else max(_NARROWEST, width - sum(widths[:-1]) - 2 * len(widths) + 2)
@@ -27,13 +32,14 @@ def columns(
 
 def row(cells: Sequence[str], widths: Sequence[int]) -> str:
     """One line of a table whose end is not known yet; longer cells push the others."""
-    padded = (f"{cell or '-':<{width}}" for cell, width in zip(cells, widths, strict=True))
+    harmless = (escapes.line(cell) or "-" for cell in cells)
+    padded = (f"{cell:<{width}}" for cell, width in zip(harmless, widths, strict=True))
     return _GAP.join(padded).rstrip()
 
 
 def pairs(items: Iterable[tuple[str, str]]) -> str:
     """`Name:  value` lines, without those that have no value."""
-    known = [(name + ":", value) for name, value in items if value]
+    known = [(escapes.line(name) + ":", escapes.line(value)) for name, value in items if value]
     longest = max((len(name) for name, _ in known), default=0)
     return "\n".join(f"{name:<{longest}}{_GAP}{value}" for name, value in known)
 

@@ -161,7 +161,9 @@ def build() -> TyperGroup:
 
 def _root(
     context: typer.Context,
-    debug: Annotated[bool, typer.Option("--debug", hidden=True)] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show where an error comes from; before the command.")
+    ] = False,
     show_version: Annotated[
         bool, typer.Option("--version", help="Print the version and end.")
     ] = False,

@@ -9,7 +9,7 @@ import msgspec
 
 import kubelend
 from kubelend.apps.settings import ClientSettings
-from kubelend.cli import calling, options, output
+from kubelend.cli import calling, escapes, options, output
 from kubelend.cli.output import Format
 
 
@@ -45,4 +45,6 @@ def version(format: options.Output = Format.TABLE, *, settings: ClientSettings |
     elif format is Format.YAML:
         print(output.yaml(found), end="")
     else:
-        print(f"Client: {found.client}" + (f"\nBroker: {found.broker}" if found.broker else ""))
+        print(f"Client: {found.client}")
+        if found.broker:
+            print(f"Broker: {escapes.line(found.broker)}")

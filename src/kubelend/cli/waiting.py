@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
-from kubelend.cli import exits, output, reservation_views, tables
+from kubelend.cli import escapes, exits, output, reservation_views, tables
 from kubelend.cli.output import Format
 from kubelend.core import durations
 from kubelend.core.errors import KubelendError, NotFound
@@ -48,26 +48,35 @@ async def reserve(client: Desk, request: bodies.ReservationRequest, key: str) ->
     found = await client.reserve(request, key=key)
     if found.status.phase != "Pending":
         return found
-    left = f"{found.id} goes on waiting for capacity, until you release it"
     try:
         with _progress(f"{found.id} waits for capacity; Ctrl-C leaves it waiting"):
             return await _decided(client, found, durations.parse(request.wait or "0s"))
     except NotFound:
         raise
     except asyncio.CancelledError:
-        output.note(left)
+        output.note(_left(found, request))
         raise
     except KubelendError as error:
-        raise exits.saying(error, left) from None
+        raise exits.saying(error, _left(found, request)) from None
+
+
+def _left(found: bodies.Reservation, request: bodies.ReservationRequest) -> str:
+    """Only the broker knows exactly until when; before it has said so, there is what it was asked."""
+    until = tables.moment(found.status.wait_until, output.now())
+    end = f"until {until}" if until else f"for {request.wait} at most"
+    return f"{found.id} goes on waiting for capacity {end}, or until you release it"
 
 
 async def watch(client: Desk, wanted: Filter, format: Format) -> None:
     """Print what is open, and then each change, until Ctrl-C."""
-    if format in {Format.TABLE, Format.WIDE}:
-        _print_row(reservation_views.HEADERS)
+    has_begun = False
     async with contextlib.aclosing(client.stream()) as instructions:
         async for instruction in instructions:
             if wanted.lets_through(instruction):
+                # Not before: who may not watch is to see nothing but the reason.
+                if not has_begun:
+                    _print_headers(format)
+                has_begun = True
                 _print_change(instruction.reservation, format)
 
 
@@ -89,19 +98,28 @@ async def _decided(client: Desk, found: bodies.Reservation, wait: timedelta) -> 
 
 def _print_change(found: bodies.Reservation, format: Format) -> None:
     if format is Format.JSON:
-        import msgspec
-
-        print(msgspec.json.encode(found).decode(), flush=True)
+        print(output.json_line(found), flush=True)
     elif format is Format.YAML:
         print("---\n" + output.yaml(found), end="", flush=True)
     elif format is Format.NAME:
-        print(found.id, flush=True)
+        print(escapes.line(found.id), flush=True)
+    elif format is Format.WIDE:
+        _print_row(reservation_views.wide_cells(found, output.now()), format)
     else:
-        _print_row(reservation_views.cells(found, output.now()))
+        _print_row(reservation_views.cells(found, output.now()), format)
 
 
-def _print_row(cells: tuple[str, ...]) -> None:
-    print(tables.row(cells, reservation_views.ROW_WIDTHS), flush=True)
+def _print_headers(format: Format) -> None:
+    if format is Format.WIDE:
+        _print_row(reservation_views.WIDE_HEADERS, format)
+    elif format is Format.TABLE:
+        _print_row(reservation_views.HEADERS, format)
+
+
+def _print_row(cells: tuple[str, ...], format: Format) -> None:
+    is_wide = format is Format.WIDE
+    widths = reservation_views.WIDE_ROW_WIDTHS if is_wide else reservation_views.ROW_WIDTHS
+    print(tables.row(cells, widths), flush=True)
 
 
 @contextlib.contextmanager
@@ -112,6 +130,7 @@ def _progress(text: str) -> Iterator[None]:
         yield
         return
     from rich.console import Console
+    from rich.text import Text
 
-    with Console(stderr=True, highlight=False).status(text):
+    with Console(stderr=True, highlight=False).status(Text(escapes.line(text))):
         yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated
 
 import typer
@@ -39,7 +40,8 @@ Policy = Annotated[
 Weight = Annotated[
     Many,
     typer.Option(
-        help="Choose by own weights: headroom, packing, balance, price; may be repeated.",
+        help="Choose by own weights instead of --policy: headroom, packing, balance, price;"
+        " may be repeated.",
         metavar="NAME=NUMBER",
     ),
 ]
@@ -52,7 +54,13 @@ Exclude = Annotated[
     Many, typer.Option(help="Not this cluster; may be repeated.", metavar="CLUSTER")
 ]
 MaxPrice = Annotated[str, typer.Option(help="What it may cost per hour at most.", metavar="NUMBER")]
-Currency = Annotated[str, typer.Option(help="The currency of --max-price.", metavar="TEXT")]
+Currency = Annotated[
+    str,
+    typer.Option(
+        help="In which prices are compared; USD for --max-price, unless you say otherwise.",
+        metavar="TEXT",
+    ),
+]
 
 
 def read(
@@ -72,14 +80,12 @@ def read(
     cluster: Pinned = "",
     exclude: Exclude = None,
     max_price: MaxPrice = "",
-    currency: Currency = "USD",
+    currency: Currency = "",
 ) -> bodies.ReservationRequest | None:
-    """The request, or None if no amount is given at all."""
-    if not (cpu or memory or gpu or storage or resource):
-        return None
-    if not (cpu and memory):
-        raise InvalidInput("--cpu and --memory are needed both", hint="add --cpu 1 or --memory 1Gi")
-    return bodies.ReservationRequest(
+    """The request, whole or not (see `complete`); None if nothing is said at all."""
+    if policy and weight:
+        raise InvalidInput("--policy and --weight exclude each other", hint="choose by one of them")
+    said = bodies.ReservationRequest(
         requested_resources=bodies.Quantities(
             cpu, memory, gpu, storage, dict(pairs("--resource", resource))
         ),
@@ -97,6 +103,20 @@ def read(
             currency=currency,
         ),
     )
+    return None if said == _NOTHING else said
+
+
+_NOTHING = bodies.ReservationRequest(bodies.Quantities("", ""))
+
+
+def complete(request: bodies.ReservationRequest | None) -> bodies.ReservationRequest:
+    """A request which a broker can answer."""
+    if request is None:
+        raise InvalidInput("nothing is asked for", hint="give --cpu and --memory at least")
+    wanted = request.requested_resources
+    if not (wanted.cpu and wanted.memory):
+        raise InvalidInput("--cpu and --memory are needed both", hint="add --cpu 1 or --memory 1Gi")
+    return request
 
 
 def pairs(flag: str, texts: Many) -> dict[str, str]:
@@ -116,7 +136,17 @@ def listed(texts: Many) -> list[str]:
 
 
 def _weights(texts: Many) -> dict[str, float]:
+    return {name: _weight(name, value) for name, value in pairs("--weight", texts).items()}
+
+
+def _weight(name: str, text: str) -> float:
     try:
-        return {name: float(value) for name, value in pairs("--weight", texts).items()}
-    except ValueError as error:
-        raise InvalidInput(f"--weight: {error}", hint="write for example price=2") from None
+        weight = float(text)
+    except ValueError:
+        weight = math.nan
+    # Infinities are no numbers in JSON, either.
+    if not math.isfinite(weight):
+        raise InvalidInput(
+            f"--weight {name}: {text!r} is no number", hint="write for example price=2"
+        )
+    return weight

@@ -1,6 +1,6 @@
 """Calls to the broker as values: what is sent and what came back, without a socket.
 
-`transports.http_client` makes a call from a route, sends it as often as needed, and reads the answer.
+`transports.sessions` makes a call from a route, sends it as often as needed, and reads the answer.
 """
 
 from __future__ import annotations
@@ -17,27 +17,6 @@ from kubelend.wire.route import Route
 
 Body = TypeVar("Body")
 
-# Said twice, these change what once would have changed. Other POSTs could come back with another
-# answer; `reserve` is among them by its idempotency key.
-_REPEATABLE = frozenset(
-    {
-        "publish",
-        "reserve",
-        "explain",
-        "activate",
-        "renew",
-        "acknowledge",
-        "refuse",
-        "cordon",
-        "uncordon",
-        "renew_certificate",
-        "accept_member",
-        "revoke_member",
-        "set_policy",
-        "set_quota",
-    }
-)
-
 
 class Call(NamedTuple):
     """One request, ready to be sent."""
@@ -47,11 +26,6 @@ class Call(NamedTuple):
     """Path and query, percent-encoded."""
     body: bytes | None
     headers: Mapping[str, str]
-
-    @property
-    def is_repeatable(self) -> bool:
-        """Whether sending it again, after an answer was lost, does no harm."""
-        return self.route.method in {"GET", "DELETE"} or self.route.name in _REPEATABLE
 
 
 class Answer(NamedTuple):

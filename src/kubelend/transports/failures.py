@@ -2,7 +2,8 @@
 
 A broker of TLS 1.3 looks at the client's certificate only after the client's side of the handshake is
 over, and refuses it by hanging up (or with an alert) at the first read. Seen from here that is a
-connection which ends before the first answer, and the most likely reason is said.
+connection which ends before the first answer, and the most likely reason is said: what an alert tells,
+or what is to be seen in our own files. If neither tells, the broker may just as well be restarting.
 """
 
 from __future__ import annotations
@@ -16,7 +17,13 @@ from pathlib import Path
 import aiohttp
 
 from kubelend.core import durations
-from kubelend.core.errors import BrokerUnreachable, InvalidSettings, UnexpectedAnswer
+from kubelend.core.errors import (
+    BrokerUnreachable,
+    CertificateRefused,
+    InvalidSettings,
+    UnexpectedAnswer,
+)
+from kubelend.kits import keyfiles
 from kubelend.transports import tls
 
 
@@ -109,20 +116,34 @@ class Peer:
                 f"the broker at {self.url} closed the connection",
                 hint="it may be restarting: try again",
             )
-        return BrokerUnreachable(
-            f"the broker at {self.url} hung up before its first answer"
-            f"{_alert(error)}: {self._own_fault()}",
-            hint="get a certificate from this broker's authority (`kubelend ca issue`)",
+        alert, fault = _alert(error), self._own_fault()
+        is_refused = fault or any(word in alert for word in _ABOUT_CERTIFICATES)
+        kind = CertificateRefused if is_refused else BrokerUnreachable
+        return kind(
+            f"the broker at {self.url} hung up before its first answer{alert}:"
+            f" {fault or f'it seems not to accept {self.directory / keyfiles.CERTIFICATE}'}",
+            hint="get a certificate from this broker's authority (`kubelend ca issue`, or `kubelend join`)",
         )
 
     def _own_fault(self) -> str:
-        """The dates of our certificate can be judged from here; who else is trusted cannot."""
-        certificate = self.directory / "tls.crt"
+        """What can be judged from here: the dates of our certificate, and who has signed it."""
+        certificate = self.directory / keyfiles.CERTIFICATE
+        now = datetime.now(UTC)
         with contextlib.suppress(InvalidSettings):
-            end = tls.expires_at(self.directory)
-            if end <= datetime.now(UTC):
+            own = tls.own_certificate(self.directory)
+            begin, end = own.not_valid_before_utc, own.not_valid_after_utc
+            if end <= now:
                 return f"{certificate} expired at {end:%Y-%m-%dT%H:%M:%SZ}"
-        return f"it seems not to accept {certificate}"
+            if begin > now:
+                return f"{certificate} is not valid before {begin:%Y-%m-%dT%H:%M:%SZ}"
+            if not tls.is_signed_as_trusted(self.directory):
+                authorities = self.directory / keyfiles.AUTHORITIES
+                return f"it seems not to accept {certificate}, which no authority in {authorities} has signed"
+        return ""
+
+
+_ABOUT_CERTIFICATES = ("certificate", "unknown ca", "access denied")
+"""In the names of alerts, which a broker sends that is no Python program, or a proxy before it."""
 
 
 def _alert(error: Exception) -> str:

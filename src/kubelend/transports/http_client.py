@@ -12,13 +12,14 @@ from __future__ import annotations
 import uuid
 from collections.abc import AsyncGenerator, Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from kubelend.core.errors import NotReady
 from kubelend.kits.backoff import Backoff
-from kubelend.transports import calls, sessions, streams
+from kubelend.transports import calls, paging, sessions, streams
 from kubelend.transports.audit_client import AuditClient
 from kubelend.transports.certificates import Certificates
 from kubelend.transports.following import Report
@@ -133,15 +134,14 @@ class BrokerClient:
         self, *, role: str = "", phase: str = "", cluster: str = ""
     ) -> list[bodies.Reservation]:
         """All pages."""
-        found: list[bodies.Reservation] = []
-        after = ""
-        while True:
-            page = await self.list_reservations(
-                role=role, phase=phase, cluster=cluster, after=after
-            )
-            found += page.reservations
-            if not (after := page.next):
-                return found
+        ask = partial(
+            self.list_reservations,
+            role=role,
+            phase=phase,
+            cluster=cluster,
+            limit=route.LONGEST_PAGE,
+        )
+        return await paging.all_pages(ask, lambda page: page.reservations)
 
     async def explain(
         self, request: bodies.ReservationRequest, *, limit: int = 0
@@ -207,13 +207,7 @@ class BrokerClient:
 
     async def all_clusters(self) -> list[bodies.Cluster]:
         """All pages."""
-        found: list[bodies.Cluster] = []
-        after = ""
-        while True:
-            page = await self.list_clusters(after=after)
-            found += page.clusters
-            if not (after := page.next):
-                return found
+        return await paging.all_pages(self.list_clusters, lambda page: page.clusters)
 
     async def cordon(self, cluster: str, reason: str = "") -> bodies.Cluster:
         return await self._session.ask(

@@ -1,14 +1,15 @@
 """HTTP listeners: where the applications of `api` meet sockets, with a limit on every wait and number.
 
 Of the five waits for a client, `transports.accepting` limits the handshake, aiohttp the pause between two
-requests, and the reader of a body that (`api.calls`). What is left are a header that began and does not end,
-and an answer that is not taken: `_Connection` limits them. How many connections there may be is decided in
-`transports.admission`.
+requests, and the reader of a body that (`api.reading`). What is left are a header that began and does not
+end, and an answer that is not taken: `_Connection` limits them. How many connections there may be is decided
+in `transports.admission`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping
@@ -125,11 +126,21 @@ async def listening(
 async def _bind(host: str, port: int) -> list[socket.socket]:
     try:
         return await accepting.open_listeners(host, port)
-    except OSError as problem:
+    except (OSError, UnicodeError) as problem:
         where = f"{host or '*'}:{port}"
+        reason = getattr(problem, "strerror", "") or problem
         raise InvalidSettings(
-            f"cannot listen on {where}: {problem.strerror or problem}", hint="choose another port"
+            f"cannot listen on {where}: {reason}", hint=_remedy(problem)
         ) from problem
+
+
+def _remedy(problem: OSError | UnicodeError) -> str:
+    # The second is what a name becomes that cannot be one: a part of it is too long, or empty.
+    if isinstance(problem, socket.gaierror | UnicodeError):
+        return "the host is not known: give an address of this machine, or a name that has one"
+    if problem.errno == errno.EADDRNOTAVAIL:
+        return "give an address of this machine"
+    return "choose another port"
 
 
 class _Connections(Server):

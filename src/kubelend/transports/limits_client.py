@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kubelend.transports import calls
+from kubelend.transports import calls, paging
 from kubelend.transports.sessions import Session
 from kubelend.wire import limit_bodies as bodies
 
@@ -41,13 +41,7 @@ class Quotas:
 
     async def all(self) -> list[bodies.QuotaStatus]:
         """All pages."""
-        found: list[bodies.QuotaStatus] = []
-        after = ""
-        while True:
-            page = await self.page(after=after)
-            found += page.quotas
-            if not (after := page.next):
-                return found
+        return await paging.all_pages(self.page, lambda page: page.quotas)
 
     async def set(self, cluster: str, quota: bodies.QuotaRequest) -> bodies.QuotaStatus:
         """In place of what was set before."""

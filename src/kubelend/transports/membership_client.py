@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from kubelend.transports import calls
+from functools import partial
+
+from kubelend.transports import calls, paging
 from kubelend.transports.sessions import Session
 from kubelend.wire import membership_bodies as bodies
 
@@ -39,13 +41,8 @@ class Members:
 
     async def all(self, *, standing: str = "") -> list[bodies.Member]:
         """All pages."""
-        found: list[bodies.Member] = []
-        after = ""
-        while True:
-            page = await self.page(standing=standing, after=after)
-            found += page.members
-            if not (after := page.next):
-                return found
+        ask = partial(self.page, standing=standing)
+        return await paging.all_pages(ask, lambda page: page.members)
 
     async def accept(
         self, role: str, name: str, key: str = "", *, keep_old: bool = False

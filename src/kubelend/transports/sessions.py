@@ -88,13 +88,13 @@ class Session:
 
     async def send(self, call: Call) -> Answer:
         """Send a call, as often as that is harmless and may help."""
-        delays = self.backoff.delays() if call.is_repeatable else iter(())
+        delays = self.backoff.delays() if call.route.is_repeatable else iter(())
         while True:
             try:
                 return await self._once(call)
             except KubelendError as error:
                 # If the certificate was the reason, a new one may be there already.
-                if not (await self.refresh() and call.is_repeatable):
+                if not (await self.refresh() and call.route.is_repeatable):
                     await self.pause(error, next(delays, None))
 
     async def listen(self, call: Call, silence: timedelta) -> AsyncGenerator[bytes, None]:

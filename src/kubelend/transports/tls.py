@@ -95,6 +95,20 @@ def own_certificate(directory: Path) -> x509.Certificate:
         raise InvalidSettings(f"{path} holds no certificate in PEM form") from error
 
 
+def is_signed_as_trusted(directory: Path) -> bool:
+    """Whether an authority that vouches for the broker here has signed the directory's own certificate."""
+    from cryptography import x509
+
+    try:
+        shown, trusted = (
+            x509.load_pem_x509_certificates(keyfiles.read(directory / name))
+            for name in (keyfiles.CERTIFICATE, keyfiles.AUTHORITIES)
+        )
+    except ValueError as error:
+        raise InvalidSettings(f"{directory} holds no certificates in PEM form") from error
+    return any(_is_signed_by(each, authority) for each in shown for authority in trusted)
+
+
 def exposed_key(directory: Path) -> str:
     """A warning if others can reach the private key; empty if not.
 
@@ -198,6 +212,16 @@ class _SwitchingContext(ssl.SSLContext):
             server_hostname,
             session,
         )
+
+
+def _is_signed_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
+    from cryptography.exceptions import InvalidSignature
+
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (InvalidSignature, ValueError, TypeError):
+        return False
+    return True
 
 
 def _prepare(context: ssl.SSLContext, directory: Path) -> None:

@@ -81,9 +81,11 @@ def test_a_lifetime_is_kept(authority, here):
     assert timedelta(minutes=89) < left < timedelta(minutes=91)
 
 
-def test_a_certificate_is_replaced_only_when_asked(authority):
+def test_a_certificate_is_replaced_only_when_asked(authority, capsys):
     assert main.run(["ca", "issue", "a"]) == 0
+    capsys.readouterr()
     assert main.run(["ca", "issue", "a"]) == 2
+    assert "or replace them with --overwrite" in capsys.readouterr().err
     assert main.run(["ca", "issue", "a", "--overwrite"]) == 0
 
 
@@ -93,5 +95,15 @@ def test_a_name_cannot_lead_out_of_the_directory(authority, here):
 
 
 @pytest.mark.parametrize("name", ["", "liqo-resource-broker", "x" * 65, "a\nb"])
-def test_a_name_that_the_broker_would_refuse_is_exit_code_4(authority, name):
-    assert main.run(["ca", "issue", name]) == 4
+def test_a_name_that_the_broker_would_refuse_is_a_wrong_argument(authority, name, capsys):
+    assert main.run(["ca", "issue", name]) == 2
+    assert capsys.readouterr().err.startswith("error: NAME: ")
+
+
+def test_what_to_paste_is_quoted(authority, capsys):
+    assert main.run(["ca", "issue", "has space"]) == 0
+    assert capsys.readouterr().err == "Next: export KUBELEND_CERT_PATH='certs/has space'\n"
+    assert main.run(["ca", "issue", "b", "--role", "broker", "--out", "the broker"]) == 0
+    assert "--http-cert-path 'the broker'\n" in capsys.readouterr().err
+    assert main.run(["ca", "init", "--ca", "another one"]) == 0
+    assert "--ca 'another one'\n" in capsys.readouterr().err

@@ -1,17 +1,21 @@
 """The generated documents know every command, flag, route and exit code, and are up to date."""
 
+import inspect
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from kubelend.apps import flags
 from kubelend.apps.settings import BrokerSettings, ClientSettings
 from kubelend.cli import generate, manifests, tree
 from kubelend.cli.exits import Code
-from kubelend.wire import routes
+from kubelend.core import errors
+from kubelend.wire import crds, problems, routes
+from kubelend.wire.route import OF_ANY_ROUTE
 
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
@@ -42,7 +46,8 @@ def test_every_command_and_exit_code_is_documented():
             assert f"\n## kubelend {name}\n" in text
     assert "\n## kubelend get reservations\n" in text
     for code in Code:
-        assert f"| {int(code)} | {code.meaning} |" in text
+        meaning = code.meaning.replace("|", "\\|")
+        assert f"| {int(code)} | {meaning} |" in text
 
 
 def test_every_route_is_documented():
@@ -51,10 +56,38 @@ def test_every_route_is_documented():
         assert f"| {route.method} | `{route.path}` | " in text
 
 
+ERRORS = [
+    kind
+    for _, kind in inspect.getmembers(errors, inspect.isclass)
+    if issubclass(kind, errors.KubelendError)
+]
+
+
+@pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.__name__)
+def test_every_error_is_documented_with_its_status(kind):
+    status = int(problems.status_of(kind("")))
+    again = "yes" if kind.retryable else ""
+    assert f"| `{kind.code}` | {status} | {again} | " in generate.error_codes()
+
+
+def test_errors_are_told_where_they_are_sent():
+    rows = [line.split(" | ") for line in generate.error_codes().splitlines() if "` | " in line]
+    senders = {row[0].strip("| `"): row[-1].removesuffix(" |") for row in rows}
+    assert senders["RateLimited"] == "any route, joining"
+    assert senders["BodyTooLarge"] == "any route with a body, joining"
+    assert senders["QueueFull"] == "`reserve`"
+    assert senders["MethodNotAllowed"] == "any call that no route takes, joining"
+    assert senders["InvalidSettings"].startswith("nobody")
+    for kind in OF_ANY_ROUTE:
+        assert f" {kind.code}" in generate.rest_routes()
+
+
 def test_check_names_what_differs_and_write_mends_it(tmp_path):
     first = run("--check", *places(tmp_path))
     assert first.returncode == 1
-    assert all(name in first.stderr for name in ("openapi.json", "cli.md", "routes.md"))
+    assert all(
+        name in first.stderr for name in ("openapi.json", "cli.md", "routes.md", "errors.md")
+    )
     assert list(tmp_path.iterdir()) == []
 
     assert run(*places(tmp_path)).returncode == 0
@@ -74,7 +107,7 @@ def test_equal_code_writes_equal_documents(tmp_path):
 
 def test_documents_in_the_repository_are_what_the_code_makes():
     made = generate.documents(DOCS)
-    names = {"openapi.json", "cli.md", "routes.md", "object-fields.md"}
+    names = {"openapi.json", "cli.md", "routes.md", "errors.md", "object-fields.md"}
     assert {path.name for path in made} == names
     stale = [path.name for path, text in made.items() if path.read_text("utf-8") != text]
     assert stale == [], "run `make generate`"
@@ -86,6 +119,14 @@ def test_definitions_in_the_repository_are_what_the_code_makes():
         path.name: text for path, text in made.items()
     }, "run `make manifests`"
     assert set(made) == set((ROOT / "deploy" / "crds").iterdir()), "one is not made any more"
+
+
+def test_definitions_are_written_so_that_they_are_read_again():
+    for text, document in zip(
+        manifests.files(ROOT).values(), crds.documents().values(), strict=True
+    ):
+        assert yaml.safe_load(text) == document
+        assert not {"\u2028", "\u2029"} & set(text)
 
 
 def test_definitions_say_that_they_are_made_and_repeat_what_is_equal():

@@ -79,7 +79,14 @@ def test_all_promised_commands_are_there():
         (["get", "clusters", "--cert-path", "no/where"], "no/where/tls.crt is missing; make one"),
         (["borrow", "--cert-path", "x"], "nothing is asked for; give --cpu and --memory at least"),
         (["explain", "--cert-path", "x"], "one of both is needed"),
-        (["explain", "r", "--cpu", "1", "--memory", "1", "--cert-path", "x"], "one of both"),
+        (
+            ["explain", "r", "--cpu", "1", "--cert-path", "x"],
+            "either a reservation or amounts, not both; leave out the name, or the flags",
+        ),
+        (["explain", "r", "--region", "eu", "--cert-path", "x"], "either a reservation or amounts"),
+        (["explain", "--cpu", "1", "--cert-path", "x"], "--cpu and --memory are needed both"),
+        (["explain", "r", "--limit", "0"], "0 is not in the range 1<=x<=100"),
+        (["explain", "r", "--limit", "101"], "101 is not in the range 1<=x<=100"),
         (["broker"], "--http-cert-path: is needed"),
         (["broker", "--http-cert-path", "x", "--http-port", "http"], "--http-port: 'http' is no"),
         (["audit", "--store", "no/such.db"], "no/such.db"),
@@ -165,6 +172,7 @@ EXPECTED = {
     errors.NotReady: 7,
     errors.NotLeader: 7,
     errors.BrokerUnreachable: 7,
+    errors.CertificateRefused: 4,
     errors.TooSlow: 7,
     errors.UnexpectedAnswer: 1,
     errors.MethodNotAllowed: 1,
@@ -202,6 +210,10 @@ def test_a_plugin_of_kubectl_says_so_in_its_errors(capsys):
     assert "see `kubectl lend get --help`" in capsys.readouterr().err
 
 
+def test_help_names_the_flag_that_shows_where(capsys):
+    assert "--debug" in run(capsys, "--help")[1]
+
+
 def test_debug_shows_where_and_nothing_else_does(capsys):
     plain = run(capsys, "get", "clusters", "--cert-path", "no")[2]
     traced = run(capsys, "--debug", "get", "clusters", "--cert-path", "no")[2]
@@ -235,6 +247,26 @@ def test_a_broker_without_certificates_does_not_start():
     done = kubelend_process("broker", "--http-cert-path", "no/where", "--store", "memory:")
     assert done.returncode == Code.USAGE
     assert done.stderr.splitlines()[-1].startswith("error: no/where/tls.crt is missing; make one")
+
+
+@pytest.mark.parametrize(
+    "host,remedy",
+    [
+        ("no such host", "the host is not known: give an address of this machine"),
+        ("x" * 64, "the host is not known"),
+        ("192.0.2.1", "give an address of this machine"),
+    ],
+    ids=["unknown", "impossible", "elsewhere"],
+)
+def test_a_broker_that_cannot_listen_there_says_what_to_change(host, remedy, tmp_path):
+    done = kubelend_process(
+        *("broker", "--http-cert-path", Certificates(tmp_path).server(), "--store", "memory:"),
+        *("--http-host", host, "--health-probe-bind-address=0", "--metrics-bind-address=0"),
+    )
+    assert done.returncode == Code.USAGE
+    told = done.stderr.splitlines()[-1]
+    assert told.startswith(f"error: cannot listen on {host}:8443: ")
+    assert f"; {remedy}" in told
 
 
 @pytest.mark.parametrize("url", ["postgres://db/kubelend", "memory:foo", "sqlite://host/x"])

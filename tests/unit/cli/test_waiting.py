@@ -1,13 +1,15 @@
 """Which changes a watch shows, and how a request that waits is waited for."""
 
 import asyncio
-from datetime import UTC, datetime
+import json
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from kubelend.cli import waiting
+from kubelend.cli import output, waiting
+from kubelend.cli.output import Format
 from kubelend.cli.waiting import Filter
 from kubelend.core.errors import BrokerUnreachable, Forbidden, NotFound, RateLimited
 from kubelend.wire import bodies
@@ -56,18 +58,20 @@ def test_all_else_is_not(fields):
 
 WISH = bodies.ReservationRequest(RESERVATION.requested_resources, wait="1h")
 PENDING = replace(RESERVATION, status=bodies.ReservationStatus("Pending", "nothing fits"))
-LEFT = "rsv-1 goes on waiting for capacity, until you release it"
+LEFT = "rsv-1 goes on waiting for capacity for 1h at most, or until you release it"
 
 
 class Desk:
     """Lets a request wait, and then says what it is told to, the last of it for ever."""
+
+    pending = PENDING
 
     def __init__(self, *said):
         self.said = list(said)
         self.is_asked = asyncio.Event()
 
     async def reserve(self, request, *, key=""):
-        return PENDING
+        return self.pending
 
     async def get_reservation(self, reservation):
         self.is_asked.set()
@@ -92,7 +96,7 @@ async def test_who_waits_waits_out_what_passes():
 
 
 async def test_trouble_is_not_waited_out_for_longer_than_was_asked_for():
-    with pytest.raises(BrokerUnreachable, match=f"^away; {LEFT}$"):
+    with pytest.raises(BrokerUnreachable, match=f"^away; {LEFT.replace('1h', '10ms')}$"):
         await reserve(Desk(BrokerUnreachable("away")), replace(WISH, wait="10ms"))
 
 
@@ -108,6 +112,19 @@ async def test_what_is_gone_does_not_go_on_waiting():
     assert str(caught.value) == "deleted"
 
 
+async def test_end_that_the_broker_has_named_is_told(monkeypatch):
+    monkeypatch.setattr(output, "now", lambda: RESERVATION.created_at)
+    end = RESERVATION.created_at + timedelta(minutes=5)
+    status = replace(PENDING.status, wait_until=end)
+    monkeypatch.setattr(Desk, "pending", replace(PENDING, status=status))
+    with pytest.raises(Forbidden) as caught:
+        await reserve(Desk(Forbidden("no")))
+    assert str(caught.value) == (
+        "no; rsv-1 goes on waiting for capacity until 2026-01-02T03:09:05Z (in 5m),"
+        " or until you release it"
+    )
+
+
 async def test_interrupted_borrower_is_told_what_goes_on_waiting(capsys):
     desk = Desk(PENDING)
     task = asyncio.create_task(reserve(desk))
@@ -116,3 +133,50 @@ async def test_interrupted_borrower_is_told_what_goes_on_waiting(capsys):
     with pytest.raises(asyncio.CancelledError):
         await task
     assert capsys.readouterr().err.splitlines()[-1] == LEFT
+
+
+# -- a watch
+
+
+class Told:
+    """Streams what it is given, and then raises if that is an error."""
+
+    def __init__(self, *said):
+        self.said = said
+
+    async def stream(self):
+        for one in self.said:
+            if isinstance(one, Exception):
+                raise one
+            yield one
+
+
+async def watched(capsys, format, *said):
+    desk: Any = Told(*said)
+    await waiting.watch(desk, Filter(), format)
+    return capsys.readouterr().out
+
+
+async def test_wide_watch_has_the_columns_of_a_wide_table(capsys):
+    headers, row = (await watched(capsys, Format.WIDE, CHANGE)).splitlines()
+    assert headers.split()[-6:] == ["REQUESTER", "GPU", "STORAGE", "PRIORITY", "COST", "REASON"]
+    assert row.split()[-6:] == ["asks", "-", "-", "0", "-", "-"]
+    assert headers.index("REQUESTER") == row.index("asks")
+
+
+async def test_who_may_not_watch_sees_nothing_but_the_reason(capsys):
+    with pytest.raises(Forbidden):
+        await watched(capsys, Format.TABLE, Forbidden("not for admins"))
+    assert capsys.readouterr().out == ""
+
+
+async def test_watched_change_is_one_line_whatever_is_in_it(capsys):
+    hostile = replace(RESERVATION, id="rsv\x1b[2J\n\x9bfake  Active")
+    change = replace(CHANGE, reservation=hostile)
+    for columns in (Format.TABLE, Format.WIDE):
+        _, row = (await watched(capsys, columns, change)).splitlines()
+        assert row.startswith(r"rsv\x1b[2J\n\x9bfake  Active")
+    assert await watched(capsys, Format.NAME, change) == "rsv\\x1b[2J\\n\\x9bfake  Active\n"
+    line = await watched(capsys, Format.JSON, change)
+    assert json.loads(line)["id"] == hostile.id
+    assert line.strip().isprintable()

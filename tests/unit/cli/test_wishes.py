@@ -23,7 +23,6 @@ def test_all_flags_together():
         duration="2h",
         priority=7,
         wait="5m",
-        policy="cost",
         weight=["price=2", "headroom=0.5"],
         label=["tier=gold", "empty="],
         region="eu",
@@ -37,7 +36,6 @@ def test_all_flags_together():
         priority=7,
         duration="2h",
         wait="5m",
-        policy="cost",
         weights={"price": 2.0, "headroom": 0.5},
         target_cluster_id="b",
         constraints=bodies.ConstraintsBody(
@@ -50,8 +48,15 @@ def test_what_is_not_said_is_not_sent():
     assert read(cpu="1", memory="1Gi") == bodies.ReservationRequest(bodies.Quantities("1", "1Gi"))
 
 
-def test_no_amount_is_no_request():
-    assert read(priority=3) is None
+def test_a_policy_goes_in_place_of_weights():
+    request = read(cpu="1", memory="1Gi", policy="cost")
+    assert request == bodies.ReservationRequest(bodies.Quantities("1", "1Gi"), policy="cost")
+
+
+def test_nothing_said_is_no_request():
+    assert read() is None
+    with pytest.raises(InvalidInput, match="nothing is asked for; give --cpu and --memory"):
+        wishes.complete(None)
 
 
 @pytest.mark.parametrize(
@@ -61,13 +66,21 @@ def test_no_amount_is_no_request():
         ({"gpu": "1"}, "--cpu and --memory are needed both"),
         ({"label": ["gold"]}, "--label: 'gold' has no name and value; write NAME=VALUE"),
         ({"resource": ["=2"]}, "--resource: '=2' has no name and value"),
-        ({"weight": ["price=much"]}, "--weight: could not convert string to float: 'much'"),
+        ({"priority": 3}, "--cpu and --memory are needed both"),
+        ({"weight": ["price=much"]}, "--weight price: 'much' is no number; write for example"),
+        ({"weight": ["headroom=nan"]}, "--weight headroom: 'nan' is no number"),
+        ({"weight": ["headroom=-inf"]}, "--weight headroom: '-inf' is no number"),
+        ({"weight": ["price="]}, "--weight price: '' is no number"),
+        (
+            {"policy": "cost", "weight": ["price=1"]},
+            "--policy and --weight exclude each other; choose by one of them",
+        ),
     ],
 )
 def test_what_makes_no_request_is_told_by_flag(flags, problem):
-    amounts = {} if "cpu" in flags or "gpu" in flags else {"cpu": "1", "memory": "1Gi"}
+    amounts = {} if set(flags) & {"cpu", "gpu", "priority"} else {"cpu": "1", "memory": "1Gi"}
     with pytest.raises(InvalidInput) as raised:
-        read(**amounts, **flags)
+        wishes.complete(read(**amounts, **flags))
     assert problem in str(raised.value)
 
 

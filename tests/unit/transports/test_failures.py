@@ -11,7 +11,7 @@ from datetime import timedelta
 import pytest
 
 from certificates import Certificates
-from kubelend.core.errors import BrokerUnreachable, UnexpectedAnswer
+from kubelend.core.errors import BrokerUnreachable, CertificateRefused, UnexpectedAnswer
 from kubelend.kits import backoff
 from kubelend.kits.backoff import Backoff
 from kubelend.pki import profiles
@@ -34,10 +34,14 @@ async def broker(certificates):
 
 
 async def failure(url, directory, *, timeout=timedelta(seconds=10), retries=backoff.NONE):
+    return str(await raised(url, directory, timeout, retries))
+
+
+async def raised(url, directory, timeout=timedelta(seconds=10), retries=backoff.NONE):
     async with BrokerClient(url, directory, timeout=timeout, backoff=retries) as client:
-        with pytest.raises(BrokerUnreachable) as raised:
+        with pytest.raises(BrokerUnreachable) as caught:
             await client.version()
-    return str(raised.value)
+    return caught.value
 
 
 @contextlib.asynccontextmanager
@@ -104,14 +108,39 @@ async def test_our_certificate_has_expired(broker, certificates):
     assert f"{directory}/tls.crt expired at 2" in told
 
 
+@pytest.mark.parametrize("kind", ["stranger", "expired", "early"])
+async def test_what_is_seen_in_our_own_files_is_the_reason(broker, certificates, kind):
+    error = await raised(broker.url, getattr(certificates, kind)("a"))
+    assert type(error) is CertificateRefused
+
+
+async def test_a_broker_that_hangs_up_for_no_reason_to_be_seen_may_be_restarting(
+    broker, certificates
+):
+    broker.answers[:] = [hang_up]
+    error = await raised(broker.url, certificates.cluster("a"))
+    assert type(error) is BrokerUnreachable
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3], ids=str)
+async def test_an_alert_is_reason_enough(certificates, tmp_path, version):
+    """Here both authorities are trusted, so that nothing is to be seen in our own files."""
+    directory = Certificates(tmp_path, authority="other").cluster("a")
+    with (directory / "ca.crt").open("ab") as trusted:
+        trusted.write((certificates.server() / "ca.crt").read_bytes())
+    error = await error_at_blocking_server(certificates, version, directory)
+    assert type(error) is CertificateRefused
+    assert "unknown ca): it seems not to accept" in str(error)
+
+
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3], ids=str)
 async def test_the_alert_of_a_server_that_sends_one_is_told(certificates, version):
-    told = await failure_at_blocking_server(certificates, version)
+    told = str(await error_at_blocking_server(certificates, version, certificates.stranger("a")))
     assert "hung up before its first answer (" in told
     assert "unknown ca)" in told
 
 
-async def failure_at_blocking_server(certificates, version):
+async def error_at_blocking_server(certificates, version, directory):
     """Servers of other languages send an alert; of Python's, only blocking ones do."""
     context = tls.server_context(certificates.server())
     context.minimum_version = context.maximum_version = version
@@ -119,10 +148,10 @@ async def failure_at_blocking_server(certificates, version):
         thread = threading.Thread(target=refuse_all, args=(listening, context))
         thread.start()
         url = f"https://localhost:{listening.getsockname()[1]}"
-        told = await failure(url, certificates.stranger("a"))
+        error = await raised(url, directory)
         listening.shutdown(socket.SHUT_RDWR)
         await asyncio.to_thread(thread.join)
-    return told
+    return error
 
 
 def refuse_all(listening, context):

@@ -10,7 +10,7 @@ import pytest
 from kubelend.core import errors
 from kubelend.kits.backoff import Backoff
 from kubelend.transports.http_client import BrokerClient
-from kubelend.wire import bodies, route
+from kubelend.wire import bodies, limit_bodies, route
 from scripted_broker import body, events, hang_up, problem, raw
 
 QUICK = Backoff(retries=2, first=timedelta(milliseconds=1))
@@ -84,6 +84,17 @@ async def test_pages_are_followed_to_the_end(broker, client):
 async def test_pages_of_clusters_are_followed_too(broker, client):
     broker.answers += [body(bodies.ClusterList([CLUSTER], "a")), body(bodies.ClusterList([]))]
     assert await client.all_clusters() == [CLUSTER]
+    assert [seen.query for seen in broker.seen] == [{}, {"continue": "a"}]
+
+
+async def test_pages_of_quotas_are_followed_too(broker, client):
+    quota = limit_bodies.QuotaStatus("a", limit_bodies.Quota(), limit_bodies.QuotaUse())
+    broker.answers += [
+        body(limit_bodies.QuotaList([quota], "a")),
+        body(limit_bodies.QuotaList([quota])),
+    ]
+    assert await client.quotas.all() == [quota, quota]
+    assert [seen.query for seen in broker.seen] == [{}, {"continue": "a"}]
 
 
 async def test_null_instructions_are_none(broker, client):
