@@ -1,20 +1,25 @@
-"""The smallest change to a request that would make it fit a cluster, and how far it is from fitting."""
+"""The smallest change to a request that would make it fit a cluster, in words and for machines.
+
+What is small is said in `nearness`. That doing what a remedy says helps is a matter of the filters, so they
+are asked.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
-from kubelend.core import filters, prices, resources
-from kubelend.core.columns import Floats, Ints, Mask
-from kubelend.core.filters import Purse, Question
-from kubelend.core.fleet import UNPRICED, Fleet, currency_code
+from kubelend.core import filters, nearness, prices, resources
+from kubelend.core.filters import Question
+from kubelend.core.fleet import UNPRICED, Fleet
 from kubelend.core.models import ClusterId
-from kubelend.core.refusals import INSUFFICIENT, Refusal
+from kubelend.core.nearness import Nearness
+from kubelend.core.refusals import Refusal
 from kubelend.core.resources import NOTHING, Resources
-from kubelend.core.selections import Selection
 
 
 class Remedy(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -29,71 +34,24 @@ class Remedy(msgspec.Struct, frozen=True, omit_defaults=True):
     drop_labels: dict[str, str] = {}
 
 
-Verdicts = Sequence[tuple[Refusal, Mask]]
-
-_AMOUNTS = {
-    *INSUFFICIENT.values(),
-    Refusal.INSUFFICIENT_EXTENDED,
-    Refusal.KEPT_BACK,
-    Refusal.LENDING_CAP_REACHED,
-    Refusal.REQUESTER_CAP_REACHED,
-}
-"""Refusals that less of the request would avoid."""
-_HELPLESS = {
-    Refusal.IS_REQUESTER,
-    Refusal.REFUSED_BEFORE,
-    Refusal.REQUESTER_NOT_ALLOWED,
-    Refusal.REQUESTER_DENIED,
-    Refusal.STALE,
-    Refusal.CORDONED,
-}
-"""Refusals that no other request of the same cluster would avoid."""
-_PRICE = {Refusal.CURRENCY_MISMATCH, Refusal.TOO_EXPENSIVE}
-
-
-def distance(question: Question, fleet: Fleet, verdicts: Verdicts) -> Floats:
-    """How far each cluster is from fitting: missing shares, a whole step per other refusal."""
-    distance = np.zeros(len(fleet), np.float64)
-    for refusal, mask in verdicts:
-        if refusal in _HELPLESS:
-            distance[~mask] = np.inf
-        elif refusal not in _AMOUNTS:
-            distance[~mask] += 1
-    for name, wanted in question.request.resources.items():
-        left = _left(question, fleet, name)
-        missing = wanted - (0 if left is None else left)
-        distance += np.clip(missing, 0, None) / wanted
-    distance[_has_nothing(question, fleet)] = np.inf
-    if question.purse is not None:
-        distance[_is_foreign(question.purse, fleet)] = np.inf
-    return distance
-
-
 def remedy(
-    question: Question, fleet: Fleet, row: int, refusals: tuple[Refusal, ...]
+    question: Question, fleet: Fleet, row: int, refusals: tuple[Refusal, ...], near: Nearness
 ) -> Remedy | None:
     """What would make a cluster fit that refuses; None if nothing would."""
-    if not refusals or _HELPLESS.intersection(refusals):
+    way = _way(question, fleet, row, near) if refusals else None
+    opening = _opening_steps(question, fleet, row, refusals)
+    if way is None or opening is None:
         return None
-    less = question.request.resources.shortfall(_amounts(_left, question, fleet, row))
-    waits = bool(less) and _fits_empty(question, fleet, row)
-    if less == question.request.resources:
-        if not waits:
-            return None
-        less = NOTHING
-    limits = _limit_steps(question, fleet, row, refusals)
-    if limits is None:
-        return None
-    price = _price_needed(question, fleet, row, refusals)
     labels = _labels_missing(question, fleet, row)
     steps = [_STEPS[refusal] for refusal in refusals if refusal in _STEPS]
-    steps += [*limits, *_amount_steps(less, waits)]
+    steps += [*opening, *_budget_steps(question, way.bill), *_amount_steps(way)]
+    price, in_currency = way.bill.price, ""
     if price is not None:
-        steps.append(f"allow {prices.text(price)} {currency(fleet, row)} per hour")
+        in_currency = currency(fleet, row)
+        steps.append(f"allow {prices.text(price)} {in_currency} per hour")
     steps += [f"drop the label {key}={value}" for key, value in labels.items()]
     text = f"{fleet.ids[row]} fits if you {' and '.join(steps)}"
-    in_currency = "" if price is None else currency(fleet, row)
-    return Remedy(fleet.ids[row], text, less, price, in_currency, labels)
+    return Remedy(fleet.ids[row], text, way.less, price, in_currency, labels)
 
 
 def currency(fleet: Fleet, row: int) -> str:
@@ -109,89 +67,94 @@ _STEPS = {
 }
 
 
-def _limit_steps(
-    question: Question, fleet: Fleet, row: int, refusals: tuple[Refusal, ...]
-) -> list[str] | None:
-    """What to do about opening hours and the budget; None if nothing can be done."""
-    steps, purse = [], question.purse
-    if Refusal.OUTSIDE_OPENING_HOURS in refusals and fleet.bounds is not None:
-        opens = fleet.bounds.openings.next_opening(row, question.now)
-        if opens is None:
-            return None
-        steps.append(f"wait until it opens at {opens:%Y-%m-%dT%H:%MZ}")
-    if purse is not None and _is_foreign(purse, fleet)[row]:
+class _Bill(NamedTuple):
+    """What is wrong with the price of some amounts."""
+
+    price: int | None = None
+    """The smallest maximum that lets it pass; None if it passes as it is."""
+    is_over_budget: bool = False
+
+
+class _Way(NamedTuple):
+    """How to get the amounts: with less of them, by waiting for all, or by either."""
+
+    less: Resources
+    waits: bool
+    bill: _Bill
+
+
+def _way(question: Question, fleet: Fleet, row: int, near: Nearness) -> _Way | None:
+    """The nearer way; or both, if they cost the same and one sentence can say both."""
+    less, later = float(near.less[row]), float(near.later[row])
+    if np.isinf(less) and np.isinf(later):
         return None
-    if purse is not None and Refusal.OVER_BUDGET in refusals:
-        left = f"{prices.text(purse.most)} {purse.currency}"
-        steps.append(f"ask for less, or for less time (your budget leaves {left} per hour)")
-    return steps
+    missing = question.request.resources.shortfall(_left(question, fleet, row))
+    reduced = _bill(question, fleet, row, missing)
+    if np.isinf(later):
+        return _Way(missing, False, reduced)
+    in_full = _bill(question, fleet, row, NOTHING)
+    if np.isinf(less) or (later < less and reduced != in_full):
+        return _Way(NOTHING, True, in_full)
+    return _Way(missing, reduced == in_full, reduced)
 
 
-def _is_foreign(purse: Purse, fleet: Fleet) -> Mask:
-    """The clusters that want to be paid in a currency of which the budget has none."""
-    code = currency_code(purse.currency)
-    foreign: Mask = (fleet.currency != code) & (fleet.currency != UNPRICED)
-    return foreign
-
-
-def _has_nothing(question: Question, fleet: Fleet) -> Mask:
-    """Where no part is free and no waiting helps: less of the request would be nothing at all."""
-    nothing, never = np.ones(len(fleet), np.bool_), np.zeros(len(fleet), np.bool_)
-    for name, wanted in question.request.resources.items():
-        left, most = _left(question, fleet, name), _most(question, fleet, name)
-        nothing &= left is None or left == 0
-        never |= most is None or most < wanted
-    return nothing & never
-
-
-def _fits_empty(question: Question, fleet: Fleet, row: int) -> bool:
-    return question.request.resources.fits_in(_amounts(_most, question, fleet, row))
-
-
-Column = Callable[[Question, Fleet, str], Ints | None]
-
-
-def _left(question: Question, fleet: Fleet, name: str) -> Ints | None:
-    """What each cluster would lend to this requester now; None if no cluster offers it."""
-    free, share = fleet.free(name), fleet.share_left(name, question.request.requester)
-    return free if free is None or share is None else np.minimum(free, np.maximum(share, 0))
-
-
-def _most(_: Question, fleet: Fleet, name: str) -> Ints | None:
-    """The same if nothing were reserved."""
-    ceiling, bound = fleet.ceiling(name), fleet.bound(name)
-    if ceiling is None or bound is None:
-        return ceiling
-    return np.minimum(ceiling, bound.share[: len(fleet)])
-
-
-def _amounts(column: Column, question: Question, fleet: Fleet, row: int) -> Resources:
+def _left(question: Question, fleet: Fleet, row: int) -> Resources:
     amounts = {}
     for name, _ in question.request.resources.items():  # noqa: PERF102 - not a dict: it has no keys()
-        values = column(question, fleet, name)
-        amounts[name] = 0 if values is None else int(values[row])
+        left = nearness.left(question, fleet, name)
+        amounts[name] = 0 if left is None else int(left[row])
     return Resources.of(amounts)
 
 
-def _amount_steps(less: Resources, waits: bool) -> Iterator[str]:
-    wait = "wait until reservations there end"
-    if less:
-        amounts = " and ".join(f"{resources.text(*part)} {part[0]}" for part in less.items())
-        yield f"ask for {amounts} less, or {wait}" if waits else f"ask for {amounts} less"
-    elif waits:
-        yield wait
+def _bill(question: Question, fleet: Fleet, row: int, less: Resources) -> _Bill:
+    """For the rest of the request, since less costs less."""
+    if question.request.constraints.max_price is None and question.purse is None:
+        return _Bill()
+    rest = replace(question.request, resources=question.request.resources - less)
+    asked = replace(question, request=rest)
+    within = filters.within_budget(asked, fleet)
+    return _Bill(_price_needed(asked, fleet, row), within is not None and not within[row])
 
 
-def _price_needed(
-    question: Question, fleet: Fleet, row: int, refusals: tuple[Refusal, ...]
-) -> int | None:
-    """The smallest maximum that lets this cluster pass; None if it is not the maximum that refuses."""
-    if question.request.constraints.max_price is None or _PRICE.isdisjoint(refusals):
+def _price_needed(question: Question, fleet: Fleet, row: int) -> int | None:
+    known, constraints = fleet.prices[row], question.request.constraints
+    if known is None or constraints.max_price is None or _is_paid(question, fleet, row):
         return None
-    only = Selection(fleet, np.array([row]))
-    hourly = float(filters.hourly(question.request, only)[0])
-    rounded_down = int(hourly * prices.BILLIONTHS)
-    return rounded_down if hourly <= prices.limit(rounded_down) else rounded_down + 1
+    rounded = known.agreed(question.request.resources)
+    allowed = replace(constraints, max_price=rounded, currency=known.currency)
+    request = replace(question.request, constraints=allowed)
+    is_enough = _is_paid(replace(question, request=request), fleet, row)
+    return rounded if is_enough else rounded + 1
+
+
+def _is_paid(question: Question, fleet: Fleet, row: int) -> bool:
+    masks = filters.same_currency(question, fleet), filters.affordable(question, fleet)
+    return all(mask is None or mask[row] for mask in masks)
+
+
+def _opening_steps(
+    question: Question, fleet: Fleet, row: int, refusals: tuple[Refusal, ...]
+) -> list[str] | None:
+    """What to do about opening hours; None if it never opens."""
+    if Refusal.OUTSIDE_OPENING_HOURS not in refusals or fleet.bounds is None:
+        return []
+    opens = fleet.bounds.openings.next_opening(row, question.now)
+    return None if opens is None else [f"wait until it opens at {opens:%Y-%m-%dT%H:%MZ}"]
+
+
+def _budget_steps(question: Question, bill: _Bill) -> Iterator[str]:
+    if question.purse is not None and bill.is_over_budget:
+        left = f"{prices.text(question.purse.most)} {question.purse.currency}"
+        yield f"ask for less, or for less time (your budget leaves {left} per hour)"
+
+
+def _amount_steps(way: _Way) -> Iterator[str]:
+    wait = "wait until reservations there end"
+    if way.less:
+        amounts = " and ".join(f"{resources.text(*part)} {part[0]}" for part in way.less.items())
+        yield f"ask for {amounts} less, or {wait}" if way.waits else f"ask for {amounts} less"
+    elif way.waits:
+        yield wait
 
 
 def _labels_missing(question: Question, fleet: Fleet, row: int) -> dict[str, str]:
