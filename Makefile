@@ -58,7 +58,7 @@ rotation: $(DEV) ## Prove that certificates of a minute rotate for ten under loa
 
 .PHONY: properties
 properties: $(DEV) ## Try every property of the pure parts with fifty times as many examples, others each time
-	$(BIN)/pytest --numprocesses $(WORKERS) --hypothesis-profile long -m hypothesis tests/unit $(ARGS)
+	$(BIN)/pytest --numprocesses $(WORKERS) --timeout 3600 --hypothesis-profile long -m hypothesis tests/unit $(ARGS)
 
 .PHONY: check
 check: $(DEV) ## Check format, lint, types, layers and generated files

@@ -28,7 +28,7 @@ import yarl
 
 from kubelend.transports import tls
 from kubelend.wire import bodies, openapi, problems, routes
-from kubelend.wire.route import API, IDEMPOTENCY_KEY, LAST_EVENT_ID, Route
+from kubelend.wire.route import API, IDEMPOTENCY_KEY, LAST_EVENT_ID, OF_ANY_ROUTE, Route
 
 PATIENCE = 10.0
 """Seconds within which anything that a test waits for has to happen."""
@@ -267,6 +267,8 @@ def route_of(method: str, path: str) -> Route | None:
 def _check_body(route: Route, media_type: str, answer: Answer) -> None:
     if media_type == problems.CONTENT_TYPE:
         kind: Any = bodies.Problem
+        known = {found.code for found in (*route.named_errors, *OF_ANY_ROUTE)}
+        assert answer.problem.code in known, f"{route.name} does not document {answer.problem}"
     elif media_type == "application/json":
         kind = route.answers[answer.status]
     else:

@@ -27,6 +27,7 @@ from certificates import Certificates
 from kubelend.core.roles import Role
 from kubelend.pki import keys, requests
 from kubelend.pki.keys import Algorithm
+from kubelend.wire import enrolment
 
 
 @asynccontextmanager
@@ -113,7 +114,10 @@ async def call(
         aiohttp.ClientSession(connector=connector, timeout=timeout) as session,
         session.request(method, url, data=content) as response,
     ):
-        return Answer(response.status, response.headers, await response.read())
+        answer = Answer(response.status, response.headers, await response.read())
+    if answer.status >= 400:
+        assert answer.problem.code in {kind.code for kind in enrolment.ERRORS}, answer
+    return answer
 
 
 def hours(number: float) -> timedelta:

@@ -104,7 +104,8 @@ def _check_amount(field: str, name: str, text: str) -> None:
         raise type(problem)(f"spec.{field}: {what}", hint=problem.hint) from None
     if name in ("cpu", "memory") and not amounts:
         raise InvalidQuantity(
-            f"spec.{field}: must be more than zero", hint="ask for 100m or 64Mi at least"
+            f"spec.{field}: must be more than zero",
+            hint="write for example 500m or 256Mi",
         )
 
 

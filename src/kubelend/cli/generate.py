@@ -19,8 +19,9 @@ import kubelend
 from kubelend.cli import manifests, output, tree
 from kubelend.cli.deferred import Deferred
 from kubelend.cli.exits import Code
-from kubelend.wire import openapi, problems, routes
-from kubelend.wire.route import Access, Route
+from kubelend.core.errors import KubelendError
+from kubelend.wire import codes, docstrings, enrolment, openapi, problems, routes
+from kubelend.wire.route import OF_ANY_PATH, OF_ANY_ROUTE, OF_BODIES, Access, Route
 
 _NOTICE = "<!-- Made by `make generate` from the code. Do not edit. -->"
 
@@ -55,6 +56,7 @@ def documents(directory: Path) -> dict[Path, str]:
         directory / "openapi.json": output.json(openapi.document(kubelend.__version__)) + "\n",
         directory / "cli.md": command_line(),
         directory / "routes.md": rest_routes(),
+        directory / "errors.md": error_codes(),
         directory / "object-fields.md": object_fields(),
     }
 
@@ -80,8 +82,9 @@ def rest_routes() -> str:
         "# The routes, and who may call them",
         _NOTICE,
         "Every call is made over mutual TLS, and the certificate says who calls. Errors are problem"
-        " details (`application/problem+json`) with a stable `code`; any route may also answer"
-        " `LimitExceeded` or `Unavailable`. Bodies are in [openapi.json](openapi.json).",
+        " details (`application/problem+json`) with a stable `code`: [errors.md](errors.md) has all of them."
+        f" Any route may also answer {', '.join(problems.signs(OF_ANY_ROUTE))}."
+        " Bodies are in [openapi.json](openapi.json).",
         _table(("in the column of a role", "who may"), _WORDS.items()),
         "Refused on every route: whoever has no certificate, or one that has ended, is revoked or comes from"
         " another authority; the broker's own; and a proxy's that passes no other on. A role that may not"
@@ -90,6 +93,22 @@ def rest_routes() -> str:
             ("method", "path", *_ROLES, "what it does", "errors"),
             (_route_cells(route) for route in routes.ROUTES),
         ),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def error_codes() -> str:
+    """Every code of the tree of errors, and who sends it."""
+    parts = [
+        "# The codes of errors",
+        _NOTICE,
+        "An error of the REST interface is a problem (RFC 9457, `application/problem+json`). `detail` says"
+        " what is wrong, `hint` what to do and `error` both; `code` is for programs, and stays what it is."
+        " Where `retryable` is true, the same call may pass later; `Retry-After` says when, where that is"
+        " known. A newer broker may send codes that are not here: the status tells what kind it is.",
+        _table(("code", "status", "retryable", "meaning", "sent by"), map(_error_cells, _KINDS)),
+        "The names are those of the operations in [openapi.json](openapi.json). [routes.md](routes.md) has"
+        " the codes of each route. Joining is what newcomers do, on a listener of its own.",
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -166,9 +185,35 @@ def _flag_cells(parameter: Any, context: Any) -> tuple[str, ...]:
 
 
 def _route_cells(route: Route) -> tuple[str, ...]:
-    known = (f"{int(problems.status_of(kind('')))} {kind.code}" for kind in route.errors)
-    who = _WHO[route.access]
-    return (route.method, f"`{route.path}`", *who, route.summary, ", ".join(known))
+    known = ", ".join(problems.signs(route.named_errors))
+    return (route.method, f"`{route.path}`", *_WHO[route.access], route.summary, known)
+
+
+def _error_cells(kind: codes.Kind) -> tuple[str, ...]:
+    status, code = problems.signs([kind])[0].split()
+    meaning = _INTERNAL if kind is KubelendError else docstrings.of_class(kind)
+    again = "yes" if kind.retryable else ""
+    return (f"`{code}`", status, again, meaning, ", ".join(_senders(kind)) or _NOT_SENT)
+
+
+def _senders(kind: codes.Kind) -> Iterator[str]:
+    if kind in OF_ANY_ROUTE:
+        yield "any route"
+    else:
+        if kind in OF_ANY_PATH:
+            yield "any call that no route takes"
+        if kind in OF_BODIES:
+            yield "any route with a body"
+        named = [f"`{route.name}`" for route in routes.ROUTES if kind in route.errors]
+        yield from named if len(named) <= _MOST_NAMES else ["many routes"]
+    if kind in enrolment.ERRORS:
+        yield "joining"
+
+
+_KINDS = tuple(codes.BY_CODE.values())
+_MOST_NAMES = 8
+_INTERNAL = "Something failed that nobody had thought of; the broker's log says what."
+_NOT_SENT = "nobody: commands and agents speak of it"
 
 
 def _table(headers: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:

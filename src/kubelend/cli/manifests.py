@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,16 @@ class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002 - PyYAML asks for each part
         """Equal parts are written out each time: `kubectl` reads anchors, people do not."""
         return True
+
+
+def _scalar(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    """Unicode's separators are line breaks to YAML: only in double quotes they are written by their names."""
+    style = '"' if _SEPARATORS.search(text) else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_SEPARATORS = re.compile("[\u2028\u2029]")
+_Dumper.add_representer(str, _scalar)
 
 
 def _rows(path: str, schema: dict[str, Any]) -> Iterator[tuple[str, ...]]:

@@ -15,7 +15,7 @@ from kubelend.core import models
 from kubelend.core.errors import InvalidInput
 from kubelend.core.models import ClusterId
 from kubelend.stores import kube_objects, kube_projection
-from kubelend.wire import conversion
+from kubelend.wire import conversion, texts
 from kubelend.wire.broker_objects import ClusterAdvertisement
 
 NOT_TAKEN_IN: Final = "Not taken in: "
@@ -49,9 +49,8 @@ def offer(found: ClusterAdvertisement) -> models.Advertisement:
     sent_at = spec.timestamp or made_at
     if sent_at is None:
         raise InvalidInput("neither a timestamp nor a time of creation is given")
-    return conversion.to_advertisement(
-        specs.advertisement(spec), ClusterId(spec.cluster_id), sent_at
-    )
+    cluster = ClusterId(texts.checked(spec.cluster_id, "clusterID"))
+    return conversion.to_advertisement(specs.advertisement(spec), cluster, sent_at)
 
 
 def plan(

@@ -16,7 +16,7 @@ from kubelend.core.errors import InvalidInput
 from kubelend.core.lifecycle import FINAL, Phase, Reason
 from kubelend.core.models import ClusterId
 from kubelend.stores import kube_objects, kube_projection
-from kubelend.wire import conversion
+from kubelend.wire import conversion, texts
 from kubelend.wire.broker_objects import Condition, Reservation
 from kubelend.wire.conversion import Terms
 
@@ -85,7 +85,9 @@ def request(found: Reservation, terms: Terms) -> models.Request:
         raise InvalidInput(
             f"the name {name[:40]!r} cannot be used", hint="choose one of at most 240 characters"
         )
-    requester = ClusterId(spec.requester_id or found.metadata.namespace)
+    requester = ClusterId(
+        texts.checked(spec.requester_id, "requesterID") or found.metadata.namespace
+    )
     key = marks.key_of(found.metadata)
     return conversion.to_request(specs.request(spec), requester, key, terms)
 

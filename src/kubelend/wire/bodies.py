@@ -13,7 +13,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from kubelend.wire import patterns
+from kubelend.wire import codes, patterns
 
 
 def camel(name: str) -> str:
@@ -34,12 +34,14 @@ QuantityOrNone = Annotated[
 _DURATION = Meta(max_length=64, description="A Go duration", examples=["1h30m", "90s"])
 Duration = Annotated[str, _DURATION, Meta(extra_json_schema=patterns.DURATION)]
 Wait = Annotated[str, _DURATION, Meta(extra_json_schema=patterns.WAIT)]
-Name = Annotated[str, Meta(max_length=253)]
+_PLAIN = Meta(extra_json_schema=patterns.PLAIN)
+Name = Annotated[str, Meta(max_length=253), _PLAIN]
+Reason = Annotated[str, Meta(max_length=1024), _PLAIN]
+Url = Annotated[str, Meta(max_length=2048), _PLAIN]
 MOST_LABELS = 64
 """The region is one of them, however it is said."""
 Labels = Annotated[
-    dict[Annotated[str, Meta(max_length=317)], Annotated[str, Meta(max_length=253)]],
-    Meta(max_length=MOST_LABELS),
+    dict[Annotated[str, Meta(max_length=317), _PLAIN], Name], Meta(max_length=MOST_LABELS)
 ]
 Price = Annotated[
     str,
@@ -150,7 +152,7 @@ class Advertisement(Body, frozen=True):
     labels: Labels = {}
     region: Name = ""
     valid_for: Duration = ""
-    endpoint_url: Annotated[str, Meta(max_length=2048)] = ""
+    endpoint_url: Url = ""
     policy: LendingPolicy | None = None
 
 
@@ -205,7 +207,7 @@ class ClusterList(Body, frozen=True):
 class CordonRequest(Body, frozen=True):
     """Why a cluster is closed; kept and shown."""
 
-    reason: Annotated[str, Meta(max_length=1024)] = ""
+    reason: Reason = ""
 
 
 class Drained(Body, frozen=True):
@@ -225,13 +227,13 @@ class ConstraintsBody(Body, frozen=True):
     exclude: Annotated[list[Name], Meta(max_length=256)] = []
     """Clusters it must not go to."""
     max_price_per_hour: Price = ""
-    """Of the whole request; who names no price, or another currency, is passed over then."""
-    currency: Currency = "USD"
-    """Of the price."""
+    """Of the whole request; who asks for more, or in another currency, is passed over. No price passes."""
+    currency: Currency = ""
+    """In which prices are compared. If none is named: USD for the price above, else what most ask for."""
 
 
 UNCONSTRAINED = ConstraintsBody()
-Policy = Annotated[Name, Meta(extra_json_schema=patterns.POLICY)]
+Policy = Annotated[str, Meta(max_length=253, extra_json_schema=patterns.POLICY)]
 Weights = Annotated[
     dict[
         Annotated[str, Meta(extra_json_schema=patterns.SCORE)],
@@ -321,9 +323,10 @@ class RenewRequest(Body, frozen=True):
 
 
 class RefuseRequest(Body, frozen=True):
-    """Why a provider will not serve a reservation; the requester reads it."""
+    """Why a provider will not serve a reservation; the requester reads it, in one line."""
 
     reason: Annotated[str, Meta(max_length=1024)] = ""
+    """Of any form, because it must not be lost: control characters and line breaks become spaces."""
 
 
 class Instruction(Body, frozen=True):
@@ -380,7 +383,7 @@ class Problem(Body, frozen=True):
     title: str
     status: int
     detail: str
-    code: str
+    code: Annotated[str, Meta(extra_json_schema=patterns.one_of(*codes.BY_CODE))]
     error: str
     hint: str = ""
     retryable: bool = False

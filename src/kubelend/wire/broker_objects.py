@@ -34,7 +34,7 @@ class Kept(Part, frozen=True):
     """The broker's own record of an object. Written by the broker alone; not to be edited."""
 
     revision: int
-    """The ledger's when it was written: of two, the larger is the newer."""
+    """The number of the store's commit that wrote it: of two, the larger is the newer."""
     checksum: Annotated[str, Meta(extra_json_schema=patterns.up_to(64))]
     """Tells whether the broker itself has written it."""
     record: Annotated[str, Meta(extra_json_schema=patterns.up_to(2**20))]
@@ -92,7 +92,7 @@ class ClusterAdvertisementSpec(Part, frozen=True):
     cost: Cost | None = None
     timestamp: Timestamp | None = None
     """When it was measured, by the cluster's own clock; when the object was made, if it is not said."""
-    endpoint_url: Annotated[str, Meta(max_length=2048)] = ""
+    endpoint_url: bodies.Url = ""
     """Where the cluster can be reached."""
     labels: bodies.Labels = {}
     """By which requests choose among clusters."""

@@ -24,7 +24,7 @@ from kubelend.core import (
 from kubelend.core.errors import InvalidDuration, InvalidInput
 from kubelend.core.hours import Timetable
 from kubelend.core.models import ClusterId, RequestKey
-from kubelend.wire import bodies, limit_conversion, quantities
+from kubelend.wire import bodies, limit_conversion, quantities, texts
 
 
 class Terms(msgspec.Struct, frozen=True):
@@ -42,6 +42,7 @@ def to_advertisement(
     body: bodies.Advertisement, cluster: ClusterId, now: datetime
 ) -> models.Advertisement:
     """Capacity stands in for a missing allocatable, nothing for a missing allocated."""
+    _check_texts(body)
     capacity = quantities.offered(body.resources.capacity, "resources.capacity")
     allocatable, allocated = body.resources.allocatable, body.resources.allocated
     return models.Advertisement(
@@ -55,7 +56,7 @@ def to_advertisement(
         if allocated is None
         else quantities.asked(allocated, "resources.allocated"),
         sent_at=body.timestamp or now,
-        prices=None if body.cost is None else to_prices(body.cost),
+        prices=to_prices(body.cost),
         labels=_labels(body.labels, body.region, "labels"),
         valid_for=duration(body.valid_for, "validFor") if body.valid_for else None,
         endpoint=body.endpoint_url,
@@ -104,14 +105,34 @@ def duration(text: str, where: str) -> timedelta:
     return parsed
 
 
-def to_prices(body: bodies.Cost) -> prices.Prices:
+def to_prices(body: bodies.Cost | None) -> prices.Prices | None:
+    """A cost without an amount is none: who names no price does not ask for zero."""
+    if body is None:
+        return None
+    currency = _currency(body.currency, "cost.currency")
+    if not (body.cpu_cost or body.memory_cost or body.gpu_cost or body.storage_cost):
+        return None
     return prices.Prices(
-        currency=prices.parse_currency(body.currency, "cost.currency"),
+        currency=currency or prices.DEFAULT_CURRENCY,
         cpu=prices.parse(body.cpu_cost or "0", "cost.cpuCost"),
         memory=prices.parse(body.memory_cost or "0", "cost.memoryCost"),
         gpu=prices.parse(body.gpu_cost or "0", "cost.gpuCost"),
         storage=prices.parse(body.storage_cost or "0", "cost.storageCost"),
     )
+
+
+def _currency(text: str, where: str) -> str:
+    return prices.parse_currency(text, where) if text else ""
+
+
+def _check_texts(body: bodies.Advertisement) -> None:
+    """All in one go, because everybody sends them all the time; which one it is, where one is wrong."""
+    named, labels = (body.cluster_name, body.region, body.endpoint_url), body.labels
+    if texts.is_plain("".join((*named, *labels, *labels.values()))):
+        return
+    for name, text in zip(("clusterName", "region", "endpointURL"), named, strict=True):
+        texts.checked(text, name)
+    texts.check_labels(labels, "labels")
 
 
 def _duration(text: str, where: str) -> timedelta:
@@ -137,13 +158,17 @@ def _to_constraints(body: bodies.ReservationRequest) -> models.Constraints:
     wish = body.constraints
     if wish is bodies.UNCONSTRAINED and not body.target_cluster_id:
         return models.UNCONSTRAINED
+    texts.check_labels(wish.labels, "constraints.labels")
+    texts.checked(wish.region, "constraints.region")
     maximum = wish.max_price_per_hour
     return models.Constraints(
         labels=_labels(wish.labels, wish.region, "constraints.labels"),
-        pinned=ClusterId(body.target_cluster_id) if body.target_cluster_id else None,
-        excluded=tuple(ClusterId(name) for name in wish.exclude),
+        pinned=ClusterId(texts.checked(body.target_cluster_id, "targetClusterID")) or None,
+        excluded=tuple(
+            ClusterId(texts.checked(name, "constraints.exclude")) for name in wish.exclude
+        ),
         max_price=prices.parse(maximum, "constraints.maxPricePerHour") if maximum else None,
-        currency=prices.parse_currency(wish.currency, "constraints.currency"),
+        currency=_currency(wish.currency, "constraints.currency"),
     )
 
 
@@ -276,7 +301,7 @@ def from_explanation(explanation: explanations.Explanation) -> bodies.Explanatio
         refusals={refusal.value: count for refusal, count in explanation.refusals.items()},
         candidates=[_from_candidate(candidate) for candidate in explanation.candidates],
         remedy=_from_remedy(explanation.remedy),
-        quota=list(explanation.quota),
+        quota=[str(excess) for excess in explanation.quota],
     )
 
 
@@ -298,7 +323,7 @@ def _from_remedy(remedy: remedies.Remedy | None) -> bodies.Remedy | None:
     return bodies.Remedy(
         cluster_id=remedy.cluster,
         text=remedy.text,
-        less={name: resources.text(name, amount) for name, amount in remedy.less.items()},
+        less=limit_conversion.from_amounts(remedy.less),
         max_price_per_hour="" if remedy.max_price is None else prices.text(remedy.max_price),
         currency=remedy.currency,
         drop_labels=remedy.drop_labels,

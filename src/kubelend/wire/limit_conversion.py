@@ -39,7 +39,7 @@ def to_quota(body: limit_bodies.QuotaRequest) -> limits.Quota:
         amounts=resources.caps(_texts(body.amounts), "amounts"),
         reservations=body.reservations,
         budget=prices.parse(body.budget, "budget") if body.budget else None,
-        currency=prices.parse_currency(body.currency, "currency"),
+        currency=prices.parse_currency(body.currency or prices.DEFAULT_CURRENCY, "currency"),
     )
 
 
@@ -65,9 +65,9 @@ def from_policy(policy: LendingPolicy | None) -> bodies.LendingPolicy | None:
     return bodies.LendingPolicy(
         allow=list(policy.allow),
         deny=list(policy.deny),
-        keep_back=dict(_amounts(policy.keep_back)),
-        max_lent=dict(_named(policy.max_lent)),
-        max_per_requester=dict(_named(policy.max_per_requester)),
+        keep_back=dict(from_amounts(policy.keep_back)),
+        max_lent=dict(from_amounts(policy.max_lent)),
+        max_per_requester=dict(from_amounts(policy.max_per_requester)),
         hours=list(policy.hours),
     )
 
@@ -78,9 +78,9 @@ def from_lending(holds: Lending | None) -> bodies.EffectivePolicy | None:
     return bodies.EffectivePolicy(
         allow=[list(names) for names in holds.access.allow],
         deny=list(holds.access.deny),
-        keep_back=_amounts(holds.keep_back),
-        max_lent=_named(holds.max_lent),
-        max_per_requester=_named(holds.max_per_requester),
+        keep_back=from_amounts(holds.keep_back),
+        max_lent=from_amounts(holds.max_lent),
+        max_per_requester=from_amounts(holds.max_per_requester),
         hours=[list(texts) for texts in holds.hours],
     )
 
@@ -90,7 +90,7 @@ def withheld(holds: Lending | None, available: Resources, reserved: Resources) -
     if holds is None:
         return {}
     free = available.clamped()
-    return _amounts(free - holds.lendable(free, reserved))
+    return from_amounts(free - holds.lendable(free, reserved))
 
 
 def from_quota(cluster: ClusterId, account: Account, now: datetime) -> limit_bodies.QuotaStatus:
@@ -99,14 +99,14 @@ def from_quota(cluster: ClusterId, account: Account, now: datetime) -> limit_bod
     return limit_bodies.QuotaStatus(
         cluster,
         limit_bodies.Quota(
-            amounts=_named(quota.amounts),
+            amounts=from_amounts(quota.amounts),
             reservations=quota.reservations,
             budget=prices.text(quota.budget) if quota.budget is not None else "",
             currency=quota.currency if has_budget else "",
         ),
         limit_bodies.QuotaUse(
-            held=_amounts(account.held),
-            waited_for=_amounts(account.awaited),
+            held=from_amounts(account.held),
+            waited_for=from_amounts(account.awaited),
             reservations=account.holds,
             waiting=account.waits,
             spent_today=prices.text(account.spent(now)) if has_budget else "",
@@ -114,9 +114,6 @@ def from_quota(cluster: ClusterId, account: Account, now: datetime) -> limit_bod
     )
 
 
-def _amounts(amounts: Resources) -> dict[str, str]:
-    return {name: resources.text(name, amount) for name, amount in amounts.items()}
-
-
-def _named(amounts: Mapping[str, int]) -> dict[str, str]:
+def from_amounts(amounts: Resources | Mapping[str, int]) -> dict[str, str]:
+    """Texts by name. Zeros of a vector are left out; those of caps are not, where they mean none at all."""
     return {name: resources.text(name, amount) for name, amount in amounts.items()}

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from kubelend.core.errors import MethodNotAllowed, NotFound
+from kubelend.wire import texts
 from kubelend.wire.route import Route
 from kubelend.wire.routes import ROUTES
 
@@ -45,8 +46,8 @@ def _candidates(path: str) -> list[Route]:
 def _match(route: Route, path: str) -> Match | None:
     names: dict[str, str] = {}
     for expected, part in zip(route.path.split("/"), path.split("/"), strict=True):
-        if expected.startswith("{") and part:
-            names[expected.strip("{}")] = unquote(part)
+        if expected.startswith("{") and texts.is_plain(name := unquote(part)) and name:
+            names[expected.strip("{}")] = name
         elif expected != part:
             return None
     return Match(route, names)

@@ -8,14 +8,13 @@ import msgspec
 from msgspec import Meta
 
 from kubelend.wire import patterns
-from kubelend.wire.bodies import Body, Duration, Name, Timestamp
+from kubelend.wire.bodies import Body, Duration, Name, Reason, Timestamp
 from kubelend.wire.certificate_bodies import Pem
 
 JoiningRole = Literal["cluster", "viewer", "admin"]
 Pin = Annotated[
     str, Meta(max_length=71, description="sha256: and the hash of a public key, in hex digits")
 ]
-Reason = Annotated[str, Meta(max_length=1024)]
 
 DEFAULT_TTL = "15m"
 

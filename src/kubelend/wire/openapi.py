@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from kubelend.wire import bodies, problems
-from kubelend.wire.route import EVENT_STREAM, Parameter, Route
+from kubelend.wire import bodies, patterns, problems
+from kubelend.wire.route import EVENT_STREAM, OF_ANY_ROUTE, Parameter, Route
 from kubelend.wire.routes import ROUTES
 
 Json = dict[str, Any]
@@ -22,7 +22,7 @@ _DESCRIPTION = (
     " agent is refused with IdentityInUse."
 )
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
-_NAME: Json = {"type": "string", "minLength": 1}
+_NAME: Json = {"type": "string", "minLength": 1, **patterns.PLAIN}
 
 
 @cache
@@ -136,13 +136,16 @@ def _event(data: Json) -> Json:
 def _errors(route: Route, schema_of: dict[str, Json]) -> Json:
     content = {problems.CONTENT_TYPE: {"schema": schema_of[repr(bodies.Problem)]}}
     answers: Json = {}
-    for kind in route.errors:
+    for kind in route.named_errors:
         status = str(int(problems.status_of(kind(""))))
         described = answers.get(status, {}).get("description")
         codes = f"{described}, {kind.code}" if described else kind.code
         answers[status] = {"description": codes, "content": content}
-    answers["default"] = {"description": "Any other error", "content": content}
+    answers["default"] = {"description": _OTHERS, "content": content}
     return answers
+
+
+_OTHERS = f"Any other error. Of any route: {', '.join(problems.signs(OF_ANY_ROUTE))}"
 
 
 def _needs_body(route: Route) -> bool:

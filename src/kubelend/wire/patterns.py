@@ -98,7 +98,7 @@ WAIT: Final[Schema] = {"pattern": f"^({_DURATION}|{_NO_TIME})?$"}
 """Not below zero, or left out."""
 
 PRICE: Final[Schema] = {"pattern": r"^(0?[0-9]{1,9}(\.[0-9]{1,9})?)?$"}
-CURRENCY: Final[Schema] = {"pattern": "^[A-Za-z]{3,8}$"}
+CURRENCY: Final[Schema] = {"pattern": "^([A-Za-z]{3,8})?$"}
 
 POLICIES: Final = ("headroom", "binpack", "cost", "balanced")
 SCORES: Final = ("headroom", "packing", "balance", "price")
@@ -111,6 +111,13 @@ WEIGHTS: Final[Schema] = {"not": {"minProperties": 1, "additionalProperties": {"
 """Not all of them zero."""
 
 INT32: Final[Schema] = {"format": "int32", "minimum": -(2**31), "maximum": 2**31 - 1}
+
+STEERING: Final = "\\x00-\\x1f\\x7f-\\x9f\u2028\u2029"
+"""What could steer a terminal, or begin a line: control characters, and Unicode's separators of lines and
+paragraphs. Those two as they are, because no escape for them is known to Go and to JSON Schema alike."""
+
+PLAIN: Final[Schema] = {"pattern": f"^[^{STEERING}]*$"}
+"""Any text in one line, or none; `wire.texts` decides."""
 
 COMMON_NAME: Final[Schema] = {
     "pattern": r"^([^\x00-\x20\x7f-\xa0]([^\x00-\x1f\x7f-\xa0]*[^\x00-\x20\x7f-\xa0])?)?$",

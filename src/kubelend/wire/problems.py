@@ -6,12 +6,13 @@ both sides, and every command, speak of errors by class.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from http import HTTPStatus
 
 import msgspec
 
 from kubelend.core import errors
-from kubelend.wire import bodies
+from kubelend.wire import bodies, codes
 
 CONTENT_TYPE = "application/problem+json"
 
@@ -35,6 +36,11 @@ STATUS: dict[type[errors.KubelendError], HTTPStatus] = {
 
 def status_of(error: errors.KubelendError) -> HTTPStatus:
     return next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
+
+
+def signs(kinds: Iterable[codes.Kind]) -> list[str]:
+    """By which programs know each: `404 NotFound`."""
+    return [f"{int(status_of(kind('')))} {kind.code}" for kind in kinds]
 
 
 def to_problem(error: errors.KubelendError) -> bodies.Problem:
@@ -67,15 +73,5 @@ def from_answer(status: int, body: bytes) -> errors.KubelendError:
         is_passing = status >= HTTPStatus.INTERNAL_SERVER_ERROR
         unclear = errors.Unavailable if is_passing else errors.UnexpectedAnswer
         return unclear(f"the broker answered {status}: {text or 'nothing'}")
-    kind = _BY_CODE.get(problem.code, errors.KubelendError)
+    kind = codes.BY_CODE.get(problem.code, errors.KubelendError)
     return kind(problem.detail, hint=problem.hint)
-
-
-def _tree(kind: type[errors.KubelendError]) -> dict[str, type[errors.KubelendError]]:
-    found = {kind.code: kind}
-    for child in kind.__subclasses__():
-        found = _tree(child) | found  # of two with one code the nearer to the root
-    return found
-
-
-_BY_CODE = _tree(errors.KubelendError)

@@ -29,7 +29,7 @@ def wanted(body: bodies.Quantities) -> resources.Resources:
         if not amounts.amount(name):
             raise InvalidQuantity(
                 f"requestedResources.{name}: must be more than zero",
-                hint="ask for 100m or 64Mi at least",
+                hint="write for example 500m or 256Mi",
             )
     return amounts
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 from msgspec import Meta
 
 from kubelend.core import errors
+from kubelend.wire import codes
 
 
 class Access(StrEnum):
@@ -21,6 +22,29 @@ class Access(StrEnum):
     PROVIDER = "provider"  # the cluster that lends what is in the path
     READER = "reader"  # viewers and admins
     ADMIN = "admin"  # admins
+
+
+OF_BODIES: Final[tuple[codes.Kind, ...]] = (errors.TooSlow, errors.BodyTooLarge)
+"""What any route with a body can answer."""
+
+OF_ANY_ROUTE: Final[tuple[codes.Kind, ...]] = (
+    errors.InvalidIdentity,
+    errors.Forbidden,
+    errors.Revoked,
+    errors.RateLimited,
+    errors.KubelendError,
+    errors.Unavailable,
+    errors.StoreFailed,
+    errors.NotReady,
+    errors.NotLeader,
+)
+
+OF_ANY_PATH: Final[tuple[codes.Kind, ...]] = (
+    errors.InvalidInput,
+    errors.NotFound,
+    errors.MethodNotAllowed,
+)
+"""What is answered to a request that comes to no route: it is no HTTP, or has another path or method."""
 
 
 class Parameter(NamedTuple):
@@ -43,8 +67,20 @@ class Route(NamedTuple):
     answers: dict[int, Any]
     body: Any = None
     parameters: tuple[Parameter, ...] = ()
-    errors: tuple[type[errors.KubelendError], ...] = ()
+    errors: tuple[codes.Kind, ...] = ()
     media_type: str = "application/json"
+    harmless_twice: bool = False
+    """Of a POST: said twice, it changes what once would have changed. Others could answer differently."""
+
+    @property
+    def named_errors(self) -> tuple[codes.Kind, ...]:
+        """Those that it can answer beside what any route can: its own, and those of reading a body."""
+        return self.errors if self.body is None else (*self.errors, *OF_BODIES)
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether sending it again, after an answer was lost, does no harm."""
+        return self.method in {"GET", "PUT", "DELETE"} or self.harmless_twice
 
 
 API = "/api/v1"
@@ -54,9 +90,12 @@ LAST_EVENT_ID = "Last-Event-ID"
 AGENT = "Kubelend-Agent"
 """Which agent calls: a name that it gives itself at its start. Callers that are no agents have none."""
 MAX_KEY_LENGTH = 255
+LONGEST_PAGE = 1000
 
 _LIMIT = Parameter(
-    "limit", "How many at most, up to 1000", schema=Annotated[int, Meta(ge=0, le=1000)]
+    "limit",
+    f"How many at most, up to {LONGEST_PAGE}",
+    schema=Annotated[int, Meta(ge=0, le=LONGEST_PAGE)],
 )
 PAGE = (_LIMIT, Parameter("continue", "Where the page before ended"))
 NUMBERED_PAGE = (

@@ -178,6 +178,7 @@ def test_request_is_in_the_name_of_whom_the_object_says():
         (samples.wish(cpu="0"), InvalidInput, "requestedResources.cpu: must be more than zero"),
         (samples.wish(duration="3h"), InvalidInput, "more than this broker allows"),
         (samples.wish(wait="-1s"), InvalidDuration, "wait: '-1s' is below zero"),
+        (samples.wish(requester_id="a\x1b"), InvalidInput, r"requesterID: 'a\x1b' has a control"),
     ],
 )
 def test_wish_that_makes_no_sense_is_refused_in_words(found, error, words):

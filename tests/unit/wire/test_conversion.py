@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import make
-from kubelend.core import errors, explanations
+from kubelend.core import errors, explanations, prices
 from kubelend.core.lifecycle import Phase, Reason
 from kubelend.core.models import REGION_LABEL, ClusterId
 from kubelend.core.resources import Resources
@@ -131,6 +131,22 @@ def test_prices_come_back_as_they_were_written():
     found = conversion.to_prices(cost)
     body = conversion.from_cluster(make.cluster(prices=found), Resources())
     assert body.cost == bodies.Cost("0.05", "0.000000001", "2.5", "", "EUR")
+
+
+@pytest.mark.parametrize(
+    "cost", [bodies.Cost(), bodies.Cost(currency="EUR"), bodies.Cost("", "", "", "", "")], ids=str
+)
+def test_cost_without_an_amount_is_no_price(cost):
+    """It would be the cheapest of all: neither punished nor rewarded is who names none."""
+    assert conversion.to_prices(cost) is None
+    assert conversion.to_prices(bodies.Cost("0")) == prices.Prices("USD")
+
+
+def test_currency_is_named_or_left_to_those_who_fit():
+    wish = bodies.ConstraintsBody(max_price_per_hour="1")
+    assert request(constraints=wish).constraints.currency == ""
+    wish = bodies.ConstraintsBody(currency="eur")
+    assert request(constraints=wish).constraints.currency == "EUR"
 
 
 def test_cluster_shows_reserved_and_what_is_left_of_it():

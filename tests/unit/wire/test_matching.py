@@ -28,14 +28,18 @@ def test_every_route_is_found_by_its_own_path(route):
         ("..", ".."),
     ],
 )
-def test_names_may_hold_anything_once_decoded(sent, name):
+def test_names_may_hold_any_text_once_decoded(sent, name):
     found = matching.find("GET", f"/api/v1/clusters/{sent}")
     assert isinstance(found, matching.Match)
     assert found.names == {"cluster": name}
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "", "/nix", "/api/v1/clusters/", "/api/v1/clusters/a/b/c", "/healthz/"]
+    "path",
+    [
+        *("/", "", "/nix", "/api/v1/clusters/", "/api/v1/clusters/a/b/c", "/healthz/"),
+        *("/api/v1/clusters/a%1B%5B2J", "/api/v1/clusters/a%0A", "/api/v1/clusters/%E2%80%A8"),
+    ],
 )
 def test_other_paths_mean_nothing(path):
     assert isinstance(matching.find("GET", path), NotFound)

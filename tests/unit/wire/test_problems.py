@@ -47,6 +47,7 @@ STATUSES = {
     "NotReady": 503,
     "NotLeader": 503,
     "BrokerUnreachable": 503,
+    "CertificateRefused": 503,
     "UnexpectedAnswer": 502,
     "InvalidSettings": 500,
 }

@@ -4,8 +4,9 @@ import msgspec
 import pytest
 
 from kubelend.api.routing import HANDLERS
+from kubelend.core import errors
 from kubelend.wire import openapi, problems, routes
-from kubelend.wire.route import Access
+from kubelend.wire.route import OF_ANY_ROUTE, Access
 
 
 def test_names_and_places_are_unique():
@@ -30,6 +31,35 @@ def test_route_says_what_it_needs_and_gives(route):
     if route.body is not None or any(found.place == "query" for found in route.parameters):
         statuses = {int(problems.status_of(kind(""))) for kind in route.errors}
         assert 400 in statuses
+
+
+def body_of(route):
+    """All that is described of a body, as text."""
+    found, parts = msgspec.json.schema_components([route.body], ref_template="{name}")
+    return msgspec.json.encode([found, parts]).decode()
+
+
+@pytest.mark.parametrize(
+    "route", [route for route in routes.ROUTES if route.body], ids=lambda route: route.name
+)
+def test_route_names_the_codes_of_what_its_body_holds(route):
+    text = body_of(route)
+    assert ("A Kubernetes quantity" in text) == (errors.InvalidQuantity in route.errors)
+    assert ("A Go duration" in text) == (errors.InvalidDuration in route.errors)
+    assert {errors.InvalidInput, errors.TooSlow, errors.BodyTooLarge} <= {*route.named_errors}
+
+
+def test_document_names_the_codes_that_any_route_can_answer():
+    document = openapi.document("x")
+    codes = document["components"]["schemas"]["Problem"]["properties"]["code"]["enum"]
+    for route in routes.ROUTES:
+        responses = document["paths"][route.path][route.method.lower()]["responses"]
+        for sign in problems.signs(OF_ANY_ROUTE):
+            assert sign in responses["default"]["description"]
+            assert sign.split()[1] in codes
+        for sign in problems.signs(route.named_errors):
+            status, code = sign.split()
+            assert code in responses[status]["description"].split(", ")
 
 
 PUBLISHED = {
@@ -61,3 +91,16 @@ def test_fields_are_in_it_with_their_limits():
     assert (priority["minimum"], priority["maximum"]) == (-(2**31), 2**31 - 1)
     assert schemas["Quantities"]["required"] == ["cpu", "memory"]
     assert "targetClusterID" in schemas["Reservation"]["required"]
+
+
+NOT_AGAIN = {"drain", "create_token", "reject_member"}
+"""Said twice, they could answer differently. A new route that is not said again needs its name here."""
+
+
+def test_all_but_these_may_be_said_again_when_an_answer_was_lost():
+    assert {route.name for route in routes.ROUTES if not route.is_repeatable} == NOT_AGAIN
+
+
+@pytest.mark.parametrize("route", routes.ROUTES, ids=lambda route: route.name)
+def test_only_what_is_posted_has_to_be_marked_as_harmless_twice(route):
+    assert route.method == "POST" or not route.harmless_twice

@@ -15,7 +15,14 @@ ROUTES: tuple[Route, ...] = (
         Access.CLUSTER,
         {200: bodies.Published},
         bodies.Advertisement,
-        errors=(errors.InvalidInput, errors.Forbidden, errors.IdentityInUse),
+        errors=(
+            errors.InvalidInput,
+            errors.InvalidQuantity,
+            errors.InvalidDuration,
+            errors.Forbidden,
+            errors.IdentityInUse,
+        ),
+        harmless_twice=True,
     ),
     Route(
         "get_advertisement",

@@ -35,6 +35,7 @@ ROUTES: tuple[Route, ...] = (
         {200: bodies.Cluster},
         bodies.CordonRequest,
         errors=(errors.InvalidInput, errors.Forbidden, errors.NotFound),
+        harmless_twice=True,
     ),
     Route(
         "uncordon",
@@ -44,6 +45,7 @@ ROUTES: tuple[Route, ...] = (
         Access.ADMIN,
         {200: bodies.Cluster},
         errors=(errors.Forbidden, errors.NotFound),
+        harmless_twice=True,
     ),
     Route(
         "drain",

@@ -29,7 +29,7 @@ ROUTES: tuple[Route, ...] = (
         Access.CLUSTER,
         {200: bodies.Instruction},
         parameters=(Parameter(LAST_EVENT_ID, "Go on after this event", "header", _EVENT_ID),),
-        errors=(errors.InvalidInput, errors.IdentityInUse),
+        errors=(errors.InvalidInput, errors.IdentityInUse, errors.LimitExceeded),
         media_type=EVENT_STREAM,
     ),
     Route(
@@ -40,6 +40,7 @@ ROUTES: tuple[Route, ...] = (
         Access.PROVIDER,
         {200: bodies.Reservation},
         errors=(errors.Forbidden, errors.NotFound, errors.WrongPhase, errors.IdentityInUse),
+        harmless_twice=True,
     ),
     Route(
         "refuse",
@@ -56,5 +57,6 @@ ROUTES: tuple[Route, ...] = (
             errors.WrongPhase,
             errors.IdentityInUse,
         ),
+        harmless_twice=True,
     ),
 )

@@ -8,6 +8,12 @@ from kubelend.wire.route import API, PAGE, Access, Route
 
 _POLICY = f"{API}/clusters/{{cluster}}/policy"
 _QUOTA = f"{API}/quotas/{{cluster}}"
+_UNUSABLE = (
+    errors.InvalidInput,
+    errors.InvalidQuantity,
+    errors.Forbidden,
+    errors.NotFound,
+)
 
 ROUTES: tuple[Route, ...] = (
     Route(
@@ -27,7 +33,7 @@ ROUTES: tuple[Route, ...] = (
         Access.ADMIN,
         {200: limit_bodies.PolicyStatus},
         limit_bodies.PolicyRequest,
-        errors=(errors.InvalidInput, errors.Forbidden, errors.NotFound),
+        errors=_UNUSABLE,
     ),
     Route(
         "clear_policy",
@@ -65,7 +71,7 @@ ROUTES: tuple[Route, ...] = (
         Access.ADMIN,
         {200: limit_bodies.QuotaStatus},
         limit_bodies.QuotaRequest,
-        errors=(errors.InvalidInput, errors.Forbidden, errors.NotFound),
+        errors=_UNUSABLE,
     ),
     Route(
         "clear_quota",

@@ -23,7 +23,7 @@ ROUTES: tuple[Route, ...] = (
         Access.ADMIN,
         {201: membership_bodies.NewToken},
         membership_bodies.TokenRequest,
-        errors=(errors.InvalidInput, errors.Forbidden, errors.Conflict),
+        errors=(errors.InvalidInput, errors.InvalidDuration, errors.Forbidden, errors.Conflict),
     ),
     Route(
         "list_tokens",
@@ -62,6 +62,7 @@ ROUTES: tuple[Route, ...] = (
         {200: membership_bodies.Member},
         membership_bodies.AcceptRequest,
         errors=(errors.InvalidInput, errors.Forbidden, errors.NotFound, errors.Conflict),
+        harmless_twice=True,
     ),
     Route(
         "reject_member",
@@ -81,6 +82,7 @@ ROUTES: tuple[Route, ...] = (
         {200: membership_bodies.Revocation},
         membership_bodies.RevokeRequest,
         errors=(errors.InvalidInput, errors.Forbidden, errors.NotFound, errors.Conflict),
+        harmless_twice=True,
     ),
     Route(
         "remove_member",
@@ -100,5 +102,6 @@ ROUTES: tuple[Route, ...] = (
         {200: certificate_bodies.IssuedCertificate},
         certificate_bodies.CertificateRequest,
         errors=(errors.InvalidInput, errors.Forbidden, errors.Conflict),
+        harmless_twice=True,
     ),
 )

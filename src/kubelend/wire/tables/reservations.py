@@ -44,12 +44,16 @@ ROUTES: tuple[Route, ...] = (
         (_KEY, _DRY_RUN, _CANDIDATES._replace(description="With `dryRun`: as for explain")),
         (
             errors.InvalidInput,
+            errors.InvalidQuantity,
+            errors.InvalidDuration,
             errors.Forbidden,
             errors.QuotaExceeded,
             errors.NoCapacity,
             errors.KeyReused,
             errors.IdentityInUse,
+            errors.QueueFull,
         ),
+        harmless_twice=True,  # by its idempotency key
     ),
     Route(
         "list_reservations",
@@ -61,7 +65,8 @@ ROUTES: tuple[Route, ...] = (
         parameters=(
             Parameter(
                 "role",
-                "Only those where the cluster is that; people name the cluster too",
+                "Only those where the cluster is that; people name the cluster too. Without `limit`:"
+                " all that are open and the newest 100 that are over, in one page",
                 schema=Annotated[str, Meta(extra_json_schema=patterns.SIDE)],
             ),
             Parameter("phase", "Only these phases, separated by commas", schema=_PHASES),
@@ -105,6 +110,7 @@ ROUTES: tuple[Route, ...] = (
         Access.REQUESTER,
         {200: bodies.Reservation},
         errors=(errors.Forbidden, errors.NotFound, errors.WrongPhase, errors.IdentityInUse),
+        harmless_twice=True,
     ),
     Route(
         "renew",
@@ -116,12 +122,14 @@ ROUTES: tuple[Route, ...] = (
         bodies.RenewRequest,
         errors=(
             errors.InvalidInput,
+            errors.InvalidDuration,
             errors.Forbidden,
             errors.QuotaExceeded,
             errors.NotFound,
             errors.WrongPhase,
             errors.IdentityInUse,
         ),
+        harmless_twice=True,
     ),
     Route(
         "explain_reservation",
@@ -142,6 +150,7 @@ ROUTES: tuple[Route, ...] = (
         {200: bodies.Explanation},
         bodies.ReservationRequest,
         (_CANDIDATES,),
-        (errors.InvalidInput,),
+        (errors.InvalidInput, errors.InvalidQuantity, errors.InvalidDuration),
+        harmless_twice=True,
     ),
 )

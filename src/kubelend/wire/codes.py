@@ -1,0 +1,27 @@
+"""Every code that an error can have, from the tree of `core.errors`: for what is published of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from kubelend.core.errors import KubelendError
+
+Kind = type[KubelendError]
+
+
+def _tree(kind: Kind) -> Iterator[Kind]:
+    yield kind
+    for child in kind.__subclasses__():
+        yield from _tree(child)
+
+
+def _nearest_to_the_root(kinds: Iterator[Kind]) -> dict[str, Kind]:
+    """Of two with one code: the other must not be told from it."""
+    found: dict[str, Kind] = {}
+    for kind in kinds:
+        found.setdefault(kind.code, kind)
+    return found
+
+
+BY_CODE: Final = _nearest_to_the_root(_tree(KubelendError))
