@@ -143,7 +143,7 @@ def _by_identity(question: Question, cluster: Cluster) -> list[Refusal]:
     if cluster.id in constraints.excluded:
         found.append(Refusal.EXCLUDED)
     if cluster.id in question.left:
-        found.append(Refusal.REFUSED_BEFORE)
+        found.append(Refusal.LEFT_BEFORE)
     return found
 
 

@@ -83,7 +83,7 @@ async def test_reservation_that_all_refuse_fails_and_never_returns(broker, a, b,
     assert answer.status == 200
     failed = answer.json["status"]
     assert (failed["phase"], failed["reason"]) == ("Failed", "ProviderRefused")
-    assert failed["message"] == "Refused by b: not me; then 0/2 clusters fit: 2 RefusedBefore"
+    assert failed["message"] == "Refused by b: not me; then 0/2 clusters fit: 2 LeftBefore"
     for provider in (a, b):
         assert await provider.read("instructions") == []
         again = await provider.post("instructions", made["id"], "refuse")

@@ -188,7 +188,7 @@ async def test_explanation_of_a_reservation_asks_where_one_like_it_would_fit_now
     assert small["targetClusterID"] == "plain"
     await broker.cluster("plain").post("instructions", small["id"], "refuse")
     found = await r.read("reservations", small["id"], "explain")
-    assert found["refusals"] == {"RefusedBefore": 1}
+    assert found["refusals"] == {"LeftBefore": 1}
     refused = next(c for c in found["candidates"] if not c["fits"])
     assert refused["clusterID"] == "plain"
 

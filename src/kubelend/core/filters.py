@@ -211,7 +211,7 @@ FILTERS: tuple[tuple[Refusal, Filter], ...] = (
     (Refusal.IS_REQUESTER, not_the_requester),
     (Refusal.NOT_PINNED, pinned),
     (Refusal.EXCLUDED, not_excluded),
-    (Refusal.REFUSED_BEFORE, not_left),
+    (Refusal.LEFT_BEFORE, not_left),
     (Refusal.REQUESTER_NOT_ALLOWED, allowed),
     (Refusal.REQUESTER_DENIED, not_denied),
     (Refusal.STALE, fresh),

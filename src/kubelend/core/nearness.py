@@ -37,7 +37,7 @@ _REQUIRED = ("cpu", "memory")
 """Every request asks for some of these; it may do without all others."""
 _HELPLESS = {
     Refusal.IS_REQUESTER,
-    Refusal.REFUSED_BEFORE,
+    Refusal.LEFT_BEFORE,
     Refusal.REQUESTER_NOT_ALLOWED,
     Refusal.REQUESTER_DENIED,
     Refusal.STALE,

@@ -11,7 +11,7 @@ class Refusal(StrEnum):
     IS_REQUESTER = "IsRequester"  # a cluster does not lend to itself
     NOT_PINNED = "NotPinned"  # the request names another cluster
     EXCLUDED = "Excluded"  # the request excludes it
-    REFUSED_BEFORE = "RefusedBefore"  # it refused this reservation, was drained of it or silent
+    LEFT_BEFORE = "LeftBefore"  # it refused this reservation, was drained of it or silent
     REQUESTER_NOT_ALLOWED = "RequesterNotAllowed"  # it lends to others only
     REQUESTER_DENIED = "RequesterDenied"  # it does not lend to this requester
     STALE = "Stale"  # its advertisement is too old to be believed

@@ -96,7 +96,8 @@ async def _define(client: Client, kinds: Iterable[type[Object]], version: Versio
 async def _defined(client: Client, name: str) -> None:
     while True:
         content = await client.raw("GET", f"{_PLACES['CustomResourceDefinition']}/{name}")
-        conditions = msgspec.json.decode(content).get("status", {}).get("conditions", [])
+        # A kind that was just made has a null in place of the list.
+        conditions = msgspec.json.decode(content).get("status", {}).get("conditions") or []
         if any(one["type"] == "Established" and one["status"] == "True" for one in conditions):
             return
         await asyncio.sleep(_POLL)

@@ -18,7 +18,7 @@ from kubelend.stores import kube_objects, kube_seals, records
 from kubelend.stores.batches import Document
 from kubelend.stores.kube_objects import RecordKind, Seen, Spec
 from kubelend.stores.records import Damaged
-from kubelend.wire import bodies, conversion, quantities
+from kubelend.wire import bodies, conversion, quantities, texts
 from kubelend.wire.broker_objects import (
     AdvertisedResources,
     ClusterAdvertisementSpec,
@@ -190,8 +190,8 @@ def _least_amounts(amounts: dict[str, object]) -> dict[str, object]:
 
 
 def _fitting(name: str) -> str:
-    """What is longer than the definitions take is shown in part: the record has all of it."""
-    return name[:_LONGEST_NAME]
+    """What is longer than the definitions take, or not plain, is shown in part: the record has all of it."""
+    return texts.in_one_line(name)[:_LONGEST_NAME]
 
 
 def _times(record: Reservation) -> tuple[datetime | None, ...]:

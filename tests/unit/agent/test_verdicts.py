@@ -25,6 +25,7 @@ PASSING = {
     errors.NotReady,
     errors.NotLeader,
     errors.BrokerUnreachable,
+    errors.CertificateRefused,
     errors.UnexpectedAnswer,
 }
 

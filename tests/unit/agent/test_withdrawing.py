@@ -48,7 +48,7 @@ def drained(house, found):
     [
         (released, "Released by requester r"),
         (expired, "Its duration is over"),
-        (drained, "Cluster me was drained: maintenance; then 0/2 clusters fit: 1 NotPinned"),
+        (drained, "Cluster me was drained: maintenance; then 0/2 clusters fit: 1 LeftBefore"),
     ],
 )
 @in_virtual_time

@@ -125,8 +125,8 @@ async def test_only_unfinished_reservations_are_asked_for(broker, communicator):
     ]
     assert await communicator.instructions() == [RESERVATION] * 2
     assert [seen.query for seen in broker.seen] == [
-        {"phase": "Pending,Reserved,Active"},
-        {"phase": "Pending,Reserved,Active", "continue": "7"},
+        {"phase": "Pending,Reserved,Active", "limit": "1000"},
+        {"phase": "Pending,Reserved,Active", "limit": "1000", "continue": "7"},
     ]
 
 

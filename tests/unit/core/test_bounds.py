@@ -238,9 +238,7 @@ def test_nothing_is_moved_to_a_cluster_that_is_closed():
     held = desk.reserve("cpu=1,memory=1Gi")
     assert desk.target(held) == "b"
     desk.drain("b")
-    assert desk[held].message.endswith(
-        "then 0/2 clusters fit: 1 OutsideOpeningHours, 1 RefusedBefore"
-    )
+    assert desk[held].message.endswith("then 0/2 clusters fit: 1 LeftBefore, 1 OutsideOpeningHours")
 
 
 def test_hours_that_never_meet_have_no_remedy_but_another_cluster_may():

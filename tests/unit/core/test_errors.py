@@ -62,6 +62,7 @@ def test_what_may_help_when_tried_again():
         "NotReady",
         "NotLeader",
         "BrokerUnreachable",
+        "CertificateRefused",
     }
 
 

@@ -28,7 +28,7 @@ def test_refusals_keep_their_names():
         "IsRequester",
         "NotPinned",
         "Excluded",
-        "RefusedBefore",
+        "LeftBefore",
         "RequesterNotAllowed",
         "RequesterDenied",
         "Stale",
@@ -122,7 +122,7 @@ def test_cordoned_cluster_is_closed_until_it_is_opened():
 
 def test_cluster_that_was_left_is_not_asked_again():
     question = Question(make.request(), make.T0, left=(ClusterId("a"), ClusterId("gone")))
-    assert refusals(question, make.ledger(a="cpu=4,memory=8Gi")) == ["RefusedBefore"]
+    assert refusals(question, make.ledger(a="cpu=4,memory=8Gi")) == ["LeftBefore"]
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def test_refused_by_all_it_fails_and_says_why(desk):
     assert refused_everywhere(desk, held) == ["a", "b", "c"]
     failed = desk[held]
     assert (failed.phase, failed.reason) == ("Failed", "ProviderRefused")
-    assert failed.message == ("Refused by c: no GPU driver; then 0/3 clusters fit: 3 RefusedBefore")
+    assert failed.message == ("Refused by c: no GPU driver; then 0/3 clusters fit: 3 LeftBefore")
     assert failed.left == ("a", "b")
     assert not any(desk.reserved(name) for name in "abc")
 
@@ -106,7 +106,7 @@ def test_pinned_reservation_that_is_refused_fails(desk):
     held = desk.reserve("cpu=1,memory=1Gi", pinned="a")
     desk.refuse(held, "a", "")
     assert desk[held].message == (
-        "Refused by a: no reason given; then 0/3 clusters fit: 2 NotPinned, 1 RefusedBefore"
+        "Refused by a: no reason given; then 0/3 clusters fit: 2 NotPinned, 1 LeftBefore"
     )
 
 
@@ -151,7 +151,7 @@ def test_drain_moves_what_fits_elsewhere_and_releases_the_rest(desk):
     assert moved.activated_at is None
     assert (lost.phase, lost.reason) == ("Released", "Drained")
     assert lost.message == (
-        "Cluster a was drained: old; then 0/3 clusters fit: 2 InsufficientCPU, 1 RefusedBefore"
+        "Cluster a was drained: old; then 0/3 clusters fit: 2 InsufficientCPU, 1 LeftBefore"
     )
     assert not desk.reserved("a")
     assert desk.ledger.clusters["a"].cordon == "old"

@@ -257,7 +257,7 @@ def test_move_to_what_the_budget_does_not_pay_for_is_none(desk):
     priced(desk, "2.000000001", "b", offer="cpu=4,memory=8Gi")
     desk.pass_time(make.MINUTE)
     desk.drain("a")
-    assert desk[held].message.endswith("then 0/2 clusters fit: 1 OverBudget, 1 RefusedBefore")
+    assert desk[held].message.endswith("then 0/2 clusters fit: 1 LeftBefore, 1 OverBudget")
 
 
 def test_waiter_is_served_when_the_budget_allows_for_it_again(desk):

@@ -76,8 +76,8 @@ async def test_pages_are_followed_to_the_end(broker, client):
     ]
     assert await client.all_reservations(phase="Reserved") == [RESERVATION, RESERVATION]
     assert [seen.query for seen in broker.seen] == [
-        {"phase": "Reserved"},
-        {"phase": "Reserved", "continue": "1"},
+        {"phase": "Reserved", "limit": "1000"},
+        {"phase": "Reserved", "limit": "1000", "continue": "1"},
     ]
 
 
