@@ -20,7 +20,7 @@ class Holds:
 
     def on(self, cluster: ClusterId) -> Collection[ReservationId]:
         """In no particular order."""
-        return self._lent.get(cluster, {}).keys()
+        return self._lent.get(cluster, ())
 
     def add(self, cluster: ClusterId, found: Reservation) -> None:
         self._lent.setdefault(cluster, {})[found.id] = None

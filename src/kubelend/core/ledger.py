@@ -200,7 +200,7 @@ class Ledger:
     def lent_by(self, cluster: ClusterId) -> list[Reservation]:
         """The live reservations on a cluster, oldest first."""
         by_id, lent = self._catalogue.by_id, self._holds.on(cluster)
-        return sorted((by_id[found] for found in lent), key=attrgetter("ticket"))
+        return sorted((by_id[found] for found in lent), key=attrgetter("ticket")) if lent else []
 
     def lent_count(self, cluster: ClusterId) -> int:
         return len(self._holds.on(cluster))

@@ -109,22 +109,18 @@ def plain_amount(text: str, places: int) -> int | None:
 
 def plain_text(amount: int, places: int, format: Format) -> str | None:
     """The canonical text of so many units of `10**-places`, if it is a common one: the way back."""
-    suffix = _PLAIN_SUFFIXES.get((places, format))
-    if amount <= 0 or suffix is None:
+    if amount <= 0 or format is Format.DECIMAL_EXPONENT:
         return None if amount else "0"
-    if format is Format.BINARY_SI and amount >= 1024:
-        return _binary_text(amount)
+    if format is Format.BINARY_SI and (places or amount >= 1024):
+        return None if places else _binary_text(amount)
     if amount % 1000:
-        return f"{amount}{suffix}"
+        suffix = _PLAIN_SUFFIXES.get(places)
+        return None if suffix is None else f"{amount}{suffix}"
     thousands = amount // 1000
     return str(thousands) if places == 3 and thousands % 1000 else None
 
 
-_PLAIN_SUFFIXES: Final = {
-    (0, Format.DECIMAL_SI): "",
-    (0, Format.BINARY_SI): "",
-    (3, Format.DECIMAL_SI): "m",
-}
+_PLAIN_SUFFIXES: Final = {0: "", 3: "m"}
 """What follows a number of units of `10**-places` that is no multiple of a thousand."""
 
 
