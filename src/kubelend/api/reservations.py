@@ -17,12 +17,10 @@ from kubelend.core.lifecycle import Phase, Reason
 from kubelend.core.models import ClusterId, Request, Reservation
 from kubelend.core.roles import Role
 from kubelend.wire import bodies, conversion, grant_bodies
-from kubelend.wire.route import IDEMPOTENCY_KEY, MAX_KEY_LENGTH, checked_key
+from kubelend.wire.route import IDEMPOTENCY_KEY, MAX_KEY_LENGTH, MOST_OVER, checked_key
 
 CREATED, ACCEPTED = 201, 202
 CANDIDATES, MOST_CANDIDATES = 20, 100
-MOST_OVER = 100
-"""How many that are over a client is shown which asks for no page."""
 
 
 async def reserve(call: Call) -> web.StreamResponse:

@@ -338,7 +338,7 @@ class Writer:
         while self.may_decide:
             await self._sleep_until_due(patience)
             if self.may_decide:
-                await self._expire_quietly()
+                await self._expire_quietly(patience)
         if self.unready is None:
             log.warning("leading no more", leader=self.leadership.leader)
             self._forget("between leading and following")
@@ -372,12 +372,18 @@ class Writer:
             return
         self._wake.clear()
 
-    async def _expire_quietly(self) -> None:
+    async def _expire_quietly(self, patience: float) -> None:
         """A store that fails here has been reported; the loop around goes on to reload it."""
         try:
             await self.expire()
         except KubelendError as problem:
             log.warning("expiry put off", problem=str(problem))
+        except Exception:
+            if self.unready is None:
+                raise  # nothing was dropped, so loading would not put it right
+            await asyncio.sleep(
+                patience
+            )  # a bug that comes back each time must not load all the time
 
 
 def _newest(ledger: Ledger, record: Cluster | Reservation) -> Cluster | Reservation | None:

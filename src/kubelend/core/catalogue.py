@@ -34,6 +34,8 @@ class Catalogue:
         if before is not None:
             self.tally[before.phase, before.reason] -= 1
         self._index(after)
+        if before is None:
+            self._set_key(after)
 
     def fill(self, reservations: Sequence[Reservation]) -> None:
         """Put many that are new."""
@@ -41,6 +43,7 @@ class Catalogue:
         self.tally.update(map(attrgetter("phase", "reason"), reservations))
         for reservation in reservations:
             self._index(reservation)
+            self._set_key(reservation)
 
     def forget(self, reservation: ReservationId) -> Reservation:
         gone = self.by_id.pop(reservation)
@@ -52,19 +55,21 @@ class Catalogue:
         self._forget_key(gone)
         return gone
 
+    def _set_key(self, born: Reservation) -> None:
+        if born.request.key is not None:
+            self._by_key[born.requester, born.request.key] = born.id
+
     def _forget_key(self, gone: Reservation) -> None:
         if gone.request.key is None:
             return
         key = gone.requester, gone.request.key
-        if self._by_key[key] == gone.id:  # else another has it by now
+        if self._by_key.get(key) == gone.id:  # else another has it by now
             del self._by_key[key]
 
     def _index(self, reservation: Reservation) -> None:
-        request, found = reservation.request, reservation.id
-        self._by_cluster[request.requester][found] = None
+        found = reservation.id
+        self._by_cluster[reservation.requester][found] = None
         if reservation.target is not None:
             self._by_cluster[reservation.target][found] = None
         for cluster in reservation.left:
             self._by_cluster[cluster][found] = None
-        if request.key is not None:
-            self._by_key[request.requester, request.key] = found

@@ -91,6 +91,8 @@ AGENT = "Kubelend-Agent"
 """Which agent calls: a name that it gives itself at its start. Callers that are no agents have none."""
 MAX_KEY_LENGTH = 255
 LONGEST_PAGE = 1000
+MOST_OVER = 100
+"""How many reservations that are over a client is shown which asks for no page."""
 
 _LIMIT = Parameter(
     "limit",

@@ -160,6 +160,24 @@ async def test_command_that_fails_halfway_leaves_nothing_behind(broker, store, p
     assert (told["log_level"], told["exc_info"]) == ("error", problem)
 
 
+async def test_sweep_that_fails_halfway_is_made_up_for(broker, store, monkeypatch):
+    whole, tries = commands.expire, []
+
+    def halfway_at_first(ledger, retention, now):
+        tries.append(now)
+        if len(tries) == 1:
+            yield from commands.advertise(ledger, make.advertisement("b"), make.STALE_AFTER, now)
+            raise ZeroDivisionError
+        yield from whole(ledger, retention, now)
+
+    monkeypatch.setattr(commands, "expire", halfway_at_first)
+    async with running(broker):
+        with capture_logs() as logs:
+            await until(lambda: len(tries) > 1 and broker.unready is None)
+        assert list(broker.present()[0].clusters) == ["a"]
+    assert [line["log_level"] for line in logs if "exc_info" in line] == ["error"]
+
+
 async def test_command_that_is_refused_before_its_first_event_is_no_failure(broker):
     held = await broker.reserve(make.request())
     await broker.release(held.id, Reason.BY_REQUESTER)

@@ -217,6 +217,17 @@ def test_next_deadline_is_never_after_the_end_of_a_reservation(desk):
     assert desk.ledger.next_deadline() == make.T0 + 2 * make.HOUR
 
 
+def test_key_stays_with_who_had_it_last():
+    """Two have it, as a follower may see for a moment, and the older one is told of before it goes."""
+    old = make.reservation("old", make.request(key="k"), ticket=1)
+    new = make.reservation("new", make.request(key="k"), ticket=2)
+    ledger = Ledger()
+    ledger.adopt([old, new, replace(old, message="over"), Archived(old.id)], 4)
+    assert ledger.by_key(make.R, RequestKey("k")) == new
+    ledger.adopt([Archived(new.id)], 5)
+    assert ledger.by_key(make.R, RequestKey("k")) is None
+
+
 def test_deadlines_of_the_finished_do_not_pile_up(desk):
     """A lease for years that is given back at once, again and again, must not cost memory for years."""
     kept = desk.reserve("cpu=1,memory=1Gi", duration=make.HOUR)

@@ -12,6 +12,7 @@ from kubelend.wire.route import (
     API,
     IDEMPOTENCY_KEY,
     MAX_KEY_LENGTH,
+    MOST_OVER,
     NUMBERED_PAGE,
     Access,
     Parameter,
@@ -66,7 +67,7 @@ ROUTES: tuple[Route, ...] = (
             Parameter(
                 "role",
                 "Only those where the cluster is that; people name the cluster too. Without `limit`:"
-                " all that are open and the newest 100 that are over, in one page",
+                f" all that are open and the newest {MOST_OVER} that are over, in one page",
                 schema=Annotated[str, Meta(extra_json_schema=patterns.SIDE)],
             ),
             Parameter("phase", "Only these phases, separated by commas", schema=_PHASES),
