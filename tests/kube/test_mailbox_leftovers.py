@@ -214,10 +214,14 @@ async def test_broker_that_cannot_see_mailboxes_says_so_until_it_can(
     flags = ("--mailboxes", f"--kubeconfig={kubeconfig}")
     probes = "--health-probe-bind-address=127.0.0.1:0"
     with broker_process.running(certificates.server(), tmp_path, *flags, probes):
-        status, words = await asyncio.to_thread(readiness, tmp_path)
-        assert status == 503
-        assert words.startswith("not ready: cannot see namespaces in mailboxes: namespaces is forb")
-        assert "being listed" not in words
+
+        async def says_why():
+            status, words = await asyncio.to_thread(readiness, tmp_path)
+            why = "not ready: cannot see namespaces in mailboxes: namespaces is forb"
+            # Until it has looked, it can only say that it is about to.
+            return status == 503 and words.startswith(why) and "being listed" not in words
+
+        await until(says_why, 20)
         user, role = "--user=hard-of-seeing", f"--clusterrole={BROKER}"
         kube.kubectl("create", "clusterrolebinding", "hard-of-seeing", role, user)
 
