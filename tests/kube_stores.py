@@ -29,6 +29,7 @@ class Place:
     def __init__(self, cluster: Cluster) -> None:
         self.namespace = new_namespace(cluster)
         self.access: Access = access.from_kubeconfig(cluster.admin_kubeconfig)
+        self.url = f"kubernetes://{cluster.admin_kubeconfig}?namespace={self.namespace}"
 
     def open(self, connect: Connect = Client.open) -> KubernetesStore:
         return KubernetesStore.open(

@@ -2,7 +2,14 @@
 
 import pytest
 
+from kube_stores import Place
 from post_offices import PostOffice
+
+
+@pytest.fixture
+def place(kube):
+    """Where a store can be, or several brokers' one."""
+    return Place(kube)
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ import pytest
 import broker_process
 import kube_broker
 from brokers import until
-from kube_stores import Place
 from kubelend.communicators import kube_asking
 from kubelend.core import audit
 from kubelend.core.ledger import Ledger
@@ -40,11 +39,6 @@ CPUS = 8
 
 
 @pytest.fixture
-def place(kube):
-    return Place(kube)
-
-
-@pytest.fixture
 def office(kube, place):
     office = PostOffice(kube, place.namespace)
     yield office
@@ -52,13 +46,13 @@ def office(kube, place):
 
 
 @pytest.fixture
-def start_broker(certificates, tmp_path, kube, place):
+def start_broker(certificates, tmp_path, place):
     with contextlib.ExitStack() as stack:
 
         def start_broker(name, *flags):
             directory = tmp_path / name
             directory.mkdir()
-            store = f"--store=kubernetes://{kube.admin_kubeconfig}?namespace={place.namespace}"
+            store = f"--store={place.url}"
             identity = f"--leader-elect-identity={name}"
             running = broker_process.running(
                 certificates.server(), directory, store, identity, *FLAGS, *flags

@@ -6,19 +6,13 @@ from contextlib import closing
 import pytest
 
 import make
-from kube_stores import Place
 from kubelend.cli import main
 from kubelend.stores.kube_objects import RESERVATIONS
 
 
 @pytest.fixture
-def place(kube):
-    return Place(kube)
-
-
-@pytest.fixture
-def url(kube, place):
-    return f"kubernetes://{kube.admin_kubeconfig}?namespace={place.namespace}"
+def url(place):
+    return place.url
 
 
 def fill(place, desk):

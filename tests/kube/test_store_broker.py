@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 import broker_process
-from kube_stores import Place
 from kubelend.kube import resources
 from kubelend.transports.http_client import BrokerClient
 from kubelend.wire import bodies, broker_objects
@@ -21,13 +20,8 @@ def offer(name):
 
 
 @pytest.fixture
-def place(kube):
-    return Place(kube)
-
-
-@pytest.fixture
-def store(kube, place):
-    return f"kubernetes://{kube.admin_kubeconfig}?namespace={place.namespace}"
+def store(place):
+    return place.url
 
 
 def kubelend(*arguments):

@@ -29,11 +29,6 @@ OVER = replace(HELD, phase=Phase.RELEASED, reason=Reason.EXPIRED, finished_at=ma
 
 
 @pytest.fixture
-def place(kube):
-    return Place(kube)
-
-
-@pytest.fixture
 def store(place):
     with closing(place.open()) as store:
         store.commit([make.cluster("a", labels={"tier": "gold"}), HELD], 1)

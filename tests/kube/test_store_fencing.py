@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 import kube_stores
 import make
-from kube_stores import Gate, Place, told
+from kube_stores import Gate, told
 from kubelend.core.errors import StoreFailed
 from kubelend.core.events import Archived, Dropped, Erased
 from kubelend.core.journal import Actor, Entry
@@ -23,11 +23,6 @@ TOKEN = Token(TokenId("abc"), "d1", Role.VIEWER, make.T0, "alice", make.T0, 5)
 TOLD = Entry(make.T0, Actor("alice", "admin"), "Cordoned", "cluster/a")
 HELD = make.reservation("rsv-1", phase=Phase.RESERVED, target=ClusterId("a"), reserved_at=make.T0)
 OVER = make.reservation("rsv-2", phase=Phase.RELEASED, reason=Reason.EXPIRED, finished_at=make.T0)
-
-
-@pytest.fixture
-def place(kube):
-    return Place(kube)
 
 
 def versions(place):

@@ -29,11 +29,6 @@ WIDTH = 5
 """Reservations, and as many clusters. Commits change one of each after the other."""
 
 
-@pytest.fixture
-def place(kube):
-    return Place(kube)
-
-
 def changes(number: int) -> list[Change]:
     """One commit's. By what is found in all of them it can be told which commits somebody has seen."""
     offer = make.cluster(f"c-{number % WIDTH}", labels={"commit": str(number), "x": "y" * 900})

@@ -11,7 +11,6 @@ import pytest
 
 import broker_process
 import brokers
-from kube_stores import Place
 from kubelend.core import audit
 from kubelend.core.errors import Conflict, KubelendError, NoCapacity
 from kubelend.core.ledger import Ledger
@@ -37,14 +36,9 @@ CPUS = 12
 REQUEST = bodies.ReservationRequest(bodies.Quantities("1", "1Gi"), duration="1h")
 
 
-@pytest.fixture
-def place(kube):
-    return Place(kube)
-
-
 @contextlib.contextmanager
-def two(certificates, tmp_path, kube, place):
-    store = f"--store=kubernetes://{kube.admin_kubeconfig}?namespace={place.namespace}"
+def two(certificates, tmp_path, place):
+    store = f"--store={place.url}"
     with contextlib.ExitStack() as stack:
         started = []
         for name in ("first", "second"):
@@ -105,9 +99,9 @@ class Callers:
 
 
 @pytest.fixture
-async def callers(certificates, tmp_path, kube, place):
+async def callers(certificates, tmp_path, place):
     async with contextlib.AsyncExitStack() as stack:
-        running = stack.enter_context(two(certificates, tmp_path, kube, place))
+        running = stack.enter_context(two(certificates, tmp_path, place))
         made = Callers(running, certificates, stack)
         await made.offer()
         yield made
