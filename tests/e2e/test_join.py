@@ -189,7 +189,7 @@ def test_mistakes_are_told_in_one_line_with_what_to_do(alice, tmp_path):
     command = alice.paste("kubelend token create --cluster-id rome")[0].strip()
     url = command.split()[3]
     for change, code, text in (
-        (("sha256:", "sha256:0"), USAGE, "hash is not sha256: and 64 hex digits"),
+        (("sha256:", "sha256:0"), USAGE, "must be sha256: followed by 64 hex digits"),
         (("--cluster-id rome", "--cluster-id paris"), FORBIDDEN, "is for 'rome' alone"),
         (("--cluster-id rome", "--name rome --role admin"), FORBIDDEN, "is for a cluster"),
         ((url, "http://localhost"), USAGE, "is no address of a broker"),

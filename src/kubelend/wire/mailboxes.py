@@ -1,7 +1,7 @@
-"""How the objects of a mailbox are called, and what their texts say: the same at both of its ends.
+"""Names, labels, payloads and RBAC of a cluster namespace, shared by the broker and the agent.
 
-A mailbox is a namespace of the broker's cluster that belongs to one cluster; docs/transports.md tells of it.
-The agent's transport `kubernetes` and the broker's controller go by this.
+A cluster namespace is a namespace of the broker's cluster that belongs to one member cluster
+(docs/transports.md). The agent's transport `kubernetes` and the broker's controllers use this.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from kubelend.wire.objects import Metadata, Object, Question, Reply
 Body = TypeVar("Body")
 
 OWNER: Final = "broker.fluidos.eu/cluster-id"
-"""The label by which a namespace is a cluster's mailbox: its value is the cluster's ID."""
+"""Label that makes a namespace a cluster namespace. Its value is the cluster's ID."""
 KEY: Final = "broker.fluidos.eu/idempotency-key"
-"""The annotation of a reservation that an agent asks for: the same key, the same reservation."""
+"""Annotation with the idempotency key of a Reservation created by an agent."""
 NAME: Final = "mailbox"
-"""Of the one object that stands for the whole mailbox."""
+"""Name of the session object, of which each cluster namespace has one."""
 
 NOBODY: Final = Reply()
 
@@ -35,7 +35,7 @@ _ADVERTISEMENTS: Final = msgspec.json.Decoder(bodies.Advertisement)
 
 
 class Namespace(Object, frozen=True):
-    """As far as whose mailbox it is."""
+    """Namespace, with the label that names its cluster."""
 
     group: ClassVar[str] = ""
     version: ClassVar[str] = "v1"
@@ -46,15 +46,15 @@ class Namespace(Object, frozen=True):
 
     @property
     def owner(self) -> str:
-        """The cluster; empty if it is nobody's."""
+        """ID of the cluster; empty if this is not a cluster namespace."""
         return self.metadata.labels.get(OWNER, "")
 
 
 def check_owner(cluster: str) -> str:
-    """The ID of a cluster that can have a mailbox: not every common name of a certificate is a label."""
+    """Return the cluster ID if it can be a label value; not every common name of a certificate can."""
     if not _LABEL.fullmatch(cluster):
         raise InvalidInput(
-            f"{cluster[:64]!r} cannot have a mailbox: its ID is no value of a label",
+            f"{cluster[:64]!r}: cluster ID is not a valid label value",
             hint="use up to 63 letters, digits, dashes, dots and underscores",
         )
     return cluster
@@ -65,7 +65,9 @@ def advertisement_name(cluster: str) -> str:
 
 
 def reservation_name(key: str) -> str:
-    """Made from the key alone, so that who asks again finds what was asked before."""
+    """Name of a Reservation that an agent creates. Derived from the idempotency key alone, so that a retry
+    finds it.
+    """
     return f"ask-{sha256(key.encode()).hexdigest()[:40]}"
 
 
@@ -74,12 +76,12 @@ def instruction_name(reservation: str) -> str:
 
 
 def mirror_name(reservation: str) -> str:
-    """Of a reservation that was not asked for here, and is shown all the same."""
+    """Name of the copy of a Reservation that was not created in this namespace."""
     return names.safe(reservation)
 
 
 def question(asked: Question) -> dict[str, object]:
-    """As a merge patch has it: with nothing of the question before left in it."""
+    """Encode a call for a merge patch. All fields are set, so that nothing of the previous call remains."""
     return {"id": asked.id, "call": asked.call, "text": asked.text, "agent": asked.agent}
 
 
@@ -88,7 +90,7 @@ def reply(said: Reply) -> dict[str, object]:
 
 
 def instruction(said: Reply | None) -> bodies.Instruction | None:
-    """What the broker last said of a reservation; None if it has not spoken yet."""
+    """Decode the latest state of a reservation; None if the broker has not responded yet."""
     return None if said is None or not said.told else _read(said.told, _INSTRUCTIONS)
 
 
@@ -97,19 +99,19 @@ def advertisement(said: Reply) -> bodies.Advertisement:
 
 
 def reservation(said: Reply | None) -> bodies.Reservation | None:
-    """The one that was asked for by name; None if the broker does not know that one can ask so."""
+    """Decode the reservation that was read by name; None if the broker does not support reading by name."""
     return None if said is None or not said.told else _read(said.told, _RESERVATIONS)
 
 
 def refusal(said: Reply | None) -> KubelendError | None:
-    """The error which the broker raised, if it did."""
+    """Decode the error of a call, if it failed."""
     if said is None or not said.problem:
         return None
     return problems.from_answer(0, said.problem.encode())
 
 
 def refused(error: KubelendError) -> str:
-    """The text of an error: what explains it in full is left to `kubelend explain`, for it can be long."""
+    """Encode an error. The explanation is left out because of its size; `kubelend explain` has it."""
     problem = problems.to_problem(error)
     return msgspec.json.encode(msgspec.structs.replace(problem, explanation=None)).decode()
 
@@ -122,4 +124,4 @@ def _read(said: str, decoder: msgspec.json.Decoder[Body]) -> Body:
     try:
         return decoder.decode(said)
     except msgspec.MsgspecError as problem:
-        raise UnexpectedAnswer(f"the broker's words cannot be read: {problem}") from problem
+        raise UnexpectedAnswer(f"response of the broker cannot be decoded: {problem}") from problem
