@@ -211,15 +211,15 @@ SPOILT = {
     "another key": (answering(for_another_key), "is for another key"),
     "no certificate": (
         answering(lambda answer, _: IssuedCertificate("", answer.authorities)),
-        "holds no certificate",
+        "contains no certificate",
     ),
     "no authority": (
         answering(lambda answer, _: IssuedCertificate(answer.certificate, "nonsense")),
-        "holds no certificate",
+        "contains no certificate",
     ),
     "a certificate cut in half": (
         answering(lambda answer, _: IssuedCertificate(answer.certificate[:300], "")),
-        "holds no certificate",
+        "contains no certificate",
     ),
 }
 
