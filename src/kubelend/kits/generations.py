@@ -64,7 +64,7 @@ class Generations:
             os.close(descriptor)
 
     def stage(self, contents: Mapping[str, bytes]) -> Path:
-        """Write a new generation with the modes of the current files. It is not visible until `take`."""
+        """Write a new generation with the modes of the current files. It is not visible until `switch_to`."""
         with self._telling():
             generation = Path(tempfile.mkdtemp(prefix=PREFIX, dir=self._directory))
             for path in self._paths():

@@ -31,14 +31,14 @@ RESERVATION_FINALIZER = "reservation.broker.fluidos.eu/finalizer"
 
 
 class Kept(Part, frozen=True):
-    """The broker's stored record of this object. Managed by the broker; do not edit."""
+    """The broker's own record of an object. Written by the broker alone; not to be edited."""
 
     revision: int
-    """Revision of the commit that wrote the record. A larger revision is newer."""
+    """The number of the store's commit that wrote it: of two, the larger is the newer."""
     checksum: Annotated[str, Meta(extra_json_schema=patterns.up_to(64))]
-    """Signature that proves that the broker wrote the record."""
+    """Tells whether the broker itself has written it."""
     record: Annotated[str, Meta(extra_json_schema=patterns.up_to(2**20))]
-    """The record as JSON text. Text, because the API server rounds large numbers."""
+    """JSON text. As text, because the API server rounds large numbers inside objects."""
 
 
 class Condition(Part, frozen=True):
@@ -222,33 +222,29 @@ class Reservation(Object, frozen=True):
 
 
 class MailboxSpec(Part, frozen=True):
-    """Calls of the cluster's agent that concern no other object."""
+    """What the cluster asks for."""
 
     question: Question | None = None
 
 
 class MailboxStatus(Part, frozen=True):
-    """State of the session between the broker and the cluster's agent."""
+    """What the broker says to the cluster as a whole."""
 
     cluster_id: Name = ""
-    """ID of the cluster, from the label of the namespace."""
+    """Whose mailbox it is, by the label of its namespace."""
     session: Annotated[str, Meta(extra_json_schema=patterns.up_to(128))] = ""
-    """ID of the stream over which the broker reports changes to an agent. Empty if there is none; each
-    stream has a new ID.
-    """
+    """That the broker tells an agent what changes, and which; another for every time that it begins."""
     revision: int = 0
-    """Ledger revision up to which the objects of this namespace were current when the last call was
-    answered.
-    """
+    """The ledger's, up to which the mailbox told everything when the last question was answered."""
     horizon: int = 0
-    """Compacted revision: objects removed from this namespace changed at or before it."""
+    """Whoever has seen this revision has missed nothing that was taken out of the mailbox by then."""
     last_update_time: Timestamp | None = None
-    """Time of the last status change."""
+    """When this status last changed."""
     reply: Reply | None = None
 
 
 class Mailbox(Object, frozen=True):
-    """Session of a cluster's agent with the broker. One object named `mailbox` in each cluster namespace."""
+    """Where one cluster and the broker speak with each other: one for a namespace, named `mailbox`."""
 
     group: ClassVar[str] = GROUP
     kind: ClassVar[str] = "Mailbox"
@@ -260,7 +256,7 @@ class Mailbox(Object, frozen=True):
 
 
 class LedgerRecord(Object, frozen=True):
-    """LedgerRecord stores internal state of the broker. Managed by the broker; do not edit."""
+    """What the broker keeps beside the objects that people read. Not to be edited by anybody else."""
 
     group: ClassVar[str] = GROUP
     kind: ClassVar[str] = "LedgerRecord"
@@ -268,7 +264,7 @@ class LedgerRecord(Object, frozen=True):
 
     metadata: Metadata
     holds: Annotated[str, Meta(extra_json_schema=patterns.up_to(63))]
-    """Type of the record: head, pending, journal, member, token or limits."""
+    """What it is: head, pending, journal, member, token or limits."""
     kept: Kept
 
 

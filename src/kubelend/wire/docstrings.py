@@ -1,7 +1,7 @@
-"""Attribute docstrings of records, read from the source, for generated pages and schemas.
+"""What the sources say of each field of a record: for the pages and schemas that are made from it.
 
-Python does not keep attribute docstrings at run time. Only generators import this, never the broker or an
-agent.
+Python keeps no docstrings of attributes, so they are read from the source. Only programs that generate
+files do that: what runs in a cluster never loads this.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from functools import cache
 
 
 def of_class(kind: type) -> str:
-    """Return the class docstring as one line."""
+    """What a record is, in one line."""
     return " ".join(inspect.cleandoc(kind.__doc__ or "").split())
 
 
 @cache
 def of_fields(kind: type) -> dict[str, str]:
-    """Return the attribute docstrings by field name, including inherited fields."""
+    """By the name of the field; a record that inherits a field inherits what is said of it."""
     found: dict[str, str] = {}
     for parent in reversed(kind.__mro__):
         if "__annotations__" in vars(parent):

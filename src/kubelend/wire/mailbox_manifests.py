@@ -1,8 +1,7 @@
-"""Manifests of a cluster namespace: the namespace, its session object, and an account with a role.
+"""What makes a mailbox: a namespace that names its cluster, and an account that may use it and nothing else.
 
-`kubelend mailbox create` prints them. The verbs are the minimum that the transport `kubernetes` needs: the
-agent can request and read, and cannot write what the broker reports, except the status of
-ProviderInstructions.
+`kubelend mailbox create` prints it. The verbs are the least with which the transport `kubernetes` works:
+an account asks, and reads; the broker's words it cannot write, but for the status of what it is told to hold.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ RULES: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     (objects.GROUP, "providerinstructions", _LOOK),
     (objects.GROUP, "providerinstructions/status", ("patch",)),
 )
-"""Group, resource and verbs of the agent's role."""
+"""Group, resource and verbs of the account's role."""
 
 BROKERS_RULES: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     ("", "namespaces", ("list", "watch")),
@@ -36,11 +35,11 @@ BROKERS_RULES: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     (broker_objects.GROUP, "mailboxes/status", ("patch",)),
     (objects.GROUP, "providerinstructions", ("list", "watch", "create", "patch", "delete")),
 )
-"""Permissions that the broker needs in all namespaces to serve cluster namespaces."""
+"""What the broker needs in all namespaces to attend to mailboxes."""
 
 
 def documents(cluster: str, namespace: str, *, user: str = "") -> list[Document]:
-    """Return the manifests for `kubectl apply`. The account is a service account, or `user` if given."""
+    """For `kubectl apply`. The account is a service account, or a user that the API server knows."""
     mailboxes.check_owner(cluster)
     group, version = broker_objects.GROUP, objects.VERSION
     found: list[Document] = [

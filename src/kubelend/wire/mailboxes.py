@@ -1,7 +1,7 @@
-"""Names, labels, payloads and RBAC of a cluster namespace, shared by the broker and the agent.
+"""How the objects of a mailbox are called, and what their texts say: the same at both of its ends.
 
-A cluster namespace is a namespace of the broker's cluster that belongs to one member cluster
-(docs/transports.md). The agent's transport `kubernetes` and the broker's controllers use this.
+A mailbox is a namespace of the broker's cluster that belongs to one cluster; docs/transports.md tells of it.
+The agent's transport `kubernetes` and the broker's controller go by this.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from kubelend.wire.objects import Metadata, Object, Question, Reply
 Body = TypeVar("Body")
 
 OWNER: Final = "broker.fluidos.eu/cluster-id"
-"""Label that makes a namespace a cluster namespace. Its value is the cluster's ID."""
+"""The label by which a namespace is a cluster's mailbox: its value is the cluster's ID."""
 KEY: Final = "broker.fluidos.eu/idempotency-key"
-"""Annotation with the idempotency key of a Reservation created by an agent."""
+"""The annotation of a reservation that an agent asks for: the same key, the same reservation."""
 NAME: Final = "mailbox"
-"""Name of the session object, of which each cluster namespace has one."""
+"""Of the one object that stands for the whole mailbox."""
 
 NOBODY: Final = Reply()
 
@@ -35,7 +35,7 @@ _ADVERTISEMENTS: Final = msgspec.json.Decoder(bodies.Advertisement)
 
 
 class Namespace(Object, frozen=True):
-    """Namespace, with the label that names its cluster."""
+    """As far as whose mailbox it is."""
 
     group: ClassVar[str] = ""
     version: ClassVar[str] = "v1"
@@ -46,15 +46,15 @@ class Namespace(Object, frozen=True):
 
     @property
     def owner(self) -> str:
-        """ID of the cluster; empty if this is not a cluster namespace."""
+        """The cluster; empty if it is nobody's."""
         return self.metadata.labels.get(OWNER, "")
 
 
 def check_owner(cluster: str) -> str:
-    """Return the cluster ID if it can be a label value; not every common name of a certificate can."""
+    """The ID of a cluster that can have a mailbox: not every common name of a certificate is a label."""
     if not _LABEL.fullmatch(cluster):
         raise InvalidInput(
-            f"{cluster[:64]!r}: cluster ID is not a valid label value",
+            f"{cluster[:64]!r} cannot have a mailbox: its ID is no value of a label",
             hint="use up to 63 letters, digits, dashes, dots and underscores",
         )
     return cluster
@@ -65,9 +65,7 @@ def advertisement_name(cluster: str) -> str:
 
 
 def reservation_name(key: str) -> str:
-    """Name of a Reservation that an agent creates. Derived from the idempotency key alone, so that a retry
-    finds it.
-    """
+    """Made from the key alone, so that who asks again finds what was asked before."""
     return f"ask-{sha256(key.encode()).hexdigest()[:40]}"
 
 
@@ -76,12 +74,12 @@ def instruction_name(reservation: str) -> str:
 
 
 def mirror_name(reservation: str) -> str:
-    """Name of the copy of a Reservation that was not created in this namespace."""
+    """Of a reservation that was not asked for here, and is shown all the same."""
     return names.safe(reservation)
 
 
 def question(asked: Question) -> dict[str, object]:
-    """Encode a call for a merge patch. All fields are set, so that nothing of the previous call remains."""
+    """As a merge patch has it: with nothing of the question before left in it."""
     return {"id": asked.id, "call": asked.call, "text": asked.text, "agent": asked.agent}
 
 
@@ -90,7 +88,7 @@ def reply(said: Reply) -> dict[str, object]:
 
 
 def instruction(said: Reply | None) -> bodies.Instruction | None:
-    """Decode the latest state of a reservation; None if the broker has not responded yet."""
+    """What the broker last said of a reservation; None if it has not spoken yet."""
     return None if said is None or not said.told else _read(said.told, _INSTRUCTIONS)
 
 
@@ -99,19 +97,19 @@ def advertisement(said: Reply) -> bodies.Advertisement:
 
 
 def reservation(said: Reply | None) -> bodies.Reservation | None:
-    """Decode the reservation that was read by name; None if the broker does not support reading by name."""
+    """The one that was asked for by name; None if the broker does not know that one can ask so."""
     return None if said is None or not said.told else _read(said.told, _RESERVATIONS)
 
 
 def refusal(said: Reply | None) -> KubelendError | None:
-    """Decode the error of a call, if it failed."""
+    """The error which the broker raised, if it did."""
     if said is None or not said.problem:
         return None
     return problems.from_answer(0, said.problem.encode())
 
 
 def refused(error: KubelendError) -> str:
-    """Encode an error. The explanation is left out because of its size; `kubelend explain` has it."""
+    """The text of an error: what explains it in full is left to `kubelend explain`, for it can be long."""
     problem = problems.to_problem(error)
     return msgspec.json.encode(msgspec.structs.replace(problem, explanation=None)).decode()
 
@@ -124,4 +122,4 @@ def _read(said: str, decoder: msgspec.json.Decoder[Body]) -> Body:
     try:
         return decoder.decode(said)
     except msgspec.MsgspecError as problem:
-        raise UnexpectedAnswer(f"response of the broker cannot be decoded: {problem}") from problem
+        raise UnexpectedAnswer(f"the broker's words cannot be read: {problem}") from problem

@@ -296,10 +296,10 @@ class ReservationInstruction(Object, frozen=True):
 
 
 class Question(Part, frozen=True):
-    """A call of the cluster's agent to the broker, in a cluster namespace. Each ID is answered once."""
+    """What a cluster asks of the broker in its mailbox. Each `id` is answered once."""
 
     id: Annotated[str, Meta(extra_json_schema=patterns.up_to(64))]
-    """Unique ID of the call. The response refers to it."""
+    """Another for every question: the reply names it."""
     call: Annotated[
         str,
         Meta(
@@ -309,24 +309,22 @@ class Question(Part, frozen=True):
             )
         ),
     ]
-    """Operation to perform."""
+    """What is to be done."""
     text: Reason = ""
-    """Argument of the operation: the duration to renew for, the reason of a refusal, or the reservation to
-    read.
-    """
+    """For how long to renew it, why it is refused, or which one to read."""
     agent: Annotated[str, Meta(extra_json_schema=patterns.up_to(64))] = ""
-    """ID of the calling agent process. One agent per cluster is active at a time."""
+    """Which agent of the cluster asks: the broker listens to one at a time."""
 
 
 class Reply(Part, frozen=True):
-    """The broker's response to a call. Only the broker writes it."""
+    """The broker's answer to a question in a mailbox. Written by the broker alone."""
 
     question: Annotated[str, Meta(extra_json_schema=patterns.up_to(64))] = ""
-    """ID of the last call that was answered. Empty if there was none."""
+    """The `id` of the last question that was answered; empty if there was none."""
     told: Annotated[str, Meta(extra_json_schema=patterns.up_to(2**18))] = ""
-    """Response body as JSON text, as in the REST API."""
+    """How it stands, in the words of the REST interface: JSON text."""
     problem: Annotated[str, Meta(extra_json_schema=patterns.up_to(2**16))] = ""
-    """Error of the call as JSON text (RFC 9457), as in the REST API. Empty on success."""
+    """Why the question was refused, likewise; empty if it was not."""
 
 
 class ProviderInstructionSpec(Promised, frozen=True, kw_only=True):

@@ -20,6 +20,6 @@ def test_documents_are_printed_for_kubectl(capsys):
 
 def test_mistakes_are_told(capsys):
     assert main.run(["mailbox", "create", "--cluster-id", "a b"]) == 2
-    assert "is not a valid label value" in capsys.readouterr().err
+    assert "cannot have a mailbox" in capsys.readouterr().err
     assert main.run(["mailbox", "create", "--cluster-id", "a", "--namespace", "No"]) == 2
     assert "'No' is no namespace" in capsys.readouterr().err
