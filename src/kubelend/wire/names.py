@@ -1,4 +1,7 @@
-"""Kubernetes object names made from IDs, which need not be valid object names."""
+"""Object names derived from IDs, which need not be valid Kubernetes names.
+
+Used by the Kubernetes store and by both sides of a cluster namespace (`wire.cluster_namespaces`).
+"""
 
 from __future__ import annotations
 
