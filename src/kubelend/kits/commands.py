@@ -126,10 +126,10 @@ async def _end_of(child: Process) -> tuple[bytes, bytes, int]:
 
 
 async def _read(stream: asyncio.StreamReader | None) -> bytes:
-    kept = b""
+    tail = b""
     while stream is not None and (chunk := await stream.read(1 << 16)):
-        kept = (kept + chunk)[-MOST_BYTES:]
-    return kept
+        tail = (tail + chunk)[-MOST_BYTES:]
+    return tail
 
 
 async def _kill(child: Process) -> None:

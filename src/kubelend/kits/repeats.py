@@ -29,12 +29,12 @@ class Repeats:
     def left_out(self, subject: Hashable) -> int | None:
         """Return the number of lines suppressed since the last one; None if this line is suppressed too."""
         now = self._clock()
-        told = self._told.get(subject)
-        if told is not None and now < told.until:
-            told.left_out += 1
+        known = self._told.get(subject)
+        if known is not None and now < known.until:
+            known.left_out += 1
             return None
         self._remember(subject, now)
-        return 0 if told is None else told.left_out
+        return 0 if known is None else known.left_out
 
     def _remember(self, subject: Hashable, now: float) -> None:
         # Removed first, so that the dictionary stays ordered by time and its first key is the oldest.

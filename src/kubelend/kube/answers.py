@@ -132,14 +132,14 @@ def encode(resource: Resource[Kind], found: Kind, *, is_new: bool = False) -> by
 def failure(status: int, content: bytes, retry_after: str | None) -> errors.KubelendError:
     """Return the error of a response, also if it comes from a proxy instead of an API server."""
     try:
-        said = _STATUSES.decode(content)
+        found = _STATUSES.decode(content)
     except msgspec.MsgspecError:
         text = " ".join(content[:200].decode("utf-8", "replace").split())
-        said = Status(message=text)
-    error = error_of(msgspec.structs.replace(said, code=status))
+        found = Status(message=text)
+    error = error_of(msgspec.structs.replace(found, code=status))
     if isinstance(error, errors.Unavailable | errors.LimitExceeded):
-        told = _seconds(retry_after) or float(said.details.retry_after_seconds)
-        error.retry_after = told or error.retry_after
+        seconds = _seconds(retry_after) or float(found.details.retry_after_seconds)
+        error.retry_after = seconds or error.retry_after
     return error
 
 
@@ -213,7 +213,7 @@ _CLASSES: Final[dict[int, type[errors.KubelendError]]] = {
 
 
 def error_of(said: Status) -> errors.KubelendError:
-    """Map a Status to an error class by its code; its message is kept."""
+    """Map a Status to an error class by its code; the message is the same."""
     message = said.message or said.reason or f"API server responded with {said.code}"
     if said.code == HTTPStatus.NOT_FOUND and not said.details.name:
         return errors.NotFound(

@@ -183,8 +183,8 @@ class Client:
         }
         call = Call("GET", resource.path(namespace), query)
         lines = self._connections.lines(call, timedelta(seconds=seconds) + self._grace)
-        async with contextlib.aclosing(lines) as said:
-            async for line in said:
+        async with contextlib.aclosing(lines) as opened:
+            async for line in opened:
                 yield decoder.event(line) if line else Seen("BOOKMARK", None, since)
 
     async def raw(self, method: str, path: str, body: object = None) -> bytes:

@@ -109,43 +109,43 @@ class Connections:
 
     async def _once(self, call: Call) -> bytes:
         """Send a request; if the credentials are rejected and newer ones are available, send it once more."""
-        shown = await self._credentials.current()
+        credentials = await self._credentials.current()
         try:
-            return await self._ask(call, shown)
+            return await self._ask(call, credentials)
         except Unauthenticated:
-            self._credentials.refuse(shown)
+            self._credentials.refuse(credentials)
             newer = await self._credentials.current()
-            if newer == shown:
+            if newer == credentials:
                 raise
         return await self._ask(call, newer)
 
-    async def _ask(self, call: Call, shown: Shown) -> bytes:
-        with failures.translated(shown.access.server, self._timeout):
+    async def _ask(self, call: Call, credentials: Shown) -> bytes:
+        with failures.translated(credentials.access.server, self._timeout):
             async with (
                 self._turns,
                 asyncio.timeout(self._timeout.total_seconds()),
-                self._request(call, shown) as response,
+                self._request(call, credentials) as response,
             ):
                 content = await response.read()
         return _accepted(response, content)
 
     async def _open(self, call: Call) -> aiohttp.ClientResponse:
         """Open a streaming response."""
-        shown = await self._credentials.current()
-        with failures.translated(shown.access.server, self._timeout):
+        credentials = await self._credentials.current()
+        with failures.translated(credentials.access.server, self._timeout):
             async with asyncio.timeout(self._timeout.total_seconds()):
-                response = await self._request(call, shown)
+                response = await self._request(call, credentials)
                 if response.status == HTTPStatus.OK:
                     return response
                 async with response:
                     content = await response.read()
         if response.status == HTTPStatus.UNAUTHORIZED:
-            self._credentials.refuse(shown)
+            self._credentials.refuse(credentials)
         raise answers.failure(response.status, content, response.headers.get("Retry-After"))
 
-    def _request(self, call: Call, shown: Shown) -> _RequestContextManager:
-        access = shown.access
-        headers = CIMultiDict(shown.headers)
+    def _request(self, call: Call, credentials: Shown) -> _RequestContextManager:
+        config = credentials.access
+        headers = CIMultiDict(credentials.headers)
         # Compression of large lists would cost more time and memory than it saves.
         headers["Accept-Encoding"] = "identity"
         headers["Accept"] = "application/json"
@@ -153,12 +153,12 @@ class Connections:
             headers["Content-Type"] = call.content_type
         return self._session.request(
             call.method,
-            yarl.URL(access.server + call.path, encoded=True).update_query(call.query),
+            yarl.URL(config.server + call.path, encoded=True).update_query(call.query),
             data=call.body,
             headers=headers,
-            ssl=shown.context or True,
-            server_hostname=access.tls_server_name or None,
-            proxy=access.proxy or None,
+            ssl=credentials.context or True,
+            server_hostname=config.tls_server_name or None,
+            proxy=config.proxy or None,
             timeout=_BY_OURSELVES,
             allow_redirects=False,
         )
@@ -177,11 +177,11 @@ class Connections:
         up.
         """
         # A rate-limited request was not processed. After other errors only reads are safe to repeat.
-        is_harmless = isinstance(error, LimitExceeded) or call.method == "GET"
-        asked, longest = error.retry_after, self._backoff.longest.total_seconds()
-        if delay is None or not error.retryable or not is_harmless or not 0 < asked <= longest:
+        is_safe = isinstance(error, LimitExceeded) or call.method == "GET"
+        retry_after, longest = error.retry_after, self._backoff.longest.total_seconds()
+        if delay is None or not error.retryable or not is_safe or not 0 < retry_after <= longest:
             raise error
-        await asyncio.sleep(max(delay, asked))
+        await asyncio.sleep(max(delay, retry_after))
 
 
 _BY_OURSELVES: Final = aiohttp.ClientTimeout(total=None)
@@ -212,10 +212,10 @@ def _accepted(response: aiohttp.ClientResponse, content: bytes) -> bytes:
 
 def _split(rest: bytearray, chunk: bytes) -> Iterator[bytes]:
     """Yield the lines that end in this chunk; the remainder stays in `rest`."""
-    looked = len(rest)
+    searched = len(rest)
     rest += chunk
     begin = 0
-    while (end := rest.find(b"\n", max(looked, begin))) >= 0:
+    while (end := rest.find(b"\n", max(searched, begin))) >= 0:
         yield bytes(rest[begin:end])
         begin = end + 1
     del rest[:begin]

@@ -43,15 +43,15 @@ class Credentials:
     async def current(self) -> Shown:
         """Return the current credentials. `InvalidSettings` if there have never been valid ones."""
         self._look()
-        authorities, said = self._files
-        given = said
+        authorities, obtained = self._files
+        given = obtained
         if self._runner is not None:
-            said = await self._runner.given()
-            given = _completed(said, given)
+            obtained = await self._runner.given()
+            given = _completed(obtained, given)
         headers = self._access.impersonation
         if given.token:
             headers = (("Authorization", f"Bearer {given.token}"), *headers)
-        return Shown(headers, self._tls(authorities, given), said, self._access)
+        return Shown(headers, self._tls(authorities, given), obtained, self._access)
 
     def refuse(self, shown: Shown) -> None:
         """Drop credentials that an API server rejected, and read the files again even if they look

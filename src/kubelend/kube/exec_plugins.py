@@ -84,9 +84,9 @@ class Runner:
 
 async def run(plugin: Plugin, within: timedelta = WITHIN) -> Given:
     """Run the plugin. `InvalidSettings` if it can never work, `Unavailable` if a retry may succeed."""
-    told = {"interactive": False} | ({"cluster": plugin.cluster} if plugin.cluster else {})
-    info = {"apiVersion": plugin.api_version, "kind": "ExecCredential", "spec": told}
-    said = await commands.run(
+    spec = {"interactive": False} | ({"cluster": plugin.cluster} if plugin.cluster else {})
+    info = {"apiVersion": plugin.api_version, "kind": "ExecCredential", "spec": spec}
+    output = await commands.run(
         plugin.command,
         *plugin.arguments,
         within=within,
@@ -98,7 +98,7 @@ async def run(plugin: Plugin, within: timedelta = WITHIN) -> Given:
         late="log in manually once, in case it waits for input",
         missing=plugin.hint or "install it, or correct the kubeconfig's exec command",
     )
-    return _read(plugin, said)
+    return _read(plugin, output)
 
 
 class _Status(msgspec.Struct, rename="camel"):

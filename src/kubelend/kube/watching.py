@@ -60,25 +60,25 @@ async def follow(
     All errors are retried with backoff, because all can be fixed from outside: permissions granted, CRDs
     applied, servers started. `report` is called when the watch fails or recovers.
     """
-    follower = _Follower(client, resource, namespace, labels, fields, report)
+    watcher = _Follower(client, resource, namespace, labels, fields, report)
     delays = backoff.delays()
     while True:
-        problem: KubelendError | None = None
+        failure: KubelendError | None = None
         try:
-            async with contextlib.aclosing(follower.round()) as changes:
+            async with contextlib.aclosing(watcher.round()) as changes:
                 async for change in changes:
                     yield change
         except Gone:
-            follower.since = ""
+            watcher.since = ""
         except KubelendError as error:
-            problem = error
-        if follower.went_well:
+            failure = error
+        if watcher.went_well:
             delays = backoff.delays()
-        elif problem is None:
-            problem = Unavailable(f"watches of {resource} end immediately")
-        if problem is not None:
-            follower.tell(str(problem))
-            await asyncio.sleep(max(next(delays), _asked(problem)))
+        elif failure is None:
+            failure = Unavailable(f"watches of {resource} end immediately")
+        if failure is not None:
+            watcher.tell(str(failure))
+            await asyncio.sleep(max(next(delays), _asked(failure)))
 
 
 class _Follower(Generic[Kind]):

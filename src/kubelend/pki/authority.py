@@ -153,8 +153,8 @@ class Authority(msgspec.Struct, frozen=True):
             self.certificate,
             self.key,
         )
-        kept = passphrase or self.passphrase
-        return type(self)(own, key, (own, *self.trusted), (cross,), kept)
+        key_passphrase = passphrase or self.passphrase
+        return type(self)(own, key, (own, *self.trusted), (cross,), key_passphrase)
 
     def finish_rotation(self) -> Self:
         """Return this authority without its predecessor, whose certificates are rejected from now on."""

@@ -75,8 +75,8 @@ def save_credentials(directory: Path, credentials: Credentials, *, overwrite: bo
         _refuse_existing(directory, keyfiles.KEY, keyfiles.CERTIFICATE, hint=hint)
     _save_authorities(directory, credentials.authorities, overwrite=overwrite)
     _save_key(directory / keyfiles.KEY, credentials.key, overwrite=overwrite)
-    shown = [credentials.certificate, *credentials.chain]
-    _save_certificates(directory / keyfiles.CERTIFICATE, shown, overwrite=overwrite)
+    presented = [credentials.certificate, *credentials.chain]
+    _save_certificates(directory / keyfiles.CERTIFICATE, presented, overwrite=overwrite)
 
 
 def load_credentials(directory: Path) -> Credentials:

@@ -46,8 +46,8 @@ def inspect(directory: Path, passphrase: Passphrase | None = None) -> Inspection
     if encrypted and passphrase is None:
         return _unopened(directory)
     authority = Authority.load(directory, passphrase)
-    shown = [_shown(each, each == authority.certificate) for each in authority.trusted]
-    return Inspection(str(directory), encrypted, authority.is_rotating, shown)
+    authorities = [_shown(each, each == authority.certificate) for each in authority.trusted]
+    return Inspection(str(directory), encrypted, authority.is_rotating, authorities)
 
 
 def _is_key_encrypted(directory: Path) -> bool:

@@ -92,9 +92,9 @@ def _without_leftovers(authority: Authority, directory: Path) -> Authority:
         for each in files.load_cross(directory)
         if chains.is_issued_by(each, authority.certificate)
     ]
-    kept = (
+    remaining = (
         each
         for each in authority.trusted
         if each == authority.certificate or not any(chains.same_key(each, one) for one in lost)
     )
-    return msgspec.structs.replace(authority, trusted=tuple(kept))
+    return msgspec.structs.replace(authority, trusted=tuple(remaining))

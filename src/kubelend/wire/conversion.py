@@ -156,20 +156,20 @@ def _wait(text: str, terms: Terms) -> timedelta:
 
 
 def _to_constraints(body: bodies.ReservationRequest) -> models.Constraints:
-    wish = body.constraints
-    if wish is bodies.UNCONSTRAINED and not body.target_cluster_id:
+    constraints = body.constraints
+    if constraints is bodies.UNCONSTRAINED and not body.target_cluster_id:
         return models.UNCONSTRAINED
-    texts.check_labels(wish.labels, "constraints.labels")
-    texts.checked(wish.region, "constraints.region")
-    maximum = wish.max_price_per_hour
+    texts.check_labels(constraints.labels, "constraints.labels")
+    texts.checked(constraints.region, "constraints.region")
+    maximum = constraints.max_price_per_hour
     return models.Constraints(
-        labels=_labels(wish.labels, wish.region, "constraints.labels"),
+        labels=_labels(constraints.labels, constraints.region, "constraints.labels"),
         pinned=ClusterId(texts.checked(body.target_cluster_id, "targetClusterID")) or None,
         excluded=tuple(
-            ClusterId(texts.checked(name, "constraints.exclude")) for name in wish.exclude
+            ClusterId(texts.checked(name, "constraints.exclude")) for name in constraints.exclude
         ),
         max_price=prices.parse(maximum, "constraints.maxPricePerHour") if maximum else None,
-        currency=_currency(wish.currency, "constraints.currency"),
+        currency=_currency(constraints.currency, "constraints.currency"),
     )
 
 

@@ -93,8 +93,8 @@ def _version(kind: type[objects.Object], look: Look, schema: Schema) -> Schema:
 
 
 def _column(column: Column) -> Schema:
-    shown: Schema = {"name": column.name, "type": column.type, "jsonPath": column.path}
-    return {**shown, "priority": 1} if column.is_wide else shown
+    definition: Schema = {"name": column.name, "type": column.type, "jsonPath": column.path}
+    return {**definition, "priority": 1} if column.is_wide else definition
 
 
 def _root(kind: type[objects.Object]) -> Schema:
