@@ -211,7 +211,7 @@ def files(certificates, tmp_path):
         ("broker_cert_path", "nowhere", "nowhere/tls.crt is missing"),
         ("simulation", "nothing.yaml", "nothing.yaml cannot be read: No such file"),
         ("simulation", "torn.yaml", "torn.yaml: is no YAML: line "),
-        ("simulation", "odd.yaml", "odd.yaml: nodes[0].colour: is no field"),
+        ("simulation", "odd.yaml", "odd.yaml: nodes[0].colour: unknown field"),
         ("objects_dir", "good.yaml", "good.yaml cannot be made: Not a directory"),
         ("policy_file", "nothing.yaml", "--policy-file: nothing.yaml cannot be read"),
         ("policy_file", "torn.yaml", "--policy-file: torn.yaml: is no YAML: line "),

@@ -71,6 +71,6 @@ async def test_a_dead_part_ends_the_agent_with_its_reason(certificates, tmp_path
             with pytest.raises(Unexpected) as reason:
                 await agent.ends()
         assert str(reason.value) == f"no {kind.plural if kind else call}"
-        told = [line for line in log if line["event"] == "root task failed"]
+        told = [line for line in log if line["event"] == "Root task failed"]
         assert told[-1]["task"] == part
         await agent.kill()

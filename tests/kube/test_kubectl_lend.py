@@ -253,7 +253,7 @@ def test_named_broker_wins_and_a_named_context_wins_over_its_variables(site):
 def test_wrong_context_is_told_with_those_that_there_are(site):
     said = site.operator.lend("get", "reservations", "--context", "nowhere")
     assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
-    assert f"has no context 'nowhere'; there are: {AGENT}, {PROVIDER}, {hosts.BROKER}" in said.err
+    assert f"has no context 'nowhere'; use one of: {AGENT}, {PROVIDER}, {hosts.BROKER}" in said.err
 
 
 def test_cluster_that_is_away_is_exit_code_7(site, tmp_path):
@@ -262,7 +262,7 @@ def test_cluster_that_is_away_is_exit_code_7(site, tmp_path):
     path.write_text(re.sub(r"server: .*", "server: https://127.0.0.1:1", text))
     said = site.operator.lend("get", "reservations", "--kubeconfig", str(path))
     assert (said.code, said.out, said.err.count("\n")) == (7, "", 1)
-    assert "no connection to the API server at https://127.0.0.1:1" in said.err
+    assert "cannot connect to the API server at https://127.0.0.1:1" in said.err
 
 
 def test_output_into_a_file_is_plain_text(site, tmp_path):

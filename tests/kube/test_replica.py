@@ -130,7 +130,7 @@ async def test_a_server_that_is_away_is_said_and_not_waited_for(clusters):
     async with following(place) as heard:
         await heard()
         await asyncio.to_thread(cluster.kill)
-        with pytest.raises(StoreFailed, match="no connection to the API server"):
+        with pytest.raises(StoreFailed, match="cannot connect to the API server"):
             await heard()
 
 

@@ -48,14 +48,16 @@ async def test_key_that_others_can_read_is_told_at_the_start(own, store, log):
     key = own.server() / "tls.key"
     key.chmod(0o644)
     (line,) = await told_at_start(own, store, log)
-    assert line.startswith(f"{key} holds a private key and has mode 0644, so others can reach it;")
+    assert line.startswith(
+        f"{key} holds a private key and has mode 0644, so other users can access it;"
+    )
 
 
 async def test_store_that_others_can_read_is_told_at_the_start(own, store, log):
     store.chmod(0o640)
     (line,) = await told_at_start(own, store, log)
     assert line == (
-        f"{store} holds the ledger and has mode 0640, so others can reach it; chmod 600 {store}*"
+        f"{store} holds the ledger and has mode 0640, so other users can access it; chmod 600 {store}*"
     )
 
 
@@ -64,7 +66,7 @@ async def test_directory_that_others_can_write_is_told_at_the_start(own, store, 
     directory = store.parent if which == "store" else own.server()
     directory.chmod(0o777)
     (line,) = await told_at_start(own, store, log)
-    assert line.startswith(f"{directory} has mode 0777, so others can replace what is in it;")
+    assert line.startswith(f"{directory} has mode 0777, so other users can replace files in it;")
 
 
 # -- logs

@@ -149,7 +149,7 @@ async def test_key_that_others_can_read_gets_no_certificate(broker, tmp_path):
     files.make_directory(directory)
     (directory / "tls.key").write_bytes(keys.to_pem(keys.generate(Algorithm.P256)))
     (directory / "tls.key").chmod(0o644)
-    with pytest.raises(InvalidSettings, match="others can reach it"):
+    with pytest.raises(InvalidSettings, match="other users can access it"):
         await joining.join(await invitation(broker), directory, wait=SOON)
 
 

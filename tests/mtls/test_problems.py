@@ -192,7 +192,7 @@ async def test_weight_beyond_all_numbers_is_refused(r):
 async def test_extended_resource_named_like_a_plain_one_is_refused(r):
     body = {"requestedResources": {"cpu": "1", "memory": "1Gi", "extended": {"cpu": "1"}}}
     code, detail = await refusal(r, "reservations", content=encoded(body))
-    assert (code, detail) == ("InvalidInput", "extended.cpu: is no extended resource")
+    assert (code, detail) == ("InvalidInput", "extended.cpu: not an extended resource")
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ async def test_what_is_made_for_servers_or_for_signing_is_passed_on_for_nobody(
     for file in ("tls.crt", "ca.crt"):
         answer = await version(proxy_of(behind, certificates), passed_on(directory, file))
         assert answer.refusal == (403, "InvalidIdentity")
-        assert answer.problem.detail == "Client-Cert: the certificate is not made for clients"
+        assert answer.problem.detail == "Client-Cert: certificate is not a client certificate"
 
 
 async def test_a_known_certificate_is_refused_once_it_has_ended(behind, certificates, now):

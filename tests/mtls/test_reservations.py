@@ -104,7 +104,7 @@ async def test_longest_duration_is_allowed_and_not_a_moment_more(broker, r):
     answer = await r.post("reservations", wish(duration="720h0m0.001s"))
     assert answer.refusal == (400, "InvalidInput")
     assert answer.problem.error == (
-        "duration: 720h0m0.001s is more than this broker allows; ask for 720h at most, and renew"
+        "duration: 720h0m0.001s exceeds the broker's maximum; request at most 720h, and renew"
     )
 
 

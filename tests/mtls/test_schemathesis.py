@@ -67,7 +67,7 @@ UNSAYABLE = re.compile(
     r"|is given twice"  # gpu, and nvidia.com/gpu among the extended
     r"|name the cluster too"  # one value in the query needs another
     r"|invisible characters"  # Unicode's classes, which regular expressions have no common words for
-    r"|request is damaged"  # what is between BEGIN and END
+    r"|request is corrupt"  # what is between BEGIN and END
     r"|ttl: .* is more than"  # a duration has a largest value
     r"|is no time zone|begins when it ends"  # of opening hours
     r"|names no cluster"  # as with invisible characters

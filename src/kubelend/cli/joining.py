@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import quote
@@ -15,7 +16,6 @@ from kubelend.cli.ca import Algorithm, KeyAlgorithm, named
 from kubelend.cli.tokens import Role
 from kubelend.core import durations
 from kubelend.core.errors import InvalidInput
-from kubelend.kits import arguments
 
 if TYPE_CHECKING:
     from kubelend.apps.joining import Invitation, Welcome
@@ -33,7 +33,7 @@ Door = Annotated[
 Token = Annotated[
     str,
     typer.Option(
-        help="From `kubelend token create`. As a flag, others can see it until the command runs.",
+        help="Join token. Process lists show flags: better use the variable or --token-file.",
         metavar="TOKEN",
         envvar="KUBELEND_TOKEN",
         show_envvar=True,
@@ -46,7 +46,7 @@ def join(
     broker: Door,
     token: Token = "",
     token_file: Annotated[
-        Path | None, typer.Option(help="File that holds the token.", metavar="FILE")
+        Path | None, typer.Option(help="File with the join token; - reads stdin.", metavar="FILE")
     ] = None,
     ca_hash: Annotated[
         str, typer.Option(help="By which the broker is recognised: sha256:...", metavar="HASH")
@@ -70,7 +70,6 @@ def join(
 
     The key is made here and stays here. Run again, the command goes on where it was.
     """
-    arguments.hide_argument(token)
     for flag, value in (("--ca-hash", ca_hash), ("--cluster-id", name)):
         if not value:
             raise InvalidInput(f"{flag} is needed", hint="paste all of what `token create` printed")
@@ -132,6 +131,8 @@ def _join(invitation: Invitation, directory: Path, wait: str, algorithm: Algorit
 def _read(path: Path) -> str:
     from kubelend.kits import keyfiles
 
+    if str(path) == "-":
+        return sys.stdin.readline().strip()
     if complaint := keyfiles.exposure(path, holds="a token"):
         output.note(f"warning: {complaint}")
     return keyfiles.read(path, hint="put the token there").decode(errors="replace").strip()

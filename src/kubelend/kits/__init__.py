@@ -1,1 +1,1 @@
-"""Helpers that know nothing of lending: guarded tasks, backoff, clock, logs."""
+"""General helpers without domain knowledge: tasks, workqueue, backoff, rate limits, files, logs."""

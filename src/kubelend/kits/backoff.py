@@ -1,7 +1,4 @@
-"""How long to wait before trying again: longer each time, and never all clients at the same moment.
-
-The client of the broker retries with it. Chance comes in as a function, so that tests hold it still.
-"""
+"""Exponential backoff with jitter. Randomness is a parameter, so that tests are deterministic."""
 
 from __future__ import annotations
 
@@ -13,16 +10,17 @@ import msgspec
 
 
 class Backoff(msgspec.Struct, frozen=True):
-    """`retries` pauses, each twice as long as the one before, up to a longest."""
+    """`retries` delays, each twice the previous one, up to `longest`."""
 
     retries: int = 3
     first: timedelta = timedelta(milliseconds=200)
     longest: timedelta = timedelta(seconds=30)
 
     def delays(self, chance: Callable[[], float] = random.random) -> Iterator[float]:
-        """The pauses in seconds. `chance` gives numbers from 0 to 1, and takes up to half of each away.
+        """Yield the delays in seconds. `chance` returns numbers from 0 to 1; jitter subtracts up to half of
+        each delay.
 
-        Without it all clients which a restart cut off would come back in step, again and again.
+        Without jitter all clients that a restart disconnected would retry at the same moment.
         """
         delay = self.first
         for _ in range(self.retries):
@@ -31,4 +29,4 @@ class Backoff(msgspec.Struct, frozen=True):
 
 
 NONE = Backoff(retries=0)
-"""Once and no more."""
+"""No retries."""

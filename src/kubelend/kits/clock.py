@@ -1,7 +1,4 @@
-"""The wall clock, read here and nowhere else: everything that needs the time is handed a function.
-
-Composition roots pass `utc_now` to the broker; tests pass a clock that they move by hand.
-"""
+"""The wall clock. Only composition roots use it; everything else takes a clock function as a parameter."""
 
 from __future__ import annotations
 
@@ -9,5 +6,5 @@ from datetime import UTC, datetime
 
 
 def utc_now() -> datetime:
-    """The time, aware and in UTC."""
+    """Return the current time, timezone-aware in UTC."""
     return datetime.now(UTC)

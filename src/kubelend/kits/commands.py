@@ -1,7 +1,7 @@
-"""Other programs as child processes: without a shell, bounded in time, and with their last words kept.
+"""Child processes: no shell, a timeout, and the last line of stderr as the error.
 
-A child is the leader of a process group of its own, so that its end is the end of all it has started.
-`peerings.liqoctl` runs its programs with it, and `kube.exec_plugins` those that a kubeconfig names.
+Each child leads its own process group, so that killing the group also kills its descendants.
+`peerings.liqoctl` and `kube.exec_plugins` run programs with it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from kubelend.core import durations
 from kubelend.core.errors import InvalidSettings, Unavailable
 
 MOST_BYTES: Final = 1 << 20
-"""Kept of what a program says, from the end; an answer of ours takes some thousand."""
+"""Limit of captured output; only the end is kept. Expected outputs have a few thousand bytes."""
 
 LONGEST_LINE: Final = 200
 DEATH_WITHIN: Final = 5.0
-"""Seconds in which a killed child is gone, unless the kernel itself hangs."""
+"""Seconds to wait for a killed child."""
 
 _OURS: Final = "KUBELEND_"
 
@@ -38,9 +38,11 @@ async def run(
     late: str = "",
     missing: str = "install it, or give the path of the program",
 ) -> bytes:
-    """What it writes to standard output. A failure is `Unavailable`: the same may pass later.
+    """Run a program and return its standard output. A failure is `Unavailable`, because a retry may
+    succeed.
 
-    A program that cannot be run at all is `InvalidSettings`. `late` and `missing` say what to do.
+    A program that cannot be started is `InvalidSettings`. `late` and `missing` are the hints for a timeout
+    and for a program that cannot be started.
     """
     what = " ".join((Path(program).name, *_verbs(arguments)))
     child = await _start(program, arguments, environment, missing)
@@ -50,7 +52,7 @@ async def run(
     except TimeoutError:
         await _kill(child)
         raise Unavailable(
-            f"{what} has not ended within {durations.short(within)}",
+            f"{what} timed out after {durations.short(within)}",
             hint=late,
         ) from None
     except asyncio.CancelledError:
@@ -62,14 +64,14 @@ async def run(
 
 
 def last_words(said: bytes) -> str:
-    """The last line that says something, on one printable line and without secrets."""
+    """Return the last non-empty line, printable and with secrets redacted."""
     text = _HIDDEN.sub(" ", _ESCAPES.sub("", said.decode("utf-8", "replace")))
     lines = [line for line in map(_printable, text.splitlines()) if line]
     return _SECRET.sub("[redacted]", lines[-1])[:LONGEST_LINE] if lines else ""
 
 
 _ESCAPES: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-# Up to the end where no end marker follows: half a key is secret too.
+# Without an end marker everything up to the end: a truncated key is secret too.
 _HIDDEN: Final = re.compile(r"-----BEGIN.*?(?:-----END[^-]*+-----|\Z)", re.DOTALL)
 _SECRET: Final = re.compile(
     r"eyJ[\w-]+\.[\w.-]+"  # a signed token
@@ -84,7 +86,7 @@ def _printable(line: str) -> str:
 
 
 def _verbs(arguments: tuple[str, ...]) -> list[str]:
-    """What it was told to do, without the flags: `create resourceslice`."""
+    """Return the subcommands without flags, for messages: `create resourceslice`."""
     verbs = []
     for argument in arguments[:2]:
         if not argument.isalpha():
@@ -100,7 +102,7 @@ async def _start(
     missing: str,
 ) -> Process:
     known = os.environ if environment is None else environment
-    # Settings of ours may be secrets, and are no business of any other program.
+    # Our own settings may be secrets, so other programs do not inherit them.
     passed = {name: value for name, value in known.items() if not name.startswith(_OURS)}
     try:
         return await asyncio.create_subprocess_exec(
@@ -119,19 +121,19 @@ async def _start(
 
 
 async def _end_of(child: Process) -> tuple[bytes, bytes, int]:
-    """What it says until nobody can say anything more, and its exit status."""
+    """Return stdout, stderr and the exit status once all writers have closed the pipes."""
     return await asyncio.gather(_read(child.stdout), _read(child.stderr), child.wait())
 
 
 async def _read(stream: asyncio.StreamReader | None) -> bytes:
-    kept = b""
+    tail = b""
     while stream is not None and (chunk := await stream.read(1 << 16)):
-        kept = (kept + chunk)[-MOST_BYTES:]
-    return kept
+        tail = (tail + chunk)[-MOST_BYTES:]
+    return tail
 
 
 async def _kill(child: Process) -> None:
-    """With all that it has started; also if it has ended and left something behind."""
+    """Kill the process group, also if the child itself has already exited."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
     with contextlib.suppress(TimeoutError):

@@ -1,15 +1,15 @@
-"""Several files exchanged in one step: a key and its certificate are two files, and belong together.
+"""Atomic replacement of several files, such as a key and its certificate.
 
-The files lie in a hidden directory, a generation, and their names are links through one more link, which
-is what is exchanged. Whoever reads sees all old ones or all new ones, and a crash at any moment leaves
-one of both. (So does Kubernetes exchange the files of a mounted secret.)
+The files live in a hidden directory, and their names are symbolic links through one more link, which is
+what is replaced. Readers see either all old or all new files, also after a crash. Kubernetes replaces the
+files of a mounted secret in the same way.
 
     certs/tls.crt -> .current/tls.crt
     certs/tls.key -> .current/tls.key
     certs/.current -> .generation-k3v9x0q2
 
-Plain files are made into such links, with the contents that they have, before their first exchange. The
-renewal of certificates (`kubelend.apps.renewal`) calls this.
+Plain files are converted to such links, with their contents, before they are replaced for the first time.
+Certificate renewal (`kubelend.apps.renewal`) uses this.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ PREFIX = ".generation-"
 
 
 class Generations:
-    """The files `names` of one directory. Whoever writes holds the lock."""
+    """The files `names` of one directory, replaced together. Writers must hold the lock."""
 
     def __init__(self, directory: Path, names: Sequence[str]) -> None:
         self._directory = directory
         self._names = names
 
     def obstacle(self) -> str:
-        """Why the files cannot be exchanged by this process, as one sentence; empty if they can."""
+        """Return why this process cannot replace the files, as one sentence; empty if it can."""
         if not os.access(self._directory, os.W_OK | os.X_OK, effective_ids=True):
-            return f"{self._directory} cannot be written to"
+            return f"{self._directory} is not writable"
         for path in self._paths():
             if path.is_symlink() and not self._is_ours(path):
-                return f"{path} is a link, so somebody else exchanges it"
+                return f"{path} is a symbolic link managed by another program"
             if not path.exists():
                 return f"{path} is missing"
             if path.stat().st_uid != os.geteuid():
@@ -53,7 +53,9 @@ class Generations:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[bool]:
-        """False if another process has it. The kernel lets go of it however this process ends."""
+        """Try to lock the directory; yields False if another process holds the lock. Released when this
+        process ends.
+        """
         with self._telling():
             descriptor = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -62,7 +64,7 @@ class Generations:
             os.close(descriptor)
 
     def stage(self, contents: Mapping[str, bytes]) -> Path:
-        """Write a generation, with the modes that the files have now; nobody sees it yet."""
+        """Write a new generation with the modes of the current files. It is not visible until `switch_to`."""
         with self._telling():
             generation = Path(tempfile.mkdtemp(prefix=PREFIX, dir=self._directory))
             for path in self._paths():
@@ -72,7 +74,7 @@ class Generations:
             return generation
 
     def take(self, staged: Path) -> None:
-        """From here on, the files are those of the staged generation; older ones are removed."""
+        """Switch to the staged generation and remove older ones."""
         with self._telling():
             if not all(map(self._is_ours, self._paths())):
                 self._adopt()
@@ -80,7 +82,7 @@ class Generations:
             self.sweep()
 
     def sweep(self) -> None:
-        """Remove what is not in use, as far as it can be: older generations, and what a crash left."""
+        """Remove unused generations and leftovers of a crash, as far as possible."""
         current = _target(self._directory / LINK)
         for path in self._directory.glob(f"{PREFIX}*"):
             if path.is_symlink():
@@ -90,14 +92,14 @@ class Generations:
                 shutil.rmtree(path, ignore_errors=True)
 
     def _adopt(self) -> None:
-        """Make links of plain files, one by one; what each name shows stays the same throughout."""
+        """Convert plain files to links, one by one, without changing the content behind any name."""
         present = self.stage({path.name: keyfiles.read(path) for path in self._paths()})
         self._link(self._directory / LINK, present.name)
         for path in self._paths():
             self._link(path, f"{LINK}/{path.name}")
 
     def _link(self, path: Path, target: str) -> None:
-        # A link cannot be changed in place: another one is made, and renamed over it.
+        # A link cannot be changed in place, so a new one is renamed over it.
         temporary = self._directory / f"{PREFIX}{secrets.token_hex(8)}"
         temporary.symlink_to(target)
         temporary.replace(path)
@@ -115,8 +117,8 @@ class Generations:
             yield
         except OSError as error:
             raise InvalidSettings(
-                f"the files in {self._directory} cannot be exchanged: {error.strerror}",
-                hint="check the directory's owner and mode, and the space on its disk",
+                f"files in {self._directory} cannot be replaced: {error.strerror}",
+                hint="check the directory's owner and mode, and the free disk space",
             ) from error
 
 
@@ -129,7 +131,9 @@ def _is_locked_by_us(descriptor: int) -> bool:
 
 
 def _write_like(old: Path, new: Path, content: bytes) -> None:
-    """With the mode and the group of the old one: others of the group may live on it."""
+    """Write a file with the mode and group of the old one, because other processes of the group may read
+    it.
+    """
     found = old.stat()
     keyfiles.write(new, content, mode=stat.S_IMODE(found.st_mode))
     with contextlib.suppress(PermissionError):

@@ -1,8 +1,7 @@
-"""Files that hold keys and certificates: written whole or not at all, read with clear errors.
+"""File I/O: atomic writes, atomic replacement of several files, directory locks and file modes.
 
-The authority's files (`kubelend.pki.files`) are written and read through here, and the TLS contexts
-(`kubelend.transports.tls`) read through here. It knows paths, bytes and modes, and nothing of what
-the bytes mean.
+Key and certificate files (`kubelend.pki.files`), TLS contexts (`kubelend.transports.tls`) and object files
+(`kubelend.sources.file_objects`) use this. It handles paths, bytes and modes only, not the contents.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from pathlib import Path
 
 from kubelend.core.errors import InvalidSettings
 
-# The names of the parts of a Kubernetes TLS secret, and so of the files where one is mounted.
+# Keys of a Kubernetes TLS secret, and therefore file names where one is mounted.
 CERTIFICATE = "tls.crt"
 KEY = "tls.key"
 AUTHORITIES = "ca.crt"
@@ -27,7 +26,7 @@ PUBLIC = 0o644
 
 
 def read(path: Path, *, hint: str = "") -> bytes:
-    """The file's bytes. Missing, unreadable and empty ones are errors; `hint` says what to do."""
+    """Return the file's content. Missing, unreadable and empty files are errors; `hint` says what to do."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
@@ -42,9 +41,9 @@ def read(path: Path, *, hint: str = "") -> bytes:
 
 
 def exposure(path: Path, *, holds: str = "a private key") -> str:
-    """What is wrong with a private file's mode, as one sentence; empty when nothing is.
+    """Return what is wrong with a private file's mode, as one sentence; empty if nothing is.
 
-    Group read is fine on a file of another owner: so does Kubernetes hand a secret to a process
+    Group read is allowed if another user owns the file: Kubernetes mounts secrets like this for a process
     that is not root.
     """
     try:
@@ -55,11 +54,11 @@ def exposure(path: Path, *, holds: str = "a private key") -> str:
     mode = stat.S_IMODE(found.st_mode)
     if not mode & ~allowed:
         return ""
-    return f"{path} holds {holds} and has mode {mode:04o}, so others can reach it"
+    return f"{path} holds {holds} and has mode {mode:04o}, so other users can access it"
 
 
 def write(path: Path, content: bytes, *, mode: int, overwrite: bool = False) -> None:
-    """Put `content` at `path`, whole or not at all. Without `overwrite`, only where nothing is."""
+    """Write a file atomically. Without `overwrite`, only if the file does not exist."""
     try:
         temporary = _write_beside(path, content, mode)
         try:
@@ -68,7 +67,7 @@ def write(path: Path, content: bytes, *, mode: int, overwrite: bool = False) -> 
             temporary.unlink(missing_ok=True)
         sync_directory(path.parent)
     except FileExistsError:
-        raise InvalidSettings(f"{path} exists already", hint="move it away first") from None
+        raise InvalidSettings(f"{path} already exists", hint="move it away first") from None
     except OSError as error:
         raise InvalidSettings(
             f"{path} cannot be written: {error.strerror}",
@@ -77,7 +76,7 @@ def write(path: Path, content: bytes, *, mode: int, overwrite: bool = False) -> 
 
 
 def sync_directory(directory: Path) -> None:
-    """Let names survive a power cut, as the contents of files do."""
+    """Fsync a directory, so that renames survive a power failure."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -86,7 +85,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Make sure that there is no such file, after a crash too."""
+    """Remove a file if it exists, durably."""
     try:
         path.unlink(missing_ok=True)
         sync_directory(path.parent)
@@ -97,14 +96,14 @@ def remove(path: Path) -> None:
 
 
 def remove_leftovers(path: Path) -> None:
-    """What writes of `path` left behind that were killed half-way. For who holds the lock."""
+    """Remove temporary files of interrupted writes of `path`. The caller must hold the lock."""
     for leftover in path.parent.glob(f"{_temporary_prefix(path)}*"):
         remove(leftover)
 
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """For who reads files and writes others by them: nobody else does so here meanwhile."""
+    """Lock a directory exclusively, for read-modify-write of its files."""
     descriptor = _open_directory(directory)
     try:
         _lock(descriptor, directory)
@@ -114,7 +113,7 @@ def locked(directory: Path) -> Iterator[None]:
 
 
 def _write_beside(path: Path, content: bytes, mode: int) -> Path:
-    # In the same directory, for a rename does not cross file systems; 0600 from the first moment.
+    # In the same directory, because a rename does not cross file systems; mkstemp creates it with mode 0600.
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=_temporary_prefix(path))
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -133,7 +132,7 @@ def _temporary_prefix(path: Path) -> str:
 
 
 def _move(temporary: Path, path: Path, overwrite: bool) -> None:
-    # A link fails where something is, in one step; a check before a rename would leave a gap.
+    # A hard link fails atomically if the file exists; a check before a rename would be a race.
     if overwrite:
         temporary.replace(path)
     else:
@@ -145,7 +144,8 @@ def _open_directory(directory: Path) -> int:
         return os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
         raise InvalidSettings(
-            f"{directory} cannot be opened: {error.strerror}", hint="name the right directory"
+            f"{directory} cannot be opened: {error.strerror}",
+            hint="check the path of the directory",
         ) from error
 
 
@@ -154,5 +154,5 @@ def _lock(descriptor: int, directory: Path) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise InvalidSettings(
-            f"another process is changing {directory}", hint="try again when it is done"
+            f"{directory} is locked by another process", hint="retry when it is done"
         ) from None

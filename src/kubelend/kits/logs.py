@@ -1,7 +1,8 @@
-"""The log of a process: one line for each event, JSON for programs or text for people, on one stream.
+"""Structured logging: one line per event, as JSON or as text, to one stream.
 
-Composition roots call `setup` once, before anything else. Ours speak through `structlog.get_logger(name)`;
-what libraries say through `logging` takes the same road. No secret passes: see `redact`.
+Composition roots call `setup` once, before anything else. Our code logs through
+`structlog.get_logger(name)`; records of `logging`, which libraries use, go through the same processors.
+Secrets are removed by `redact`.
 """
 
 from __future__ import annotations
@@ -30,19 +31,21 @@ FORMATS: Final[tuple[Format, ...]] = ("json", "console")
 REDACTED: Final = "[redacted]"
 
 _processors: Final[list[Processor]] = []
-"""Changed in place, so that loggers which hold it already follow a later setup."""
+"""Changed in place, so that existing loggers use the processors of a later setup."""
 
 
 def setup(level: str = "info", format: Format = "json", stream: TextIO | None = None) -> None:
-    """Send every line of this level and above to the stream.
+    """Configure logging: level, format and stream.
 
-    May be called again: all loggers follow to the new stream and format. One that has already been
-    used keeps its level, for deciding that anew with every line is what makes a line slow.
+    May be called again: all loggers switch to the new stream and format. A logger that was used before
+    keeps its level, because checking the level anew for each line would be slow.
     """
     if level not in LEVELS:
-        raise InvalidSettings(f"{level!r} is no log level", hint=f"use one of {', '.join(LEVELS)}")
+        raise InvalidSettings(
+            f"unknown log level {level!r}", hint=f"use one of {', '.join(LEVELS)}"
+        )
     if format not in FORMATS:
-        raise InvalidSettings(f"{format!r} is no log format", hint=f"use {' or '.join(FORMATS)}")
+        raise InvalidSettings(f"unknown log format {format!r}", hint=f"use {' or '.join(FORMATS)}")
     _Lines.stream = sys.stderr if stream is None else stream
     _processors[:] = [
         structlog.contextvars.merge_contextvars,
@@ -63,7 +66,9 @@ def setup(level: str = "info", format: Format = "json", stream: TextIO | None = 
 
 
 def redact(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    """Hide the values of names that look secret, and secrets inside texts; leave only plain values."""
+    """Redact values with secret-looking keys and secrets inside texts, and convert values to plain JSON
+    types.
+    """
     for name, value in event.items():
         event[name] = REDACTED if _is_secret(name) and value is not None else _cleaned(value)
     return event
@@ -76,11 +81,11 @@ _SECRET_NAME: Final = re.compile(
     r"|(?<!idempotency.)(?<!request.)keys?$",
     re.IGNORECASE,
 )
-# Up to the end of the text where no end marker follows: half a key is secret too.
+# Without an end marker everything up to the end: a truncated key is secret too.
 _PEM: Final = re.compile(r"-----BEGIN.*?(?:-----END[^-]*+-----|\Z)", re.DOTALL)
 _USER_IN_URL: Final = re.compile(r"(?<=://)[^/\s@]++(?=@)")
 _BEARER: Final = re.compile(r"(?<=bearer )\S++", re.IGNORECASE)
-# A joining token: its id is public, and says which one it was.
+# A join token: its ID is public and identifies it.
 _TOKEN: Final = re.compile(r"\b(kl1\.[\w-]++\.)[\w-]++", re.ASCII)
 _DEEPEST: Final = 4
 _LARGEST: Final = 2**63
@@ -135,7 +140,7 @@ def _cleaned_text(text: str) -> str:
         text = _BEARER.sub(REDACTED, text)
     if "kl1." in text:
         text = _TOKEN.sub(rf"\1{REDACTED}", text)
-    # Half a surrogate pair, as in a path that is no UTF-8, has no JSON.
+    # A lone surrogate, as in a path that is not UTF-8, cannot be encoded as JSON.
     return text if text.isascii() else text.encode(errors="backslashreplace").decode()
 
 
@@ -145,7 +150,7 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 def _head(logger: WrappedLogger, _: str, event: EventDict) -> EventDict:
-    """When, how grave, who and what come first, for those who read JSON by eye."""
+    """Put timestamp, level, logger and event first, for people who read JSON."""
     return {
         "timestamp": clock.utc_now(),
         "level": event.pop("level"),
@@ -161,13 +166,13 @@ def _json(_: WrappedLogger, __: str, event: EventDict) -> str:
 
 def _console(out: TextIO) -> tuple[Processor, ...]:
     colors = out.isatty() and "NO_COLOR" not in os.environ
-    # Not rich's traceback, which is the default: it prints local variables, and a key may be one.
+    # Not the default rich traceback, which prints local variables and thereby possibly secrets.
     plain = structlog.dev.plain_traceback
     return _printable, structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain)
 
 
 def _printable(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    """Texts come from other clusters too: none may start a line or move the cursor."""
+    """Escape control characters: texts from other clusters must not start a line or move the cursor."""
     event["timestamp"] = f"{event['timestamp']:%Y-%m-%dT%H:%M:%S.%f}"[:-3] + "Z"
     for name, value in event.items():
         if isinstance(value, str) and not value.isprintable():
@@ -184,7 +189,7 @@ def _escaped(character: str) -> str:
 
 
 class _Lines:
-    """Where lines end up. A stream that is full, broken or closed must not stop the work."""
+    """Output of log lines. A stream that is full, broken or closed must not stop the process."""
 
     stream: ClassVar[TextIO] = sys.stderr
 
@@ -199,11 +204,11 @@ class _Lines:
     debug = info = warning = error = critical = exception = msg
 
 
-# -- what libraries say
+# -- records of the standard library
 
 
 class _Foreign(logging.Handler):
-    """Hands records of `logging` over to structlog."""
+    """Forwards records of `logging` to structlog."""
 
     def emit(self, record: logging.LogRecord) -> None:
         level = min(max(record.levelno // 10 * 10, logging.DEBUG), logging.CRITICAL)

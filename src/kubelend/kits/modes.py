@@ -1,4 +1,4 @@
-"""Who else may change what is in a directory: looked at once, when a process starts."""
+"""Checks of directory modes at start."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from pathlib import Path
 
 
 def exposed_directory(path: Path) -> str:
-    """What is wrong with a directory's mode, as one sentence; empty when nothing is.
+    """Return what is wrong with a directory's mode, as one sentence; empty if nothing is.
 
-    The sticky bit keeps others from replacing files that are not theirs, as in /tmp and in a mounted secret.
+    With the sticky bit other users cannot replace files that they do not own, as in /tmp and in a mounted
+    secret.
     """
     try:
         mode = stat.S_IMODE(path.stat().st_mode)
@@ -17,4 +18,4 @@ def exposed_directory(path: Path) -> str:
         return ""
     if not mode & stat.S_IWOTH or mode & stat.S_ISVTX:
         return ""
-    return f"{path} has mode {mode:04o}, so others can replace what is in it; chmod o-w {path}"
+    return f"{path} has mode {mode:04o}, so other users can replace files in it; chmod o-w {path}"

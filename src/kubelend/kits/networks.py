@@ -1,4 +1,4 @@
-"""Who counts as one neighbour: limits of strangers are by network, for addresses are cheap."""
+"""Keys for rate limits of unauthenticated clients."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from functools import lru_cache
 
 @lru_cache(maxsize=4096)
 def network(remote: str) -> str:
-    """An address, or the 64 bits of IPv6 within which anybody can have them all."""
+    """Return the IPv4 address, or the /64 network of an IPv6 address, because one client usually has all of
+    it.
+    """
     try:
         address = ipaddress.ip_address(remote.partition("%")[0])
     except ValueError:

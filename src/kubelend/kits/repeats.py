@@ -1,6 +1,7 @@
-"""Lines that one subject could repeat as often as it likes: one now and then, and a count of the others.
+"""Rate limits: token bucket, log throttle and coalescing timer.
 
-Whoever logs what a stranger can bring about (a refused handshake, a call over the limit) asks here first.
+Log messages that a remote client can cause (a rejected handshake, a rate-limited request) go through
+`LogThrottle`.
 """
 
 from __future__ import annotations
@@ -9,14 +10,14 @@ import time
 from collections.abc import Callable, Hashable
 
 INTERVAL = 10.0
-"""Seconds between two lines about one subject."""
+"""Seconds between two log lines with one key."""
 
 MOST = 4096
-"""Subjects remembered. Of more the oldest is forgotten, and its next line comes early."""
+"""Maximum number of keys. Beyond it the oldest is evicted, and its next line is logged early."""
 
 
 class Repeats:
-    """Remembers what was said of whom."""
+    """Allows one log line per key and interval, and counts the suppressed ones."""
 
     def __init__(
         self, interval: float = INTERVAL, clock: Callable[[], float] = time.monotonic
@@ -26,17 +27,17 @@ class Repeats:
         self._told: dict[Hashable, _Told] = {}
 
     def left_out(self, subject: Hashable) -> int | None:
-        """How many lines about it were left out since the last one; None if this one is left out too."""
+        """Return the number of lines suppressed since the last one; None if this line is suppressed too."""
         now = self._clock()
-        told = self._told.get(subject)
-        if told is not None and now < told.until:
-            told.left_out += 1
+        known = self._told.get(subject)
+        if known is not None and now < known.until:
+            known.left_out += 1
             return None
         self._remember(subject, now)
-        return 0 if told is None else told.left_out
+        return 0 if known is None else known.left_out
 
     def _remember(self, subject: Hashable, now: float) -> None:
-        # Taken out first: so the order is that of time, and the first is the oldest.
+        # Removed first, so that the dictionary stays ordered by time and its first key is the oldest.
         self._told.pop(subject, None)
         self._told[subject] = _Told(now + self._interval)
         if len(self._told) > MOST:

@@ -1,7 +1,7 @@
-"""Doing frequent small things together: they wait for a common beat once they come often.
+"""Coalescing of frequent callbacks.
 
-Woken for each of hundreds of calls a second, a process spends most of its time finding its own code and
-data again; woken for many of them at a time, it does not.
+A process that wakes up for each of hundreds of requests per second spends most of its time on cache misses;
+handling several per wake-up avoids this.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ Action = Callable[[], None]
 
 
 class Rhythm:
-    """What comes alone is done at once; what comes soon after another waits for the next beat."""
+    """Runs a rare action immediately; batches frequent ones until the next tick."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -21,7 +21,7 @@ class Rhythm:
         self._waiting: list[Action] = []
 
     def call(self, action: Action) -> None:
-        """Do it now, or with the others that come within the same `seconds`."""
+        """Run the action now, or together with others within `seconds`."""
         loop = asyncio.get_running_loop()
         is_often = loop.time() - self._last < self._seconds
         self._last = loop.time()
@@ -36,4 +36,6 @@ class Rhythm:
         waiting, self._waiting = self._waiting, []
         loop = asyncio.get_running_loop()
         for action in waiting:
-            loop.call_soon(action)  # not at once: one that fails must not end the others
+            loop.call_soon(
+                action
+            )  # via the loop, so that one failing action does not affect the others

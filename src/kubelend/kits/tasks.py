@@ -1,6 +1,7 @@
-"""Guarded root tasks: a process lives as long as all of them do, and no failure goes unnoticed.
+"""Root tasks of a process, signals, and bounded concurrency.
 
-Composition roots (`kubelend.apps`) hand their loops and servers to `run_all` and wait.
+Composition roots (`kubelend.apps`) pass their loops and servers to `run_all`: the first task that ends
+stops the process, so no failure goes unnoticed.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ Root = asyncio.Task[object]
 
 
 async def run_all(tasks: Mapping[str, Coroutine[Any, Any, object]]) -> str:
-    """Run all until the first ends, stop the others; return its name, or raise its failure.
+    """Run all tasks until the first ends, then stop the others. Return the first one's name, or raise its
+    error.
 
-    They are stopped one by one, the last first: each may use those named before it until it has
-    finished. Cancelling this stops them in the same way; cancelling it again stops all at once.
+    Tasks are stopped in reverse order, one by one, so that each may use those before it until it has
+    finished. Cancelling this does the same; cancelling it again cancels all tasks at once.
     """
     running = [_start(name, task) for name, task in tasks.items()]
     try:
@@ -43,9 +45,9 @@ def _start(name: str, task: Coroutine[Any, Any, object]) -> Root:
 def _report(root: Root) -> None:
     failure = _failure(root)
     if failure is not None:
-        log.error("root task failed", task=root.get_name(), exc_info=failure)
+        log.error("Root task failed", task=root.get_name(), exc_info=failure)
     elif not root.cancelling():
-        log.info("root task ended", task=root.get_name())
+        log.debug("Root task ended", task=root.get_name())
 
 
 def _failure(root: Root) -> BaseException | None:
@@ -53,7 +55,7 @@ def _failure(root: Root) -> BaseException | None:
 
 
 def _first(running: Sequence[Root]) -> Root:
-    """A failure counts more than an end when both came in one turn of the loop."""
+    """Prefer a failed task over a finished one if both ended in the same loop iteration."""
     done = [root for root in running if root.done()]
     return next((root for root in done if _failure(root) is not None), done[0])
 

@@ -1,8 +1,8 @@
-"""Keys of objects that want looking at: each once, by one worker at a time, and again after a delay.
+"""A workqueue of object keys, as in client-go: deduplicated, one worker per key, delayed retries.
 
-Controllers are level-triggered: an event only says which object to look at, and the look decides. What is
-added while its key is being worked on is looked at once more afterwards, so no change is missed and no
-object is ever handled twice at the same moment. A look that hangs keeps no other key waiting.
+Reconcilers are level-triggered: an event only enqueues a key. A key added while it is being processed is
+processed once more afterwards, so no change is missed and no object is reconciled twice at the same time. A
+reconcile that hangs does not block other keys.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FIRST, LONGEST = timedelta(milliseconds=500), timedelta(minutes=1)
 
 
 class Workqueue(Generic[Key]):
-    """Feed it with `add`, and let `work` run as a task."""
+    """Enqueue keys with `add`; run `run` as a task."""
 
     def __init__(self, chance: Callable[[], float] = random.random) -> None:
         self._chance = chance
@@ -29,15 +29,15 @@ class Workqueue(Generic[Key]):
         self._timers: dict[Key, asyncio.TimerHandle] = {}
         self._failures: dict[Key, int] = {}
         self._pausing: set[Key] = set()
-        """Those that come back after a failure, by no wish of anybody but ours."""
+        """Keys in backoff after a failure, without a Retry-After of the server."""
         self._news = asyncio.Event()
 
     def __len__(self) -> int:
-        """How many keys wait to be looked at now; those that come back later are not counted."""
+        """Number of keys that are ready; delayed keys are not counted."""
         return len(self._waiting)
 
     def add(self, key: Key) -> None:
-        """Look at it as soon as nobody else does."""
+        """Enqueue a key. If it is being processed, it is processed again afterwards."""
         self._cancel(key)
         self._pausing.discard(key)
         if key in self._busy:
@@ -47,7 +47,7 @@ class Workqueue(Generic[Key]):
             self._news.set()
 
     def add_after(self, key: Key, delay: timedelta) -> None:
-        """Look at it after a delay, unless that is going to happen earlier anyway."""
+        """Enqueue a key after a delay, unless it is due earlier anyway."""
         if key in self._waiting or key in self._again:
             return
         loop = asyncio.get_running_loop()
@@ -58,9 +58,9 @@ class Workqueue(Generic[Key]):
             self._timers[key] = loop.call_at(due, self.add, key)
 
     def retry(self, key: Key, at_least: timedelta = timedelta()) -> timedelta:
-        """Look at it again after a pause that doubles each time, up to a longest; returns the pause.
+        """Enqueue a key with exponential backoff; return the delay.
 
-        `at_least` is what somebody asked to be left in peace for, however long that is.
+        `at_least` is a minimum, such as a server's Retry-After.
         """
         tried = self._failures.get(key, 0)
         self._failures[key] = tried + 1
@@ -72,19 +72,19 @@ class Workqueue(Generic[Key]):
         return pause
 
     def hurry(self) -> None:
-        """What failed may work now: look at all that pause. Another failure is not their first.
+        """Enqueue all keys in backoff now, for example after a reconnect. Their failure counts stay.
 
-        Whoever wants to be left in peace still is.
+        Keys with a minimum delay keep it.
         """
         for key in list(self._pausing):
             self.add(key)
 
     def forget(self, key: Key) -> None:
-        """Its next failure is its first."""
+        """Reset the failure count of a key."""
         self._failures.pop(key, None)
 
     async def work(self, handle: Callable[[Key], Awaitable[None]]) -> None:
-        """Look at all keys at the same time, for ever. What `handle` raises ends it."""
+        """Process keys concurrently until cancelled. An exception of `handle` ends it."""
         try:
             async with asyncio.TaskGroup() as group:
                 while True:

@@ -1,9 +1,9 @@
 """A thin Kubernetes client on aiohttp and msgspec, small enough for the agent (docs/adr/0018).
 
-    access = kubelend.kube.access.find()
-    async with client.Client.open(access) as kubernetes:
+    settings = kubelend.kube.config.load_config()
+    async with client.Client.open(settings) as kubernetes:
         pods = await kubernetes.list(PODS)
 
-`access` says where an API server is and who calls it, `resources` what there is to ask for, `client` has
-the calls, and `watching` keeps a view of a kind of object up to date.
+`config` has the API server's address and the credentials, `resources` the kinds, `client` the verbs, and
+`informer` lists and watches a kind and caches its objects.
 """

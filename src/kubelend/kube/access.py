@@ -1,7 +1,8 @@
-"""Where an API server is and who calls it: from a kubeconfig, or as a pod of the cluster finds it.
+"""Client configuration: API server, credentials and proxy, from a kubeconfig or from the pod's service
+account.
 
-Composition roots make an `Access` and open a `kube.client.Client` with it. It names the files of secrets
-rather than holding them, for they may be replaced while the client runs; `kube.credentials` reads them.
+Composition roots load a `KubeConfig` and open a `kube.client.Client` with it. It names secret files instead
+of holding their contents, because these may be replaced while the client runs; `kube.auth` reads them.
 """
 
 from __future__ import annotations
@@ -25,50 +26,52 @@ HOST, PORT = "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """The kubeconfig that it was read from; it may have changed since."""
+    """The kubeconfig and context that the configuration was read from."""
 
     path: str
     context: str
 
 
 class Access(msgspec.Struct, frozen=True, kw_only=True):
-    """One API server, and one identity there."""
+    """An API server and the credentials to access it."""
 
     server: str
-    """Its URL; it may end in a path, behind which the API begins."""
+    """URL of the API server. May end in a path prefix."""
     authorities: Held = held.NOTHING
-    """Who vouches for it; the system's authorities if nothing is there."""
+    """Trusted certificate authorities. Defaults to those of the system."""
     certificate: Held = held.NOTHING
     key: Held = held.NOTHING
     token: Held = held.NOTHING
     plugin: Plugin | None = None
     impersonation: tuple[tuple[str, str], ...] = ()
-    """Headers that say on whose behalf."""
+    """Impersonation headers."""
     tls_server_name: str = ""
-    """The name in its certificate, if not that of the URL."""
+    """Server name in its certificate, if different from the URL's host."""
     insecure: bool = False
-    """Whether anybody may say to be the server."""
+    """Whether to skip verification of the server's certificate."""
     namespace: str = "default"
-    """The one that is meant where none is said."""
+    """Default namespace."""
     proxy: str = ""
     origin: Origin | None = None
 
     def __repr__(self) -> str:
-        return f"Access({self.server!r}, {self.manner})"
+        return f"KubeConfig({self.server!r}, {self.manner})"
 
     @property
     def manner(self) -> str:
-        """How it says who calls, without any secret."""
+        """How the client authenticates, without secrets."""
         if self.plugin:
             return f"by {self.plugin.command}"
         ways = [("certificate", self.certificate), ("token", self.token)]
-        return " and ".join(f"by {name}" for name, way in ways if way) or "by nothing"
+        return " and ".join(f"by {name}" for name, way in ways if way) or "anonymously"
 
 
 def find(
     kubeconfig_path: str = "", context: str = "", *, account: Path = SERVICE_ACCOUNT
 ) -> Access:
-    """What users expect: the named kubeconfig, else that of $KUBECONFIG, else the pod's own, else home's."""
+    """Load the configuration as kubectl does: the named kubeconfig, else $KUBECONFIG, else the pod's
+    service account, else ~/.kube/config.
+    """
     is_named = bool(kubeconfig_path or context or os.environ.get(kubeconfig.VARIABLE))
     if not is_named and os.environ.get(HOST):
         return in_cluster(account)
@@ -78,15 +81,13 @@ def find(
 def in_cluster(
     directory: Path = SERVICE_ACCOUNT, environment: Mapping[str, str] = os.environ
 ) -> Access:
-    """As the pod's service account. Its token is replaced about every hour."""
+    """Use the pod's service account. The kubelet replaces its token about every hour."""
     host, port = environment.get(HOST, ""), environment.get(PORT, "443")
     if not host:
-        raise InvalidSettings(
-            f"this is no pod of a cluster: {HOST} is not set", hint="give a kubeconfig"
-        )
+        raise InvalidSettings(f"not running in a pod: {HOST} is not set", hint="use --kubeconfig")
     token, authorities = Held(path=directory / "token"), Held(path=directory / "ca.crt")
     for file in (token, authorities):
-        file.read(hint="does the pod have automountServiceAccountToken: false?")
+        file.read(hint="check that the pod does not set automountServiceAccountToken: false")
     server = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
     namespace = directory / "namespace"
     return Access(
@@ -99,7 +100,7 @@ def in_cluster(
 
 
 def from_kubeconfig(path: str | Path | None = None, context: str = "") -> Access:
-    """One context of a kubeconfig; of those that $KUBECONFIG names, or of home's, without a path."""
+    """Load one context of a kubeconfig; without a path of $KUBECONFIG, or of ~/.kube/config."""
     paths = kubeconfig.files(str(path or ""))
     choice = kubeconfig.choose(paths, context)
     cluster, user = choice.cluster, choice.user
@@ -125,7 +126,7 @@ def from_kubeconfig(path: str | Path | None = None, context: str = "") -> Access
 
 
 def files(access: Access) -> list[Path | None]:
-    """All that it depends on, to look whether anything has changed."""
+    """Return the files that the configuration depends on, for change detection."""
     own = [access.authorities.path, access.certificate.path, access.key.path, access.token.path]
     return own if access.origin is None else [*own, *kubeconfig.files(access.origin.path)]
 
@@ -146,15 +147,15 @@ def _check_cluster(
     what = f"{choice.cluster_file}, context {choice.name!r}"
     url = urlsplit(cluster.server)
     if url.scheme not in ("https", "http") or not url.hostname:
-        raise InvalidSettings(f"{what}: server is no URL", hint="write it as https://host:port")
+        raise InvalidSettings(f"{what}: server is not a URL", hint="use https://host:port")
     if cluster.insecure_skip_tls_verify and authorities:
         raise InvalidSettings(
-            f"{what}: insecure-skip-tls-verify beside a certificate-authority",
+            f"{what}: insecure-skip-tls-verify and certificate-authority are both set",
             hint="remove one of the two",
         )
     if urlsplit(cluster.proxy_url).scheme not in ("", "http", "https"):
         raise InvalidSettings(
-            f"{what}: proxy-url is not of scheme http or https", hint="use such a proxy"
+            f"{what}: proxy-url must have scheme http or https", hint="use such a proxy"
         )
     authorities.read(hint="correct certificate-authority")
 
@@ -177,7 +178,7 @@ def _check_user(user: kubeconfig.User, choice: kubeconfig.Choice) -> None:
     )
     if pair in ((True, False), (False, True)):
         raise InvalidSettings(
-            f"{what}: a client certificate and its key come together", hint="add the other one"
+            f"{what}: client certificate and key must both be set", hint="add the missing one"
         )
 
 
@@ -189,12 +190,13 @@ def _plugin(
     what = f"{choice.user_file}, context {choice.name!r}: exec"
     if found.api_version not in exec_plugins.VERSIONS:
         raise InvalidSettings(
-            f"{what}: apiVersion {found.api_version!r} is not known",
+            f"{what}: apiVersion {found.api_version!r} is not supported",
             hint=f"use {exec_plugins.VERSIONS[0]}, and a newer plugin",
         )
     if found.interactive_mode == "Always":
         raise InvalidSettings(
-            f"{what}: interactiveMode Always, but nobody can be asked here", hint="set it to Never"
+            f"{what}: interactiveMode Always is not supported without a terminal",
+            hint="set it to Never",
         )
     command = found.command
     if os.sep in command:
@@ -210,15 +212,15 @@ def _plugin(
 
 
 def _told(cluster: kubeconfig.Cluster, authorities: Held) -> dict[str, Any]:
-    """What a plugin hears of the cluster, by the names that a kubeconfig has for it."""
-    said: dict[str, Any] = {
+    """Cluster information for an exec plugin, with the field names of a kubeconfig."""
+    info: dict[str, Any] = {
         "server": cluster.server,
         "tls-server-name": cluster.tls_server_name,
         "insecure-skip-tls-verify": cluster.insecure_skip_tls_verify,
         "certificate-authority-data": base64.b64encode(authorities.read()).decode(),
         "proxy-url": cluster.proxy_url,
     }
-    said["config"] = next(
+    info["config"] = next(
         (
             one.extension
             for one in cluster.extensions or ()
@@ -226,7 +228,7 @@ def _told(cluster: kubeconfig.Cluster, authorities: Held) -> dict[str, Any]:
         ),
         None,
     )
-    return {name: value for name, value in said.items() if value}
+    return {name: value for name, value in info.items() if value}
 
 
 def _impersonation(user: kubeconfig.User) -> tuple[tuple[str, str], ...]:

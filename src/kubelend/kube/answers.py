@@ -1,8 +1,9 @@
-"""What an API server says: bytes in, records or errors out. `kube.client` reads its answers with it.
+"""Codec for API server responses: typed decoding of objects, lists and watch events, and errors from
+Status.
 
-Objects are decoded straight into the type of their resource, with one decoder for each. One that does not
-fit its type does not spoil the others of its list: it is handed on as `Unreadable`, for somebody else's
-mistake in one object must not stop the work on all.
+Objects are decoded directly into the type of their resource, with one decoder per resource. An object that
+does not fit its type is returned as `UndecodableObject`, so that one invalid object does not block all
+others.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ EventType = Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK"]
 
 
 class Unreadable(NamedTuple):
-    """An object that does not fit its type, by what every object has."""
+    """An object that does not fit its type, identified by its metadata."""
 
     namespace: str
     name: str
@@ -29,7 +30,7 @@ class Unreadable(NamedTuple):
 
 
 class Page(NamedTuple, Generic[Kind]):
-    """A part of a list; `next` asks for the one after it, and is empty in the last."""
+    """One page of a list. `next` is the continue token, empty on the last page."""
 
     objects: list[Kind]
     unreadable: list[Unreadable]
@@ -38,7 +39,7 @@ class Page(NamedTuple, Generic[Kind]):
 
 
 class Seen(NamedTuple, Generic[Kind]):
-    """One event of a watch. With a bookmark nothing was found, but all up to its version has been seen."""
+    """One watch event. A bookmark has no object; it only advances the resource version."""
 
     type: EventType
     found: Kind | None
@@ -47,7 +48,7 @@ class Seen(NamedTuple, Generic[Kind]):
 
 
 class Decoder(Generic[Kind]):
-    """Reads the answers about one resource."""
+    """Decodes the responses for one resource."""
 
     def __init__(self, resource: Resource[Kind]) -> None:
         self._resource = resource
@@ -71,7 +72,7 @@ class Decoder(Generic[Kind]):
         return Page(found.items or [], [], meta.resource_version, meta.continue_)
 
     def event(self, line: bytes) -> Seen[Kind]:
-        """`Gone`, and whatever else ends a watch with an event of its own, is raised."""
+        """Decode a watch event. An ERROR event, such as `Gone`, is raised."""
         try:
             event = _EVENTS.decode(line)
             if event.type == "ERROR":
@@ -108,7 +109,7 @@ class Decoder(Generic[Kind]):
 
 
 def decoder(resource: Resource[Kind]) -> Decoder[Kind]:
-    """The one of this resource: to make it costs more than to decode a thousand objects."""
+    """Return the cached decoder of a resource; creating one costs more than decoding a thousand objects."""
     found = _DECODERS.get(resource)
     if found is None:
         found = _DECODERS[resource] = Decoder(resource)
@@ -116,9 +117,9 @@ def decoder(resource: Resource[Kind]) -> Decoder[Kind]:
 
 
 def encode(resource: Resource[Kind], found: Kind, *, is_new: bool = False) -> bytes:
-    """The object as it is sent, with what every object must say of itself.
+    """Encode an object with apiVersion and kind.
 
-    A new one may be made of one that was there before: it has no version and no UID yet.
+    For a new object resourceVersion and UID are dropped, as it may be a copy of an existing one.
     """
     head = {"apiVersion": resource.api_version, "kind": resource.kind}
     body: dict[str, object] = head | msgspec.to_builtins(found)
@@ -129,21 +130,21 @@ def encode(resource: Resource[Kind], found: Kind, *, is_new: bool = False) -> by
 
 
 def failure(status: int, content: bytes, retry_after: str | None) -> errors.KubelendError:
-    """The error that an answer stands for, also if it is not of an API server but of a proxy before it."""
+    """Return the error of a response, also if it comes from a proxy instead of an API server."""
     try:
-        said = _STATUSES.decode(content)
+        found = _STATUSES.decode(content)
     except msgspec.MsgspecError:
         text = " ".join(content[:200].decode("utf-8", "replace").split())
-        said = Status(message=text)
-    error = error_of(msgspec.structs.replace(said, code=status))
+        found = Status(message=text)
+    error = error_of(msgspec.structs.replace(found, code=status))
     if isinstance(error, errors.Unavailable | errors.LimitExceeded):
-        told = _seconds(retry_after) or float(said.details.retry_after_seconds)
-        error.retry_after = told or error.retry_after
+        seconds = _seconds(retry_after) or float(found.details.retry_after_seconds)
+        error.retry_after = seconds or error.retry_after
     return error
 
 
 def is_missing_object(error: errors.KubelendError) -> bool:
-    """Whether it was the object that was not found, and not its whole kind, which has no definition here."""
+    """Whether the object was not found, as opposed to its kind not being defined."""
     return isinstance(error, errors.NotFound) and not error.hint
 
 
@@ -180,7 +181,7 @@ class _Details(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Status(msgspec.Struct, rename="camel"):
-    """Kubernetes' record of what went wrong."""
+    """Status object of a failed request."""
 
     code: int = 0
     reason: str = ""
@@ -212,20 +213,22 @@ _CLASSES: Final[dict[int, type[errors.KubelendError]]] = {
 
 
 def error_of(said: Status) -> errors.KubelendError:
-    """By the status; the server's own words are the message."""
-    message = said.message or said.reason or f"the API server answered {said.code}"
+    """Map a Status to an error class by its code; the message is the same."""
+    message = said.message or said.reason or f"API server responded with {said.code}"
     if said.code == HTTPStatus.NOT_FOUND and not said.details.name:
-        return errors.NotFound(message, hint="is this kind defined there? apply the CRDs")
+        return errors.NotFound(
+            message, hint="apply the CRDs, if this kind is not defined in the cluster"
+        )
     if said.code == HTTPStatus.UNAUTHORIZED:
         hint = "check the token or certificate of the kubeconfig's user"
-        return errors.Unauthenticated(f"the API server answered: {message}", hint=hint)
+        return errors.Unauthenticated(f"API server rejected the credentials: {message}", hint=hint)
     if said.reason == "AlreadyExists":
         return errors.AlreadyExists(message)
     if said.code >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        return errors.Unavailable(f"the API server answered {said.code}: {message}")
+        return errors.Unavailable(f"API server responded with {said.code}: {message}")
     return _CLASSES.get(said.code, errors.UnexpectedAnswer)(message)
 
 
 def _seconds(header: str | None) -> float:
-    # It may be a date as well; an API server's never is.
+    # HTTP also allows a date here, but API servers only send seconds.
     return float(header) if header and header.isascii() and header.isdigit() else 0.0

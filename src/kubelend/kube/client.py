@@ -1,11 +1,10 @@
-"""The calls that an API server knows, with typed objects in and out.
+"""Kubernetes client: the verbs of an API server with typed objects.
 
-    async with Client.open(access.find()) as kubernetes:
-        found = await kubernetes.find(resources.of(Reservation), "r-1", "default")
+    async with Client.open(config.load_config()) as kubernetes:
+        found = await kubernetes.find(resource_for(Reservation), "r-1", "default")
 
-The agent's source, the store, the controllers and the lab call Kubernetes through this. Errors are those of
-`core.errors`: `NotFound`, `Forbidden`, `Conflict` (`AlreadyExists`, `Gone`), `InvalidInput` with the server's
-words, and what is `retryable`: `Unavailable` and `LimitExceeded`.
+Errors are those of `core.errors`: `NotFound`, `Forbidden`, `Conflict` (`AlreadyExists`, `Gone`),
+`InvalidInput` with the server's message, and the retryable ones, `Unavailable` and `LimitExceeded`.
 """
 
 from __future__ import annotations
@@ -29,16 +28,18 @@ from kubelend.kube.resources import Kind, Resource
 
 PAGE: Final = 500
 WATCH_FOR: Final = timedelta(minutes=5)
-"""The server is asked to end a watch after this and up to as much again: not all watches at one moment."""
+"""Requested duration of a watch. Randomised up to twice as long, so that watches do not end at the same
+time.
+"""
 GRACE: Final = timedelta(seconds=30)
-"""By which it may be late with it."""
+"""How much later than requested the server may end a watch."""
 
 _LISTS: Final = 3
-"""How often a list is begun anew that grew too old between its pages."""
+"""Attempts to list, if the continue token expires between pages."""
 
 
 class Listing(NamedTuple, Generic[Kind]):
-    """All objects that were there at one version; those `unreadable` do not fit their type."""
+    """All objects at one resource version, and those that could not be decoded."""
 
     objects: list[Kind]
     resource_version: str
@@ -46,7 +47,7 @@ class Listing(NamedTuple, Generic[Kind]):
 
 
 class Client:
-    """One API server, called as one identity. May be used by many tasks at once."""
+    """Client for one API server with one identity. Safe for concurrent use."""
 
     def __init__(self, made: Connections, access: Access, watch_for: timedelta, grace: timedelta):
         self.access = access
@@ -73,7 +74,7 @@ class Client:
             await made.close()
 
     async def find(self, resource: Resource[Kind], name: str, namespace: str = "") -> Kind | None:
-        """None if it is not there. `NotFound` if its kind is not even defined."""
+        """Get an object; None if it does not exist. `NotFound` if its kind is not defined."""
         call = Call("GET", resource.path(namespace, name))
         try:
             return answers.decoder(resource).one(await self._connections.send(call))
@@ -91,10 +92,10 @@ class Client:
         fields: str = "",
         at: str = "",
     ) -> Listing[Kind]:
-        """All of a namespace, or of all namespaces, as of one version, read in pages.
+        """List the objects of a namespace, or of all namespaces, at one resource version, in pages.
 
-        With `at`: as of this very version, which may be one that a list of another kind gave. `Gone` if the
-        server has forgotten it, which it does after some minutes.
+        With `at`, at exactly this resource version, which may come from a list of another kind; `Gone` if
+        the server has compacted it.
         """
         selected = _selected(labels, fields)
         if at:
@@ -103,20 +104,22 @@ class Client:
         for _ in range(_LISTS):
             with contextlib.suppress(Gone):
                 return await self._list(resource, namespace, selected, {})
-        raise Unavailable(f"{resource} change too fast to be listed")
+        raise Unavailable(f"list of {resource} expired repeatedly before its last page")
 
     async def create(self, resource: Resource[Kind], found: Kind) -> Kind:
-        """`AlreadyExists` if one of this name does."""
+        """Create an object. `AlreadyExists` if the name is taken."""
         body = answers.encode(resource, found, is_new=True)
         call = Call("POST", resource.path(found.metadata.namespace), body=body)
         return answers.decoder(resource).one(await self._connections.send(call))
 
     async def replace(self, resource: Resource[Kind], found: Kind) -> Kind:
-        """All but its status: what its type does not know is lost. `Conflict` if it has changed since."""
+        """Replace an object without its status; fields unknown to its type are lost. `Conflict` if it has
+        changed.
+        """
         return await self._put(resource, found, "")
 
     async def replace_status(self, resource: Resource[Kind], found: Kind) -> Kind:
-        """Its status and nothing else. `Conflict` if it has changed since."""
+        """Replace the status only. `Conflict` if the object has changed."""
         return await self._put(resource, found, "status")
 
     async def patch(
@@ -128,9 +131,9 @@ class Client:
         *,
         subresource: str = "",
     ) -> Kind:
-        """A JSON merge patch: what it names is set, or removed by a null. Everything else stays.
+        """Apply a JSON merge patch: null removes a field, fields that are not named stay.
 
-        With a `metadata.resourceVersion` in it: `Conflict` if it has changed since.
+        With `metadata.resourceVersion` in the patch: `Conflict` if the object has changed.
         """
         call = Call(
             "PATCH",
@@ -143,7 +146,7 @@ class Client:
     async def delete(
         self, resource: Resource[Kind], name: str, namespace: str = "", *, uid: str = ""
     ) -> None:
-        """Nothing happens if it is gone. `Conflict` if one of another `uid` has its name."""
+        """Delete an object if it exists. `Conflict` if the existing one has another `uid`."""
         options: dict[str, object] = {"propagationPolicy": "Background"}
         if uid:
             options["preconditions"] = {"uid": uid}
@@ -163,9 +166,11 @@ class Client:
         labels: str = "",
         fields: str = "",
     ) -> AsyncGenerator[Seen[Kind], None]:
-        """What happens after version `since`, until the server ends it; see `kube.watching` for longer.
+        """Watch changes after the resource version `since` until the server ends the watch; see
+        `kube.informer`.
 
-        First a bookmark of that very version, once the server answers. `Gone` if it keeps nothing so old.
+        The first event is a bookmark with `since`, sent when the server responds. `Gone` if the version is
+        compacted.
         """
         decoder = answers.decoder(resource)
         seconds = max(1, int(self._watch_for.total_seconds() * (1 + random.random())))  # noqa: S311
@@ -178,12 +183,12 @@ class Client:
         }
         call = Call("GET", resource.path(namespace), query)
         lines = self._connections.lines(call, timedelta(seconds=seconds) + self._grace)
-        async with contextlib.aclosing(lines) as said:
-            async for line in said:
+        async with contextlib.aclosing(lines) as opened:
+            async for line in opened:
                 yield decoder.event(line) if line else Seen("BOOKMARK", None, since)
 
     async def raw(self, method: str, path: str, body: object = None) -> bytes:
-        """Whatever else there is: `/version`, `/metrics`, evictions, objects without a type."""
+        """Send any other request: `/version`, `/metrics`, evictions, objects without a type."""
         content = None if body is None else msgspec.json.encode(body)
         return await self._connections.send(Call(method, path, body=content))
 
@@ -205,7 +210,7 @@ class Client:
             unreadable += page.unreadable
             if not page.next:
                 return Listing(objects, page.resource_version, unreadable)
-            query = selected | {"continue": page.next}  # which names the version by itself
+            query = selected | {"continue": page.next}  # the continue token includes the version
 
     async def _put(self, resource: Resource[Kind], found: Kind, subresource: str) -> Kind:
         path = resource.path_of(found, subresource)

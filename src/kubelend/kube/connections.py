@@ -1,7 +1,7 @@
-"""The sending of calls to one API server: connections, time limits, and who calls.
+"""HTTP transport to one API server: connections, timeouts, credentials and error mapping.
 
-`kube.client` says what is asked; this says how. A call that the server puts off, because there are too many,
-is sent again when it said to; everything else is for the caller to try again, who knows whether to.
+Requests that the server rejects with Retry-After are repeated here; all other retries are up to the caller,
+who knows whether a retry is safe.
 """
 
 from __future__ import annotations
@@ -36,16 +36,17 @@ Answer = TypeVar("Answer")
 
 TIMEOUT: Final = timedelta(seconds=30)
 IDLE: Final = timedelta(seconds=60)
-"""How long a connection is kept for the next call; an API server closes it after 90 seconds."""
+"""Keep-alive of idle connections; an API server closes them after 90 seconds."""
 BACKOFF: Final = Backoff(retries=5)
 MOST_AT_ONCE: Final = 64
-"""Calls. Watches do not count, for they are never over."""
+"""Maximum concurrent requests. Watches are not counted, as they never end."""
 LONGEST_LINE: Final = 1 << 23
-"""Bytes of one event. An object has at most 1.5 MB in etcd's form, and some more in JSON."""
+"""Maximum size of a watch event in bytes. Objects have at most 1.5 MB in etcd, and somewhat more as JSON.
+"""
 
 
 class Call(msgspec.Struct, frozen=True):
-    """One request, whoever sends it."""
+    """One request, without credentials."""
 
     method: str
     path: str
@@ -55,7 +56,7 @@ class Call(msgspec.Struct, frozen=True):
 
 
 class Connections:
-    """With one API server. Made and closed by `kube.client.Client.open`."""
+    """Connections to one API server. Opened and closed by `kube.client.Client.open`."""
 
     def __init__(
         self, access: Access, timeout: timedelta, backoff: Backoff, at_once: int = MOST_AT_ONCE
@@ -63,7 +64,7 @@ class Connections:
         self._credentials = Credentials(access)
         self._timeout = timeout
         self._backoff = backoff
-        # Before the clock starts: a call that waits for its turn does not wait for the server.
+        # Acquired before the timeout starts: a queued request does not wait for the server.
         self._turns = asyncio.Semaphore(at_once)
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
@@ -79,13 +80,13 @@ class Connections:
         await self._session.close()
 
     async def send(self, call: Call) -> bytes:
-        """The body of its answer."""
+        """Send a request and return the body of the response."""
         return await self._patiently(call, self._once)
 
     async def lines(self, call: Call, limit: timedelta) -> AsyncGenerator[bytes, None]:
-        """What it says line by line; first an empty one, as soon as it has begun to answer.
+        """Yield the response line by line; the first line is empty and marks the start of the response.
 
-        It ends when the server ends it, and with `Unavailable` if it has not done so after `limit`.
+        Ends when the server ends it, and with `Unavailable` if that takes longer than `limit`.
         """
         clock = asyncio.get_running_loop().time
         deadline = clock() + limit.total_seconds()
@@ -96,7 +97,7 @@ class Connections:
                 for line in _split(rest, chunk):
                     yield line
         if rest:
-            raise Unavailable(f"the watch of {call.path} ended within an event")
+            raise Unavailable(f"watch of {call.path} ended in the middle of an event")
 
     async def _patiently(self, call: Call, ask: Callable[[Call], Awaitable[Answer]]) -> Answer:
         delays = self._backoff.delays()
@@ -107,57 +108,57 @@ class Connections:
                 await self._put_off(call, error, next(delays, None))
 
     async def _once(self, call: Call) -> bytes:
-        """Once, or twice if it was not believed who calls and somebody else can be shown by now."""
-        shown = await self._credentials.current()
+        """Send a request; if the credentials are rejected and newer ones are available, send it once more."""
+        credentials = await self._credentials.current()
         try:
-            return await self._ask(call, shown)
+            return await self._ask(call, credentials)
         except Unauthenticated:
-            self._credentials.refuse(shown)
+            self._credentials.refuse(credentials)
             newer = await self._credentials.current()
-            if newer == shown:
+            if newer == credentials:
                 raise
         return await self._ask(call, newer)
 
-    async def _ask(self, call: Call, shown: Shown) -> bytes:
-        with failures.translated(shown.access.server, self._timeout):
+    async def _ask(self, call: Call, credentials: Shown) -> bytes:
+        with failures.translated(credentials.access.server, self._timeout):
             async with (
                 self._turns,
                 asyncio.timeout(self._timeout.total_seconds()),
-                self._request(call, shown) as response,
+                self._request(call, credentials) as response,
             ):
                 content = await response.read()
         return _accepted(response, content)
 
     async def _open(self, call: Call) -> aiohttp.ClientResponse:
-        """An answer that goes on, once it has begun."""
-        shown = await self._credentials.current()
-        with failures.translated(shown.access.server, self._timeout):
+        """Open a streaming response."""
+        credentials = await self._credentials.current()
+        with failures.translated(credentials.access.server, self._timeout):
             async with asyncio.timeout(self._timeout.total_seconds()):
-                response = await self._request(call, shown)
+                response = await self._request(call, credentials)
                 if response.status == HTTPStatus.OK:
                     return response
                 async with response:
                     content = await response.read()
         if response.status == HTTPStatus.UNAUTHORIZED:
-            self._credentials.refuse(shown)
+            self._credentials.refuse(credentials)
         raise answers.failure(response.status, content, response.headers.get("Retry-After"))
 
-    def _request(self, call: Call, shown: Shown) -> _RequestContextManager:
-        access = shown.access
-        headers = CIMultiDict(shown.headers)
-        # A list that is packed and unpacked takes longer, and more memory, than one that is not.
+    def _request(self, call: Call, credentials: Shown) -> _RequestContextManager:
+        config = credentials.access
+        headers = CIMultiDict(credentials.headers)
+        # Compression of large lists would cost more time and memory than it saves.
         headers["Accept-Encoding"] = "identity"
         headers["Accept"] = "application/json"
         if call.body is not None:
             headers["Content-Type"] = call.content_type
         return self._session.request(
             call.method,
-            yarl.URL(access.server + call.path, encoded=True).update_query(call.query),
+            yarl.URL(config.server + call.path, encoded=True).update_query(call.query),
             data=call.body,
             headers=headers,
-            ssl=shown.context or True,
-            server_hostname=access.tls_server_name or None,
-            proxy=access.proxy or None,
+            ssl=credentials.context or True,
+            server_hostname=config.tls_server_name or None,
+            proxy=config.proxy or None,
             timeout=_BY_OURSELVES,
             allow_redirects=False,
         )
@@ -172,17 +173,19 @@ class Connections:
     async def _put_off(
         self, call: Call, error: LimitExceeded | Unavailable, delay: float | None
     ) -> None:
-        """Wait as long as the server said, or raise the error if it said nothing or it is enough."""
-        # Too many calls: it has not even looked. Of any other trouble only a question is sure to do no harm.
-        is_harmless = isinstance(error, LimitExceeded) or call.method == "GET"
-        asked, longest = error.retry_after, self._backoff.longest.total_seconds()
-        if delay is None or not error.retryable or not is_harmless or not 0 < asked <= longest:
+        """Sleep for the server's Retry-After, or raise the error if it sent none or the retries are used
+        up.
+        """
+        # A rate-limited request was not processed. After other errors only reads are safe to repeat.
+        is_safe = isinstance(error, LimitExceeded) or call.method == "GET"
+        retry_after, longest = error.retry_after, self._backoff.longest.total_seconds()
+        if delay is None or not error.retryable or not is_safe or not 0 < retry_after <= longest:
             raise error
-        await asyncio.sleep(max(delay, asked))
+        await asyncio.sleep(max(delay, retry_after))
 
 
 _BY_OURSELVES: Final = aiohttp.ClientTimeout(total=None)
-"""The library's own clocks are left alone: one of ours is around each use of it."""
+"""Timeouts of the library are disabled: asyncio timeouts around each use replace them."""
 
 _KEEPALIVE: Final = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -190,7 +193,7 @@ _KEEPALIVE: Final = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
 )
-"""A watch may be silent for minutes: only the kernel can tell a quiet server from one that is not there."""
+"""A watch may be idle for minutes: only TCP keep-alive detects that the server is gone."""
 
 
 def _socket(address: AddrInfoType) -> socket.socket:
@@ -208,13 +211,13 @@ def _accepted(response: aiohttp.ClientResponse, content: bytes) -> bytes:
 
 
 def _split(rest: bytearray, chunk: bytes) -> Iterator[bytes]:
-    """The lines that end in this chunk; what follows them is left in `rest`, for the next."""
-    looked = len(rest)
+    """Yield the lines that end in this chunk; the remainder stays in `rest`."""
+    searched = len(rest)
     rest += chunk
     begin = 0
-    while (end := rest.find(b"\n", max(looked, begin))) >= 0:
+    while (end := rest.find(b"\n", max(searched, begin))) >= 0:
         yield bytes(rest[begin:end])
         begin = end + 1
     del rest[:begin]
     if len(rest) > LONGEST_LINE:
-        raise UnexpectedAnswer(f"a watch sent an event of more than {LONGEST_LINE} bytes")
+        raise UnexpectedAnswer(f"watch event exceeds {LONGEST_LINE} bytes")

@@ -1,7 +1,7 @@
-"""Who calls, as of now: tokens and certificates that change while a client runs.
+"""Current credentials and TLS contexts of a client.
 
-`kube.connections` asks before each call, which costs a stat of each file. A file that is half-written or
-gone for a moment leaves the last good answer as it is.
+Files are checked for changes before each request, which costs one stat per file. If a file is incomplete or
+missing for a moment, the last valid credentials stay in use.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kubelend.kube.exec_plugins import Given
 
 
 class Shown(NamedTuple):
-    """What a call is made with."""
+    """Credentials of one request."""
 
     headers: tuple[tuple[str, str], ...]
     context: ssl.SSLContext | None
@@ -26,11 +26,11 @@ class Shown(NamedTuple):
     access: Access
 
     def __repr__(self) -> str:
-        return f"Shown({self.access!r})"
+        return f"RequestCredentials({self.access!r})"
 
 
 class Credentials:
-    """Of one client."""
+    """Loads and caches the credentials of one client."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
@@ -41,26 +41,28 @@ class Credentials:
         self._context: tuple[tuple[bytes, ...], ssl.SSLContext] | None = None
 
     async def current(self) -> Shown:
-        """`InvalidSettings` if there is nothing to call with, and never was."""
+        """Return the current credentials. `InvalidSettings` if there have never been valid ones."""
         self._look()
-        authorities, said = self._files
-        given = said
+        authorities, obtained = self._files
+        given = obtained
         if self._runner is not None:
-            said = await self._runner.given()
-            given = _completed(said, given)
+            obtained = await self._runner.given()
+            given = _completed(obtained, given)
         headers = self._access.impersonation
         if given.token:
             headers = (("Authorization", f"Bearer {given.token}"), *headers)
-        return Shown(headers, self._tls(authorities, given), said, self._access)
+        return Shown(headers, self._tls(authorities, given), obtained, self._access)
 
     def refuse(self, shown: Shown) -> None:
-        """An API server did not believe it: look again, whatever the files' times say."""
+        """Drop credentials that an API server rejected, and read the files again even if they look
+        unchanged.
+        """
         self._signature = None
         if self._runner is not None:
             self._runner.refuse(shown.given)
 
     def _look(self) -> None:
-        # Before the files are read: a change in between is then seen by the next look.
+        # Before the files are read, so that a change in between is detected by the next check.
         signature = held.signature(accesses.files(self._access))
         if signature == self._signature:
             return
@@ -71,7 +73,9 @@ class Credentials:
             self._has_read = True
 
     def _reread(self) -> None:
-        """The kubeconfig may hold the secrets itself. It stays with its context, whichever is current now."""
+        """Reload the kubeconfig, which may contain inline secrets. The context stays, even if
+        current-context has changed.
+        """
         origin = self._access.origin
         if origin is None or not self._has_read:
             return
@@ -81,7 +85,7 @@ class Credentials:
         self._access = found
 
     def _tls(self, authorities: bytes, given: Given) -> ssl.SSLContext | None:
-        """The same one for the same bytes: a connection is used again only by calls of its context."""
+        """Return the same context for the same bytes, because connections are pooled by context."""
         if self._access.server.startswith("http:"):
             return None
         parts = (authorities, given.certificate, given.key)
@@ -90,7 +94,7 @@ class Credentials:
         try:
             made = tls.context(*parts, insecure=self._access.insecure)
         except InvalidSettings:
-            # A certificate whose key is still being written, most likely.
+            # Probably the key of a new certificate is still being written.
             if self._context is None:
                 raise
             self._signature = None
@@ -100,7 +104,7 @@ class Credentials:
 
 
 def _completed(from_plugin: Given, from_files: Given) -> Given:
-    """A plugin may give a token beside a certificate of the kubeconfig's."""
+    """Complete a plugin's token with the client certificate of the kubeconfig."""
     if from_plugin.certificate or not from_files.certificate:
         return from_plugin
     return from_plugin._replace(certificate=from_files.certificate, key=from_files.key)
@@ -110,7 +114,7 @@ def _read(access: Access) -> tuple[bytes, Given]:
     token = access.token.read().decode("utf-8", "replace").strip()
     if not token.isascii() or not (token.isprintable() or not token):
         raise InvalidSettings(
-            f"the token of {access.server} is no token", hint="it is one line of plain characters"
+            f"invalid token for {access.server}", hint="use a token of one line of printable ASCII"
         )
     given = Given(token, access.certificate.read(), access.key.read())
     return access.authorities.read(), given

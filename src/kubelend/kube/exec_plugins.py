@@ -1,7 +1,6 @@
-"""Programs that a kubeconfig names to say who calls: cloud providers give out short-lived tokens by them.
+"""Exec credential plugins of kubeconfigs (`client.authentication.k8s.io`, v1 and v1beta1).
 
-The format is `client.authentication.k8s.io`, v1 and v1beta1. What a program has said is kept until it
-expires, or until an API server does not believe it; nobody is there to be asked, so no program may ask.
+Credentials are cached until they expire or an API server rejects them. Plugins run non-interactively.
 """
 
 from __future__ import annotations
@@ -20,27 +19,27 @@ from kubelend.kits import clock, commands
 GROUP: Final = "client.authentication.k8s.io"
 VERSIONS: Final = (f"{GROUP}/v1", f"{GROUP}/v1beta1")
 WITHIN: Final = timedelta(seconds=60)
-"""A login at a provider takes a few seconds; one that waits for a person never ends."""
+"""Timeout of a plugin run. A login takes a few seconds; one that waits for a person never ends."""
 
 
 class Plugin(msgspec.Struct, frozen=True):
-    """The program, and what it is told. Arguments and variables may be secrets."""
+    """Configuration of a plugin. Arguments and variables may be secrets."""
 
     command: str
     api_version: str
     arguments: tuple[str, ...] = ()
     variables: dict[str, str] = {}
     cluster: dict[str, Any] | None = None
-    """About the cluster, for a program that wants to know."""
+    """Cluster information, if the plugin asks for it."""
     hint: str = ""
-    """Where to get it."""
+    """The kubeconfig's installHint."""
 
     def __repr__(self) -> str:
         return f"Plugin({self.command!r})"
 
 
 class Given(NamedTuple):
-    """Who calls: a token, or a certificate with its key, in PEM form, or both or none."""
+    """Credentials: a token, a certificate with its key in PEM form, or both, or none."""
 
     token: str = ""
     certificate: bytes = b""
@@ -48,11 +47,11 @@ class Given(NamedTuple):
     expires_at: datetime | None = None
 
     def __repr__(self) -> str:
-        return f"Given(expires_at={self.expires_at})"
+        return f"ClientCredentials(expires_at={self.expires_at})"
 
 
 class Runner:
-    """Runs one plugin when its last answer is over, and never twice at a time."""
+    """Runs one plugin when its cached credentials have expired, one run at a time."""
 
     def __init__(
         self,
@@ -75,7 +74,7 @@ class Runner:
             return self._kept
 
     def refuse(self, given: Given) -> None:
-        """It was not believed. Of several calls that hear so, the first has it asked for anew."""
+        """Drop rejected credentials. Of several concurrent requests only the first causes a new run."""
         if self._kept is given:
             self._kept = None
 
@@ -84,10 +83,10 @@ class Runner:
 
 
 async def run(plugin: Plugin, within: timedelta = WITHIN) -> Given:
-    """What the program says. `InvalidSettings` if it can never be used, `Unavailable` if it failed now."""
-    told = {"interactive": False} | ({"cluster": plugin.cluster} if plugin.cluster else {})
-    info = {"apiVersion": plugin.api_version, "kind": "ExecCredential", "spec": told}
-    said = await commands.run(
+    """Run the plugin. `InvalidSettings` if it can never work, `Unavailable` if a retry may succeed."""
+    spec = {"interactive": False} | ({"cluster": plugin.cluster} if plugin.cluster else {})
+    info = {"apiVersion": plugin.api_version, "kind": "ExecCredential", "spec": spec}
+    output = await commands.run(
         plugin.command,
         *plugin.arguments,
         within=within,
@@ -96,10 +95,10 @@ async def run(plugin: Plugin, within: timedelta = WITHIN) -> Given:
             **plugin.variables,
             "KUBERNETES_EXEC_INFO": msgspec.json.encode(info).decode(),
         },
-        late="does it wait for a person? log in with it once, by hand",
+        late="log in manually once, in case it waits for input",
         missing=plugin.hint or "install it, or correct the kubeconfig's exec command",
     )
-    return _read(plugin, said)
+    return _read(plugin, output)
 
 
 class _Status(msgspec.Struct, rename="camel"):
@@ -119,17 +118,19 @@ def _read(plugin: Plugin, said: bytes) -> Given:
     try:
         found = msgspec.json.decode(said, type=_ExecCredential)
     except msgspec.MsgspecError as problem:
-        raise Unavailable(f"{plugin.command} gave no ExecCredential: {problem}") from None
+        raise Unavailable(f"{plugin.command} returned no valid ExecCredential: {problem}") from None
     if (found.kind, found.api_version) != ("ExecCredential", plugin.api_version):
         raise InvalidSettings(
-            f"{plugin.command} speaks {found.api_version}, not {plugin.api_version}",
-            hint="write that as apiVersion of the kubeconfig's exec section",
+            f"{plugin.command} returned apiVersion {found.api_version}, not {plugin.api_version}",
+            hint="set the returned apiVersion in the kubeconfig's exec section",
         )
     status = found.status or _Status()
     if bool(status.client_certificate_data) != bool(status.client_key_data):
-        raise Unavailable(f"{plugin.command} gave a certificate or a key without the other")
+        raise Unavailable(
+            f"{plugin.command} returned a certificate without a key, or a key without a certificate"
+        )
     if not status.token and not status.client_key_data:
-        raise Unavailable(f"{plugin.command} gave neither a token nor a certificate")
+        raise Unavailable(f"{plugin.command} returned neither a token nor a certificate")
     return Given(
         status.token,
         status.client_certificate_data.encode(),
@@ -140,5 +141,5 @@ def _read(plugin: Plugin, said: bytes) -> Given:
 
 def _aware(instant: datetime | None, plugin: Plugin) -> datetime | None:
     if instant is not None and instant.tzinfo is None:
-        raise Unavailable(f"{plugin.command} gave an expirationTimestamp without a time zone")
+        raise Unavailable(f"{plugin.command} returned an expirationTimestamp without a time zone")
     return instant

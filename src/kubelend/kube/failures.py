@@ -1,4 +1,4 @@
-"""What a failed call to an API server means, in words: exceptions of the HTTP library become ours here."""
+"""Maps exceptions of the HTTP library to errors."""
 
 from __future__ import annotations
 
@@ -15,37 +15,39 @@ from kubelend.core.errors import Unavailable
 
 @contextlib.contextmanager
 def translated(server: str, within: timedelta) -> Iterator[None]:
-    """Around each use of the HTTP library. All of them may pass: networks and certificates are mended."""
+    """Map exceptions of the HTTP library. All become retryable, because networks and certificates can be
+    repaired.
+    """
     try:
         yield
     except TimeoutError as error:
         raise Unavailable(
-            f"the API server at {server} did not answer within {durations.short(within)}",
-            hint="is it overloaded, or cut off?",
+            f"API server at {server} did not answer within {durations.short(within)}",
+            hint="check its load and the network",
         ) from error
     except aiohttp.ClientConnectorCertificateError as error:
         raise _distrusted(server, error.certificate_error) from error
     except aiohttp.ClientConnectorError as error:
         raise Unavailable(
-            f"no connection to the API server at {server}: {_reason(error.os_error)}",
-            hint="check that it runs, and the address",
+            f"cannot connect to the API server at {server}: {_reason(error.os_error)}",
+            hint="check that it runs, and its address",
         ) from error
     except aiohttp.ClientConnectionError as error:
         raise Unavailable(
-            f"the API server at {server} closed the connection", hint="it may be restarting"
+            f"API server at {server} closed the connection", hint="wait, in case it restarts"
         ) from error
     except aiohttp.ClientError as error:
-        # Not its words: they may have headers in them, and so a token.
+        # Without the exception's message, which may contain headers and thereby a token.
         raise Unavailable(
-            f"{server} does not answer as an API server does ({type(error).__name__})",
-            hint="check the address, and a proxy on the way",
+            f"invalid response from the API server at {server} ({type(error).__name__})",
+            hint="check the address and the proxy",
         ) from error
 
 
 def _distrusted(server: str, error: Exception) -> Unavailable:
     text = getattr(error, "verify_message", "") or type(error).__name__
     return Unavailable(
-        f"the certificate of the API server at {server} is not believed: {text}",
+        f"certificate of the API server at {server} is not trusted: {text}",
         hint="check the kubeconfig's certificate-authority and tls-server-name",
     )
 

@@ -1,7 +1,4 @@
-"""Secrets and certificates as they are configured: given outright, or in a file that may be replaced.
-
-`kube.access` is made of these. Neither form shows what it holds when it is printed.
-"""
+"""Secrets and certificates as configured: inline data, or a file that may be replaced."""
 
 from __future__ import annotations
 
@@ -13,17 +10,17 @@ import msgspec
 from kubelend.kits import keyfiles
 
 Signature = tuple[tuple[int, ...] | None, ...]
-"""What changes when one of some files does."""
+"""Fingerprint of some files, which changes when one of them does."""
 
 
 class Held(msgspec.Struct, frozen=True):
-    """Some bytes, or the file that has them."""
+    """Inline data, or the path of a file. Its repr does not show the content."""
 
     data: bytes = b""
     path: Path | None = None
 
     def read(self, hint: str = "") -> bytes:
-        """What is there now; nothing if nothing was configured. `InvalidSettings` names the file."""
+        """Return the current content; empty if nothing is configured. `InvalidSettings` names the file."""
         if self.path is None:
             return self.data
         return keyfiles.read(self.path, hint=hint)
@@ -32,19 +29,23 @@ class Held(msgspec.Struct, frozen=True):
         return bool(self.data) or self.path is not None
 
     def __repr__(self) -> str:
-        return f"Held(path={str(self.path)!r})" if self.path else f"Held({len(self.data)} bytes)"
+        return (
+            f"DataOrFile(path={str(self.path)!r})"
+            if self.path
+            else f"DataOrFile({len(self.data)} bytes)"
+        )
 
 
 NOTHING = Held()
 
 
 def signature(paths: Iterable[Path | None]) -> Signature:
-    """Equal as long as none of the files has changed."""
+    """Return a fingerprint that is equal as long as none of the files has changed."""
     return tuple(None if path is None else _stat(path) for path in paths)
 
 
 def _stat(path: Path) -> tuple[int, ...] | None:
-    # Follows links, and so sees Kubernetes exchange the ..data link behind a mounted secret.
+    # Follows links, and so detects that Kubernetes replaced the ..data link of a mounted secret.
     try:
         found = path.stat()
     except OSError:

@@ -1,7 +1,7 @@
-"""Kubeconfig files: their format, and how several make one, as kubectl has it. `kube.access` reads them.
+"""Kubeconfig files: format and merging, as in kubectl.
 
-Of two entries of one name the first counts, and so does the first `current-context`. A path in a file is
-relative to that file.
+Of several entries with one name the first wins, and so does the first `current-context`. Paths in a file
+are relative to that file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Extension(msgspec.Struct):
 
 
 class Cluster(msgspec.Struct, frozen=True, rename="kebab"):
-    """Where an API server is, and who vouches for it."""
+    """Address of an API server and how to verify it."""
 
     server: str = ""
     tls_server_name: str = ""
@@ -41,7 +41,7 @@ class Variable(msgspec.Struct, frozen=True):
 
 
 class Exec(msgspec.Struct, frozen=True, rename="camel"):
-    """A program that says who calls, see `kube.exec_plugins`."""
+    """An exec credential plugin, see `kube.exec_plugins`."""
 
     command: str
     api_version: str = ""
@@ -53,7 +53,7 @@ class Exec(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class User(msgspec.Struct, frozen=True, rename="kebab"):
-    """Who calls, in one of many ways."""
+    """Credentials of a user."""
 
     client_certificate: str = ""
     client_certificate_data: bytes = b""
@@ -74,7 +74,7 @@ class User(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class Context(msgspec.Struct, frozen=True):
-    """A user at a cluster, and the namespace meant where none is said."""
+    """A user at a cluster, with a default namespace."""
 
     cluster: str = ""
     user: str = ""
@@ -82,7 +82,7 @@ class Context(msgspec.Struct, frozen=True):
 
 
 class Choice(NamedTuple):
-    """One context of all files, with where each part was found."""
+    """The selected context, with the files that its cluster and user come from."""
 
     name: str
     cluster: Cluster
@@ -92,11 +92,11 @@ class Choice(NamedTuple):
     namespace: str
 
     def __repr__(self) -> str:
-        return f"Choice({self.name!r})"
+        return f"SelectedContext({self.name!r})"
 
 
 def files(path: str = "", environment: Mapping[str, str] = os.environ) -> list[Path]:
-    """Those that count: the one that is named, else those of $KUBECONFIG, else the one of every home."""
+    """Return the kubeconfig files to use: the named one, else those of $KUBECONFIG, else ~/.kube/config."""
     if path:
         return [Path(path)]
     if listed := [Path(one) for one in environment.get(VARIABLE, "").split(os.pathsep) if one]:
@@ -105,15 +105,18 @@ def files(path: str = "", environment: Mapping[str, str] = os.environ) -> list[P
 
 
 def choose(paths: Sequence[Path], context: str = "") -> Choice:
-    """The context of this name, or the current one. Files that are missing are passed over, but not all."""
+    """Return the context of this name, or the current one. Missing files are skipped unless all are
+    missing.
+    """
     found = [(path, _read(path)) for path in paths if len(paths) == 1 or path.exists()]
     where = os.pathsep.join(map(str, paths))
     if not found:
-        raise InvalidSettings(f"none of the kubeconfig files {where} exists", hint=_HINT)
+        raise InvalidSettings(f"no kubeconfig found: none of {where} exists", hint=_HINT)
     name = context or next((each.current for _, each in found if each.current), "")
     if not name:
         raise InvalidSettings(
-            f"{where} has no current-context", hint="name one, or `kubectl config use-context`"
+            f"{where} has no current-context",
+            hint="use --context, or run `kubectl config use-context`",
         )
     _, chosen = _entry("context", name, where, [(p, c.contexts_by_name()) for p, c in found])
     cluster_file, cluster = _entry(
@@ -127,7 +130,7 @@ def choose(paths: Sequence[Path], context: str = "") -> Choice:
     return Choice(name, cluster, cluster_file, user, user_file, chosen.namespace)
 
 
-_HINT: Final = "give one with --kubeconfig, or set $KUBECONFIG"
+_HINT: Final = "use --kubeconfig, or set $KUBECONFIG"
 
 Entry = TypeVar("Entry", Cluster, User, Context)
 
@@ -181,10 +184,12 @@ def _read(path: Path) -> _File:
     except msgspec.ValidationError as problem:
         raise InvalidSettings(f"kubeconfig {path}: {problem}", hint="correct it") from None
     except msgspec.DecodeError as problem:
-        # What the parser quotes around the place may be a secret; the place alone is none.
+        # Only the line number, because the parser's message quotes the content, which may be a secret.
         mark = getattr(problem.__context__, "problem_mark", None)
         place = f" (line {mark.line + 1})" if mark else ""
-        raise InvalidSettings(f"kubeconfig {path} is no YAML{place}", hint="correct it") from None
+        raise InvalidSettings(
+            f"kubeconfig {path} is not valid YAML{place}", hint="correct it"
+        ) from None
 
 
 def _entry(
@@ -197,4 +202,4 @@ def _entry(
                 return path, entry
             names.append(each)
     there = ", ".join(sorted(set(names))) or "none"
-    raise InvalidSettings(f"{where} has no {what} {name!r}", hint=f"there are: {there}")
+    raise InvalidSettings(f"{where} has no {what} {name!r}", hint=f"use one of: {there}")

@@ -1,7 +1,7 @@
-"""The smallest change that makes one JSON object of another, as a merge patch (RFC 7386).
+"""JSON merge patches (RFC 7386).
 
-The agent's `sources.kube_objects` and the broker's store send these instead of whole objects: fields that
-this version does not know, and what others have written beside ours, are left alone by them.
+Patches are sent instead of whole objects, so that fields unknown to this version and fields of other
+writers stay.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ Json = dict[str, Any]
 
 
 def difference(before: Json, after: Json) -> Json:
-    """Empty if they are equal. Lists are replaced as a whole, and what is null is taken away."""
+    """Return the merge patch from `before` to `after`; empty if they are equal. Lists are replaced as a
+    whole.
+    """
     change: Json = dict.fromkeys(name for name in before if name not in after)
     for name, value in after.items():
         known = before.get(name)

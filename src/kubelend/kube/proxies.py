@@ -1,7 +1,7 @@
-"""Which proxy the environment names for a server, read as Go programs read it. `kube.access` asks.
+"""Proxy settings from the environment, interpreted as Go does.
 
-Python's own reading knows no networks in NO_PROXY, and it is by one of them that clusters keep their own
-services from the proxy.
+Python's standard library does not support networks in NO_PROXY, which clusters use to exclude their own
+services.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 
 def for_server(url: str, environment: Mapping[str, str] = os.environ) -> str:
-    """The proxy's URL, or nothing if there is to be none."""
+    """Return the proxy URL for a server; empty if there is none."""
     parts = urlsplit(url)
     proxy = _either(environment, f"{parts.scheme}_proxy")
     if not proxy or _is_excepted(parts.hostname or "", _either(environment, "no_proxy")):

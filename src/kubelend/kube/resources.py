@@ -1,7 +1,8 @@
-"""Kinds of objects: where an API server has them, and the type that they are decoded into.
+"""Resources: group, version and names of a kind with the type that its objects are decoded into; merge
+patches.
 
-A type may name only the fields that matter to its reader: others are passed over while decoding, so that a
-pod costs what is kept of it and not what the server says about it.
+A type may define only the fields that its users need: others are skipped while decoding, which saves
+memory.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from kubelend.wire import objects
 
 
 class Metadata(Protocol):
-    """What every object can be found by. One of the whole cluster has no namespace that counts."""
+    """Metadata that identifies an object. The namespace of cluster-scoped objects is ignored."""
 
     @property
     def name(self) -> str: ...
@@ -27,7 +28,7 @@ class Metadata(Protocol):
 
 
 class Object(Protocol):
-    """What every object has."""
+    """Any Kubernetes object."""
 
     @property
     def metadata(self) -> Metadata: ...
@@ -38,27 +39,29 @@ Own = TypeVar("Own", bound=objects.Object)
 
 
 class Resource(msgspec.Struct, Generic[Kind], frozen=True):
-    """One kind of object."""
+    """A resource of the API server and its type."""
 
     group: str
-    """Empty for the oldest kinds: pods, nodes, namespaces."""
+    """API group; empty for the core group."""
     version: str
     plural: str
     kind: str
     type: builtins.type[Kind]
     namespaced: bool = True
     page: int = 0
-    """How many a list reads at once, if that is to be less than usual: large ones take memory meanwhile."""
+    """Page size of lists if smaller than the default, for kinds with large objects."""
 
     @property
     def api_version(self) -> str:
-        """As objects write it: `group/version`, or the version alone."""
+        """`group/version`, or the version alone for the core group."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
-        """Of one object, or of all without a name; without a namespace of all of them."""
+        """URL path of an object, or of a collection if there is no name; of all namespaces if there is no
+        namespace.
+        """
         if self.namespaced and name and not namespace:
-            raise InvalidInput(f"{self.plural} {name!r}: of which namespace?")
+            raise InvalidInput(f"{self.plural} {name!r}: namespace is required")
         parts = ["apis" if self.group else "api", self.api_version]
         if self.namespaced and namespace:
             parts += ["namespaces", quote(namespace, safe="")]
@@ -77,5 +80,5 @@ class Resource(msgspec.Struct, Generic[Kind], frozen=True):
 
 
 def of(kind: type[Own], *, namespaced: bool = True) -> Resource[Own]:
-    """One of our own kinds, which know where they are kept."""
+    """Return the resource of one of our own kinds."""
     return Resource(kind.group, kind.version, kind.plural, kind.kind, kind, namespaced)

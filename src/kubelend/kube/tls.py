@@ -1,4 +1,4 @@
-"""TLS contexts out of bytes: whom to believe, and what to show. `kube.credentials` has them made."""
+"""TLS contexts from PEM bytes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from kubelend.core.errors import InvalidSettings
 def context(
     authorities: bytes, certificate: bytes, key: bytes, *, insecure: bool = False
 ) -> ssl.SSLContext:
-    """Believes these authorities, or the system's if there are none. Shows a certificate if there is one."""
+    """Return a client context that trusts these authorities (default: the system's) and presents the
+    certificate, if any.
+    """
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     made.minimum_version = ssl.TLSVersion.TLSv1_2
     made.set_alpn_protocols(["http/1.1"])
-    # Every certificate that is given is an anchor, an intermediate one too, as for Go programs.
+    # Every given certificate is a trust anchor, also an intermediate one, as in Go.
     made.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     if insecure:
         made.check_hostname = False
@@ -34,21 +36,21 @@ def _believe(made: ssl.SSLContext, authorities: bytes) -> None:
         made.load_verify_locations(cadata=authorities.decode("ascii"))
     except (ssl.SSLError, UnicodeDecodeError) as error:
         raise InvalidSettings(
-            "the certificate authority is no certificate in PEM form",
+            "certificate authority is not a certificate in PEM form",
             hint="check certificate-authority(-data) of the kubeconfig",
         ) from error
 
 
 def _show(made: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
-    # The library takes a file and nothing else; this one is in memory and has no name on any disk.
+    # The ssl module only reads files, so this uses an anonymous one in memory.
     descriptor = os.memfd_create("client-certificate")
     try:
         os.write(descriptor, certificate.rstrip() + b"\n" + key)
-        # With an empty password an encrypted key fails; with none OpenSSL asks on the terminal.
+        # With an empty password an encrypted key fails; without one OpenSSL would prompt on the terminal.
         made.load_cert_chain(f"/proc/self/fd/{descriptor}", password="")
     except (ssl.SSLError, OSError) as error:
         raise InvalidSettings(
-            "client certificate and key are no pair in PEM form, or the key is encrypted",
+            "client certificate and key do not match, are not in PEM form, or the key is encrypted",
             hint="check client-certificate(-data) and client-key(-data) of the kubeconfig",
         ) from error
     finally:

@@ -1,7 +1,7 @@
-"""All objects of a kind, kept up to date for ever: list, watch, and again from where it was.
+"""Informer: lists and watches the objects of a kind, and caches them.
 
-The agent's source, the store and the controllers follow their objects with it. What the API server ends,
-cuts off or has forgotten is waited out here; a follower hears only of objects.
+The agent's source, the store and the controllers watch their objects with it. Ended watches, disconnects
+and expired resource versions are handled here.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from kubelend.kube.client import Client
 from kubelend.kube.resources import Kind, Resource
 
 Report = Callable[[str], None]
-"""Is told why objects cannot be seen now, and nothing once they can."""
+"""Called with an error when the watch fails, and with an empty string when it works again."""
 
 ENDLESS: Final = 1 << 62
 BACKOFF: Final = Backoff(retries=ENDLESS, first=timedelta(milliseconds=500))
 SHORT: Final = 1.0
-"""Seconds. A watch that ends sooner, and without a word, did not go well, whatever the server says."""
+"""Seconds. A watch that ends sooner without an event counts as failed."""
 
 
 class Listed(NamedTuple, Generic[Kind]):
-    """All that is there: what the follower knew before is forgotten."""
+    """The complete list of objects, which replaces everything known before."""
 
     objects: list[Kind]
     unreadable: list[Unreadable]
 
 
 class Deleted(NamedTuple, Generic[Kind]):
-    """It is gone; `found` is what it was at last."""
+    """A deleted object; `found` is its last known state."""
 
     found: Kind
 
 
 Change: TypeAlias = "Listed[Kind] | Deleted[Kind] | Unreadable | Kind"
-"""An object stands for itself: it is new, or otherwise than before."""
+"""A plain object was added or modified."""
 
 
 async def follow(
@@ -54,34 +54,35 @@ async def follow(
     report: Report = lambda _: None,
     backoff: Backoff = BACKOFF,
 ) -> AsyncGenerator[Change[Kind], None]:
-    """First `Listed`, then what changes; after a gap in what could be seen `Listed` again. Does not end.
+    """List and watch a resource until cancelled. Yields `Listed` first and after each relist, otherwise
+    single changes.
 
-    Every error is waited out, for all of them can be mended from outside: rights are granted, kinds
-    defined, servers started. `report` is told of each change between seeing and not seeing.
+    All errors are retried with backoff, because all can be fixed from outside: permissions granted, CRDs
+    applied, servers started. `report` is called when the watch fails or recovers.
     """
-    follower = _Follower(client, resource, namespace, labels, fields, report)
+    watcher = _Follower(client, resource, namespace, labels, fields, report)
     delays = backoff.delays()
     while True:
-        problem: KubelendError | None = None
+        failure: KubelendError | None = None
         try:
-            async with contextlib.aclosing(follower.round()) as changes:
+            async with contextlib.aclosing(watcher.round()) as changes:
                 async for change in changes:
                     yield change
         except Gone:
-            follower.since = ""
+            watcher.since = ""
         except KubelendError as error:
-            problem = error
-        if follower.went_well:
+            failure = error
+        if watcher.went_well:
             delays = backoff.delays()
-        elif problem is None:
-            problem = Unavailable(f"no watch of {resource} lasts")
-        if problem is not None:
-            follower.tell(str(problem))
-            await asyncio.sleep(max(next(delays), _asked(problem)))
+        elif failure is None:
+            failure = Unavailable(f"watches of {resource} end immediately")
+        if failure is not None:
+            watcher.tell(str(failure))
+            await asyncio.sleep(max(next(delays), _asked(failure)))
 
 
 class _Follower(Generic[Kind]):
-    """How far it has come, from one watch to the next."""
+    """State of the list-and-watch loop across watches."""
 
     def __init__(
         self,
@@ -100,12 +101,12 @@ class _Follower(Generic[Kind]):
         self._report = report
         self._told = ""
         self.since = ""
-        """The version up to which everything has been seen; empty if nothing has."""
+        """Resource version of the last event; empty if a list is needed."""
         self.went_well = False
-        """Whether the last round saw something, or at least held for a while."""
+        """Whether the last watch received an event or lasted for a while."""
 
     async def round(self) -> AsyncGenerator[Change[Kind], None]:
-        """One watch, after a list if there is nothing to go on from."""
+        """Run one watch, after a list if needed."""
         self.went_well = False
         if not self.since:
             listing = await self._client.list(
@@ -130,7 +131,7 @@ class _Follower(Generic[Kind]):
             self.went_well |= asyncio.get_running_loop().time() - began > SHORT
 
     def tell(self, problem: str) -> None:
-        """Changes only."""
+        """Report an error if it has changed."""
         if problem != self._told:
             self._told = problem
             self._report(problem)
@@ -145,5 +146,5 @@ class _Follower(Generic[Kind]):
 
 
 def _asked(problem: KubelendError) -> float:
-    """For how long the server wants to be left alone."""
+    """Retry-After of the server in seconds."""
     return problem.retry_after if isinstance(problem, LimitExceeded | Unavailable) else 0.0

@@ -1,1 +1,1 @@
-"""The certificate authority that gives clusters and people their identity."""
+"""Certificates, join tokens and signed grants: the identity of clusters and people."""

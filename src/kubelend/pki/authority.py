@@ -1,7 +1,20 @@
-"""The certificate authority: made once, kept in a directory, issues what a profile describes.
+"""Certificate authority: create, load, sign and rotate.
 
-The broker and `kubelend ca` call this. Its key signs every identity, so it stays where the broker
-is: `sign` takes a public key only, for holders that make their own.
+The broker and `kubelend ca` use this. The authority's key signs every identity and never leaves the broker:
+`sign` takes a public key, for clients that generate their own key.
+
+Rotation replaces an authority by its successor in two steps:
+
+    rotate    the successor signs; its predecessor stays trusted and has cross-signed the successor
+    finish    the predecessor is dropped, once every client has a certificate of the successor
+
+In between all clients accept each other: those that trust only the predecessor verify the cross
+certificate, which new certificates carry in their chain, and those with the new `ca.crt` trust both. The
+predecessor's key is deleted in the first step, because it is no longer needed and could be stolen. Its
+certificate is kept in `dropped.crt` after the second, for brokers that did not run at that time.
+
+A crash at any moment leaves a usable directory: `save_authority` replaces the key last and atomically, and
+the next rotation removes leftovers of an unfinished one.
 """
 
 from __future__ import annotations
@@ -28,18 +41,19 @@ LEAF_LIFETIME = timedelta(days=365)
 
 
 class Authority(msgspec.Struct, frozen=True):
-    """A certificate that signs others, its key, and the authorities that holders shall trust."""
+    """An authority's certificate and key, and the authorities that clients shall trust."""
 
     certificate: x509.Certificate
     key: PrivateKey
     trusted: tuple[x509.Certificate, ...]
-    """Its own certificate first; what else its `ca.crt` holds is handed on to every holder."""
+    """Own certificate first. The others in `ca.crt` are passed on to every client."""
 
     chain: tuple[x509.Certificate, ...] = ()
-    """What each holder shows behind its own certificate, for peers that trust only the end."""
+    """Intermediates that clients present after their own certificate, for peers that trust only the root.
+    """
 
     passphrase: Passphrase | None = None
-    """With which the key is encrypted when it is saved."""
+    """Encrypts the key when it is saved."""
 
     @classmethod
     def create(
@@ -51,7 +65,7 @@ class Authority(msgspec.Struct, frozen=True):
         algorithm: Algorithm = Algorithm.P256,
         passphrase: Passphrase | None = None,
     ) -> Self:
-        """A new authority that trusts itself. Nothing is written: see `save`."""
+        """Create an authority with a self-signed certificate, in memory only: see `save`."""
         key = keys.generate(algorithm)
         validity = lifetimes.validity(lifetime, now)
         certificate = certificates.self_signed(_authority_name(name), key, validity)
@@ -59,9 +73,9 @@ class Authority(msgspec.Struct, frozen=True):
 
     @classmethod
     def load(cls, directory: Path, passphrase: Passphrase | None = None) -> Self:
-        """The authority in a directory: ours, or any other's `ca.crt` and `ca.key` that match.
+        """Load the authority of a directory: `ca.crt` and `ca.key`, made by us or by any other tool.
 
-        Where there is no `ca.key`, cert-manager's `tls.crt`, `tls.key` and `ca.crt` do.
+        Without `ca.key`, cert-manager's `tls.crt`, `tls.key` and `ca.crt` are used.
         """
         found = files.load_authority(directory, passphrase)
         certificate = _signing(found)
@@ -70,7 +84,7 @@ class Authority(msgspec.Struct, frozen=True):
         return cls(certificate, found.key, (certificate, *others), chain, passphrase)
 
     def save(self, directory: Path, *, overwrite: bool = False) -> None:
-        """Write its files. An authority already there is an error, unless told."""
+        """Write the files. An existing authority is an error without `overwrite`."""
         files.save_authority(
             directory,
             self.trusted,
@@ -88,7 +102,7 @@ class Authority(msgspec.Struct, frozen=True):
         now: datetime,
         algorithm: Algorithm = Algorithm.P256,
     ) -> Credentials:
-        """A new key and its certificate."""
+        """Create a key and its certificate."""
         key = keys.generate(algorithm)
         certificate = self.sign(profile, key.public_key(), lifetime, now=now)
         return Credentials(certificate, key, self.trusted, self.chain)
@@ -102,17 +116,19 @@ class Authority(msgspec.Struct, frozen=True):
         now: datetime,
         not_before: datetime | None = None,
     ) -> x509.Certificate:
-        """A certificate for a key that its holder keeps. It never outlives the authority's own.
+        """Sign a certificate for a public key. It never outlives the authority's own.
 
-        It begins a little early, for clocks differ, but never before `not_before`: certificates of
-        a name that was revoked are told apart by when they begin.
+        It is backdated, because clocks differ, but not before `not_before`: certificates of a revoked name
+        are distinguished by their start.
         """
         validity = lifetimes.validity(lifetime, now, until=self._end(now), not_before=not_before)
         return certificates.leaf(profile, public_key, validity, self.certificate, self.key)
 
     @property
     def is_rotating(self) -> bool:
-        """Whether its predecessor is still trusted beside it, and has signed it."""
+        """Whether a rotation is in progress: the predecessor is still trusted and has cross-signed this
+        authority.
+        """
         return any(self._is_cross(each) for each in self.chain)
 
     def successor(
@@ -124,9 +140,8 @@ class Authority(msgspec.Struct, frozen=True):
         algorithm: Algorithm | None = None,
         passphrase: Passphrase | None = None,
     ) -> Self:
-        """A new authority that signs from now on, while holders that trust only this one follow.
-
-        Nothing is written: see `kubelend.pki.rotation`.
+        """Create the successor of this authority, cross-signed for clients that trust only this one.
+        Nothing is written.
         """
         key = keys.generate(algorithm or keys.algorithm_like(self.key))
         subject = _authority_name(name or _next_name(self.certificate))
@@ -138,11 +153,11 @@ class Authority(msgspec.Struct, frozen=True):
             self.certificate,
             self.key,
         )
-        kept = passphrase or self.passphrase
-        return type(self)(own, key, (own, *self.trusted), (cross,), kept)
+        key_passphrase = passphrase or self.passphrase
+        return type(self)(own, key, (own, *self.trusted), (cross,), key_passphrase)
 
     def finish_rotation(self) -> Self:
-        """The same without its predecessor: what that one signed is refused from now on."""
+        """Return this authority without its predecessor, whose certificates are rejected from now on."""
         crosses = [each for each in self.chain if self._is_cross(each)]
         left = [each for each in self.trusted if not _signed_any(each, crosses)]
         return msgspec.structs.replace(self, trusted=tuple(left), chain=())
@@ -154,8 +169,8 @@ class Authority(msgspec.Struct, frozen=True):
         end = self.certificate.not_valid_after_utc
         if now >= end:
             raise InvalidSettings(
-                f"the authority's own certificate ended at {end:%Y-%m-%dT%H:%M:%SZ}",
-                hint="make a new authority with `kubelend ca init`",
+                f"certificate of the authority expired at {end:%Y-%m-%dT%H:%M:%SZ}",
+                hint="create a new authority with `kubelend ca init`",
             )
         return end
 
@@ -164,28 +179,30 @@ def _authority_name(name: str) -> x509.Name:
     try:
         return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     except ValueError as error:
-        raise InvalidSettings(f"{name!r} cannot name an authority: 1 to 64 bytes can") from error
+        raise InvalidSettings(
+            f"{name!r} is not a valid name of an authority: use 1 to 64 bytes"
+        ) from error
 
 
 def _signing(found: AuthorityFiles) -> x509.Certificate:
-    """The certificate of the key; its own rather than one that another signed for it."""
+    """Return the certificate of the key, preferably the self-signed one over a cross-signed one."""
     matching = [each for each in found.own if files.matches(each, found.key)]
     if not matching:
         raise InvalidSettings(
             f"{found.layout.certificate} and {found.layout.key} in {found.directory} do not match",
-            hint="put the pair there that was made together",
+            hint="use a matching certificate and key",
         )
     certificate = next(filter(chains.is_self_signed, matching), matching[0])
     if not certificates.may_sign(certificate):
         raise InvalidSettings(
-            f"the certificate in {found.directory / found.layout.certificate} may not sign others",
-            hint="use an authority's (CA:TRUE), or make one with `kubelend ca init`",
+            f"{found.directory / found.layout.certificate} is not a CA certificate",
+            hint="use one with CA:TRUE, or create one with `kubelend ca init`",
         )
     return certificate
 
 
 def _next_name(certificate: x509.Certificate) -> str:
-    """The name with a number, or with the next one: two of the same name are hard to tell apart."""
+    """Append or increment a number, so that the names of successive authorities differ."""
     found = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     name = str(found[0].value) if found else "kubelend"
     match = _NUMBERED.fullmatch(name)

@@ -1,7 +1,4 @@
-"""Certificates, put together and signed: an authority's own, its successor's, a holder's.
-
-`Authority` alone calls this. It decides who signs what for how long; here is said how that looks.
-"""
+"""Building of X.509 certificates: self-signed, cross-signed and leaf. Used by `Authority`."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ _Extension = TypeVar("_Extension", bound=x509.ExtensionType)
 
 
 def self_signed(name: x509.Name, key: PrivateKey, validity: Validity) -> x509.Certificate:
-    """A new authority's own."""
+    """Build the self-signed certificate of a new authority."""
     builder = _add_authority_extensions(_builder(name, key.public_key(), validity))
     return builder.issuer_name(name).sign(key, keys.digest_for(key))
 
@@ -31,7 +28,7 @@ def cross_signed(
     issuer: x509.Certificate,
     key: PrivateKey,
 ) -> x509.Certificate:
-    """A new authority's name and key as the old one signs them: who trusts only that can follow."""
+    """Build a successor's certificate signed by the old authority, for peers that trust only the old one."""
     builder = _add_authority_extensions(_builder(name, public_key, validity))
     return _issued(builder, issuer, key)
 
@@ -43,21 +40,21 @@ def leaf(
     issuer: x509.Certificate,
     key: PrivateKey,
 ) -> x509.Certificate:
-    """A holder's: what the profile says, and nothing that a request said."""
+    """Build a leaf certificate from a profile. Nothing is taken from a CSR but the key."""
     builder = _builder(profile.subject, public_key, validity)
     return _issued(_add_leaf_extensions(builder, profile, public_key), issuer, key)
 
 
 def may_sign(certificate: x509.Certificate) -> bool:
-    """Whether it is an authority's."""
+    """Whether the certificate may sign others."""
     constraints = extension(certificate, x509.BasicConstraints)
     usage = extension(certificate, x509.KeyUsage)
-    # Without constraints it is no authority; without a stated usage it may do anything.
+    # Without basic constraints it is not a CA; without key usage all usages are allowed.
     return bool(constraints and constraints.ca) and (usage is None or usage.key_cert_sign)
 
 
 def extension(certificate: x509.Certificate, kind: type[_Extension]) -> _Extension | None:
-    """What a certificate says of one kind, if it says it."""
+    """Return an extension of a certificate, if present."""
     for each in certificate.extensions:
         if isinstance(each.value, kind):
             return each.value
@@ -80,7 +77,7 @@ def _builder(
 
 
 def _add_authority_extensions(builder: x509.CertificateBuilder) -> x509.CertificateBuilder:
-    # No path length: this one can sign its successor while holders move from one to the other.
+    # No path length, so that the authority can cross-sign its successor.
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
     return builder.add_extension(_key_usage(key_cert_sign=True, crl_sign=True), critical=True)
 
@@ -88,7 +85,7 @@ def _add_authority_extensions(builder: x509.CertificateBuilder) -> x509.Certific
 def _add_leaf_extensions(
     builder: x509.CertificateBuilder, profile: Profile, public_key: PublicKey
 ) -> x509.CertificateBuilder:
-    # Only RSA encrypts keys, in the older suites of TLS 1.2; some peers insist on the permission.
+    # Some peers require keyEncipherment for RSA keys, for older cipher suites of TLS 1.2.
     usage = _key_usage(
         digital_signature=True, key_encipherment=isinstance(public_key, rsa.RSAPublicKey)
     )
@@ -131,7 +128,7 @@ def _issued(
 
 
 def _authority_key_identifier(certificate: x509.Certificate) -> x509.AuthorityKeyIdentifier:
-    # Another's certificate may have none, or one made in another way: where it is, it is copied.
+    # Copied if present, because other tools may compute it differently.
     identifier = extension(certificate, x509.SubjectKeyIdentifier)
     if identifier is None:
         identifier = x509.SubjectKeyIdentifier.from_public_key(certificate.public_key())

@@ -1,7 +1,7 @@
-"""Which certificate signed which, and what a holder shows beside its own.
+"""X.509 helpers: issuer checks, chains, validity periods and renewal times.
 
-A peer that trusts only the end of a chain needs the links between: an intermediate authority's
-certificate, or while authorities are exchanged the new one's as the old one signed it.
+A peer that trusts only a root needs the intermediates: certificates of intermediate authorities, or during
+a rotation the new authority's certificate signed by the old one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 
 
 def is_issued_by(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
-    """Whether the issuer's name is in it, and the issuer's key signed it."""
+    """Whether the issuer's name is in the certificate and its key signed it."""
     try:
         certificate.verify_directly_issued_by(issuer)
     except (InvalidSignature, UnsupportedAlgorithm, ValueError, TypeError):
@@ -22,19 +22,19 @@ def is_issued_by(certificate: x509.Certificate, issuer: x509.Certificate) -> boo
 
 
 def is_self_signed(certificate: x509.Certificate) -> bool:
-    """Whether it is the end of a chain: trusted as it is, or not at all."""
+    """Whether the certificate is a root."""
     return is_issued_by(certificate, certificate)
 
 
 def same_key(one: x509.Certificate, other: x509.Certificate) -> bool:
-    """Whether both are for one key."""
+    """Whether both certificates have the same key."""
     return one.public_key() == other.public_key()
 
 
 def links(
     authority: x509.Certificate, known: Iterable[x509.Certificate]
 ) -> tuple[x509.Certificate, ...]:
-    """What stands behind each certificate that `authority` signs, in order; often nothing."""
+    """Return the intermediates to present after certificates signed by `authority`, in order; often none."""
     candidates = [each for each in dict.fromkeys(known) if not is_self_signed(each)]
     found: list[x509.Certificate] = []
     link = _first_link(authority, candidates)
@@ -47,7 +47,7 @@ def links(
 def _first_link(
     authority: x509.Certificate, candidates: Iterable[x509.Certificate]
 ) -> x509.Certificate | None:
-    """Itself if another signed it; else the same authority as another signed it."""
+    """The authority itself if it is an intermediate, else a cross-signed certificate of it."""
     if not is_self_signed(authority):
         return authority
     for each in candidates:

@@ -1,12 +1,11 @@
-"""The directories of certificates: what each file holds, and whether the files match.
+"""Certificate directories: file names, loading and saving.
 
-    a server's or client's: tls.crt, tls.key, ca.crt      (as a Kubernetes TLS secret mounts them)
-    the authority's own:    ca.crt, ca.key, cross.crt     (the last while authorities are exchanged)
-                            dropped.crt                   (predecessors that nobody may believe)
-    or cert-manager's:      tls.crt, tls.key, ca.crt      (of a CA issuer; tls.crt is an authority's)
+    server or client:       tls.crt, tls.key, ca.crt      (as in a mounted Kubernetes TLS secret)
+    authority:              ca.crt, ca.key, cross.crt     (cross.crt during a rotation)
+                            dropped.crt                   (predecessors that are no longer trusted)
+    cert-manager CA issuer: tls.crt, tls.key, ca.crt      (tls.crt is the authority's)
 
-The authority and the commands call this; the TLS contexts (`kubelend.transports.tls`) read the same
-files with OpenSSL.
+The TLS contexts (`kubelend.transports.tls`) read the same files with OpenSSL.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from kubelend.pki.keys import PrivateKey
 from kubelend.pki.passphrases import VARIABLE, Passphrase
 
 AUTHORITY_KEY = "ca.key"
-NO_AUTHORITY = "make an authority with `kubelend ca init`"
+NO_AUTHORITY = "create an authority with `kubelend ca init`"
 CROSS = "cross.crt"
-"""Where the certificates are that holders show and nobody need trust."""
+"""Cross certificates, which clients present as intermediates."""
 DROPPED = "dropped.crt"
-"""Where the predecessors are: other files may still hold them, and those who read these must not."""
+"""Former authorities, which must not be trusted although other files may still contain them."""
 
 
 class Credentials(msgspec.Struct, frozen=True):
@@ -41,11 +40,11 @@ class Credentials(msgspec.Struct, frozen=True):
     key: PrivateKey
     authorities: tuple[x509.Certificate, ...]
     chain: tuple[x509.Certificate, ...] = ()
-    """What the holder shows behind its own, for peers that trust only the end of the chain."""
+    """Intermediates presented after the certificate, for peers that trust only the root."""
 
 
 class Layout(NamedTuple):
-    """Where an authority's certificate and key are in its directory."""
+    """File names of an authority's certificate and key."""
 
     certificate: str
     key: str
@@ -56,40 +55,40 @@ CERT_MANAGERS = Layout(keyfiles.CERTIFICATE, keyfiles.KEY)
 
 
 class AuthorityFiles(msgspec.Struct, frozen=True):
-    """What an authority's directory holds, read and not yet judged."""
+    """Contents of an authority's directory, not yet validated."""
 
     directory: Path
     layout: Layout
     key: PrivateKey
     own: tuple[x509.Certificate, ...]
-    """Among these is the key's."""
+    """One of these belongs to the key."""
 
     trusted: tuple[x509.Certificate, ...]
     cross: tuple[x509.Certificate, ...]
 
 
 def save_credentials(directory: Path, credentials: Credentials, *, overwrite: bool = False) -> None:
-    """Write the three files. Without `overwrite` nothing at all is written if a pair is there."""
+    """Write the three files. Without `overwrite` nothing is written if a certificate or key exists."""
     make_directory(directory)
     if not overwrite:
         hint = "choose another directory, or replace them with --overwrite"
         _refuse_existing(directory, keyfiles.KEY, keyfiles.CERTIFICATE, hint=hint)
     _save_authorities(directory, credentials.authorities, overwrite=overwrite)
     _save_key(directory / keyfiles.KEY, credentials.key, overwrite=overwrite)
-    shown = [credentials.certificate, *credentials.chain]
-    _save_certificates(directory / keyfiles.CERTIFICATE, shown, overwrite=overwrite)
+    presented = [credentials.certificate, *credentials.chain]
+    _save_certificates(directory / keyfiles.CERTIFICATE, presented, overwrite=overwrite)
 
 
 def load_credentials(directory: Path) -> Credentials:
-    """Read the three files back. A certificate and a key that do not match are an error."""
-    hint = "make one with `kubelend ca issue`"
+    """Read the three files. A certificate and key that do not match are an error."""
+    hint = "issue a certificate with `kubelend ca issue`"
     certificate, *chain = load_certificates(directory / keyfiles.CERTIFICATE, hint=hint)
     key = load_key(directory / keyfiles.KEY, hint=hint)
     authorities = load_certificates(directory / keyfiles.AUTHORITIES, hint=hint)
     if not matches(certificate, key):
         raise InvalidSettings(
             f"{directory / keyfiles.CERTIFICATE} and {directory / keyfiles.KEY} do not match",
-            hint="put the pair there that was issued together",
+            hint="use a matching certificate and key",
         )
     return Credentials(certificate, key, authorities, tuple(chain))
 
@@ -103,10 +102,10 @@ def save_authority(
     passphrase: Passphrase | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Write an authority's own files. Without `overwrite` none is written if one is there.
+    """Write an authority's files. Without `overwrite` nothing is written if one exists.
 
-    The key comes last. Until then an authority that is replaced by its successor signs on: its own
-    certificate is among the new ones, and the successor's cross certificate is not for its key.
+    The key is written last. Until then an authority that is being replaced keeps signing: its certificate
+    is among the new ones, and the successor's cross certificate does not belong to its key.
     """
     make_directory(directory)
     if not overwrite:
@@ -121,25 +120,25 @@ def save_authority(
 
 
 def remove_leftovers(directory: Path) -> None:
-    """What a killed process left of an authority's files. For who holds the directory's lock."""
+    """Remove temporary files of a killed process. The caller must hold the directory lock."""
     for name in (CROSS, DROPPED, *OURS):
         keyfiles.remove_leftovers(directory / name)
 
 
 def layout_of(directory: Path) -> Layout:
-    """Ours, or cert-manager's where only that has a key."""
+    """Return our layout, or cert-manager's if only that has a key."""
     ours, theirs = (directory / each.key for each in (OURS, CERT_MANAGERS))
     return CERT_MANAGERS if theirs.exists() and not ours.exists() else OURS
 
 
 def load_authority(directory: Path, passphrase: Passphrase | None = None) -> AuthorityFiles:
-    """Read an authority's certificates and key. A key that others can reach is refused."""
+    """Read an authority's certificates and key. A key that other users can access is rejected."""
     layout = layout_of(directory)
     path = directory / layout.key
-    if complaint := keyfiles.exposure(path):
-        mend = f"chmod 600 {path}, or set the secret volume's defaultMode, and ask who has read it"
-        raise InvalidSettings(complaint, hint=mend)
-    # The key first, for it is written last: the certificates read then know it in any case.
+    if problem := keyfiles.exposure(path):
+        hint = f"chmod 600 {path}, or set the secret volume's defaultMode; consider the key compromised"
+        raise InvalidSettings(problem, hint=hint)
+    # The key is written last and therefore read first: the certificates read afterwards include its own.
     key = load_key(path, passphrase, hint=NO_AUTHORITY)
     own = load_certificates(directory / layout.certificate, hint=NO_AUTHORITY)
     if layout is OURS:
@@ -148,7 +147,7 @@ def load_authority(directory: Path, passphrase: Passphrase | None = None) -> Aut
 
 
 def load_trusted(directory: Path) -> tuple[x509.Certificate, ...]:
-    """The authorities that holders are to trust; without `ca.crt`, the ends of cert-manager's."""
+    """Return the authorities that clients shall trust; without `ca.crt` the roots of cert-manager's chain."""
     path = directory / keyfiles.AUTHORITIES
     if path.exists() or layout_of(directory) is OURS:
         return load_certificates(path, hint=NO_AUTHORITY)
@@ -157,44 +156,44 @@ def load_trusted(directory: Path) -> tuple[x509.Certificate, ...]:
 
 
 def load_cross(directory: Path) -> tuple[x509.Certificate, ...]:
-    """What `cross.crt` holds; nothing if there is none."""
+    """Return the certificates of `cross.crt`, if it exists."""
     path = directory / CROSS
     return load_certificates(path) if path.exists() else ()
 
 
 def load_dropped(directory: Path) -> tuple[x509.Certificate, ...]:
-    """What `dropped.crt` holds; nothing if no rotation was ever finished here."""
+    """Return the certificates of `dropped.crt`, if it exists."""
     path = directory / DROPPED
     return load_certificates(path) if path.exists() else ()
 
 
 def save_dropped(directory: Path, certificates: Iterable[x509.Certificate]) -> None:
-    """Add to `dropped.crt`: whoever was away for several rotations needs all of them."""
+    """Add to `dropped.crt`: a broker that missed several rotations needs all of them."""
     if dropped := dict.fromkeys((*load_dropped(directory), *certificates)):
         _save_certificates(directory / DROPPED, dropped, overwrite=True)
 
 
 def load_certificates(path: Path, *, hint: str = "") -> tuple[x509.Certificate, ...]:
-    """All certificates of a PEM file, at least one, in their order."""
+    """Return all certificates of a PEM file in order, at least one."""
     text = keyfiles.read(path, hint=hint)
     try:
         certificates = tuple(x509.load_pem_x509_certificates(text))
     except (ValueError, x509.InvalidVersion) as error:
-        raise InvalidSettings(f"{path} holds no certificate in PEM form", hint=hint) from error
-    # The library passes over a certificate that is cut off behind a whole one.
+        raise InvalidSettings(f"{path} contains no certificate in PEM form", hint=hint) from error
+    # The library ignores a truncated certificate after a complete one.
     if text.count(b"-----BEGIN CERTIFICATE-----") != len(certificates):
-        raise InvalidSettings(f"{path} is cut off or damaged", hint=hint)
+        raise InvalidSettings(f"{path} is truncated or corrupt", hint=hint)
     return certificates
 
 
 def load_key(path: Path, passphrase: Passphrase | None = None, *, hint: str = "") -> PrivateKey:
-    """The private key of a PEM file."""
+    """Return the private key of a PEM file."""
     text = keyfiles.read(path, hint=hint)
     try:
         return keys.from_pem(text, passphrase)
     except ValueError as error:
         hint = _passphrase_hint(text, passphrase) or hint
-        raise InvalidSettings(f"{path} cannot be used: {error}", hint=hint) from error
+        raise InvalidSettings(f"{path}: {error}", hint=hint) from error
 
 
 def matches(certificate: x509.Certificate, key: PrivateKey) -> bool:
@@ -203,33 +202,33 @@ def matches(certificate: x509.Certificate, key: PrivateKey) -> bool:
 
 
 def common_names(directory: Path) -> list[str]:
-    """The common names of the directory's own certificate."""
+    """Return the common names of the directory's own certificate."""
     certificate = load_certificates(directory / keyfiles.CERTIFICATE)[0]
     found = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     return [str(attribute.value) for attribute in found]
 
 
 def make_directory(directory: Path) -> None:
-    """For the files of one holder or authority: nobody else looks into it."""
+    """Create a directory for key files, accessible only to its owner."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise InvalidSettings(
-            f"{directory} cannot be made: {error.strerror}",
+            f"{directory} cannot be created: {error.strerror}",
             hint="choose a directory that this user may write to",
         ) from error
 
 
 def to_pem(certificates: Iterable[x509.Certificate]) -> bytes:
-    """Certificates as text, one after the other."""
+    """Encode certificates as concatenated PEM."""
     return b"".join(each.public_bytes(serialization.Encoding.PEM) for each in certificates)
 
 
 def _passphrase_hint(text: bytes, passphrase: Passphrase | None) -> str:
     if keys.is_encrypted(text):
-        return f"give the passphrase it was encrypted with, in a file or in {VARIABLE}"
+        return f"provide its passphrase in a file or in {VARIABLE}"
     if passphrase is not None:
-        return "give none, or let `kubelend ca rotate --new-passphrase-file` make an encrypted key"
+        return "omit it, or create an encrypted key with `kubelend ca rotate --new-passphrase-file`"
     return ""
 
 
@@ -249,7 +248,7 @@ def _save_key(
 def _save_authorities(
     directory: Path, certificates: Sequence[x509.Certificate], *, overwrite: bool
 ) -> None:
-    # The authority's own directory may be a server's as well, and holds this very file then.
+    # The authority's own directory may also be a server's, and then has the same file already.
     path = directory / keyfiles.AUTHORITIES
     if path.exists() and keyfiles.read(path) == to_pem(certificates):
         return

@@ -1,9 +1,8 @@
-"""Callers behind a proxy: the certificates that it verified and passes on (RFC 9440, `Client-Cert`).
+"""Client certificates forwarded by a TLS-terminating proxy (RFC 9440, `Client-Cert`).
 
-A proxy that ends TLS holds the thousands of idle connections of a large fleet and shares a few to the
-broker. It shows a certificate of its own with the role `proxy`; only then is the header read. The broker
-checks once more that its own authority signed what is passed on, so a proxy can pass on clusters that
-exist, and cannot make one up.
+A proxy can hold thousands of idle connections of a large fleet and share a few to the broker. It
+authenticates with a certificate of role `proxy`; only then is the header read. The broker verifies that its
+own authority signed the forwarded certificate, so a proxy can only forward existing clients.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from kubelend.pki.identities import Caller
 HEADER = "Client-Cert"
 LONGEST = 16 * 1024
 REMEMBERED = 20_000
-"""Certificates whose signature need not be checked again; the least recently seen goes first."""
+"""Size of the LRU cache of verified certificates."""
 
 
 class Forwarded(NamedTuple):
-    """A certificate that was passed on."""
+    """A forwarded certificate."""
 
     caller: Caller
     not_before: datetime
@@ -38,7 +37,7 @@ class Forwarded(NamedTuple):
 
 
 class ForwardedCertificates:
-    """Reads what proxies pass on, if one of these authorities signed it."""
+    """Verifies forwarded certificates against these authorities."""
 
     def __init__(
         self, authorities: Sequence[x509.Certificate], broker_names: Container[str]
@@ -48,16 +47,14 @@ class ForwardedCertificates:
         self._known: OrderedDict[str, Forwarded] = OrderedDict()
 
     def read(self, header: str, now: datetime) -> Forwarded:
-        """Whose certificate this is, if it is one of ours and valid now."""
+        """Return the forwarded certificate if one of our authorities signed it and it is valid now."""
         known = self._known.get(header)
         if known is None:
             known = self._remember(header, self._read(header))
         else:
             self._known.move_to_end(header)
         if not known.not_before <= now <= known.not_after:
-            raise InvalidIdentity(
-                f"{HEADER}: the certificate of {known.caller.name} is not valid now"
-            )
+            raise InvalidIdentity(f"{HEADER}: certificate of {known.caller.name} is not valid now")
         return known
 
     def _remember(self, header: str, known: Forwarded) -> Forwarded:
@@ -69,27 +66,31 @@ class ForwardedCertificates:
     def _read(self, header: str) -> Forwarded:
         certificate = _certificate(header)
         if not any(chains.is_issued_by(certificate, authority) for authority in self._authorities):
-            raise InvalidIdentity(f"{HEADER}: no authority of this broker signed the certificate")
+            raise InvalidIdentity(
+                f"{HEADER}: certificate is not signed by an authority of this broker"
+            )
         if not _is_clients(certificate):
-            raise InvalidIdentity(f"{HEADER}: the certificate is not made for clients")
+            raise InvalidIdentity(f"{HEADER}: certificate is not a client certificate")
         caller = identities.holder(certificate, broker_names=self._broker_names)
         if caller.role is Role.PROXY:
-            raise InvalidIdentity(f"{HEADER}: {caller.name} is a proxy itself")
+            raise InvalidIdentity(f"{HEADER}: {caller.name} is a proxy; proxies cannot be chained")
         return Forwarded(caller, certificate.not_valid_before_utc, certificate.not_valid_after_utc)
 
 
 def _certificate(header: str) -> x509.Certificate:
-    """A byte sequence as RFC 8941 writes it: base64 between two colons."""
+    """Decode a byte sequence of RFC 8941: base64 between two colons."""
     if len(header) > LONGEST or not (len(header) > 2 and header[0] == header[-1] == ":"):
-        raise InvalidIdentity(f"{HEADER}: is no byte sequence", hint="write :base64:")
+        raise InvalidIdentity(f"{HEADER}: not a byte sequence", hint="use :base64:")
     try:
         return x509.load_der_x509_certificate(base64.b64decode(header[1:-1], validate=True))
     except (binascii.Error, ValueError, x509.InvalidVersion) as problem:
-        raise InvalidIdentity(f"{HEADER}: is no certificate") from problem
+        raise InvalidIdentity(f"{HEADER}: not a certificate") from problem
 
 
 def _is_clients(certificate: x509.Certificate) -> bool:
-    """As TLS would have asked here: no authority's, and for clients if it says what it is for."""
+    """Whether TLS would accept the certificate from a client: not a CA, and client authentication if usages
+    are set.
+    """
     try:
         values = [extension.value for extension in certificate.extensions]
     except (ValueError, x509.DuplicateExtension):

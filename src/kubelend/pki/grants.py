@@ -1,8 +1,8 @@
-"""Grants: what the broker promised, signed, so that a provider can check it without asking.
+"""Signed grants of reservations, which a provider can verify offline.
 
 A grant is a compact JWS (RFC 7515) with an Ed25519 signature (RFC 8037), which every JWT library can
-verify: `sub` may use `resources` of `aud` for the reservation `jti` until `exp`. The public keys are a
-JWK set, to be fetched once and kept.
+verify: `sub` may use `resources` of `aud` for the reservation `jti` until `exp`. The public keys are a JWK
+set.
 """
 
 from __future__ import annotations
@@ -31,35 +31,35 @@ _END = b"-----END PRIVATE KEY-----"
 
 
 class Grant(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The claims: whose, at whom, how much, from when until when (seconds since 1970)."""
+    """Claims of a grant. Times are in seconds since 1970."""
 
     iss: str
     jti: str
-    """The reservation."""
+    """ID of the reservation."""
     sub: str
-    """The requester."""
+    """ID of the requester cluster."""
     aud: str
-    """The provider."""
+    """ID of the provider cluster."""
     nbf: int
     exp: int
     resources: dict[str, str]
 
     def check(self, *, provider: str, now: datetime) -> None:
-        """Refuse a grant that is for somebody else, over, or not begun."""
+        """Raise `InvalidGrant` if the grant is for another provider, expired or not yet valid."""
         if self.aud != provider:
-            raise InvalidGrant(f"the grant is for provider {self.aud!r}, not {provider!r}")
+            raise InvalidGrant(f"grant is for provider {self.aud!r}, not {provider!r}")
         if now.timestamp() >= self.exp:
-            raise InvalidGrant(f"the grant of {self.jti} has ended")
+            raise InvalidGrant(f"grant of {self.jti} has expired")
         if now.timestamp() < self.nbf - LEEWAY:
-            raise InvalidGrant(f"the grant of {self.jti} has not begun")
+            raise InvalidGrant(f"grant of {self.jti} is not valid yet")
 
 
 LEEWAY = 60
-"""Seconds by which a provider's clock may be behind the broker's."""
+"""Allowed clock skew of a provider in seconds."""
 
 
 class PublicKey(msgspec.Struct, frozen=True):
-    """A key as a JWK."""
+    """An Ed25519 public key as a JWK."""
 
     kid: str
     x: str
@@ -70,13 +70,13 @@ class PublicKey(msgspec.Struct, frozen=True):
 
 
 class KeySet(msgspec.Struct, frozen=True):
-    """A JWK set, as it is served and kept."""
+    """A JWK set, as served and stored."""
 
     keys: list[PublicKey]
 
 
 class GrantKeys:
-    """The broker's keys: the first signs, and grants of the others can still be verified."""
+    """The broker's signing keys: the first signs; the others only verify."""
 
     def __init__(self, keys: Sequence[Ed25519PrivateKey]) -> None:
         self._signer = keys[0]
@@ -86,20 +86,20 @@ class GrantKeys:
 
     @classmethod
     def create(cls) -> Self:
-        """A new key that is kept nowhere."""
+        """Create a key in memory."""
         return cls([Ed25519PrivateKey.generate()])
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """The keys of a PEM file. One that others can read is refused."""
-        if complaint := keyfiles.exposure(path):
-            raise InvalidSettings(complaint, hint=f"chmod 600 {path}, and ask who has read it")
+        """Load the keys of a PEM file. A file that other users can access is rejected."""
+        if problem := keyfiles.exposure(path):
+            raise InvalidSettings(problem, hint=f"chmod 600 {path}; consider the key compromised")
         blocks = keyfiles.read(path).split(_END)
         return cls([_private(block + _END, path) for block in blocks[:-1]] or [_none(path)])
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """The same; a file that is not there is made, with a new key."""
+        """Load the keys of a PEM file; create the file with a new key if it does not exist."""
         if not path.exists():
             files.make_directory(path.parent)
             key = Ed25519PrivateKey.generate()
@@ -107,24 +107,26 @@ class GrantKeys:
         return cls.load(path)
 
     def sign(self, grant: Grant) -> str:
-        """The grant as text. Lets other threads run while it signs."""
+        """Sign a grant. Releases the GIL while it signs."""
         signed = self._header + b"." + _encode(msgspec.json.encode(grant))
         return (signed + b"." + _encode(self._signer.sign(signed))).decode()
 
 
 def verify(text: str, keys: Iterable[PublicKey]) -> Grant:
-    """What a grant says, if one of these keys signed it; `Grant.check` says whether it counts here."""
+    """Verify the signature of a grant and return its claims; `Grant.check` checks provider and times."""
     if len(text) > LONGEST:
-        raise InvalidGrant(f"a grant has at most {LONGEST} characters")
+        raise InvalidGrant(f"grant exceeds {LONGEST} characters")
     try:
         signed, _, signature = text.strip().encode("ascii").rpartition(b".")
         header, _, claims = signed.partition(b".")
         _signer(header, keys).verify(_decode(signature), signed)
         return msgspec.json.decode(_decode(claims), type=Grant)
     except InvalidSignature:
-        raise InvalidGrant("the grant is not what was signed") from None
-    except ValueError:  # no ASCII, no base64, no JSON, or not ours
-        raise InvalidGrant("this is no grant", hint="paste all of it: three parts") from None
+        raise InvalidGrant("grant has an invalid signature") from None
+    except ValueError:  # not ASCII, base64 or JSON, or other claims
+        raise InvalidGrant(
+            "not a valid grant", hint="provide the complete grant: three parts separated by dots"
+        ) from None
 
 
 class _Header(msgspec.Struct, frozen=True):
@@ -134,16 +136,20 @@ class _Header(msgspec.Struct, frozen=True):
 
 
 def _signer(header: bytes, keys: Iterable[PublicKey]) -> Ed25519PublicKey:
-    """By our list alone: a header that names another algorithm must not choose how it is checked."""
+    """Return the key by its ID. The algorithm is fixed, because the header must not choose how it is
+    verified.
+    """
     named = msgspec.json.decode(_decode(header), type=_Header)
     key = next((key for key in keys if key.kid == named.kid), None)
     if key is None or (named.alg, named.typ) != ("EdDSA", TYPE):
-        raise InvalidGrant("no key of this broker signed the grant", hint="fetch its keys anew")
+        raise InvalidGrant(
+            "grant is not signed by a key of this broker", hint="fetch the broker's keys again"
+        )
     return Ed25519PublicKey.from_public_bytes(_decode(key.x))
 
 
 def _public(key: Ed25519PublicKey) -> PublicKey:
-    """`kid` is the key's thumbprint (RFC 7638)."""
+    """Convert to a JWK. `kid` is the key's thumbprint (RFC 7638)."""
     x = _encode(key.public_bytes_raw()).decode()
     canonical = b'{"crv":"Ed25519","kty":"OKP","x":"%s"}' % x.encode()
     return PublicKey(_encode(hashlib.sha256(canonical).digest()).decode(), x)
@@ -153,13 +159,13 @@ def _private(pem: bytes, path: Path) -> Ed25519PrivateKey:
     try:
         key = serialization.load_pem_private_key(pem.strip(), password=None)
     except (ValueError, TypeError) as error:
-        raise InvalidSettings(f"{path} holds no plain private key in PEM form") from error
+        raise InvalidSettings(f"{path} contains no unencrypted private key in PEM form") from error
     return key if isinstance(key, Ed25519PrivateKey) else _none(path)
 
 
 def _none(path: Path) -> Ed25519PrivateKey:
     raise InvalidSettings(
-        f"{path} holds no Ed25519 key", hint="make one: openssl genpkey -algorithm ed25519"
+        f"{path} contains no Ed25519 key", hint="create one: openssl genpkey -algorithm ed25519"
     )
 
 

@@ -1,4 +1,4 @@
-"""What a holder's directory holds, told to a person or a program by `kubelend certificate show`."""
+"""Contents of a certificate directory, for `kubelend certificate show`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kubelend.pki import certificates, files, identities, lifetimes, pins
 
 
 class TrustedAuthority(msgspec.Struct, frozen=True, rename="camel"):
-    """One of those by which the other side is verified. The keys are API."""
+    """An authority that verifies peers. Field names are API."""
 
     subject: str
     pin: str
@@ -21,7 +21,7 @@ class TrustedAuthority(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Holding(msgspec.Struct, frozen=True, rename="camel"):
-    """A certificate and what lies beside it. The keys are API."""
+    """A certificate and its directory. Field names are API."""
 
     directory: str
     name: str
@@ -36,7 +36,7 @@ class Holding(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def inspect(directory: Path) -> Holding:
-    """Read a directory. A certificate and a key that do not match are an error."""
+    """Inspect a certificate directory. A certificate and key that do not match are an error."""
     found = files.load_credentials(directory)
     own = found.certificate
     return Holding(
@@ -59,7 +59,7 @@ def inspect(directory: Path) -> Holding:
 
 
 def _role(certificate: x509.Certificate) -> str:
-    """As what it calls; a broker's is called."""
+    """Role of the certificate's holder; `broker` for a server certificate."""
     usage = certificates.extension(certificate, x509.ExtendedKeyUsage)
     if usage is not None and ExtendedKeyUsageOID.CLIENT_AUTH not in usage:
         return "broker"

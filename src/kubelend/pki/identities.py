@@ -1,7 +1,8 @@
-"""From a verified peer certificate to a caller: who calls, and as what.
+"""Identity: the caller of a verified certificate, certificate subjects by role, and forwarded certificates.
 
-The API asks here on every request, so it is quick. What is read here is what
-`kubelend.pki.profiles` writes. Identity comes from nowhere else, least of all from a body.
+Identity comes from the certificate only, never from a body. `Profile` defines how certificates of brokers,
+clusters and people look: the common name is the cluster's ID, the organisation its role, and the broker has
+the names of its service.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from kubelend.core.roles import Role
 from kubelend.pki import files
 
 LONGEST_NAME = 64
-"""Characters of a common name: X.520's upper bound, which issuers and libraries enforce."""
+"""Maximum length of a common name: the upper bound of X.520, which issuers and libraries enforce."""
 
 
-# Only these make something else of a caller. Older certificates carry LiqoResourceBroker,
-# LiqoResourceAgent or nothing: clusters all.
+# Organisations with another role than cluster. Older certificates have LiqoResourceBroker,
+# LiqoResourceAgent or no organisation, which all mean cluster.
 ROLES = {
     "kubelend:viewer": Role.VIEWER,
     "kubelend:admin": Role.ADMIN,
@@ -34,38 +35,38 @@ ROLES = {
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """Who calls: a cluster by its ID, or a person by name."""
+    """An authenticated caller: a cluster by its ID, or a person by name."""
 
     name: str
     role: Role = Role.CLUSTER
     since: datetime | None = None
     until: datetime | None = None
-    """When the certificate begins and ends that says so, where that is known."""
+    """Validity of the certificate, if known."""
     via: Caller | None = None
-    """The proxy that passed the call on, if one did."""
+    """The proxy that forwarded the request, if any."""
 
     @property
     def proxy(self) -> str:
-        """The name of that proxy; empty if there is none."""
+        """Name of the proxy; empty if there is none."""
         return "" if self.via is None else self.via.name
 
     @property
     def cluster(self) -> ClusterId:
-        """The cluster in whose name this caller acts. A person has none, whatever the name."""
+        """ID of the calling cluster. `Forbidden` if the caller has another role."""
         if self.role is not Role.CLUSTER:
             raise Forbidden(
-                f"{self.name} is no cluster but a {self.role}",
-                hint="use a cluster's certificate",
+                f"{self.name} is not a cluster but a {self.role}",
+                hint="use the certificate of a cluster",
             )
         return ClusterId(self.name)
 
 
 def caller_of(peercert: Mapping[str, object], *, broker_names: Container[str] = ()) -> Caller:
-    """The caller in what `getpeercert()` tells of a verified certificate.
+    """Return the caller of a verified certificate as returned by `getpeercert()`.
 
-    `broker_names` are the broker's own (from `own_names`): whoever holds its key is no cluster.
+    `broker_names` are the broker's own names (`own_names`), which no client may have.
     """
-    # A tuple of relative names, each a tuple of (attribute, value): ssl flattens nothing.
+    # A tuple of relative names, each a tuple of (attribute, value) pairs.
     subject = cast("tuple[tuple[tuple[str, str], ...], ...]", peercert.get("subject", ()))
     attributes = [attribute for relative in subject for attribute in relative]
     return caller_from(attributes, broker_names=broker_names)
@@ -74,19 +75,19 @@ def caller_of(peercert: Mapping[str, object], *, broker_names: Container[str] = 
 def caller_from(
     attributes: Iterable[tuple[str, str]], *, broker_names: Container[str] = ()
 ) -> Caller:
-    """The caller in a subject's attributes, by their names in `getpeercert()`."""
+    """Return the caller of subject attributes, named as in `getpeercert()`."""
     name, role = _name_and_role(attributes)
     check_name(name)
     if name in broker_names:
         raise InvalidIdentity(
-            f"{name} is the broker's own name, and no cluster's",
+            f"{name} is the broker's own name",
             hint="issue a certificate with the cluster's ID as its common name",
         )
     return Caller(name, role)
 
 
 def holder(certificate: x509.Certificate, *, broker_names: Container[str] = ()) -> Caller:
-    """As whom the holder of a certificate calls."""
+    """Return the caller that the holder of a certificate authenticates as."""
     attributes = (
         (_ATTRIBUTES[each.oid], str(each.value))
         for each in certificate.subject
@@ -96,22 +97,22 @@ def holder(certificate: x509.Certificate, *, broker_names: Container[str] = ()) 
 
 
 def check_name(name: str) -> None:
-    """Refuse what cannot name a cluster or a person. Any printable text can, DNS label or not."""
+    """Validate a common name. Any printable text is allowed, DNS label or not."""
     if not name.strip():
-        raise InvalidIdentity("the certificate's common name is empty")
+        raise InvalidIdentity("common name of the certificate is empty")
     if len(name) > LONGEST_NAME:
         raise InvalidIdentity(
-            f"the common name has {len(name)} characters, and at most {LONGEST_NAME} are allowed"
+            f"common name has {len(name)} characters; at most {LONGEST_NAME} are allowed"
         )
-    # Such characters forge log lines and headers, or make two names look alike on a screen.
+    # Such characters could forge log lines and headers, or make two names look alike.
     if not name.isprintable():
-        raise InvalidIdentity(f"the common name {name!r} has control or invisible characters")
+        raise InvalidIdentity(f"common name {name!r} contains control or invisible characters")
     if name[0] == " " or name[-1] == " ":
-        raise InvalidIdentity(f"the common name {name!r} begins or ends with a space")
+        raise InvalidIdentity(f"common name {name!r} begins or ends with a space")
 
 
 def own_names(directory: Path) -> frozenset[str]:
-    """The common names of the certificate in `directory`. Ask again when its files have changed."""
+    """Return the common names of the certificate in `directory`, to be read again when its files change."""
     return frozenset(files.common_names(directory))
 
 
@@ -124,10 +125,10 @@ def _name_and_role(attributes: Iterable[tuple[str, str]]) -> tuple[str, Role]:
     for attribute, value in attributes:
         if attribute == "commonName":
             if name is not None:
-                raise InvalidIdentity("the certificate has several common names, and one counts")
+                raise InvalidIdentity("certificate has several common names")
             name = value
         elif attribute == "organizationName" and role is not Role.ADMIN:
             role = ROLES.get(value, role)
     if name is None:
-        raise InvalidIdentity("the certificate has no common name")
+        raise InvalidIdentity("certificate has no common name")
     return name, role

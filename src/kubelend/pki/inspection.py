@@ -1,6 +1,7 @@
-"""What an authority's directory holds, told to a person or a program by `kubelend ca show`.
+"""Contents of certificate and authority directories, for `kubelend certificate show` and `kubelend ca
+show`.
 
-It needs no passphrase: then all is told but which authority an encrypted key belongs to.
+No passphrase is needed; without it only the owner of an encrypted key is unknown.
 """
 
 from __future__ import annotations
@@ -18,35 +19,35 @@ from kubelend.pki.passphrases import Passphrase
 
 
 class ShownAuthority(msgspec.Struct, frozen=True, rename="camel"):
-    """One of those that holders trust. The keys are API."""
+    """An authority that clients trust. Field names are API."""
 
     subject: str
     pin: str
     not_before: datetime
     not_after: datetime
     signs: bool | None
-    """Whether it is the one that issues; None when only the passphrase could tell."""
+    """Whether it is the issuing authority; None if only the passphrase could tell."""
 
 
 class Inspection(msgspec.Struct, frozen=True, rename="camel"):
-    """A directory. The keys are API."""
+    """An authority's directory. Field names are API."""
 
     directory: str
     key_encrypted: bool
     rotating: bool
-    """Whether a predecessor is still trusted, until `kubelend ca rotate --finish`."""
+    """Whether a rotation is in progress, until `kubelend ca rotate --finish`."""
 
     authorities: list[ShownAuthority]
 
 
 def inspect(directory: Path, passphrase: Passphrase | None = None) -> Inspection:
-    """Read a directory; what cannot be used is an error, as it is when a certificate is issued."""
+    """Inspect an authority's directory. An unusable authority is an error, as when issuing."""
     encrypted = _is_key_encrypted(directory)
     if encrypted and passphrase is None:
         return _unopened(directory)
     authority = Authority.load(directory, passphrase)
-    shown = [_shown(each, each == authority.certificate) for each in authority.trusted]
-    return Inspection(str(directory), encrypted, authority.is_rotating, shown)
+    authorities = [_shown(each, each == authority.certificate) for each in authority.trusted]
+    return Inspection(str(directory), encrypted, authority.is_rotating, authorities)
 
 
 def _is_key_encrypted(directory: Path) -> bool:
@@ -57,7 +58,7 @@ def _is_key_encrypted(directory: Path) -> bool:
 def _unopened(directory: Path) -> Inspection:
     trusted, cross = files.load_trusted(directory), files.load_cross(directory)
     rotating = any(chains.same_key(one, other) for one in cross for other in trusted)
-    # Where there is no choice, no passphrase is needed to make it.
+    # A single authority must be the issuing one.
     signs = True if len(trusted) == 1 else None
     return Inspection(str(directory), True, rotating, [_shown(each, signs) for each in trusted])
 

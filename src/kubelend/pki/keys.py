@@ -1,4 +1,4 @@
-"""Private keys: made, written as text and read back."""
+"""Private keys: generate, encode and decode."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ PublicKey = ec.EllipticCurvePublicKey | rsa.RSAPublicKey | ed25519.Ed25519Public
 
 
 class Algorithm(enum.StrEnum):
-    """What a new key is. Existing authorities may have others; those are read, not made."""
+    """Algorithm of a new key. Existing authorities may use others."""
 
-    P256 = "p256"  # small and quick, known to every TLS library
-    RSA = "rsa"  # for peers or rules that ask for it; 3072 bits are as strong as P-256
+    P256 = "p256"  # small and fast, supported by every TLS library
+    RSA = "rsa"  # for peers or policies that require it; 3072 bits are as strong as P-256
 
 
 def generate(algorithm: Algorithm) -> PrivateKey:
-    """A new key."""
+    """Generate a private key."""
     if algorithm is Algorithm.RSA:
         return rsa.generate_private_key(public_exponent=65537, key_size=3072)
     return ec.generate_private_key(ec.SECP256R1())
 
 
 def algorithm_like(key: PrivateKey) -> Algorithm:
-    """What a successor of `key` is: whoever needs RSA goes on needing it."""
+    """Return the algorithm for a successor of `key`: RSA stays RSA, all others become P-256."""
     return Algorithm.RSA if isinstance(key, rsa.RSAPrivateKey) else Algorithm.P256
 
 
 def to_pem(key: PrivateKey, passphrase: Passphrase | None = None) -> bytes:
-    """PKCS#8 text. Without a passphrase the file's mode is all that protects it."""
+    """Encode as PKCS#8 PEM. Without a passphrase only the file mode protects the key."""
     encryption = (
         serialization.BestAvailableEncryption(passphrase.reveal())
         if passphrase
@@ -46,13 +46,13 @@ def to_pem(key: PrivateKey, passphrase: Passphrase | None = None) -> bytes:
 
 
 def from_pem(text: bytes, passphrase: Passphrase | None = None) -> PrivateKey:
-    """The key in a PEM text. ValueError says why there is none, in words for a person."""
+    """Decode a PEM key. ValueError has a message for the user."""
     encrypted = is_encrypted(text)
     if encrypted != (passphrase is not None):
         raise ValueError(
-            "it is encrypted, and no passphrase is given"
+            "key is encrypted, but there is no passphrase"
             if encrypted
-            else "it is not encrypted, and a passphrase is given"
+            else "key is not encrypted, but there is a passphrase"
         )
     try:
         key = serialization.load_pem_private_key(
@@ -60,20 +60,20 @@ def from_pem(text: bytes, passphrase: Passphrase | None = None) -> PrivateKey:
         )
     except (TypeError, ValueError, exceptions.UnsupportedAlgorithm) as error:
         raise ValueError(
-            "its passphrase is wrong, or it is damaged"
+            "passphrase is wrong, or the key is corrupt"
             if encrypted
-            else "it is no private key in PEM form"
+            else "not a private key in PEM form"
         ) from error
     if not isinstance(key, PrivateKey):
-        raise ValueError("its algorithm is none of ECDSA, RSA and Ed25519")
+        raise ValueError("key algorithm must be ECDSA, RSA or Ed25519")
     return key
 
 
 def is_encrypted(text: bytes) -> bool:
-    """Whether a PEM text needs a passphrase: PKCS#8 says so in its label, older forms in a header."""
+    """Whether a PEM key is encrypted: PKCS#8 has it in its label, older formats in a header."""
     return b"-----BEGIN ENCRYPTED PRIVATE KEY-----" in text or b"Proc-Type: 4,ENCRYPTED" in text
 
 
 def digest_for(key: PrivateKey) -> hashes.SHA256 | None:
-    """The digest with which `key` signs a certificate; Ed25519 has its own."""
+    """Return the digest for signatures with `key`; Ed25519 has its own."""
     return None if isinstance(key, ed25519.Ed25519PrivateKey) else hashes.SHA256()

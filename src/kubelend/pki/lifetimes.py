@@ -1,9 +1,8 @@
-"""From when until when a certificate is valid, and when its holder renews it.
+"""Validity periods and renewal times of certificates.
 
-The authority asks for the first; agents, commands and the broker for the second, with nothing but
-the certificate in hand. A certificate does not say when it was issued, only from when it is valid,
-and that is earlier: clocks differ. So the backdating follows from the lifetime in a way that can be
-turned around, and where it could not be done, the lowest bit of the serial number says so.
+A certificate has no issue time, only notBefore, which is backdated because clocks differ. The backdating is
+computed from the lifetime so that it can be inverted; where it could not be applied, the lowest bit of the
+serial number is set.
 """
 
 from __future__ import annotations
@@ -15,26 +14,27 @@ from typing import TYPE_CHECKING, NamedTuple
 from kubelend.core.errors import InvalidSettings
 
 if TYPE_CHECKING:
-    # The library costs a process 11 MB; who has a certificate has it already.
+    # Imported for types only: the library costs 11 MB of memory, and callers have loaded it already.
     from cryptography import x509
 
 CLOCK_SKEW = timedelta(minutes=5)
-"""A peer's clock may be behind ours, and a fresh certificate would not be valid there yet."""
+"""Backdating of certificates, as a peer's clock may be behind ours."""
 
 LEAST_LEFT, MOST_LEFT = 0.20, 0.25
-"""The part of its life that is left when a certificate is renewed: not the same for all, so that a
-fleet which joined at once does not renew at once."""
+"""Bounds of the remaining share of the lifetime at renewal. Randomised, so that clusters that joined
+together do not renew together.
+"""
 
 _SECOND = timedelta(seconds=1)
 
 
 class Validity(NamedTuple):
-    """From when until when; whole seconds, as certificates count them."""
+    """Validity period in whole seconds."""
 
     start: datetime
     end: datetime
     backdated: bool = True
-    """Whether it starts earlier than it was issued."""
+    """Whether `start` is earlier than the time of issue."""
 
 
 def validity(
@@ -44,44 +44,50 @@ def validity(
     until: datetime | None = None,
     not_before: datetime | None = None,
 ) -> Validity:
-    """For a certificate issued now: it ends by `until`, and does not start before `not_before`."""
+    """Return the validity of a certificate issued now, ending by `until` and starting no earlier than
+    `not_before`.
+    """
     if lifetime < _SECOND:
-        raise InvalidSettings(f"a certificate cannot live for {lifetime}", hint="give 1s or more")
+        raise InvalidSettings(
+            f"certificate lifetime {lifetime} is too short", hint="use 1s or more"
+        )
     now = now.replace(microsecond=0)
     try:
         end = _earlier(now + timedelta(seconds=lifetime // _SECOND), until)
         start = now - min(CLOCK_SKEW, end - now)
     except OverflowError as error:
-        raise InvalidSettings(f"a certificate cannot live for {lifetime.days} days") from error
+        raise InvalidSettings(
+            f"certificate lifetime of {lifetime.days} days is too long"
+        ) from error
     if not_before is None or not_before <= start:
         return Validity(start, end)
     start = max(now, _whole_second(not_before))
     if start >= end:
-        raise InvalidSettings(f"a certificate that starts at {start} cannot end at {end}")
+        raise InvalidSettings(f"certificate would start at {start}, after its end at {end}")
     return Validity(start, end, backdated=False)
 
 
 def marked(serial: int, *, backdated: bool) -> int:
-    """The same random serial number, with what `life` must know in its lowest bit."""
+    """Encode into the lowest bit of a serial number whether the certificate is backdated."""
     return serial & ~1 if backdated else serial | 1
 
 
 def life(certificate: x509.Certificate) -> timedelta:
-    """How long it was to live when it was issued.
+    """Return the lifetime at issue.
 
-    Of another issuer's it may be up to five minutes too short, or half of what is shorter than ten.
+    For certificates of other issuers it may be up to five minutes too short, or half if shorter than ten.
     """
     start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     return end - start if certificate.serial_number & 1 else least_life(start, end)
 
 
 def least_life(start: datetime, end: datetime) -> timedelta:
-    """The same, where the serial number is not known: it may be shorter by the backdating."""
+    """Return a lower bound of the lifetime at issue, if the serial number is not known."""
     return (end - start) - min(CLOCK_SKEW, (end - start) / 2)
 
 
 def renew_at(certificate: x509.Certificate) -> datetime:
-    """When 20 to 25 % of its life is left: at random, but always the same for one certificate."""
+    """Return the renewal time, when 20 to 25 % of the lifetime is left; deterministic for a certificate."""
     left = LEAST_LEFT + (MOST_LEFT - LEAST_LEFT) * _chance(certificate.serial_number)
     return certificate.not_valid_after_utc - left * life(certificate)
 
@@ -96,6 +102,6 @@ def _whole_second(moment: datetime) -> datetime:
 
 
 def _chance(serial: int) -> float:
-    """From 0 up to 1. Hashed, for others may count their serial numbers up."""
+    """Return a number from 0 to 1. Hashed, because other issuers may use sequential serial numbers."""
     digest = hashlib.sha256(str(serial).encode()).digest()
     return int.from_bytes(digest[:8], "big") / 2**64

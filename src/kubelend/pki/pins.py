@@ -1,7 +1,7 @@
-"""Pins: the hash by which a newcomer knows the authority that it is about to trust.
+"""Pins of certificate authorities: SHA-256 of the public key (SubjectPublicKeyInfo), as in kubeadm.
 
-It is of the public key (SubjectPublicKeyInfo), as kubeadm has it, so it stays when the authority's
-certificate is renewed with the same key. Not a secret: it is pasted and printed.
+A pin authenticates the broker to a client that joins. It stays the same when the certificate is renewed
+with the same key, and is not secret.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _PIN = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 def pin(certificate: x509.Certificate) -> Pin:
-    """`sha256:` and the hash of the certificate's public key, in hex."""
+    """Return the pin of a certificate's key."""
     return of_key(certificate.public_key())
 
 
 def of_key(key: CertificatePublicKeyTypes) -> Pin:
-    """The same of a key that has no certificate yet."""
+    """Return the pin of a public key."""
     info = key.public_bytes(
         serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
     )
@@ -36,21 +36,21 @@ def of_key(key: CertificatePublicKeyTypes) -> Pin:
 
 
 def parse(text: str) -> Pin:
-    """The pin that somebody typed or pasted."""
+    """Parse a pin that a user entered."""
     cleaned = text.strip().lower()
     if not _PIN.fullmatch(cleaned):
         raise InvalidInput(
-            "the authority's hash is not sha256: and 64 hex digits",
+            "CA hash must be sha256: followed by 64 hex digits",
             hint="copy it from `kubelend ca show` or `kubelend token create`",
         )
     return Pin(cleaned)
 
 
 def matches(certificate: x509.Certificate, wanted: Pin) -> bool:
-    """Whether the certificate is for the pinned key."""
+    """Whether the certificate has the pinned key."""
     return pin(certificate) == wanted
 
 
 def pinned(certificates: Iterable[x509.Certificate], wanted: Pin) -> tuple[x509.Certificate, ...]:
-    """Those for the pinned key. Only these may be trusted: the rest came from anybody."""
+    """Return the certificates with the pinned key. The others come from an unauthenticated peer."""
     return tuple(each for each in certificates if matches(each, wanted))

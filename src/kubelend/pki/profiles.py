@@ -1,8 +1,4 @@
-"""What a certificate says, as a value: subject, other names, use. The authority signs it.
-
-Here and nowhere else is said how a broker, a cluster or a person looks in a certificate: the common
-name is the cluster's ID, the organisation its role, and the broker has its service's names.
-"""
+"""Certificate profiles: subject, alternative names and usage by role."""
 
 from __future__ import annotations
 
@@ -30,7 +26,7 @@ _HOST_LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 
 
 class Profile(msgspec.Struct, frozen=True):
-    """The part of a certificate that depends on whose it is."""
+    """The part of a certificate that depends on its holder."""
 
     subject: x509.Name
     usage: x509.ObjectIdentifier
@@ -38,9 +34,11 @@ class Profile(msgspec.Struct, frozen=True):
 
 
 def server(*, namespace: str = "default", names: Iterable[str] = ()) -> Profile:
-    """The broker's: for its service in `namespace`, loopback, and `names` (hosts or addresses)."""
+    """Profile of the broker: names of its service in `namespace`, loopback, and `names` (hosts or
+    addresses).
+    """
     if not _NAMESPACE.fullmatch(namespace):
-        raise InvalidSettings(f"{namespace!r} is no Kubernetes namespace")
+        raise InvalidSettings(f"{namespace!r} is not a valid Kubernetes namespace")
     service = f"{BROKER}.{namespace}"
     hosts = (BROKER, service, f"{service}.svc", f"{service}.svc.cluster.local", "localhost")
     return Profile(
@@ -51,7 +49,7 @@ def server(*, namespace: str = "default", names: Iterable[str] = ()) -> Profile:
 
 
 def client(name: str, role: Role = Role.CLUSTER) -> Profile:
-    """A cluster's or a person's. Refuses names that the broker would refuse as well."""
+    """Profile of a cluster or a person. Rejects names that the broker would reject."""
     identities.check_name(name)
     if name == BROKER:
         raise InvalidIdentity(f"{name} is the broker's own name", hint="choose another cluster ID")

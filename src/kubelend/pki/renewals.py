@@ -1,7 +1,7 @@
-"""A certificate's successor: asked for with a new key, and checked before anybody relies on it.
+"""Client side of certificate renewal: a new key, its request, and verification of the response.
 
-The holder's side of `POST /api/v1/certificates`. `kubelend.apps.renewal` sends what `begin` makes, and
-writes what `accept` gives.
+`kubelend.apps.renewal` sends what `begin_renewal` returns to `POST /api/v1/certificates`, and writes what
+`accept_renewal` returns.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from kubelend.pki.keys import PrivateKey
 
 
 class Renewal(msgspec.Struct, frozen=True):
-    """What is asked for."""
+    """A renewal in progress."""
 
     old: Credentials
     key: PrivateKey
-    """Of the successor. It is written nowhere before its certificate is there."""
+    """The new key. Not written before its certificate is issued."""
 
     request: str
-    """In PEM form; signed with the key, which it does not hold."""
+    """Certificate signing request in PEM form."""
 
 
 def begin(old: Credentials) -> Renewal:
-    """A new key of the old one's kind, and the request for its certificate."""
+    """Create a new key of the same algorithm, and its certificate signing request."""
     key = keys.generate(keys.algorithm_like(old.key))
     holder = identities.holder(old.certificate)
     return Renewal(old, key, requests.make(holder.name, holder.role, key))
 
 
 def accept(renewal: Renewal, certificate: str, authorities: str, now: datetime) -> Credentials:
-    """What the broker answered, both in PEM form; `UnexpectedAnswer` if it is not what was asked for.
+    """Verify the issued certificate; `UnexpectedAnswer` if it is not what was requested.
 
-    The authorities are taken as they are: the old ones vouch for the connection they came over.
+    The authorities are trusted as they are, because the old ones verified the connection.
     """
     asked = identities.holder(renewal.old.certificate)
     return checked(renewal.key, asked, certificate, authorities, now)
@@ -50,26 +50,30 @@ def accept(renewal: Renewal, certificate: str, authorities: str, now: datetime) 
 def checked(
     key: PrivateKey, asked: Caller, certificate: str, authorities: str, now: datetime
 ) -> Credentials:
-    """The same for anybody who asked with this key: `kubelend.apps.joining` has no older certificate."""
+    """Verify a certificate issued for `key`. Also used by `kubelend.apps.join`, which has no older
+    certificate.
+    """
     own, *chain = _certificates(certificate)
     trusted = tuple(_certificates(authorities))
     if not files.matches(own, key):
-        raise UnexpectedAnswer("the broker's certificate is for another key")
+        raise UnexpectedAnswer("issued certificate is for another key")
     issued = identities.holder(own)
     if asked != issued:
         raise UnexpectedAnswer(
-            f"the broker's certificate is for {issued.role} {issued.name},"
-            f" and not for {asked.role} {asked.name}"
+            f"issued certificate is for {issued.role} {issued.name},"
+            f" not for {asked.role} {asked.name}"
         )
     if own.not_valid_after_utc <= now:
-        raise UnexpectedAnswer("the broker's certificate has ended before it was used")
+        raise UnexpectedAnswer("issued certificate has already expired")
     if not _leads_to(own, chain, trusted):
-        raise UnexpectedAnswer("the broker's certificate is signed by none of its authorities")
+        raise UnexpectedAnswer(
+            "issued certificate is not signed by any of the broker's authorities"
+        )
     return Credentials(own, key, trusted, tuple(chain))
 
 
 def contents(credentials: Credentials) -> dict[str, bytes]:
-    """The three files, by name."""
+    """Return the contents of the three files by name."""
     return {
         keyfiles.KEY: keys.to_pem(credentials.key),
         keyfiles.CERTIFICATE: files.to_pem([credentials.certificate, *credentials.chain]),
@@ -81,7 +85,9 @@ def _certificates(text: str) -> list[x509.Certificate]:
     try:
         return x509.load_pem_x509_certificates(text.encode())
     except ValueError as error:
-        raise UnexpectedAnswer("the broker's answer holds no certificate in PEM form") from error
+        raise UnexpectedAnswer(
+            "response of the broker contains no certificate in PEM form"
+        ) from error
 
 
 def _leads_to(
@@ -89,7 +95,7 @@ def _leads_to(
     chain: Iterable[x509.Certificate],
     trusted: Iterable[x509.Certificate],
 ) -> bool:
-    """Whether each link of the chain signed the one before it, up to somebody who is trusted."""
+    """Whether each certificate of the chain signed the previous one, up to a trusted one."""
     for link in (certificate, *chain):
         if link is not certificate and not chains.is_issued_by(certificate, link):
             return False

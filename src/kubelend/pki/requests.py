@@ -1,8 +1,8 @@
-"""Certificate requests (PKCS#10): made by who wants a certificate, checked by the broker.
+"""Certificate signing requests (PKCS#10): created by clients, checked by the broker; certificate renewal.
 
-A request proves that its sender has the key, and claims a name and a role. Nothing else of it is
-ever read: the broker decides on name and role, and the profile says what the certificate holds.
-Whatever is sent, `check` answers with a request or with `InvalidInput`.
+A CSR proves possession of the key, and claims a name and a role. Nothing else of it is read: the broker
+decides on name and role, and the profile defines the certificate. `check_csr` accepts any input and raises
+only `InvalidInput`.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from kubelend.pki.identities import Caller
 from kubelend.pki.keys import PrivateKey, PublicKey
 
 LONGEST = 16 * 1024
-"""Bytes; an RSA key of 8192 bits needs about 3,000."""
+"""Maximum size in bytes; an RSA key of 8192 bits needs about 3,000."""
 
 _CURVES = (ec.SECP256R1, ec.SECP384R1)
 _RSA_BITS = range(2048, 8192 + 1)
-# Smaller ones invite old attacks, and peers written in Go read no larger ones.
+# Smaller exponents allow known attacks, and Go does not support larger ones.
 _RSA_EXPONENTS = range(65537, 2**31)
 _DIGESTS = (hashes.SHA256, hashes.SHA384, hashes.SHA512)
 
@@ -40,24 +40,24 @@ _ATTRIBUTES = {NameOID.COMMON_NAME: "commonName", NameOID.ORGANIZATION_NAME: "or
 
 
 class CertificateRequest(msgspec.Struct, frozen=True):
-    """A request whose sender has the key."""
+    """A CSR with a valid signature."""
 
     public_key: PublicKey
     claims: Caller
-    """Whom the sender says it is. Nothing proves that: the token or the old certificate must."""
+    """Claimed identity. Not proven by the CSR, but by the token or the old certificate."""
 
 
 def make(name: str, role: Role, key: PrivateKey) -> str:
-    """A request in PEM form. The key stays here; it only signs."""
+    """Create a CSR in PEM form, signed with the key."""
     builder = x509.CertificateSigningRequestBuilder(profiles.client(name, role).subject)
     request = builder.sign(key, keys.digest_for(key))
     return request.public_bytes(serialization.Encoding.PEM).decode()
 
 
 def check(pem: bytes | str) -> CertificateRequest:
-    """Read a request from anybody. It is refused unless all of it can be relied on."""
+    """Parse and validate an untrusted CSR."""
     request = _parse(_one_block(pem))
-    # The size of the key first: checking a signature with a giant one is work for nothing.
+    # The key size first, because verifying a signature with a huge key is expensive.
     public_key = _public_key(request)
     _check_signature(request)
     return CertificateRequest(public_key, _claims(request))
@@ -65,13 +65,15 @@ def check(pem: bytes | str) -> CertificateRequest:
 
 def _one_block(pem: bytes | str) -> bytes:
     if len(pem) > LONGEST:
-        raise InvalidInput(f"the certificate request has more than {LONGEST} bytes")
+        raise InvalidInput(f"certificate request exceeds {LONGEST} bytes")
     text = pem.encode(errors="replace") if isinstance(pem, str) else pem
     if text.count(b"-----BEGIN ") > 1:
-        raise InvalidInput("there is more than the certificate request", hint="send one PEM block")
+        raise InvalidInput(
+            "more than one PEM block in the certificate request", hint="send one PEM block"
+        )
     if not _ONE_BLOCK.fullmatch(text):
         raise InvalidInput(
-            "this is no certificate request in PEM form",
+            "not a certificate request in PEM form",
             hint="send text from -----BEGIN CERTIFICATE REQUEST----- to its END",
         )
     return text
@@ -81,14 +83,14 @@ def _parse(text: bytes) -> x509.CertificateSigningRequest:
     try:
         return x509.load_pem_x509_csr(text)
     except (ValueError, UnsupportedAlgorithm, x509.InvalidVersion) as error:
-        raise InvalidInput("the certificate request is damaged") from error
+        raise InvalidInput("certificate request is corrupt") from error
 
 
 def _public_key(request: x509.CertificateSigningRequest) -> PublicKey:
     try:
         key = request.public_key()
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise InvalidInput("the key in the certificate request cannot be read") from error
+        raise InvalidInput("key in the certificate request cannot be decoded") from error
     if isinstance(key, rsa.RSAPublicKey):
         _check_rsa(key)
         return key
@@ -97,7 +99,7 @@ def _public_key(request: x509.CertificateSigningRequest) -> PublicKey:
     if isinstance(key, ed25519.Ed25519PublicKey):
         return key
     raise InvalidInput(
-        "the certificate request is for a key of another kind",
+        "key type of the certificate request is not supported",
         hint="use ECDSA with P-256 or P-384, RSA or Ed25519",
     )
 
@@ -105,13 +107,13 @@ def _public_key(request: x509.CertificateSigningRequest) -> PublicKey:
 def _check_rsa(key: rsa.RSAPublicKey) -> None:
     if key.key_size not in _RSA_BITS:
         raise InvalidInput(
-            f"the certificate request has an RSA key of {key.key_size} bits",
+            f"certificate request has an RSA key of {key.key_size} bits",
             hint=f"use {_RSA_BITS[0]} to {_RSA_BITS[-1]} bits",
         )
     exponent = key.public_numbers().e
     if exponent not in _RSA_EXPONENTS or exponent % 2 == 0:
         raise InvalidInput(
-            "the RSA key in the certificate request has an unsafe exponent", hint="use 65537"
+            "RSA key in the certificate request has an unsafe exponent", hint="use 65537"
         )
 
 
@@ -120,30 +122,30 @@ def _check_signature(request: x509.CertificateSigningRequest) -> None:
         digest = request.signature_hash_algorithm
         valid = request.is_signature_valid
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise InvalidInput("the certificate request's signature cannot be read") from error
-    # None is right for Ed25519, which has its own.
+        raise InvalidInput("signature of the certificate request cannot be decoded") from error
+    # Ed25519 has its own digest and returns None.
     if digest is not None and not isinstance(digest, _DIGESTS):
         raise InvalidInput(
-            f"the certificate request is signed with {digest.name}", hint="use sha256 or stronger"
+            f"certificate request is signed with {digest.name}", hint="use sha256 or stronger"
         )
     if not valid:
-        raise InvalidInput("the certificate request is not signed by its own key")
+        raise InvalidInput("certificate request is not signed by its own key")
 
 
 def _claims(request: x509.CertificateSigningRequest) -> Caller:
     try:
-        # The library warns of lengths on stderr, where strangers have nothing to say.
+        # The library warns about lengths on stderr, which a client must not be able to cause.
         with warnings.catch_warnings(action="ignore"):
             subject = list(request.subject)
     except (ValueError, TypeError) as error:
-        raise InvalidInput("the subject of the certificate request cannot be read") from error
+        raise InvalidInput("subject of the certificate request cannot be decoded") from error
     attributes = [
         (_ATTRIBUTES[each.oid], _text(each.value)) for each in subject if each.oid in _ATTRIBUTES
     ]
     try:
         return identities.caller_from(attributes)
     except InvalidIdentity as error:
-        raise InvalidIdentity(f"in the certificate request: {error.message}") from None
+        raise InvalidIdentity(f"certificate request: {error.message}") from None
 
 
 def _text(value: str | bytes) -> str:

@@ -1,16 +1,4 @@
-"""The exchange of an authority for its successor, in its directory and in two steps.
-
-    rotate    the successor signs; its predecessor is trusted beside it, and has signed it as well
-    finish    the predecessor is dropped, when every holder has a certificate of the successor
-
-In between nobody refuses anybody: who trusts only the predecessor follows the cross certificate,
-which every new holder shows, and who has the new `ca.crt` trusts both. The predecessor's key is gone
-with the first step. It has nothing left to sign, and a key that is kept can be stolen. Its certificate
-is kept in `dropped.crt` after the second: a broker that did not run then must learn of it later.
-
-A crash leaves a directory that can be used, wherever it comes: `files.save_authority` replaces the
-key last and at one stroke, and what an unfinished rotation left behind is cleared by the next.
-"""
+"""Rotation of an authority in its directory, in two steps; see `pki.authority`."""
 
 from __future__ import annotations
 
@@ -38,9 +26,9 @@ def rotate(
     passphrase: Passphrase | None = None,
     new_passphrase: Passphrase | None = None,
 ) -> Authority:
-    """Put a successor in the authority's place; gives it. Its key is of the same kind, unless told.
+    """Replace the authority by a successor and return it. The key algorithm stays by default.
 
-    It is encrypted with the new passphrase, or else as its predecessor's.
+    The new key is encrypted with `new_passphrase`, else with the predecessor's.
     """
     with keyfiles.locked(directory):
         authority = Authority.load(directory, passphrase)
@@ -56,18 +44,18 @@ def rotate(
 def finish(
     directory: Path, passphrase: Passphrase | None = None
 ) -> tuple[Authority, tuple[x509.Certificate, ...]]:
-    """Drop the predecessor; gives who signs now, and what was dropped."""
+    """Drop the predecessor. Return the current authority and the dropped certificates."""
     with keyfiles.locked(directory):
         authority = Authority.load(directory, passphrase)
         if not authority.is_rotating:
             raise InvalidSettings(
-                f"no rotation is under way in {directory}", hint="begin one: `kubelend ca rotate`"
+                f"no rotation in progress in {directory}",
+                hint="start one with `kubelend ca rotate`",
             )
         finished = authority.finish_rotation()
         dropped = tuple(each for each in authority.trusted if each not in finished.trusted)
         files.remove_leftovers(directory)
-        # First: a crash in between leaves a rotation that can be finished again, and none that is
-        # finished without a word of whom it dropped.
+        # Written first: after a crash the rotation can be finished again, and the dropped ones are known.
         files.save_dropped(directory, dropped)
         finished.save(directory, overwrite=True)
     return finished, dropped
@@ -76,36 +64,37 @@ def finish(
 def _check_can_be_succeeded(authority: Authority, directory: Path) -> None:
     if files.layout_of(directory) is files.CERT_MANAGERS:
         raise InvalidSettings(
-            f"{directory} holds cert-manager's files", hint="let cert-manager exchange them"
+            f"{directory} is managed by cert-manager", hint="rotate the issuer with cert-manager"
         )
     if authority.is_rotating:
         raise InvalidSettings(
-            f"a rotation is under way in {directory}",
-            hint="when all have new certificates: `kubelend ca rotate --finish --yes`",
+            f"a rotation is already in progress in {directory}",
+            hint="when all clients have new certificates, run `kubelend ca rotate --finish --yes`",
         )
     if not chains.is_self_signed(authority.certificate):
         raise InvalidSettings(
-            f"another authority signed the one in {directory}", hint="let that one sign a new one"
+            f"the authority in {directory} is an intermediate",
+            hint="have its issuer sign a new one",
         )
     constraints = certificates.extension(authority.certificate, x509.BasicConstraints)
-    # The cross certificate would break that rule, and peers would refuse it.
+    # Peers would reject the cross certificate.
     if constraints is not None and constraints.path_length == 0:
         raise InvalidSettings(
-            f"the authority in {directory} may sign no other authority (path length 0)",
-            hint="make another with `kubelend ca init`, and put both into every ca.crt first",
+            f"the authority in {directory} cannot sign another authority (path length 0)",
+            hint="create another with `kubelend ca init`, and add it to every ca.crt first",
         )
 
 
 def _without_leftovers(authority: Authority, directory: Path) -> Authority:
-    """Not trusting a successor whose key was lost in a crash; only its cross certificate tells."""
+    """Drop a trusted successor whose key was lost in a crash, which only its cross certificate shows."""
     lost = [
         each
         for each in files.load_cross(directory)
         if chains.is_issued_by(each, authority.certificate)
     ]
-    kept = (
+    remaining = (
         each
         for each in authority.trusted
         if each == authority.certificate or not any(chains.same_key(each, one) for one in lost)
     )
-    return msgspec.structs.replace(authority, trusted=tuple(kept))
+    return msgspec.structs.replace(authority, trusted=tuple(remaining))

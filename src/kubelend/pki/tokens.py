@@ -1,7 +1,7 @@
-"""Tokens: what a newcomer shows once to be let in. `kl1.<id>.<secret>`, easy to paste.
+"""Join tokens `kl1.<id>.<secret>`, and pins of the broker's authority.
 
-The id is public: it is listed, logged and deleted by. Of the secret only the SHA-256 is kept. That
-it has 160 random bits is why a plain hash is enough: there is nothing to guess it from.
+The ID is public: tokens are listed, logged and deleted by it. Only the SHA-256 of the secret is stored; a
+plain hash is sufficient, because the secret has 160 random bits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LONGEST = 200
 
 
 class NewToken(NamedTuple):
-    """A token just made. Its text is shown once, and then nobody knows it but its holder."""
+    """A new token. Its text is returned once and not stored."""
 
     text: str
     id: str
@@ -34,7 +34,7 @@ class NewToken(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """What a token's text says."""
+    """ID and secret of a token."""
 
     id: str
     secret: str
@@ -44,26 +44,26 @@ class Parts(NamedTuple):
 
 
 def new() -> NewToken:
-    """A token that nobody can guess."""
+    """Generate a random token."""
     name, secret = _random(_ID_LENGTH), _random(_SECRET_LENGTH)
     return NewToken(f"{VERSION}.{name}.{secret}", name, digest(secret))
 
 
 def parse(text: str) -> Parts:
-    """Its id and its secret. What is wrong is said without repeating any of it."""
+    """Parse the text of a token. Errors do not repeat any of it."""
     text = text.strip() if len(text) <= _LONGEST else ""
     match = _TEXT.fullmatch(text)
     if match is None:
         raise InvalidInput(
-            f"this is no token: it would read {VERSION}.ID.SECRET,"
+            f"not a valid token: expected {VERSION}.ID.SECRET,"
             f" with {_ID_LENGTH} and {_SECRET_LENGTH} letters or digits",
-            hint="copy the whole of what `kubelend token create` printed",
+            hint="copy the complete output of `kubelend token create`",
         )
     return Parts(match[1], match[2])
 
 
 def digest(secret: str) -> str:
-    """What is kept of a secret, in hex."""
+    """Return the stored digest of a secret, in hex."""
     return hashlib.sha256(secret.encode()).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""The journal's lines as the REST interface shows them."""
+"""JSON bodies of the audit log."""
 
 from __future__ import annotations
 
@@ -11,31 +11,35 @@ from kubelend.wire.bodies import Body, Timestamp
 
 
 class Actor(Body, frozen=True):
-    """Who did it: by certificate, and from which address."""
+    """Authenticated caller and its address."""
 
     name: str
     role: str
     remote: str = ""
-    via: Annotated[str, Meta(description="The proxy that passed the call on")] = ""
+    via: Annotated[str, Meta(description="Proxy that forwarded the request")] = ""
 
 
 class AuditLine(Body, frozen=True):
-    """One line: who did what, or was refused it."""
+    """One audit line: a change, or a rejected request."""
 
     number: Annotated[int, Meta(ge=1)]
     at: Timestamp
     actor: Actor
-    action: Annotated[str, Meta(description="An event, or the route that was refused")]
+    action: Annotated[str, Meta(description="Name of the event, or of the rejected route")]
     subject: Annotated[str, Meta(description="kind/name")]
-    digest: Annotated[str, Meta(description="SHA-256 over the digest before and this line's text")]
+    digest: Annotated[
+        str, Meta(description="SHA-256 over the previous digest and the text of this line")
+    ]
     before: dict[str, Any] = msgspec.field(default_factory=dict)
     after: dict[str, Any] = msgspec.field(default_factory=dict)
-    code: Annotated[str, Meta(description="Why it was refused; absent if it was done")] = ""
+    code: Annotated[
+        str, Meta(description="Error code of a rejected request; absent for a change")
+    ] = ""
     message: str = ""
 
 
 class AuditLog(Body, frozen=True):
-    """Lines, newest first; `next` continues with older ones."""
+    """One page of audit lines, newest first. `next` is the continue token of the following page."""
 
     lines: list[AuditLine]
     next: str = ""

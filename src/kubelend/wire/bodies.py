@@ -1,8 +1,8 @@
-"""The JSON bodies of the REST interface, as types. What existing clients send and read is in here.
+"""JSON bodies of the REST API.
 
-Fields that the published contract has keep their names; ours are optional beside them. Unknown fields
-are ignored, because an older or newer peer may send them. Conversions to and from the records of the
-core are in `wire.conversion`.
+Fields of the published contract keep their names; fields that Kubelend adds are optional. Unknown fields
+are ignored, because an older or newer peer may send them. `wire.conversion` converts bodies to and from the
+records of the core.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Name = Annotated[str, Meta(max_length=253), _PLAIN]
 Reason = Annotated[str, Meta(max_length=1024), _PLAIN]
 Url = Annotated[str, Meta(max_length=2048), _PLAIN]
 MOST_LABELS = 64
-"""The region is one of them, however it is said."""
+"""Includes the region, which is stored as a label."""
 Labels = Annotated[
     dict[Annotated[str, Meta(max_length=317), _PLAIN], Name], Meta(max_length=MOST_LABELS)
 ]
@@ -53,26 +53,26 @@ Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 
 
 class Body(msgspec.Struct, frozen=True, omit_defaults=True, rename=camel):
-    """The common shape: frozen, camel case, and silent about what is default."""
+    """Base of all bodies: frozen, camel case on the wire, defaults omitted."""
 
 
 class Amounts(Body, frozen=True):
-    """Amounts that the broker works out. Clusters may send them as well: they are not read."""
+    """Amounts computed by the broker. Values sent by clients are ignored."""
 
     cpu: str | int
-    """Processor, in cores: 500m is half of one."""
+    """CPU in cores, for example 500m."""
     memory: str | int
-    """Memory, in bytes: 256Mi, 8Gi."""
+    """Memory in bytes, for example 256Mi."""
     gpu: str | int = ""
-    """Whole devices; in Kubernetes nvidia.com/gpu."""
+    """Number of GPUs (nvidia.com/gpu)."""
     storage: str | int = ""
-    """Disk, in bytes."""
+    """Ephemeral storage in bytes."""
     extended: Annotated[dict[str, str | int], Meta(max_length=32)] = {}
-    """Any other resource, by its Kubernetes name."""
+    """Other resources by Kubernetes resource name."""
 
 
 class Quantities(Amounts, frozen=True):
-    """Amounts by resource; `extended` holds any other resource by its Kubernetes name."""
+    """Amounts by resource. `extended` has other resources by Kubernetes resource name."""
 
     cpu: Cores
     memory: Quantity
@@ -85,7 +85,7 @@ class Quantities(Amounts, frozen=True):
 
 
 class Metrics(Body, frozen=True):
-    """What a cluster has, and the broker's view of it."""
+    """Resources of a cluster. `reserved` and `available` are computed by the broker."""
 
     capacity: Quantities
     allocatable: Quantities | None = None
@@ -98,15 +98,15 @@ class Cost(Body, frozen=True):
     """Prices per core-hour, GB-hour and device-hour."""
 
     cpu_cost: Price = ""
-    """Of a core for an hour."""
+    """Price of one core for one hour."""
     memory_cost: Price = ""
-    """Of a GB of memory for an hour."""
+    """Price of one GB of memory for one hour."""
     gpu_cost: Price = ""
-    """Of a device for an hour."""
+    """Price of one device for one hour."""
     storage_cost: Price = ""
-    """Of a GB of disk for an hour."""
+    """Price of one GB of storage for one hour."""
     currency: Currency = "USD"
-    """In which these are; no rates are known, so it is compared by name."""
+    """Currency of the prices. There is no conversion: prices compare only within one currency."""
 
 
 AmountsByName = Annotated[
@@ -125,24 +125,24 @@ Hours = Annotated[
 
 
 class LendingPolicy(Body, frozen=True):
-    """To whom a cluster lends, how much and when. What is not said is not limited."""
+    """Lending policy of a cluster. Empty fields do not limit."""
 
     allow: Requesters = []
-    """To everyone if empty."""
+    """Allowed requesters. If empty, all are allowed."""
     deny: Requesters = []
-    """Whatever `allow` says."""
+    """Denied requesters. Takes precedence over allow."""
     keep_back: AmountsByName = {}
-    """What stays free for itself."""
+    """Amounts that are kept free for the cluster itself."""
     max_lent: AmountsByName = {}
-    """In total; zero lends none of it."""
+    """Maximum total amounts lent. Zero lends none of a resource."""
     max_per_requester: AmountsByName = {}
-    """To any one cluster."""
+    """Maximum amounts lent to each requester."""
     hours: Annotated[list[Hours], Meta(max_length=16)] = []
-    """When new reservations may start."""
+    """Opening hours for new reservations."""
 
 
 class Advertisement(Body, frozen=True):
-    """What a cluster offers."""
+    """Advertisement of a cluster: its resources, prices, labels and lending policy."""
 
     cluster_id: Name
     resources: Metrics
@@ -157,20 +157,20 @@ class Advertisement(Body, frozen=True):
 
 
 class EffectivePolicy(Body, frozen=True):
-    """What holds of a cluster's own policy and the administrator's: the stricter of both."""
+    """The effective lending policy: the stricter of the cluster's own and the administrator's."""
 
     allow: list[list[str]] = []
-    """Every one of these lists has to name a requester."""
+    """A requester must match every one of these lists."""
     deny: list[str] = []
     keep_back: dict[str, str] = {}
     max_lent: dict[str, str] = {}
     max_per_requester: dict[str, str] = {}
     hours: list[list[str]] = []
-    """Every one of these lists has to be open."""
+    """Every one of these lists must be open."""
 
 
 class ClusterStatus(Body, frozen=True):
-    """What the broker makes of an advertisement."""
+    """The broker's view of a cluster."""
 
     phase: str
     active: bool
@@ -185,51 +185,55 @@ class ClusterStatus(Body, frozen=True):
     certificate_until: Timestamp | None = None
     policy: EffectivePolicy | None = None
     withheld: dict[str, str] = {}
-    """What of the available amounts it does not lend now, because of its policy."""
+    """Available amounts that the lending policy withholds now."""
     closed: bool = False
-    """Whether it is outside its opening hours now."""
+    """Whether the cluster is outside its opening hours now."""
 
 
 class Cluster(Body, frozen=True):
-    """A cluster as administrators see it."""
+    """Advertisement and status of a cluster."""
 
     advertisement: Advertisement
     status: ClusterStatus
 
 
 class ClusterList(Body, frozen=True):
-    """One page of clusters; `next` continues it."""
+    """One page of clusters. `next` is the continue token of the following page."""
 
     clusters: list[Cluster]
     next: str = ""
 
 
 class CordonRequest(Body, frozen=True):
-    """Why a cluster is closed; kept and shown."""
+    """Reason of a cordon or drain, shown in the status of the cluster."""
 
     reason: Reason = ""
 
 
 class Drained(Body, frozen=True):
-    """A drained cluster, and what became of the reservations it had."""
+    """A drained cluster, and its former reservations."""
 
     cluster: Cluster
     reservations: list[Reservation]
 
 
 class ConstraintsBody(Body, frozen=True):
-    """Where a request may go."""
+    """Constraints on the provider of a request."""
 
     labels: Labels = {}
-    """A provider has all of these, with these values."""
+    """Labels that the provider must have."""
     region: Name = ""
-    """Short for the label topology.kubernetes.io/region."""
+    """Region of the provider. Equivalent to the label topology.kubernetes.io/region."""
     exclude: Annotated[list[Name], Meta(max_length=256)] = []
-    """Clusters it must not go to."""
+    """Clusters that are not considered."""
     max_price_per_hour: Price = ""
-    """Of the whole request; who asks for more, or in another currency, is passed over. No price passes."""
+    """Maximum price per hour for the whole request. Excludes providers with a higher price or another
+    currency; providers without a price match.
+    """
     currency: Currency = ""
-    """In which prices are compared. If none is named: USD for the price above, else what most ask for."""
+    """Currency in which prices are compared. Defaults to USD if maxPricePerHour is set, else to the
+    currency that most providers use.
+    """
 
 
 UNCONSTRAINED = ConstraintsBody()
@@ -244,28 +248,30 @@ Weights = Annotated[
 
 
 class ReservationRequest(Body, frozen=True):
-    """What a cluster asks for."""
+    """Request to reserve resources of another cluster."""
 
     requested_resources: Annotated[Quantities, Meta(extra_json_schema=patterns.WANTED)]
-    """CPU and memory must be asked for."""
+    """Amounts to reserve. CPU and memory are required."""
     priority: Int32 = 0
-    """Among requests that wait, the larger is served first."""
+    """Queue priority. Waiting requests with a higher value are served first."""
     duration: Duration = ""
-    """For how long; the broker's default, if it is not said."""
+    """Reservation duration. Defaults to the broker's --default-duration."""
     wait: Wait = ""
-    """For how long it may wait for capacity; it fails at once if empty and nothing fits."""
+    """Maximum time to wait in the queue for capacity. If empty, the request fails immediately when nothing
+    fits.
+    """
     policy: Policy = ""
-    """How to choose among the clusters that fit: headroom, binpack, cost or balanced."""
+    """Placement policy: headroom, binpack, cost or balanced. Defaults to headroom."""
     weights: Weights = {}
-    """How much each score counts, instead of a policy."""
+    """Weights of the scores headroom, packing, balance and price. Overrides policy."""
     target_cluster_id: Name = ""
-    """This provider or none; the broker chooses, if it is not said."""
+    """Only this provider is considered. If empty, the broker chooses a provider."""
     constraints: ConstraintsBody = UNCONSTRAINED
-    """Where it may go, beside where it fits."""
+    """Constraints on the provider."""
 
 
 class ReservationStatus(Body, frozen=True):
-    """Where a reservation stands, and why."""
+    """Phase of a reservation with its reason and timestamps."""
 
     phase: str
     message: str
@@ -279,14 +285,14 @@ class ReservationStatus(Body, frozen=True):
 
 
 class AgreedCost(Body, frozen=True):
-    """What a reservation costs where it is, as agreed when it was placed there."""
+    """Price of a reservation, fixed when it was placed at its provider."""
 
     price_per_hour: str
     currency: str
 
 
 class Reservation(Body, frozen=True):
-    """One request and what became of it."""
+    """A reservation of resources of one cluster for another."""
 
     id: str
     requester_id: str
@@ -299,49 +305,55 @@ class Reservation(Body, frozen=True):
     previous_cluster_ids: list[str] = []
     cost: AgreedCost | None = None
     revision: int = 0
-    """Grows with every change: of two answers, the one with the larger is the newer."""
+    """Revision of the last change. The response with the larger revision is newer."""
 
 
 class ReservationList(Body, frozen=True):
-    """One page of reservations; `next` continues it."""
+    """One page of reservations. `next` is the continue token of the following page."""
 
     reservations: list[Reservation]
     next: str = ""
 
 
 class Published(Body, frozen=True):
-    """The answer to an advertisement: the broker's view of it, and what the cluster has to hold."""
+    """Response to an advertisement: the stored advertisement, and the reservations that the cluster has to
+    hold.
+    """
 
     advertisement: Advertisement
     provider_instructions: list[Reservation] = []
 
 
 class RenewRequest(Body, frozen=True):
-    """For how long from now; the original duration if empty."""
+    """Duration from now. Defaults to the original duration."""
 
     duration: Duration = ""
 
 
 class RefuseRequest(Body, frozen=True):
-    """Why a provider will not serve a reservation; the requester reads it, in one line."""
+    """Reason why a provider refuses a reservation. Reported to the requester in one line."""
 
     reason: Annotated[str, Meta(max_length=1024)] = ""
-    """Of any form, because it must not be lost: control characters and line breaks become spaces."""
+    """Any text is accepted, so that the reason is not lost. Control characters and line breaks become
+    spaces.
+    """
 
 
 class Instruction(Body, frozen=True):
-    """What one side of a reservation has to do now. `revision` orders them, and resumes a stream."""
+    """Instruction to one side of a reservation. Streams are ordered by `revision` and resume after it."""
 
     revision: int
     role: str
     action: str
     message: str
     reservation: Reservation
-    grant: Annotated[str, Meta(description="To hold or to use: the reservation, signed")] = ""
+    grant: Annotated[
+        str, Meta(description="Signed grant of the reservation, for the actions hold and use")
+    ] = ""
 
 
 class Remedy(Body, frozen=True):
-    """The smallest change of the request that would make it fit."""
+    """Smallest change of the request that would make it fit."""
 
     cluster_id: str
     text: str
@@ -352,7 +364,7 @@ class Remedy(Body, frozen=True):
 
 
 class Candidate(Body, frozen=True):
-    """One cluster in the light of one request."""
+    """Evaluation of one cluster for a request."""
 
     cluster_id: str
     fits: bool
@@ -364,7 +376,7 @@ class Candidate(Body, frozen=True):
 
 
 class Explanation(Body, frozen=True):
-    """Why a request fits where it fits and nowhere else."""
+    """Result of the placement for a request: which clusters fit, and why the others do not."""
 
     summary: str
     total: int
@@ -373,11 +385,11 @@ class Explanation(Body, frozen=True):
     candidates: list[Candidate] = []
     remedy: Remedy | None = None
     quota: list[str] = []
-    """What of the requester's own quota the request would exceed, whatever the clusters say."""
+    """Limits of the requester's own quota that the request would exceed, independent of the clusters."""
 
 
 class Problem(Body, frozen=True):
-    """An error, as RFC 9457 has it; `error` repeats the text for clients of the published system."""
+    """An error (RFC 9457). `error` repeats the text for clients of the published system."""
 
     type: str
     title: str
@@ -391,7 +403,7 @@ class Problem(Body, frozen=True):
 
 
 class Version(Body, frozen=True):
-    """Which broker answers."""
+    """Version of the broker and of its API."""
 
     version: str
     api: str = "v1"

@@ -1,8 +1,8 @@
-"""The objects of the broker's cluster, group `broker.fluidos.eu`, as types.
+"""Custom resources of group `broker.fluidos.eu`, in the broker's cluster, as types.
 
-Fields that the published contract has keep their names; ours are optional beside them. Spec and status are
-for people and for agents. The broker itself goes by the record that is kept in the status, word for word:
-what somebody writes into the other fields can ask for a change, and never makes one.
+Fields of the published contract keep their names; fields that Kubelend adds are optional. Spec and status
+are for users and agents. The broker itself relies on the stored record in the status: other fields can
+request a change but never make one.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ class Kept(Part, frozen=True):
 
 
 class Condition(Part, frozen=True):
-    """One aspect of the state, as Kubernetes objects tell it."""
+    """Condition describes one aspect of the state of an object."""
 
     type: Annotated[str, Meta(extra_json_schema=patterns.up_to(316))]
-    """Which aspect."""
+    """Type of the condition."""
     status: Annotated[str, Meta(extra_json_schema=patterns.one_of("True", "False", "Unknown"))]
-    """True, False or Unknown."""
+    """Status of the condition: True, False or Unknown."""
     reason: Reason = ""
-    """One word that says why."""
+    """Machine-readable reason, in CamelCase."""
     message: str = ""
-    """Why, for people."""
+    """Human-readable explanation."""
     last_transition_time: Timestamp | None = None
-    """When the status last became what it is."""
+    """Time of the last change of status."""
     observed_generation: int = 0
-    """Of the spec that it speaks of."""
+    """Generation of the spec that this condition refers to."""
 
 
 Conditions = Annotated[
@@ -67,73 +67,73 @@ Counted = Annotated[Quantities, Meta(extra_json_schema=rules.COUNTED)]
 
 
 class AdvertisedResources(Part, frozen=True):
-    """What a cluster has, and how much of it is left."""
+    """Resources of the cluster, and how much of them is available."""
 
     capacity: Counted
-    """All that its nodes have."""
+    """Total capacity of the cluster's nodes."""
     allocated: Counted
-    """What pods ask for now."""
+    """Sum of the resource requests of running pods."""
     available: Amounts
-    """Allocatable, less allocated and reserved. The broker works it out itself, and corrects it here."""
+    """Allocatable minus allocated minus reserved. Computed by the broker; other values are overwritten."""
     allocatable: Counted | None = None
-    """What pods may ask for; the capacity, if it is not said."""
+    """Capacity available to pods. Defaults to capacity."""
     reserved: Amounts | None = None
-    """What the broker has promised of it. Written by the broker."""
+    """Resources reserved for other clusters. Managed by the broker."""
 
 
 class ClusterAdvertisementSpec(Part, frozen=True):
-    """What a cluster offers."""
+    """ClusterAdvertisementSpec defines the resources that a cluster offers, and its lending policy."""
 
     cluster_id: Annotated[bodies.Name, Meta(extra_json_schema=rules.unchanged("clusterID"))]
-    """Whose it is: the common name of the cluster's certificate. It cannot be changed."""
+    """ID of the cluster, which is the common name of its certificate. Immutable."""
     resources: AdvertisedResources
     cluster_name: bodies.Name = ""
-    """What people call it."""
+    """Display name of the cluster."""
     cost: Cost | None = None
     timestamp: Timestamp | None = None
-    """When it was measured, by the cluster's own clock; when the object was made, if it is not said."""
+    """Time of the measurement by the cluster's clock. Defaults to the creation time of the object."""
     endpoint_url: bodies.Url = ""
-    """Where the cluster can be reached."""
+    """URL at which the cluster can be reached."""
     labels: bodies.Labels = {}
-    """By which requests choose among clusters."""
+    """Labels of the cluster, which requests can select by."""
     region: bodies.Name = ""
-    """Short for the label topology.kubernetes.io/region."""
+    """Region of the cluster. Equivalent to the label topology.kubernetes.io/region."""
     valid_for: Duration = ""
-    """For how long it may be relied on; never longer than the broker allows."""
+    """How long the advertisement is valid. Capped by the broker."""
     policy: bodies.LendingPolicy | None = None
-    """To whom it lends, how much and when."""
+    """Lending policy: allowed requesters, limits and opening hours."""
     question: Question | None = None
 
 
 class ClusterAdvertisementStatus(Part, frozen=True):
-    """What the broker makes of an advertisement."""
+    """ClusterAdvertisementStatus is the broker's view of the cluster."""
 
     phase: Annotated[str, Meta(extra_json_schema=patterns.one_of("Active", "Stale"))] = ""
-    """Active or Stale."""
+    """Active, or Stale if the advertisement is no longer valid."""
     last_update_time: Timestamp | None = None
-    """When the broker last heard of the cluster."""
+    """Time of the last advertisement that the broker received from the cluster."""
     active: bool = False
-    """Whether new reservations may go there."""
+    """Whether the cluster accepts new reservations."""
     message: str = ""
-    """What is wrong, for people."""
+    """Human-readable description of a problem, if there is one."""
     score: Annotated[str, Meta(extra_json_schema=patterns.up_to(16))] = ""
-    """How much of it is free, from 0 to 100 with two decimals."""
+    """Share of free resources as a score from 0 to 100 with two decimals."""
     conditions: Conditions = ()
-    """Ready, Stale and Overcommitted."""
+    """Conditions Ready, Stale and Overcommitted."""
     observed_generation: int = 0
-    """Of the spec that was last taken in."""
+    """Generation of the spec that this status refers to."""
     valid_until: Timestamp | None = None
-    """When it becomes stale if nothing more is heard."""
+    """Time at which the advertisement becomes stale unless the cluster advertises again."""
     cordon_reason: str = ""
-    """Why an administrator closed it to new reservations; empty while it is open."""
+    """Reason of the cordon. Empty if the cluster is not cordoned."""
     reservations: int = 0
-    """How many hold capacity there."""
+    """Number of reservations that hold resources of the cluster."""
     kept: Kept | None = None
     reply: Reply | None = None
 
 
 class ClusterAdvertisement(Object, frozen=True):
-    """What one cluster offers the others; named `<cluster>-adv`."""
+    """ClusterAdvertisement shows the resources that a cluster offers to others. Named `<cluster>-adv`."""
 
     group: ClassVar[str] = GROUP
     kind: ClassVar[str] = "ClusterAdvertisement"
@@ -145,66 +145,72 @@ class ClusterAdvertisement(Object, frozen=True):
 
 
 class ReservationSpec(Part, frozen=True):
-    """What is wanted."""
+    """ReservationSpec defines the resources to reserve."""
 
     requested_resources: Annotated[
         Quantities, Meta(extra_json_schema={**patterns.WANTED, **rules.REQUESTED})
     ]
-    """How much. CPU and memory must be asked for. It cannot be changed: make another reservation."""
+    """Amounts to reserve. CPU and memory are required. Immutable."""
     target_cluster_id: bodies.Name = ""
-    """The provider. Set by the user: this one or none. Else the broker chooses, and writes it here."""
+    """ID of the provider cluster. If set by the user, only this provider is considered; otherwise the
+    broker chooses a provider and sets the field.
+    """
     duration: Duration = ""
-    """For how long; the broker's default, if it is not said."""
+    """Reservation duration. Defaults to the broker's --default-duration."""
     priority: bodies.Int32 = 0
-    """Among requests that wait, the larger is served first."""
+    """Queue priority. Waiting requests with a higher value are served first."""
     requester_id: bodies.Name = ""
-    """The cluster that borrows. It cannot be changed."""
+    """ID of the requester cluster. Immutable once set."""
     wait: bodies.Wait = ""
-    """For how long it may wait for capacity; it fails at once if empty and nothing fits."""
+    """Maximum time to wait in the queue for capacity. If empty, the request fails immediately when nothing
+    fits.
+    """
     policy: bodies.Policy = ""
-    """How to choose among the clusters that fit: headroom, binpack, cost or balanced."""
+    """Placement policy: headroom, binpack, cost or balanced. Defaults to headroom."""
     weights: Annotated[bodies.Weights, Meta(extra_json_schema=rules.WEIGHTS)] = {}
-    """How much each score counts, instead of a policy."""
+    """Weights of the scores headroom, packing, balance and price. Overrides policy."""
     constraints: bodies.ConstraintsBody = bodies.UNCONSTRAINED
-    """Where it may go, beside where it fits."""
+    """Constraints on the provider."""
     question: Question | None = None
 
 
 class ReservationStatus(Part, frozen=True):
-    """Where it stands. `reason` is for programs, `message` for people."""
+    """ReservationStatus is the observed state of the reservation."""
 
     phase: Annotated[str, Meta(extra_json_schema=patterns.one_of(*Phase))] = ""
-    """Pending, Reserved, Active, Released or Failed. The last two are final."""
+    """Phase of the reservation: Pending, Reserved, Active, Released or Failed. Released and Failed are
+    final.
+    """
     message: str = ""
-    """Why, and what to do, for people."""
+    """Human-readable explanation of the phase."""
     reason: Reason = ""
-    """One word that says why."""
+    """Machine-readable reason, in CamelCase."""
     target_cluster_id: Name = ""
-    """The provider that holds the amounts."""
+    """ID of the provider cluster that holds the resources."""
     reserved_at: Timestamp | None = None
-    """When the amounts were set aside where they are."""
+    """Time at which the resources were reserved at the current provider."""
     expires_at: Timestamp | None = None
-    """When the amounts go back by themselves."""
+    """Time at which the reservation expires unless renewed."""
     wait_until: Timestamp | None = None
-    """When it fails if nothing fits until then."""
+    """Time at which a waiting request fails."""
     acknowledged_at: Timestamp | None = None
-    """When the provider had set them aside."""
+    """Time at which the provider acknowledged the reservation."""
     activated_at: Timestamp | None = None
-    """When the requester began to use them."""
+    """Time at which the requester activated the reservation."""
     finished_at: Timestamp | None = None
-    """When it was over."""
+    """Time at which the reservation ended."""
     last_update_time: Timestamp | None = None
-    """When this status last changed."""
+    """Time of the last status change."""
     conditions: Conditions = ()
-    """RequesterActive and RequesterReleased are the requester's to set."""
+    """Conditions of the reservation. RequesterActive and RequesterReleased are set by the requester."""
     observed_generation: int = 0
-    """Of the spec that was last taken in."""
+    """Generation of the spec that this status refers to."""
     kept: Kept | None = None
     reply: Reply | None = None
 
 
 class Reservation(Object, frozen=True):
-    """One request for resources of another cluster, and what became of it."""
+    """Reservation reserves resources of one cluster for another."""
 
     group: ClassVar[str] = GROUP
     kind: ClassVar[str] = "Reservation"

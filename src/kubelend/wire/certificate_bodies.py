@@ -1,4 +1,4 @@
-"""The JSON bodies with which a holder renews its certificate."""
+"""JSON bodies of certificate renewal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Pem = Annotated[str, Meta(max_length=64 * 1024, description="PEM text")]
 
 
 class CertificateRequest(Body, frozen=True):
-    """Only the key in it counts: who asks, and so for whom, says the caller's certificate."""
+    """Certificate signing request. Only its key is used: name and role come from the caller's certificate."""
 
     request: Annotated[
         str,
@@ -23,9 +23,9 @@ class CertificateRequest(Body, frozen=True):
 
 
 class IssuedCertificate(Body, frozen=True):
-    """What the holder shows from now on, and whom it trusts."""
+    """A new certificate and the trusted authorities."""
 
     certificate: Pem
-    """The holder's first, and behind it what leads to an authority."""
+    """Certificate chain: the holder's certificate first, then the intermediates up to an authority."""
 
     authorities: Pem

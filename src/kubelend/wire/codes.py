@@ -1,4 +1,4 @@
-"""Every code that an error can have, from the tree of `core.errors`: for what is published of them."""
+"""All error codes of the tree in `core.errors`, for schemas and for decoding errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ def _tree(kind: Kind) -> Iterator[Kind]:
 
 
 def _nearest_to_the_root(kinds: Iterator[Kind]) -> dict[str, Kind]:
-    """Of two with one code: the other must not be told from it."""
+    """Map each code to the class nearest to the root: subclasses that share a code are one error on the
+    wire.
+    """
     found: dict[str, Kind] = {}
     for kind in kinds:
         found.setdefault(kind.code, kind)

@@ -1,7 +1,6 @@
-"""What is wrong with something that a person wrote, as the person would say it and not as msgspec does.
+"""Readable errors for input that a person wrote, in place of msgspec's messages.
 
-`Object missing required field `cpu` - at `$.spec`` becomes `spec.cpu: is missing`. Used wherever objects and
-files are read that people write by hand.
+`Object missing required field `cpu` - at `$.spec`` becomes `spec.cpu: is required`.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ import msgspec
 
 
 def readable(problem: msgspec.ValidationError) -> str:
-    """The field, and what is wrong with it."""
+    """Return `<field>: <what is wrong with it>`."""
     message = str(problem)
     match = _PLACE.fullmatch(message)
     what, path = (match["problem"], match["path"]) if match else (message, "")
     if field := _FIELD.fullmatch(what):
         path = f"{path}.{field['name']}" if path else field["name"]
-        what = "is missing" if "missing" in what else "is no field that is known"
+        what = "is required" if "missing" in what else "unknown field"
     else:
         what = _in_words(what)
     if not path:
@@ -40,10 +39,10 @@ _SIGNS: Final = {"<=": "at most", ">=": "at least"}
 
 def _in_words(what: str) -> str:
     if re.fullmatch(r"Expected `str`, got `(int|float|bool)`", what):
-        return "is to be a text: put it in quotes"
+        return "must be a string: put it in quotes"
     if match := _LENGTH.fullmatch(what):
         parts = "characters" if match["kind"] == "str" else "entries"
-        return f"is to have {_SIGNS[match['sign']]} {match['end']} {parts}"
+        return f"must have {_SIGNS[match['sign']]} {match['end']} {parts}"
     if match := _VALUE.fullmatch(what):
-        return f"is to be {_SIGNS[match['sign']]} {match['end']}"
+        return f"must be {_SIGNS[match['sign']]} {match['end']}"
     return what.replace("`", "").replace("Expected", "expected")

@@ -1,6 +1,7 @@
-"""Between the bodies of the wire and the records of the core: texts are parsed and printed here only.
+"""Conversion between wire bodies and core records; texts are parsed and formatted only here.
 
-Identity is a parameter: a body says what is asked, the verified certificate says by whom.
+The identity of the caller is a parameter, because it comes from the verified certificate and not from the
+body.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from kubelend.wire import bodies, limit_conversion, quantities, texts
 
 
 class Terms(msgspec.Struct, frozen=True):
-    """What a broker adds to a request that leaves it out, and what it allows at most."""
+    """The broker's defaults and limits for requests."""
 
     default_duration: timedelta
     max_duration: timedelta
@@ -41,7 +42,7 @@ class Terms(msgspec.Struct, frozen=True):
 def to_advertisement(
     body: bodies.Advertisement, cluster: ClusterId, now: datetime
 ) -> models.Advertisement:
-    """Capacity stands in for a missing allocatable, nothing for a missing allocated."""
+    """Convert an advertisement. A missing allocatable defaults to capacity, a missing allocated to zero."""
     _check_texts(body)
     capacity = quantities.offered(body.resources.capacity, "resources.capacity")
     allocatable, allocated = body.resources.allocatable, body.resources.allocated
@@ -67,7 +68,7 @@ def to_advertisement(
 def to_request(
     body: bodies.ReservationRequest, requester: ClusterId, key: str, terms: Terms
 ) -> models.Request:
-    """The one record that every way of asking ends in."""
+    """Convert a request of any interface into the record that the ledger works with."""
     policies.check(body.policy or "headroom", body.weights)
     return models.Request(
         requester=requester,
@@ -83,30 +84,30 @@ def to_request(
 
 
 def bounded_duration(text: str, terms: Terms) -> timedelta:
-    """How long a reservation lasts: every one ends, so that a lost client cannot lock for ever."""
+    """Return the requested or default duration. Every reservation expires, so that a lost client cannot
+    lock resources forever.
+    """
     if not text:
         return terms.default_duration
     asked = duration(text, "duration")
     if asked > terms.max_duration:
         raise InvalidInput(
-            f"duration: {text} is more than this broker allows",
-            hint=f"ask for {durations.short(terms.max_duration)} at most, and renew",
+            f"duration: {text} exceeds the broker's maximum",
+            hint=f"request at most {durations.short(terms.max_duration)}, and renew",
         )
     return asked
 
 
 def duration(text: str, where: str) -> timedelta:
-    """A duration above zero; errors name the field."""
+    """Parse a duration above zero; errors name the field."""
     parsed = _duration(text, where)
     if parsed <= timedelta():
-        raise InvalidDuration(
-            f"{where}: {text!r} is not above zero", hint="write for example 1h30m"
-        )
+        raise InvalidDuration(f"{where}: {text!r} is not above zero", hint="use for example 1h30m")
     return parsed
 
 
 def to_prices(body: bodies.Cost | None) -> prices.Prices | None:
-    """A cost without an amount is none: who names no price does not ask for zero."""
+    """Convert prices. A cost without any amount means no price, not a price of zero."""
     if body is None:
         return None
     currency = _currency(body.currency, "cost.currency")
@@ -126,7 +127,7 @@ def _currency(text: str, where: str) -> str:
 
 
 def _check_texts(body: bodies.Advertisement) -> None:
-    """All in one go, because everybody sends them all the time; which one it is, where one is wrong."""
+    """Check all texts at once, because every advertisement passes here; on failure find the field."""
     named, labels = (body.cluster_name, body.region, body.endpoint_url), body.labels
     if texts.is_plain("".join((*named, *labels, *labels.values()))):
         return
@@ -145,42 +146,44 @@ def _duration(text: str, where: str) -> timedelta:
 def _wait(text: str, terms: Terms) -> timedelta:
     asked = _duration(text, "wait") if text else timedelta()
     if asked < timedelta():
-        raise InvalidDuration(f"wait: {text!r} is below zero", hint="write for example 5m, or 0s")
+        raise InvalidDuration(f"wait: {text!r} is below zero", hint="use for example 5m, or 0s")
     if asked > terms.max_wait:
         limit = durations.short(terms.max_wait)
         raise InvalidInput(
-            f"wait: {text} is more than this broker allows", hint=f"wait {limit} at most"
+            f"wait: {text} exceeds the broker's maximum", hint=f"wait at most {limit}"
         )
     return asked
 
 
 def _to_constraints(body: bodies.ReservationRequest) -> models.Constraints:
-    wish = body.constraints
-    if wish is bodies.UNCONSTRAINED and not body.target_cluster_id:
+    constraints = body.constraints
+    if constraints is bodies.UNCONSTRAINED and not body.target_cluster_id:
         return models.UNCONSTRAINED
-    texts.check_labels(wish.labels, "constraints.labels")
-    texts.checked(wish.region, "constraints.region")
-    maximum = wish.max_price_per_hour
+    texts.check_labels(constraints.labels, "constraints.labels")
+    texts.checked(constraints.region, "constraints.region")
+    maximum = constraints.max_price_per_hour
     return models.Constraints(
-        labels=_labels(wish.labels, wish.region, "constraints.labels"),
+        labels=_labels(constraints.labels, constraints.region, "constraints.labels"),
         pinned=ClusterId(texts.checked(body.target_cluster_id, "targetClusterID")) or None,
         excluded=tuple(
-            ClusterId(texts.checked(name, "constraints.exclude")) for name in wish.exclude
+            ClusterId(texts.checked(name, "constraints.exclude")) for name in constraints.exclude
         ),
         max_price=prices.parse(maximum, "constraints.maxPricePerHour") if maximum else None,
-        currency=_currency(wish.currency, "constraints.currency"),
+        currency=_currency(constraints.currency, "constraints.currency"),
     )
 
 
 def _labels(labels: dict[str, str], region: str, where: str) -> dict[str, str]:
-    """With the region, which counts as one: what is taken in must be fit to be shown again."""
+    """Add the region as a label. The limit is checked here, because the labels are returned with the region
+    in them.
+    """
     if not region:
         return labels
     whole = {**labels, models.REGION_LABEL: region}
     if len(whole) > bodies.MOST_LABELS:
         raise InvalidInput(
-            f"{where}: {len(whole)} are too many, with the region as one of them",
-            hint=f"at most {bodies.MOST_LABELS} can be given",
+            f"{where}: too many labels: {len(whole)} including the region",
+            hint=f"use at most {bodies.MOST_LABELS}",
         )
     return whole
 
@@ -189,7 +192,7 @@ def _labels(labels: dict[str, str], region: str, where: str) -> dict[str, str]:
 
 
 def from_cluster(cluster: models.Cluster, reserved: resources.Resources) -> bodies.Advertisement:
-    """The advertisement with the broker's own reserved and available in it."""
+    """Return the advertisement with reserved and available as computed by the broker."""
     known = cluster.advertisement
     region = known.labels.get(models.REGION_LABEL, "")
     return bodies.Advertisement(
@@ -215,9 +218,9 @@ def from_cluster(cluster: models.Cluster, reserved: resources.Resources) -> bodi
 def accepted(
     body: bodies.Advertisement, cluster: models.Cluster, reserved: resources.Resources
 ) -> bodies.Advertisement:
-    """What was sent, in its own words, with what the broker knows better.
+    """Return the body that was sent, with reserved and available as computed by the broker.
 
-    The answer to every advertisement of every cluster: what is the same is not written anew.
+    This is the response to every advertisement, so unchanged fields are reused instead of formatted again.
     """
     sent = body.resources
     return replace(
@@ -253,7 +256,7 @@ def from_cluster_status(
         cordoned=cluster.cordon is not None,
         cordon_reason=cluster.cordon or "",
         reservations=lent,
-        message="Overcommitted: its own pods use what it has lent"
+        message="Overcommitted: the cluster's own pods use resources that it has lent"
         if any(amount < 0 for _, amount in available.items())
         else "",
         certificate_until=cluster.certificate_until,

@@ -1,7 +1,12 @@
-"""The CustomResourceDefinitions of all our kinds, made from the records of their objects.
+"""CustomResourceDefinitions of all kinds, generated from the types and docstrings of their records.
 
-`python -m kubelend.cli.generate` writes them to deploy/crds. What is said here and not in the records is how
-`kubectl` shows the kinds: short names, and the columns of its tables.
+`python -m kubelend.cli.generate` writes them to deploy/crds. Short names and printer columns are defined
+here.
+
+Structural schemas have no references, a type on every level and an upper bound on everything that could be
+long, because the API server estimates the cost of CEL rules from the bounds. `allOf` is avoided, although
+it is allowed: `kubectl explain` then prints the field as an object, and the server reports each error
+twice.
 """
 
 from __future__ import annotations
@@ -14,21 +19,21 @@ from kubelend.wire.patterns import Schema
 KINDS: Final = (*objects.KINDS, *broker_objects.KINDS)
 
 CATEGORY: Final = "kubelend"
-"""`kubectl get kubelend` lists all that people work with."""
+"""`kubectl get kubelend` lists all kinds that users work with."""
 
 
 class Column(NamedTuple):
-    """One column of `kubectl get`."""
+    """One printer column of `kubectl get`."""
 
     name: str
     path: str
     type: str = "string"
     is_wide: bool = False
-    """Whether it takes `-o wide` to see it."""
+    """Whether the column is only printed with `-o wide`."""
 
 
 class Look(NamedTuple):
-    """How `kubectl` shows a kind."""
+    """Short name, printer columns and categories of a kind."""
 
     short: str
     columns: tuple[Column, ...]
@@ -36,8 +41,11 @@ class Look(NamedTuple):
 
 
 def documents(*, cel: bool = True) -> dict[str, Schema]:
-    """Every definition by the name of its file. Without `cel` for servers before 1.25, whose `kubectl`
-    refuses to apply a definition with rules that it does not know."""
+    """Return all definitions by file name.
+
+    Without `cel` for servers before 1.25, whose `kubectl` rejects a definition with unknown validation
+    rules.
+    """
     return {f"{kind.group}_{kind.plural}.yaml": definition(kind, cel=cel) for kind in KINDS}
 
 
@@ -85,8 +93,8 @@ def _version(kind: type[objects.Object], look: Look, schema: Schema) -> Schema:
 
 
 def _column(column: Column) -> Schema:
-    shown: Schema = {"name": column.name, "type": column.type, "jsonPath": column.path}
-    return {**shown, "priority": 1} if column.is_wide else shown
+    definition: Schema = {"name": column.name, "type": column.type, "jsonPath": column.path}
+    return {**definition, "priority": 1} if column.is_wide else definition
 
 
 def _root(kind: type[objects.Object]) -> Schema:
@@ -102,7 +110,7 @@ def _root(kind: type[objects.Object]) -> Schema:
             **own,
         },
     }
-    # An empty list would be dropped by the server, and look like a change at every apply.
+    # The server drops an empty list, which would look like a change at every apply.
     required = [name for name in schema["required"] if name != "metadata"]
     return {**root, "required": required} if required else root
 
@@ -191,7 +199,7 @@ _LOOKS: Final[dict[type[objects.Object], Look]] = {
             _wide("Reservations", ".status.reservations", "integer"),
             _wide("Available-GPU", ".spec.resources.available.gpu"),
             _wide("Region", ".spec.region"),
-            _wide("Heard", ".status.lastUpdateTime", "date"),
+            _wide("Last-Update", ".status.lastUpdateTime", "date"),
             _wide("Message", ".status.message"),
             _AGE,
         ),

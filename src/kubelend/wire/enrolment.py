@@ -1,4 +1,4 @@
-"""The routes of the enrolment listener, where nobody has a certificate yet. There are no others there."""
+"""Routes of the enrolment listener, where clients have no certificate yet."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PREFIX: Final = "/enrol/v1"
 
 
 class EnrolmentRoute(NamedTuple):
-    """One method on one path; the name is that of logs and metrics."""
+    """One method on one path. The name is used in logs and metrics."""
 
     name: str
     method: str
@@ -19,10 +19,10 @@ class EnrolmentRoute(NamedTuple):
 
 
 AUTHORITIES: Final = EnrolmentRoute("enrol_authorities", "GET", f"{PREFIX}/authorities")
-"""Whom to trust, in PEM form. Anybody may ask; a newcomer believes only what its pin is for."""
+"""The broker's authorities in PEM form. Public; a client trusts only what matches its pin."""
 
 JOIN: Final = EnrolmentRoute("join", "POST", f"{PREFIX}/join")
-"""`JoinRequest` in; 200 and `Joined`, or 202 and `JoinWaits`, out."""
+"""Takes a `JoinRequest`; answers 200 with `Joined` or 202 with `JoinWaits`."""
 
 ERRORS: Final[tuple[codes.Kind, ...]] = (
     errors.InvalidInput,
@@ -43,7 +43,7 @@ ERRORS: Final[tuple[codes.Kind, ...]] = (
     errors.NotReady,
     errors.NotLeader,
 )
-"""What can be answered instead, on this listener."""
+"""Errors that the enrolment listener can answer."""
 
 ROUTES: Final = (AUTHORITIES, JOIN)
 NAMES: Final = frozenset(route.name for route in ROUTES)

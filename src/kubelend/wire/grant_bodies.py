@@ -1,4 +1,4 @@
-"""The bodies of the routes about signed grants: the grant itself, and the keys to check it with."""
+"""Bodies of signed grants and of the keys that verify them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from kubelend.wire.bodies import Body
 
 
 class SignedGrant(Body, frozen=True):
-    """A live reservation, signed by the broker: a compact JWS (EdDSA); the keys are at /api/v1/keys."""
+    """Grant of a live reservation, signed by the broker: a compact JWS (EdDSA). The keys are at
+    /api/v1/keys.
+    """
 
     grant: str
 
 
 class PublicKey(Body, frozen=True):
-    """An Ed25519 key as a JWK (RFC 8037)."""
+    """An Ed25519 public key as a JWK (RFC 8037)."""
 
     kid: str
     x: str
@@ -23,6 +25,6 @@ class PublicKey(Body, frozen=True):
 
 
 class KeySet(Body, frozen=True):
-    """A JWK set (RFC 7517). The first key signs, older ones may have."""
+    """A JWK set (RFC 7517). The first key signs; the others verify older grants."""
 
     keys: list[PublicKey]

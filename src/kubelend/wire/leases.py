@@ -1,4 +1,4 @@
-"""Kubernetes' Lease, as far as brokers agree by it on who leads."""
+"""Lease of coordination.k8s.io, as used for leader election."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from kubelend.wire.objects import Metadata, Object, Part
 
 
 def micro(moment: datetime) -> str:
-    """As a Lease writes times: always with six decimals, and nothing else is taken."""
+    """Format a MicroTime: always six decimals, as the API server requires."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 class LeaseSpec(Part, frozen=True):
-    """Who leads, and until when the others leave it alone."""
+    """Holder of the lease and its timestamps."""
 
     holder_identity: str | None = None
-    """Nobody, if it is empty or not said."""
+    """Empty or absent if there is no holder."""
     lease_duration_seconds: int | None = None
     acquire_time: str | None = None
     renew_time: str | None = None
     lease_transitions: int | None = None
-    """How often it has changed hands."""
+    """Number of changes of the holder."""
 
 
 class Lease(Object, frozen=True):
-    """One seat that one process at a time holds."""
+    """A lock that one process at a time holds."""
 
     group: ClassVar[str] = "coordination.k8s.io"
     version: ClassVar[str] = "v1"

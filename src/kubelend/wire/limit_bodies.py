@@ -1,6 +1,6 @@
-"""The JSON bodies about limits: what providers lend, and what requesters may have.
+"""JSON bodies of lending policies and quotas.
 
-What administrators write is read strictly: a name that is not known would be a limit that does not hold.
+Requests reject unknown fields, because a misspelled limit would silently not apply.
 """
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 
 class PolicyRequest(LendingPolicy, frozen=True, forbid_unknown_fields=True):
-    """What an administrator says for a cluster; all of it, in place of what was said before."""
+    """Lending policy set by an administrator for a cluster. Replaces the previous one."""
 
 
 class PolicyStatus(Body, frozen=True):
-    """Who said what of a cluster, and what holds."""
+    """Lending policies of a cluster."""
 
     cluster_id: str
     admin: LendingPolicy | None = None
-    """What an administrator has set."""
+    """Policy set by an administrator."""
     advertised: LendingPolicy | None = None
-    """What the cluster says itself."""
+    """Policy advertised by the cluster."""
     effective: EffectivePolicy | None = None
-    """What holds; nothing is limited if it is not there."""
+    """Policy in effect: the stricter of both. Absent if nothing is limited."""
 
 
 class QuotaRequest(Body, frozen=True, forbid_unknown_fields=True):
-    """The most that a cluster may hold and wait for at a time, and spend in a day (UTC)."""
+    """Quota of a cluster: maximum amounts held and waited for, and maximum spend per day (UTC)."""
 
     amounts: AmountsByName = msgspec.field(default_factory=dict)
-    """What is not named has no such limit; zero allows none."""
+    """Maximum amounts by resource. Resources that are not listed are not limited; zero allows none."""
     reservations: Count | None = None
     budget: Price = ""
     currency: Currency = "USD"
-    """Of the budget."""
+    """Currency of the budget."""
 
 
 class Quota(Body, frozen=True):
-    """The same, as it is set."""
+    """A quota that is set."""
 
     amounts: dict[str, str] = msgspec.field(default_factory=dict)
     reservations: int | None = None
@@ -59,18 +59,18 @@ class Quota(Body, frozen=True):
 
 
 class QuotaUse(Body, frozen=True):
-    """What of a quota is used now."""
+    """Current usage of a quota."""
 
     held: dict[str, str] = msgspec.field(default_factory=dict)
     waited_for: dict[str, str] = msgspec.field(default_factory=dict)
     reservations: int = 0
     waiting: int = 0
     spent_today: str = ""
-    """With what running reservations will cost until the day (UTC) ends."""
+    """Spend of the current day (UTC), including the cost of running reservations until its end."""
 
 
 class QuotaStatus(Body, frozen=True):
-    """A cluster's quota, and what of it is used."""
+    """Quota of a cluster and its usage."""
 
     cluster_id: str
     quota: Quota
@@ -78,7 +78,7 @@ class QuotaStatus(Body, frozen=True):
 
 
 class QuotaList(Body, frozen=True):
-    """One page of quotas; `next` continues it."""
+    """One page of quotas. `next` is the continue token of the following page."""
 
     quotas: list[QuotaStatus]
     next: str = ""

@@ -1,4 +1,4 @@
-"""Policies and quotas between the wire and the core: texts are parsed and printed here only."""
+"""Conversion of lending policies, quotas, members and tokens between wire bodies and core records."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kubelend.wire import bodies, limit_bodies
 
 
 def to_policy(body: bodies.LendingPolicy, where: str = "") -> LendingPolicy:
-    """Everything that cannot hold is refused here, with the name of the field."""
+    """Convert and validate a lending policy; errors name the field."""
     prefix = f"{where}." if where else ""
     allow, deny = tuple(body.allow), tuple(body.deny)
     lending.check_names(allow, f"{prefix}allow")
@@ -86,7 +86,7 @@ def from_lending(holds: Lending | None) -> bodies.EffectivePolicy | None:
 
 
 def withheld(holds: Lending | None, available: Resources, reserved: Resources) -> dict[str, str]:
-    """What of the available amounts a policy keeps from being lent now."""
+    """Return the available amounts that the policy withholds now."""
     if holds is None:
         return {}
     free = available.clamped()
@@ -115,5 +115,5 @@ def from_quota(cluster: ClusterId, account: Account, now: datetime) -> limit_bod
 
 
 def from_amounts(amounts: Resources | Mapping[str, int]) -> dict[str, str]:
-    """Texts by name. Zeros of a vector are left out; those of caps are not, where they mean none at all."""
+    """Format amounts by name. A vector omits zeros; caps keep them, because zero means none at all."""
     return {name: resources.text(name, amount) for name, amount in amounts.items()}

@@ -1,4 +1,4 @@
-"""Which route a method and a path mean, and the names in the path."""
+"""Path matching: the route of a method and path, and its path parameters."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from kubelend.wire.routes import ROUTES
 
 
 class Match(NamedTuple):
-    """A route, and what stands in its path for each name in braces."""
+    """A route and the values of its path parameters."""
 
     route: Route
     names: dict[str, str]
 
 
 def find(method: str, path: str) -> Match | NotFound | MethodNotAllowed:
-    """The route of a call, or why there is none, to be raised once it is known who calls.
+    """Return the route of a request, or an error that the caller raises after authentication.
 
-    `path` is as it was sent: a name may hold a slash, percent-encoded.
+    `path` is still percent-encoded, because a path parameter may contain an encoded slash.
     """
     plain = _PLAIN.get((method, path))
     if plain is not None:
@@ -34,9 +34,11 @@ def find(method: str, path: str) -> Match | NotFound | MethodNotAllowed:
     if matches:
         allowed = sorted(match.route.method for match in matches)
         return MethodNotAllowed(
-            f"{method} is not for {path}", hint=f"use {', '.join(allowed)}", allowed=allowed
+            f"method {method} is not allowed for {path}",
+            hint=f"use {', '.join(allowed)}",
+            allowed=allowed,
         )
-    return NotFound(f"no route {path}", hint="see /openapi.json")
+    return NotFound(f"no such route: {path}", hint="see /openapi.json")
 
 
 def _candidates(path: str) -> list[Route]:

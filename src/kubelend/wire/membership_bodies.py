@@ -1,4 +1,4 @@
-"""The JSON bodies about who belongs: tokens, members, and how they are let in and put out."""
+"""JSON bodies for administrators and for joining: members, tokens, limits, audit log and certificates."""
 
 from __future__ import annotations
 
@@ -13,24 +13,30 @@ from kubelend.wire.certificate_bodies import Pem
 
 JoiningRole = Literal["cluster", "viewer", "admin"]
 Pin = Annotated[
-    str, Meta(max_length=71, description="sha256: and the hash of a public key, in hex digits")
+    str,
+    Meta(
+        max_length=71,
+        description="`sha256:` followed by the SHA-256 hash of a public key in hex digits",
+    ),
 ]
 
 DEFAULT_TTL = "15m"
 
 
 class TokenRequest(Body, frozen=True):
-    """Who may join with a token, how often and until when."""
+    """Request to create a join token."""
 
     ttl: Duration = DEFAULT_TTL
     role: JoiningRole = "cluster"
     name: Annotated[str, Meta(extra_json_schema=patterns.COMMON_NAME)] = ""
-    """The only one that may; others have to be accepted, if the broker does not expect them."""
+    """Only a client with this name may join. Without it, an administrator has to approve names that the
+    broker does not expect.
+    """
     uses: Annotated[int, Meta(ge=1, le=1000)] = 1
 
 
 class NewToken(Body, frozen=True):
-    """A token, told this once, and what a newcomer needs beside it."""
+    """A new join token, with what a client needs to join. The token is not shown again."""
 
     token: str
     id: str
@@ -38,15 +44,15 @@ class NewToken(Body, frozen=True):
     expires_at: Timestamp
     uses: int
     enrol_port: int
-    """Where it joins, on the broker's host."""
+    """Enrolment port on the broker's host."""
     ca_hash: Pin
-    """By which it knows the broker."""
+    """Pin that authenticates the broker to the client."""
     certificate_lifetime: Duration
     name: str = ""
 
 
 class Token(Body, frozen=True):
-    """A token without its secret, which the broker does not know."""
+    """A join token without its secret, which the broker does not store."""
 
     id: str
     state: Annotated[str, Meta(description="Valid, Used or Expired")]
@@ -59,13 +65,13 @@ class Token(Body, frozen=True):
 
 
 class TokenList(Body, frozen=True):
-    """All tokens, the oldest first."""
+    """All join tokens, oldest first."""
 
     tokens: list[Token]
 
 
 class MemberCertificate(Body, frozen=True):
-    """The newest certificate that the broker issued to a member."""
+    """The latest certificate that the broker issued to a member."""
 
     serial: str
     issued_at: Timestamp
@@ -74,14 +80,14 @@ class MemberCertificate(Body, frozen=True):
 
 
 class Member(Body, frozen=True):
-    """Who joined, waits to join, or was put out."""
+    """A member: joined, waiting for approval, or revoked."""
 
     role: str
     name: str
     standing: Annotated[str, Meta(description="Pending, Accepted or Revoked")]
     asked_at: Timestamp
     asks: Pin = ""
-    """The key that asks to join in this name, and waits for an administrator."""
+    """Pin of a key that waits for approval to join under this name."""
     token: str = ""
     decided_at: Timestamp | None = None
     decided_by: str = ""
@@ -91,58 +97,60 @@ class Member(Body, frozen=True):
 
 
 class MemberList(Body, frozen=True):
-    """One page of members; `next` continues it."""
+    """One page of members. `next` is the continue token of the following page."""
 
     members: list[Member]
     next: str = ""
 
 
 class AcceptRequest(Body, frozen=True):
-    """Which key is accepted; whichever asks, if empty."""
+    """Key to approve. Defaults to the key that waits."""
 
     key: Pin = ""
     keep_old: bool = False
-    """Go on believing the certificates of another key that was in until now."""
+    """Keep trusting certificates of the previously approved key."""
 
 
 class RevokeRequest(Body, frozen=True):
-    """What becomes of its reservations, and why."""
+    """How to treat the member's reservations, and the reason."""
 
     release: bool = False
-    """Give back what it has borrowed, and move what it lends. If not, both stay until they end."""
+    """Release what the member borrowed and move what it lends. Otherwise both stay until they end."""
     reason: Reason = ""
 
 
 class Revocation(Body, frozen=True):
-    """Who is refused from now on, and what became of its reservations."""
+    """Result of a revocation."""
 
     member: Member
     known: bool
-    """Whether anybody of that name has been seen before."""
+    """Whether a member of this name was known before."""
     released: list[str] = msgspec.field(default_factory=list)
-    """Reservations that it had asked for."""
+    """Released reservations of the member."""
     drained: list[str] = msgspec.field(default_factory=list)
-    """Reservations on it: moved to other clusters, or released."""
+    """Reservations at the member's cluster: moved to other clusters, or released."""
     tokens: list[str] = msgspec.field(default_factory=list)
-    """Tokens that this administrator had made: they are gone."""
+    """Join tokens created by this administrator, now deleted."""
     let_in: list[str] = msgspec.field(default_factory=list)
-    """Members (role/name) that this administrator let in. They stay, and should be looked at."""
+    """Members (role/name) that this administrator approved. They remain and should be reviewed."""
 
 
 class Removal(Body, frozen=True):
-    """What is left of who was removed."""
+    """Result of the removal of a member."""
 
     refused: bool
-    """Whether it still has certificates, which are refused."""
+    """Whether the member still has valid certificates, which are rejected."""
     refused_until: Timestamp | None = None
-    """When the last of them ends; if empty, they are refused until an administrator accepts it."""
+    """Time at which the last of these certificates expires. If empty, they are rejected until the member is
+    approved again.
+    """
     tokens: list[str] = msgspec.field(default_factory=list)
     let_in: list[str] = msgspec.field(default_factory=list)
-    """Both as in a revocation."""
+    """Tokens and approvals of a removed administrator, as in a revocation."""
 
 
 class JoinRequest(Body, frozen=True):
-    """What a newcomer sends: to the enrolment listener, and only there."""
+    """Request to join, sent to the enrolment listener."""
 
     token: Annotated[str, Meta(max_length=200)]
     name: Name
@@ -151,17 +159,17 @@ class JoinRequest(Body, frozen=True):
 
 
 class Joined(Body, frozen=True):
-    """The newcomer is in."""
+    """Response to an approved join request."""
 
     certificate: Pem
     authorities: Pem
     port: int
-    """Where it calls from now on, on the broker's host."""
+    """API port on the broker's host."""
 
 
 class JoinWaits(Body, frozen=True):
-    """An administrator has to say yes first: ask the same again until then."""
+    """Response to a join request that waits for approval. Repeat the request until it is decided."""
 
     standing: str
     key: Pin
-    """What the administrator sees of it."""
+    """Pin of the requesting key, as shown to the administrator."""

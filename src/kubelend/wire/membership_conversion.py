@@ -1,4 +1,4 @@
-"""Members and tokens as bodies."""
+"""Conversion of members and tokens to wire bodies."""
 
 from __future__ import annotations
 

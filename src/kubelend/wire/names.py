@@ -1,6 +1,6 @@
-"""Names of objects that are made from IDs, which need not be names that Kubernetes takes.
+"""Object names derived from IDs, which need not be valid Kubernetes names.
 
-The Kubernetes store names its objects by it, and so do both ends of a mailbox (`wire.mailboxes`).
+Used by the Kubernetes store and by both sides of a cluster namespace (`wire.cluster_namespaces`).
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from typing import Final
 
 
 def safe(id: str) -> str:
-    """The ID itself where it can be a name. One that looks as if it were hashed is hashed too,
-    so that no two names ever meet.
+    """Return the ID if it is a valid object name, else a hash of it.
+
+    IDs that start with the hash prefix are hashed too, so that two IDs never map to the same name.
     """
     if len(id) <= _LONGEST and _DNS.fullmatch(id) and not id.startswith(_HASHED):
         return id
@@ -24,4 +25,4 @@ _DNS: Final = re.compile(
     r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", re.ASCII
 )
 _LONGEST: Final = 240
-"""Kubernetes takes 253; the rest is for what is put around it."""
+"""Kubernetes allows 253 characters; the rest is for prefixes and suffixes."""

@@ -1,7 +1,8 @@
-"""The objects of the agent's own cluster, group `rear.fluidos.eu`, as types.
+"""Custom resources of group `rear.fluidos.eu`, in the agent's own cluster, as types; object names made from
+IDs.
 
-Fields that the published contract has keep their names; ours are optional beside them. Agents keep these
-objects through `agent.ports.LocalObjects`, wherever those are: in Kubernetes, in files or in memory.
+Fields of the published contract keep their names; fields that Kubelend adds are optional. The agent stores
+these objects through `agent.ports.LocalObjects`: in Kubernetes, in files or in memory.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ def _camel(name: str) -> str:
     return _NAMES.get(name) or bodies.camel(name)
 
 
-# These limits are the API server's to check: what is read from files is taken as it is, and judged by those
-# who know what to say about it.
+# These constraints are only published in the CRDs. Decoding accepts any text, because the code that uses a
+# value reports a better error than a schema can.
 Name = Annotated[str, Meta(extra_json_schema=patterns.up_to(253))]
 Reason = Annotated[str, Meta(extra_json_schema=patterns.up_to(1024))]
 Amount = Annotated[str, Meta(extra_json_schema=patterns.SOME_QUANTITY)]
@@ -43,30 +44,30 @@ Priority = Annotated[int, Meta(extra_json_schema=patterns.INT32)]
 
 
 class Part(msgspec.Struct, frozen=True, omit_defaults=True, rename=_camel):
-    """The common shape of specs and statuses."""
+    """Base of metadata, specs and statuses: frozen, camel case on the wire, defaults omitted."""
 
 
 class Metadata(Part, frozen=True):
-    """What Kubernetes keeps about every object."""
+    """Standard object metadata."""
 
     name: str
     namespace: str = "default"
     uid: str = ""
-    """Set by whoever keeps the objects; one that is made anew has another."""
+    """Set by the server. An object that is deleted and created again gets another UID."""
     generation: int = 0
-    """Counts the changes of the spec; set by whoever keeps the objects."""
+    """Number of the spec's current version. Set by the server."""
     resource_version: str = ""
-    """Changes with every write; set by whoever keeps the objects."""
+    """Opaque version for optimistic concurrency; changes with every write. Set by the server."""
     creation_timestamp: Timestamp | None = None
     deletion_timestamp: Timestamp | None = None
-    """Set when somebody wants it gone while finalizers are left."""
+    """When deletion was requested. The object is removed once its finalizers are empty."""
     finalizers: tuple[str, ...] = ()
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
 
 
 class Object(Part, frozen=True):
-    """One object; every kind has its spec and status."""
+    """Base of all kinds: metadata, and the group, version and names of the kind."""
 
     group: ClassVar[str] = GROUP
     version: ClassVar[str] = VERSION
@@ -77,7 +78,7 @@ class Object(Part, frozen=True):
 
     @property
     def key(self) -> str:
-        """`namespace/name`: by which one finds it among its kind."""
+        """`namespace/name`, the key of an object among its kind."""
         return f"{self.metadata.namespace}/{self.metadata.name}"
 
 
@@ -85,50 +86,52 @@ Kind = TypeVar("Kind", bound=Object)
 
 
 class MeasuredResources(Part, frozen=True):
-    """What a cluster has; `pending` and `largest` are ours."""
+    """Resources of the cluster as measured by the agent."""
 
     capacity: Amounts
-    """All that its nodes have."""
+    """Total capacity of the cluster's nodes."""
     allocatable: Amounts
-    """What pods may ask for."""
+    """Capacity available to pods."""
     allocated: Amounts
-    """What pods ask for now."""
+    """Sum of the resource requests of running pods."""
     available: Amounts
-    """Allocatable, less allocated and what is set aside for others."""
+    """Allocatable minus allocated minus resources reserved for other clusters."""
     used: Amounts | None = None
-    """What pods really use, where it is measured."""
+    """Measured usage of running pods, if metrics are available."""
     pending: Amounts | None = None
-    """What pods ask for that are not scheduled yet. It is no part of `allocated`."""
+    """Sum of the resource requests of unscheduled pods. Not included in allocated."""
     largest: Amounts | None = None
-    """The most that is free on one node, of each resource by itself."""
+    """Largest amount that is free on a single node, for each resource separately."""
 
 
 class AdvertisementSpec(Part, frozen=True):
-    """What the agent last measured."""
+    """AdvertisementSpec is the agent's latest measurement of this cluster."""
 
     cluster_id: Name
-    """Under which the broker knows this cluster."""
+    """ID of this cluster at the broker."""
     resources: MeasuredResources
     timestamp: Timestamp
-    """When it was measured."""
+    """Time of the measurement."""
     cost: Cost | None = None
 
 
 class AdvertisementStatus(Part, frozen=True):
-    """Whether the broker knows it."""
+    """AdvertisementStatus reports whether the advertisement was published to the broker."""
 
     phase: Annotated[str, Meta(extra_json_schema=patterns.one_of("Active", "Error"))] = ""
-    """Active or Error."""
+    """Active if the last publication succeeded, Error if it failed."""
     last_update_time: Timestamp | None = None
-    """When this status last changed."""
+    """Time of the last status change."""
     published: bool = False
-    """Whether the broker has taken the newest."""
+    """Whether the broker accepted the latest advertisement."""
     message: str = ""
-    """What is wrong, for people."""
+    """Human-readable description of the last error."""
 
 
 class Advertisement(Object, frozen=True):
-    """What this cluster offers: one object, written by the agent."""
+    """Advertisement shows the resources that this cluster offers to others. The agent writes a single
+    object.
+    """
 
     kind: ClassVar[str] = "Advertisement"
     plural: ClassVar[str] = "advertisements"
@@ -138,25 +141,25 @@ class Advertisement(Object, frozen=True):
 
 
 class Requested(Part, frozen=True):
-    """Amounts as these objects write them. GPU, storage and extended resources are ours."""
+    """Base of specs with requested amounts."""
 
     requested_cpu: Amount
-    """Processor, in cores: 500m is half of one."""
+    """CPU in cores, for example 500m."""
     requested_memory: Amount
-    """Memory, in bytes: 256Mi, 8Gi."""
+    """Memory in bytes, for example 256Mi."""
     requested_gpu: AmountOrNone = ""
-    """Whole devices; in Kubernetes nvidia.com/gpu."""
+    """Number of GPUs (nvidia.com/gpu)."""
     requested_storage: AmountOrNone = ""
-    """Disk, in bytes."""
+    """Ephemeral storage in bytes."""
     extended_resources: Annotated[
         dict[Annotated[str, Meta(extra_json_schema=patterns.RESOURCE_NAME)], Amount],
         Meta(extra_json_schema=patterns.at_most(32)),
     ] = {}
-    """Any other resource, by its Kubernetes name."""
+    """Other resources by Kubernetes resource name."""
 
     @property
     def amounts(self) -> bodies.Quantities:
-        """The same as the broker's bodies write them."""
+        """The requested amounts as a REST body."""
         return bodies.Quantities(
             self.requested_cpu,
             self.requested_memory,
@@ -167,48 +170,52 @@ class Requested(Part, frozen=True):
 
 
 class Promised(Requested, frozen=True, kw_only=True):
-    """What both sides of a reservation read of it."""
+    """Base of both instruction specs."""
 
     reservation_name: Name
-    """The broker's reservation that it comes from."""
+    """ID of the reservation at the broker."""
     message: str = ""
-    """The same in words."""
+    """Human-readable summary of the instruction."""
     expires_at: Timestamp | None = None
-    """When the promise ends by itself."""
+    """Time at which the reservation expires unless renewed."""
 
 
 class ResourceRequestSpec(Requested, frozen=True):
-    """What a user of this cluster wants to borrow. All but priority and duration is ours."""
+    """ResourceRequestSpec defines the resources to reserve."""
 
     priority: Priority = 0
-    """Among requests that wait, the larger is served first."""
+    """Queue priority. Waiting requests with a higher value are served first."""
     duration: Duration = ""
-    """For how long; the broker's default, if it is not said."""
+    """Reservation duration. Defaults to the broker's --default-duration."""
     wait: Wait = ""
-    """For how long it may wait for capacity; it fails at once if empty and nothing fits."""
+    """Maximum time to wait in the queue for capacity. If empty, the request fails immediately when nothing
+    fits.
+    """
     policy: bodies.Policy = ""
-    """How to choose among the clusters that fit: headroom, binpack, cost or balanced."""
+    """Placement policy: headroom, binpack, cost or balanced. Defaults to headroom."""
     weights: Annotated[bodies.Weights, Meta(extra_json_schema=rules.WEIGHTS)] = {}
-    """How much each score counts, instead of a policy."""
+    """Weights of the scores headroom, packing, balance and price. Overrides policy."""
     target_cluster_id: Name = ""
-    """This provider or none; the broker chooses, if it is not said."""
+    """Only this provider is considered. If empty, the broker chooses a provider."""
     constraints: bodies.ConstraintsBody = bodies.UNCONSTRAINED
-    """Where it may go, beside where it fits."""
+    """Constraints on the provider."""
     renew: bool = False
-    """Keep it for as long as this object lives, instead of for `duration`."""
+    """Renew the reservation until this object is deleted, instead of letting it expire after duration."""
 
 
 class Asked(Part, frozen=True):
-    """The question that the broker was, or is about to be, asked: kept, to be repeated word for word."""
+    """The reservation request that was sent to the broker. Stored so that a retry sends the identical
+    request.
+    """
 
     generation: int
-    """Of the spec that it was made of."""
+    """Generation of the spec that the request was built from."""
     request: bodies.ReservationRequest
-    """As it was sent."""
+    """Request body as sent to the broker."""
 
 
 class ResourceRequestStatus(Part, frozen=True):
-    """Where the request stands. `reason` is for programs, `message` for people."""
+    """ResourceRequestStatus is the observed state of the request."""
 
     phase: Annotated[
         str,
@@ -218,26 +225,26 @@ class ResourceRequestStatus(Part, frozen=True):
             )
         ),
     ] = ""
-    """Pending, Reserved or Failed; and ours: Active, Released and Expired."""
+    """Phase of the request: Pending, Reserved, Active, Released, Expired or Failed."""
     target_cluster_id: Name = ""
-    """The provider."""
+    """ID of the provider cluster."""
     reservation_name: Name = ""
-    """The broker's reservation."""
+    """ID of the reservation at the broker."""
     reason: Reason = ""
-    """One word that says why."""
+    """Machine-readable reason for the phase, in CamelCase."""
     message: str = ""
-    """Why, and what to do, for people."""
+    """Human-readable explanation of the phase."""
     last_update_time: Timestamp | None = None
-    """When this status last changed."""
+    """Time of the last status change."""
     expires_at: Timestamp | None = None
-    """When the reservation ends by itself."""
+    """Time at which the reservation expires unless renewed."""
     observed_generation: int = 0
-    """Of the spec that was last taken in."""
+    """Generation of the spec that this status refers to."""
     asked: Asked | None = None
 
 
 class ResourceRequest(Object, frozen=True):
-    """The wish of a user of this cluster."""
+    """ResourceRequest asks the broker to reserve capacity in another cluster."""
 
     kind: ClassVar[str] = "ResourceRequest"
     plural: ClassVar[str] = "resourcerequests"
@@ -247,37 +254,39 @@ class ResourceRequest(Object, frozen=True):
 
 
 class ReservationInstructionSpec(Promised, frozen=True, kw_only=True):
-    """What this cluster may use, and where."""
+    """ReservationInstructionSpec defines the reserved resources and their provider."""
 
     target_cluster_id: Name
-    """The provider."""
+    """ID of the provider cluster."""
 
 
 class ReservationInstructionStatus(Part, frozen=True):
-    """What the agent has made of it. All but the first three is ours."""
+    """ReservationInstructionStatus is the observed state of the peering with the provider."""
 
     observed_reservation_resource_version: Name = ""
-    """Of the reservation as it was last heard of."""
+    """Revision of the reservation that this object was last updated from."""
     delivered: bool = False
-    """Whether this cluster has taken it in."""
+    """Whether the agent of this cluster has processed the instruction."""
     last_update_time: Timestamp | None = None
-    """When this status last changed."""
+    """Time of the last status change."""
     phase: Annotated[
         str, Meta(extra_json_schema=patterns.one_of("Connecting", "Ready", "Finished"))
     ] = ""
-    """Connecting, Ready, or Finished once the reservation is over."""
+    """Phase of the instruction: Connecting, Ready, or Finished when the reservation has ended."""
     message: str = ""
-    """What it waits for, or why it is over."""
+    """Human-readable description of what the instruction waits for, or why the reservation ended."""
     finished_at: Timestamp | None = None
-    """When it was over."""
+    """Time at which the reservation ended."""
     peered_cluster_ids: Annotated[
         tuple[Name, ...], Meta(extra_json_schema=patterns.no_longer_than(256))
     ] = ()
-    """With whom this cluster was joined for it, or was about to be, and from whom it has not parted yet."""
+    """Clusters with which a peering was established for this reservation and is not removed yet."""
 
 
 class ReservationInstruction(Object, frozen=True):
-    """A promise to this cluster; named after the reservation."""
+    """ReservationInstruction tells a requester which reserved resources it may use. Named after the
+    reservation.
+    """
 
     kind: ClassVar[str] = "ReservationInstruction"
     plural: ClassVar[str] = "reservationinstructions"
@@ -319,33 +328,35 @@ class Reply(Part, frozen=True):
 
 
 class ProviderInstructionSpec(Promised, frozen=True, kw_only=True):
-    """What this cluster has to set aside, and for whom."""
+    """ProviderInstructionSpec defines the resources to hold and their requester."""
 
     requester_cluster_id: Name
-    """Who borrows."""
+    """ID of the requester cluster."""
     reply: Reply | None = None
 
 
 class ProviderInstructionStatus(Part, frozen=True):
-    """Whether it is set aside. All but the first two is ours."""
+    """ProviderInstructionStatus is the observed state of the hold."""
 
     enforced: bool = False
-    """Whether it is taken off what this cluster has available."""
+    """Whether the reserved amounts are subtracted from the available resources of this cluster."""
     last_update_time: Timestamp | None = None
-    """When this status last changed."""
+    """Time of the last status change."""
     phase: Annotated[
         str, Meta(extra_json_schema=patterns.one_of("Held", "Withdrawn", "Refused"))
     ] = ""
-    """Held, Withdrawn or Refused."""
+    """Phase of the hold: Held, Withdrawn or Refused."""
     message: str = ""
-    """Why it is refused or over."""
+    """Human-readable reason for a refusal or for the end of the reservation."""
     finished_at: Timestamp | None = None
-    """When it was over."""
+    """Time at which the reservation ended."""
     question: Question | None = None
 
 
 class ProviderInstruction(Object, frozen=True):
-    """A promise of this cluster; named `<reservation>-provider`."""
+    """ProviderInstruction tells a provider which resources to hold for a requester. Named
+    `<reservation>-provider`.
+    """
 
     kind: ClassVar[str] = "ProviderInstruction"
     plural: ClassVar[str] = "providerinstructions"
@@ -363,6 +374,6 @@ KINDS: tuple[type[Object], ...] = (
 
 
 def with_status(found: Kind, status: msgspec.Struct, now: datetime) -> Kind:
-    """The same object with this status, stamped with the time."""
+    """Return the object with this status and `lastUpdateTime` set to `now`."""
     stamped = msgspec.structs.replace(status, last_update_time=now)
     return msgspec.structs.replace(found, status=stamped)

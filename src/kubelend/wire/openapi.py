@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document, generated from the routes and the types of their bodies."""
+"""OpenAPI 3.1 document, generated from the routes and the types of their bodies."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Json = dict[str, Any]
 
 _TITLE = "Kubelend broker"
 _DESCRIPTION = (
-    "Kubernetes clusters lend each other spare capacity. Every call is made over mutual TLS: the common"
-    " name of the client certificate is the cluster, its organisation the role. An agent names itself in the"
-    " header Kubelend-Agent, by a name that is new at each start: while it speaks for its cluster, another"
-    " agent is refused with IdentityInUse."
+    "REST API of the broker for multi-cluster capacity sharing. All requests use mutual TLS: the common name"
+    " of the client certificate is the cluster ID, its organisation the role. An agent sends an instance ID,"
+    " new at each start, in the header Kubelend-Agent: while one instance is active for a cluster, requests"
+    " of another are rejected with IdentityInUse."
 )
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 _NAME: Json = {"type": "string", "minLength": 1, **patterns.PLAIN}
@@ -27,12 +27,12 @@ _NAME: Json = {"type": "string", "minLength": 1, **patterns.PLAIN}
 
 @cache
 def text(version: str) -> bytes:
-    """The document as it is served and committed, with a line for each thing."""
+    """The document as served and committed, indented."""
     return msgspec.json.format(msgspec.json.encode(document(version)), indent=2) + b"\n"
 
 
 def document(version: str) -> Json:
-    """The whole description; the same for the same version."""
+    """Build the document; deterministic for a version."""
     types = [*_types(), bodies.Problem]
     schemas, components = msgspec.json.schema_components(
         types, ref_template="#/components/schemas/{name}"
@@ -115,11 +115,11 @@ def _answers(route: Route, schema_of: dict[str, Json]) -> Json:
 
 
 def _event(data: Json) -> Json:
-    """One of the events in a stream, as OpenAPI 3.2 describes them: each an object of texts."""
+    """Schema of one event of a stream, in the style of OpenAPI 3.2."""
     nothing = {"type": "object", "maxProperties": 0}
     return {
         "type": "object",
-        "description": "One event. `reset`, without data: forget what was told, all of it follows anew.",
+        "description": "One event. `reset` has no data: drop all known state, the full state follows.",
         "properties": {
             "event": {"type": "string", "enum": ["instruction", "reset"]},
             "id": {"type": "string"},
@@ -145,11 +145,11 @@ def _errors(route: Route, schema_of: dict[str, Json]) -> Json:
     return answers
 
 
-_OTHERS = f"Any other error. Of any route: {', '.join(problems.signs(OF_ANY_ROUTE))}"
+_OTHERS = f"Any other error. Errors of all routes: {', '.join(problems.signs(OF_ANY_ROUTE))}"
 
 
 def _needs_body(route: Route) -> bool:
-    """A body all of whose fields have defaults may be left out, unless it replaces what was said before."""
+    """A body whose fields all have defaults is optional, except in a PUT, which replaces the whole object."""
     return route.method == "PUT" or any(
         field.required for field in msgspec.structs.fields(route.body)
     )

@@ -1,8 +1,4 @@
-"""Errors on the wire: which HTTP status each has, its body, and the way back to the very same class.
-
-The broker turns an error into a problem, the client turns the problem into the error again, so that
-both sides, and every command, speak of errors by class.
-"""
+"""Errors on the wire: HTTP status, problem body (RFC 9457), and decoding back to the same error class."""
 
 from __future__ import annotations
 
@@ -31,7 +27,7 @@ STATUS: dict[type[errors.KubelendError], HTTPStatus] = {
     errors.Unavailable: HTTPStatus.SERVICE_UNAVAILABLE,
     errors.UnexpectedAnswer: HTTPStatus.BAD_GATEWAY,
 }
-"""A class that is not here has the status of its nearest base."""
+"""HTTP status by class. Other classes have the status of their nearest base."""
 
 
 def status_of(error: errors.KubelendError) -> HTTPStatus:
@@ -39,13 +35,13 @@ def status_of(error: errors.KubelendError) -> HTTPStatus:
 
 
 def signs(kinds: Iterable[codes.Kind]) -> list[str]:
-    """By which programs know each: `404 NotFound`."""
+    """Format errors as status and code: `404 NotFound`."""
     return [f"{int(status_of(kind('')))} {kind.code}" for kind in kinds]
 
 
 def to_problem(error: errors.KubelendError) -> bodies.Problem:
-    """The body that says what went wrong, to programs by `code` and to people by `error`."""
-    # Late: it brings numpy along, which a client of the broker does without.
+    """Convert an error to a problem body: `code` is for programs, `error` for people."""
+    # Imported late, because it loads numpy, which clients of the broker do not need.
     from kubelend.wire import conversion
 
     status = status_of(error)
@@ -64,14 +60,14 @@ def to_problem(error: errors.KubelendError) -> bodies.Problem:
 
 
 def from_answer(status: int, body: bytes) -> errors.KubelendError:
-    """The error that an answer stands for, also when it is not one of ours."""
+    """Decode an error response, also one that does not come from a broker."""
     try:
         problem = msgspec.json.decode(body, type=bodies.Problem)
     except msgspec.MsgspecError:
         text = body[:200].decode("utf-8", "replace").strip()
-        # What fails behind a proxy is told by its own page, and passes as the broker's own absence does.
+        # A proxy answers with its own page when the broker fails: retryable, as if it were unreachable.
         is_passing = status >= HTTPStatus.INTERNAL_SERVER_ERROR
         unclear = errors.Unavailable if is_passing else errors.UnexpectedAnswer
-        return unclear(f"the broker answered {status}: {text or 'nothing'}")
+        return unclear(f"the broker answered {status}: {text or 'empty body'}")
     kind = codes.BY_CODE.get(problem.code, errors.KubelendError)
     return kind(problem.detail, hint=problem.hint)

@@ -1,6 +1,6 @@
-"""Amounts between the wire and the core: a body of texts to an exact vector, and back.
+"""Conversion of amounts between wire bodies and core vectors.
 
-Apart from `wire.conversion`, because agents need it too, and must not load what decisions are made with.
+Separate from `wire.conversion`, because agents import it and must not load numpy.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ from kubelend.wire import bodies
 
 
 def asked(body: bodies.Quantities, where: str) -> resources.Resources:
-    """What somebody asks for, rounded up; errors name the field."""
+    """Parse requested amounts, rounded up; errors name the field."""
     return _plain(body) or resources.asked(_texts(body), where)
 
 
 def offered(body: bodies.Quantities, where: str) -> resources.Resources:
-    """What somebody offers, rounded down; errors name the field."""
+    """Parse offered amounts, rounded down; errors name the field."""
     return _plain(body) or resources.offered(_texts(body), where)
 
 
 def wanted(body: bodies.Quantities) -> resources.Resources:
-    """What a reservation is asked for, rounded up. CPU and memory must be; the rest may be left out."""
+    """Parse the amounts of a reservation request, rounded up. CPU and memory are required."""
     amounts = asked(body, "requestedResources")
     for name in ("cpu", "memory"):
         if not amounts.amount(name):
             raise InvalidQuantity(
                 f"requestedResources.{name}: must be more than zero",
-                hint="write for example 500m or 256Mi",
+                hint="use for example 500m or 256Mi",
             )
     return amounts
 
 
 def of(amounts: resources.Resources) -> bodies.Quantities:
-    """The body which says these amounts."""
+    """Format amounts as a body."""
     text = resources.text
     return bodies.Quantities(
         text("cpu", amounts.cpu),
@@ -47,14 +47,14 @@ def of(amounts: resources.Resources) -> bodies.Quantities:
 
 
 def requested(amounts: resources.Resources) -> tuple[str, str, str, str, dict[str, str]]:
-    """The first fields of every `objects.Requested`."""
+    """Format amounts as the leading fields of `objects.RequestedAmounts`."""
     texts = amounts.texts()
     named = (texts.pop("cpu"), texts.pop("memory"), texts.pop("gpu", ""), texts.pop("storage", ""))
     return *named, texts
 
 
 def _plain(body: bodies.Quantities) -> resources.Resources | None:
-    """The amounts, if all are written in the common ways: nothing is to be rounded, nor anything wrong."""
+    """Fast path: parse amounts in common notations that need no rounding. None if there are others."""
     if body.extended:
         return None
     return resources.unrounded(str(body.cpu), str(body.memory), str(body.gpu), str(body.storage))
@@ -69,7 +69,7 @@ def _texts(body: bodies.Quantities) -> Mapping[str, str]:
     for name, text in body.extended.items():
         if name in _NAMED:
             raise InvalidInput(
-                f"extended.{name}: is no extended resource", hint=f"use the field {name}"
+                f"extended.{name}: not an extended resource", hint=f"use the field {name}"
             )
         texts[name] = str(text)
     return texts

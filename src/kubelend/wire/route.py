@@ -1,4 +1,4 @@
-"""What a route is: who may call it, what goes in, what comes out. `wire.routes` lists all of them."""
+"""The Route record: access, request and response types, errors; headers and limits of the REST API."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kubelend.wire import codes
 
 
 class Access(StrEnum):
-    """Who may call a route, beside being verified by certificate."""
+    """Callers that may use a route, besides having a verified certificate."""
 
     ANYONE = "anyone"  # every verified certificate
     CLUSTER = "cluster"  # a cluster, for itself
@@ -25,7 +25,7 @@ class Access(StrEnum):
 
 
 OF_BODIES: Final[tuple[codes.Kind, ...]] = (errors.TooSlow, errors.BodyTooLarge)
-"""What any route with a body can answer."""
+"""Errors of every route with a body."""
 
 OF_ANY_ROUTE: Final[tuple[codes.Kind, ...]] = (
     errors.InvalidIdentity,
@@ -44,11 +44,11 @@ OF_ANY_PATH: Final[tuple[codes.Kind, ...]] = (
     errors.NotFound,
     errors.MethodNotAllowed,
 )
-"""What is answered to a request that comes to no route: it is no HTTP, or has another path or method."""
+"""Errors of a request without a route: not HTTP, or another path or method."""
 
 
 class Parameter(NamedTuple):
-    """A value in the query or a header; all of them are optional."""
+    """An optional query parameter or header."""
 
     name: str
     description: str
@@ -70,16 +70,16 @@ class Route(NamedTuple):
     errors: tuple[codes.Kind, ...] = ()
     media_type: str = "application/json"
     harmless_twice: bool = False
-    """Of a POST: said twice, it changes what once would have changed. Others could answer differently."""
+    """Whether a POST is idempotent."""
 
     @property
     def named_errors(self) -> tuple[codes.Kind, ...]:
-        """Those that it can answer beside what any route can: its own, and those of reading a body."""
+        """Errors of this route besides those of all routes: its own, and those of reading a body."""
         return self.errors if self.body is None else (*self.errors, *OF_BODIES)
 
     @property
     def is_repeatable(self) -> bool:
-        """Whether sending it again, after an answer was lost, does no harm."""
+        """Whether the client may retry the request after a lost response."""
         return self.method in {"GET", "PUT", "DELETE"} or self.harmless_twice
 
 
@@ -88,31 +88,33 @@ EVENT_STREAM = "text/event-stream"
 IDEMPOTENCY_KEY = "Idempotency-Key"
 LAST_EVENT_ID = "Last-Event-ID"
 AGENT = "Kubelend-Agent"
-"""Which agent calls: a name that it gives itself at its start. Callers that are no agents have none."""
+"""Header with the instance ID of the calling agent, new at each start. Other callers do not send it."""
 MAX_KEY_LENGTH = 255
 LONGEST_PAGE = 1000
 MOST_OVER = 100
-"""How many reservations that are over a client is shown which asks for no page."""
+"""Maximum number of finished reservations in a response without paging."""
 
 _LIMIT = Parameter(
     "limit",
-    f"How many at most, up to {LONGEST_PAGE}",
+    f"Maximum number of results, up to {LONGEST_PAGE}",
     schema=Annotated[int, Meta(ge=0, le=LONGEST_PAGE)],
 )
-PAGE = (_LIMIT, Parameter("continue", "Where the page before ended"))
+PAGE = (_LIMIT, Parameter("continue", "Continue token of the previous page"))
 NUMBERED_PAGE = (
     _LIMIT,
     Parameter(
-        "continue", "Where the page before ended", schema=Annotated[int, Meta(ge=0, le=2**63 - 1)]
+        "continue",
+        "Continue token of the previous page",
+        schema=Annotated[int, Meta(ge=0, le=2**63 - 1)],
     ),
 )
 
 
 def checked_key(key: str) -> str:
-    """An idempotency key travels in a header, which does not take every character."""
+    """Return the idempotency key if it can be sent in a header; raise an error otherwise."""
     if len(key) > MAX_KEY_LENGTH or not (key.isascii() and key.isprintable()):
         raise errors.InvalidInput(
-            f"{key[:40]!r} is no idempotency key",
+            f"{key[:40]!r} is not a valid idempotency key",
             hint=f"use up to {MAX_KEY_LENGTH} printable ASCII characters",
         )
     return key

@@ -1,7 +1,7 @@
-"""Every route of the REST interface, once: who may call it, what goes in, what comes out.
+"""The route table of the REST API and of the enrolment listener, and path matching.
 
-The server binds a handler to each name, the client builds its calls from them, and the OpenAPI document
-and the table of roles in the documentation are generated from here, so that none of them can differ.
+The server binds a handler to each route, the client builds its requests from them, and the OpenAPI document
+and the table of roles are generated from them, so that all of them agree.
 """
 
 from __future__ import annotations

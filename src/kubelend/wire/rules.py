@@ -1,8 +1,8 @@
-"""What a Kubernetes API server checks of an object beyond its shape, in CEL: for the CRDs alone.
+"""CEL validation rules of the CRDs.
 
-The records of `wire.objects` and `wire.broker_objects` carry these on the fields they are about. Servers
-from 1.25 on know them. They are there to tell people at once, in words; nothing of ours relies on them.
-Of CEL only what 1.25 had: no library of quantities, and no look at who writes.
+The types of `wire.objects` and `wire.broker_objects` carry them on their fields. Servers support them from
+1.25 on, so only CEL features of 1.25 are used: no quantity library, no access to the user. They give users
+early errors; the broker does not rely on them.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ def rule(expression: str, message: str) -> Schema:
 
 
 def joined(*schemas: Schema) -> Schema:
-    """All these rules on one field."""
+    """Combine the rules of several schemas."""
     return {VALIDATIONS: [one for schema in schemas for one in schema[VALIDATIONS]]}
 
 
 def unchanged(what: str) -> Schema:
-    """A field that must be there, and stays as it was made."""
+    """A required field that is immutable."""
     return rule("self == oldSelf", f"{what} cannot be changed")
 
 
 def kept(field: str) -> Schema:
-    """A field of this part that may be filled in later, once. On the part, because on the field itself
-    nobody would see it taken away."""
+    """A field that is immutable once set. The rule is on the parent, because a rule on the field would not
+    run when the field is removed.
+    """
     before, now = f"oldSelf.{field}", f"self.{field}"
     return rule(
         f"!has({before}) || {before} == '' || (has({now}) && {now} == {before})",
@@ -40,7 +41,7 @@ def kept(field: str) -> Schema:
 
 
 def positive(field: str, example: str) -> Schema:
-    """A number, or a text that says an amount: more than zero."""
+    """An int-or-string quantity above zero."""
     value = f"self.{field}"
     return rule(
         f"type({value}) == int ? {value} > 0 : {value}.matches({_SOME})", _wanted(field, example)
@@ -63,24 +64,24 @@ _SOME: Final = r"'^[+]?[0.]*[1-9]'"
 
 
 def _wanted(field: str, example: str) -> str:
-    return f"{field} must be an amount of more than zero, for example {example}"
+    return f"{field} must be a quantity above zero, for example {example}"
 
 
 def names_up_to(characters: int) -> Schema:
     return rule(
         f"self.all(name, size(name) <= {characters})",
-        f"a name has at most {characters} characters",
+        f"names must have at most {characters} characters",
     )
 
 
 def names_among(known: Sequence[str]) -> Schema:
-    return rule(f"self.all(name, name in {_texts(known)})", f"the names are {_spoken(known)}")
+    return rule(f"self.all(name, name in {_texts(known)})", f"names must be among {_spoken(known)}")
 
 
 def names_beside(others: Sequence[str]) -> Schema:
     return rule(
         f"!self.exists(name, name in {_texts(others)})",
-        f"{_spoken(others)} have fields of their own",
+        f"{_spoken(others)} must be set in their own fields",
     )
 
 
@@ -93,7 +94,7 @@ def _spoken(words: Sequence[str]) -> str:
 
 
 WANTED: Final = joined(positive("cpu", "500m"), positive("memory", "256Mi"))
-"""Nobody borrows no processor or no memory."""
+"""CPU and memory must be above zero."""
 
 COUNTED: Final = joined(not_negative("cpu"), not_negative("memory"))
 REQUESTED_TEXTS: Final = joined(
@@ -105,8 +106,9 @@ LASTING: Final = rule(
     r"self == '' || (self.matches('^[+]?([0-9.]+[a-zµμ]+)+$') && self.matches('[1-9]'))",
     "must be a duration above zero, for example 1h30m",
 )
-"""A CEL duration would not do: it fails on what is none, instead of saying so."""
+"""A pattern, because `duration()` fails with an internal error on invalid input."""
 
 WEIGHTS: Final = rule(
-    "size(self) == 0 || self.exists(name, self[name] > 0.0)", "one weight must be more than zero"
+    "size(self) == 0 || self.exists(name, self[name] > 0.0)",
+    "at least one weight must be above zero",
 )

@@ -1,9 +1,4 @@
-"""The structural schema of a record, as CustomResourceDefinitions want it, made from its types.
-
-A dialect of its own: no references, a type on every level, and a bound on all that could be long, because
-the API server estimates what a rule costs from it. No `allOf` either, although it is allowed: `kubectl
-explain` takes such a text for an object, and each error is told twice. Called by `wire.crds`.
-"""
+"""Structural schemas of records, as CustomResourceDefinitions require them. Used by `wire.crds`."""
 
 from __future__ import annotations
 
@@ -16,21 +11,21 @@ from kubelend.wire import docstrings, patterns, rules
 from kubelend.wire.patterns import Schema
 
 MAX_TEXT: Final = 32768
-"""Characters of a text for which nothing is said: as many as Kubernetes allows in a condition's message."""
+"""Default maximum length of a string: the limit of Kubernetes for a condition's message."""
 
 _EXACT: Final = 2**53
-"""The API server keeps bounds as floats: beyond this they would come back as other numbers."""
+"""The API server stores bounds as floats, which are exact up to this value."""
 
 _COPIED: Final = frozenset(
     {"pattern", "maxLength", "maxItems", "maxProperties", "minimum", "maximum", "format", "enum"}
     | {"x-kubernetes-list-type", "x-kubernetes-list-map-keys", rules.VALIDATIONS}
 )
 _PASSED_OVER: Final = frozenset({"description", "examples", "not"})
-"""Said elsewhere, or not to be said in this dialect."""
+"""JSON Schema keywords that are handled elsewhere or not allowed in structural schemas."""
 
 
 def of(kind: type[msgspec.Struct]) -> Schema:
-    """The schema of a record, with all that it holds."""
+    """Return the structural schema of a record, with all nested records."""
     return _schema(inspect.type_info(kind))
 
 
@@ -64,11 +59,11 @@ def _scalar(kind: inspect.Type) -> Schema:
             is_short = most is not None and most < 2**31
             schema = {"type": "integer", "format": "int32" if is_short else "int64"}
             return _refined(schema, {"minimum": least, "maximum": most} if is_short else {})
-    raise TypeError(f"{kind} cannot be part of a Kubernetes object")
+    raise TypeError(f"{kind} is not supported in a structural schema")
 
 
 def _union(types: list[inspect.Type]) -> Schema:
-    """Beside what may be left out there is one union: a number or a text, which says an amount."""
+    """Optional types lose their None; the only other union is int-or-string, for quantities."""
     if len(types) == 1:
         return _schema(types[0])
     amount: Schema = {
@@ -119,7 +114,7 @@ def _map(kind: inspect.DictType) -> Schema:
 
 
 def _key_rules(kind: inspect.Type) -> list[Schema]:
-    """Schemas of this dialect say nothing about the keys of a map; rules can."""
+    """Structural schemas cannot constrain map keys, so these become CEL rules."""
     extra = (kind.extra_json_schema if isinstance(kind, inspect.Metadata) else None) or {}
     text = kind.type if isinstance(kind, inspect.Metadata) else kind
     longest = extra.get("maxLength") or getattr(text, "max_length", None)
@@ -141,7 +136,7 @@ def _list(kind: inspect.ListType | inspect.VarTupleType) -> Schema:
 
 
 def _refined(schema: Schema, extra: Schema) -> Schema:
-    """The schema with what is said beside the type."""
+    """Merge the constraints of `extra` into the schema."""
     known = {key: value for key, value in extra.items() if key in _COPIED and not _too_large(value)}
     if rules.VALIDATIONS in known:
         known[rules.VALIDATIONS] = schema.get(rules.VALIDATIONS, []) + known[rules.VALIDATIONS]
@@ -156,12 +151,12 @@ def _refined(schema: Schema, extra: Schema) -> Schema:
     for part in extra.get("anyOf", []):
         refined = _narrowed(refined, part)
     if unknown := extra.keys() - _COPIED - _PASSED_OVER - {"properties", "anyOf"}:
-        raise TypeError(f"{', '.join(sorted(unknown))}: not known in a structural schema")
+        raise TypeError(f"{', '.join(sorted(unknown))}: not supported in a structural schema")
     return refined
 
 
 def _narrowed(amount: Schema, part: Schema) -> Schema:
-    """An amount of which the number, or the text, has more to fulfil."""
+    """Merge the constraints of one branch of an int-or-string quantity."""
     return {**amount, **{key: value for key, value in part.items() if key != "type"}}
 
 

@@ -1,6 +1,7 @@
-"""Texts that others get to see, on a terminal or in a log: they stay on their line, and steer nothing.
+"""Validation of input: free texts must be plain single lines, and msgspec errors become readable.
 
-Whoever takes a free text out of a body asks here. The same is published as `patterns.PLAIN`.
+Texts from clients end up on terminals and in logs, where a control character could move the cursor or forge
+a line. The same rule is published as the pattern `PLAIN`.
 """
 
 from __future__ import annotations
@@ -14,31 +15,29 @@ from kubelend.wire import patterns
 
 
 def is_plain(text: str) -> bool:
-    """Whether there is neither a control character nor a line break in it."""
-    # Printable is a little less, and told at once: it is asked for every advertisement.
+    """Whether the text has neither control characters nor line breaks."""
+    # `isprintable` accepts slightly less but is much faster, and this runs for every advertisement.
     return text.isprintable() or _STEERING.search(text) is None
 
 
 def checked(text: str, where: str) -> str:
-    """The text, if it is plain; errors name the field."""
+    """Return the text if it is plain; otherwise raise an error that names the field."""
     if is_plain(text):
         return text
     raise InvalidInput(
-        f"{where}: {text[:40]!r} has a control character or a line break",
-        hint="write plain text in one line",
+        f"{where}: {text[:40]!r} contains a control character or a line break",
+        hint="use plain text in a single line",
     )
 
 
 def check_labels(labels: Mapping[str, str], where: str) -> None:
-    """The same for all names and values."""
+    """Check all keys and values of a label map."""
     for name, value in labels.items():
         checked(value, f"{where}.{checked(name, where)}")
 
 
 def in_one_line(text: str) -> str:
-    """The text with a space for all that is not plain: for what must not be refused because of how it is
-    written.
-    """
+    """Replace everything that is not plain by spaces, for texts that must not be rejected."""
     return text if is_plain(text) else _STEERING.sub(" ", text).strip()
 
 

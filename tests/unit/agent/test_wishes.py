@@ -73,10 +73,10 @@ def test_a_full_spec_becomes_a_full_request():
         ({"duration": "0s"}, "spec.duration: '0s' is not above zero"),
         ({"wait": "soon"}, "spec.wait: 'soon' is no duration"),
         ({"wait": "-1s"}, "spec.wait: '-1s' is below zero"),
-        ({"priority": 2**31}, "spec.priority: is to be at most 2147483647"),
+        ({"priority": 2**31}, "spec.priority: must be at most 2147483647"),
         (
             {"target_cluster_id": "x" * 254},
-            "spec.targetClusterID: is to have at most 253 characters",
+            "spec.targetClusterID: must have at most 253 characters",
         ),
     ],
 )

@@ -204,22 +204,22 @@ def for_another_key(answer, desk):
 
 
 SPOILT = {
-    "another name": (another_name, "is for cluster mallory, and not for cluster a"),
-    "another role": (another_role, "is for admin a, and not for cluster a"),
-    "another authority": (another_authority, "signed by none of its authorities"),
-    "ended": (one_that_has_ended, "has ended before it was used"),
+    "another name": (another_name, "is for cluster mallory, not for cluster a"),
+    "another role": (another_role, "is for admin a, not for cluster a"),
+    "another authority": (another_authority, "not signed by any of the broker's authorities"),
+    "ended": (one_that_has_ended, "has already expired"),
     "another key": (answering(for_another_key), "is for another key"),
     "no certificate": (
         answering(lambda answer, _: IssuedCertificate("", answer.authorities)),
-        "holds no certificate",
+        "contains no certificate",
     ),
     "no authority": (
         answering(lambda answer, _: IssuedCertificate(answer.certificate, "nonsense")),
-        "holds no certificate",
+        "contains no certificate",
     ),
     "a certificate cut in half": (
         answering(lambda answer, _: IssuedCertificate(answer.certificate[:300], "")),
-        "holds no certificate",
+        "contains no certificate",
     ),
 }
 

@@ -76,7 +76,7 @@ def test_without_the_passphrase_nothing_is_signed(kubelend, here, secret, comman
     kubelend("ca init --passphrase-file secret")
     code, out, err = kubelend(command)
     assert (code, out) == (2, "")
-    assert "ca/ca.key cannot be used: it is encrypted, and no passphrase is given" in err
+    assert "ca/ca.key: key is encrypted, but there is no passphrase" in err
 
 
 def test_a_wrong_passphrase_is_not_repeated(kubelend, here, secret, monkeypatch):
@@ -84,7 +84,7 @@ def test_a_wrong_passphrase_is_not_repeated(kubelend, here, secret, monkeypatch)
     monkeypatch.setenv("KUBELEND_CA_PASSPHRASE", "hunter2")
     code, out, err = kubelend("--debug ca issue a")
     assert (code, out) == (2, "")
-    assert "its passphrase is wrong" in err
+    assert "passphrase is wrong" in err
     assert "hunter2" not in err
     assert SECRET not in err
 
@@ -167,7 +167,7 @@ def test_a_second_rotation_is_refused_with_what_to_do(kubelend, here):
     kubelend("ca rotate")
     code, _, err = kubelend("ca rotate")
     assert code == 2
-    assert "a rotation is under way in ca" in err
+    assert "a rotation is already in progress in ca" in err
     assert "`kubelend ca rotate --finish --yes`" in err
 
 
@@ -227,4 +227,4 @@ def test_it_is_shown_as_yaml_and_by_name_too(kubelend):
 def test_where_there_is_no_authority_none_is_shown(kubelend, here):
     code, out, err = kubelend("ca show")
     assert (code, out) == (2, "")
-    assert "ca/ca.key is missing; make an authority with `kubelend ca init`" in err
+    assert "ca/ca.key is missing; create an authority with `kubelend ca init`" in err

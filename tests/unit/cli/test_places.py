@@ -75,7 +75,7 @@ def test_all_namespaces_are_those_of_a_cluster():
 @pytest.mark.parametrize(
     "program, arguments, problem",
     [
-        (PLUGIN, ["get", "reservations"], "no-kubeconfig is missing; give one with --kubeconfig"),
+        (PLUGIN, ["get", "reservations"], "no-kubeconfig is missing; use --kubeconfig"),
         (PLUGIN, ["get", "clusters", "--cert-path", "no/where"], "no/where/tls.crt is missing"),
         (PLUGIN, ["get", "clusters", "--timeout", "soon"], "--timeout: "),
         (PLUGIN, ["get", "reservations", "x", "-A"], "one reservation is in one namespace"),

@@ -53,7 +53,7 @@ async def test_an_instruction_carries_the_grant(broker, lender):
 async def test_its_terms_are_those_it_was_given(broker, lender):
     hour = timedelta(hours=1)
     strict = InProcessCommunicator(broker.service, "b", terms=Terms(hour, 2 * hour, hour))
-    with pytest.raises(InvalidInput, match="3h is more than this broker allows"):
+    with pytest.raises(InvalidInput, match="3h exceeds the broker's maximum"):
         await strict.request(bodies.ReservationRequest(WISH.requested_resources, duration="3h"), "")
     found = await strict.request(WISH, "")
     assert found.duration == "1h0m0s"

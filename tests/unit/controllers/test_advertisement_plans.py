@@ -79,7 +79,7 @@ def test_object_of_somebody_is_heard_once_for_each_change(found, heard, known, a
 
 
 def test_name_that_no_certificate_can_have_is_no_cluster():
-    with pytest.raises(InvalidInput, match=r"clusterID: 'a\\x1b' has a control character"):
+    with pytest.raises(InvalidInput, match=r"clusterID: 'a\\x1b' contains a control character"):
         plans.offer(samples.with_spec(SAID, cluster_id="a\x1b"))
 
 

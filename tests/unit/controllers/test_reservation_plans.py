@@ -176,9 +176,13 @@ def test_request_is_in_the_name_of_whom_the_object_says():
         (samples.wish("hashed-x"), InvalidInput, "the name 'hashed-x' cannot be used"),
         (samples.wish("x" * 250), InvalidInput, "choose one of at most 240 characters"),
         (samples.wish(cpu="0"), InvalidInput, "requestedResources.cpu: must be more than zero"),
-        (samples.wish(duration="3h"), InvalidInput, "more than this broker allows"),
+        (samples.wish(duration="3h"), InvalidInput, "exceeds the broker's maximum"),
         (samples.wish(wait="-1s"), InvalidDuration, "wait: '-1s' is below zero"),
-        (samples.wish(requester_id="a\x1b"), InvalidInput, r"requesterID: 'a\x1b' has a control"),
+        (
+            samples.wish(requester_id="a\x1b"),
+            InvalidInput,
+            r"requesterID: 'a\x1b' contains a control",
+        ),
     ],
 )
 def test_wish_that_makes_no_sense_is_refused_in_words(found, error, words):

@@ -69,7 +69,7 @@ def test_what_grew_over_the_promises_shows_nothing_left():
         "Ready",
         "Overcommitted",
     ]
-    assert said.message == "Overcommitted: its own pods use what it has lent"
+    assert said.message == "Overcommitted: the cluster's own pods use resources that it has lent"
 
 
 def test_active_cluster_shows_its_score():

@@ -199,7 +199,7 @@ def test_a_mounted_secret_is_left_to_whoever_mounts_it(directory, tmp_path):
     (mount / "..data").symlink_to(directory)
     for name in NAMES:
         (mount / name).symlink_to(f"..data/{name}")
-    assert "somebody else exchanges it" in Generations(mount, NAMES).obstacle()
+    assert "managed by another program" in Generations(mount, NAMES).obstacle()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
@@ -215,8 +215,8 @@ def test_a_directory_that_cannot_be_written_is_said_so(directory):
         os.chown(directory, 65534, -1)
         os.seteuid(65534)
     try:
-        assert "cannot be written to" in Generations(directory, NAMES).obstacle()
-        with pytest.raises(InvalidSettings, match="cannot be exchanged: Permission denied"):
+        assert "is not writable" in Generations(directory, NAMES).obstacle()
+        with pytest.raises(InvalidSettings, match="cannot be replaced: Permission denied"):
             Generations(directory, NAMES).stage(NEW)
     finally:
         os.seteuid(before)

@@ -40,7 +40,7 @@ def test_the_mode_is_as_asked_whatever_the_umask(tmp_path, wanted, umask):
 
 def test_an_existing_file_is_kept(tmp_path):
     keyfiles.write(tmp_path / "key", b"first", mode=0o600)
-    with pytest.raises(InvalidSettings, match="key exists already; move it away first"):
+    with pytest.raises(InvalidSettings, match="key already exists; move it away first"):
         keyfiles.write(tmp_path / "key", b"second", mode=0o600)
     assert (tmp_path / "key").read_bytes() == b"first"
     assert list(tmp_path.iterdir()) == [tmp_path / "key"]
@@ -48,7 +48,7 @@ def test_an_existing_file_is_kept(tmp_path):
 
 def test_a_link_to_nowhere_is_kept_too(tmp_path):
     (tmp_path / "key").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(InvalidSettings, match="exists already"):
+    with pytest.raises(InvalidSettings, match="already exists"):
         keyfiles.write(tmp_path / "key", b"x", mode=0o600)
     assert not (tmp_path / "elsewhere").exists()
 
@@ -191,7 +191,10 @@ def test_a_file_that_cannot_be_removed_is_named(tmp_path, request):
 
 def test_a_directory_is_locked_for_one_at_a_time(tmp_path):
     second = keyfiles.locked(tmp_path)
-    with keyfiles.locked(tmp_path), pytest.raises(InvalidSettings, match="another process is"):
+    with (
+        keyfiles.locked(tmp_path),
+        pytest.raises(InvalidSettings, match="is locked by another process"),
+    ):
         second.__enter__()
     with keyfiles.locked(tmp_path):
         assert list(tmp_path.iterdir()) == []

@@ -22,7 +22,7 @@ def test_directory_that_others_can_write_is_told(tmp_path, mode, exposed):
     assert bool(complaint) == exposed
     if exposed:
         assert complaint == (
-            f"{tmp_path} has mode {mode:04o}, so others can replace what is in it;"
+            f"{tmp_path} has mode {mode:04o}, so other users can replace files in it;"
             f" chmod o-w {tmp_path}"
         )
 

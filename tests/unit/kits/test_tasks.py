@@ -13,7 +13,7 @@ from kubelend.kits import logs, tasks
 def lines(own_logging):
     """What has been logged so far."""
     stream = io.StringIO()
-    logs.setup("info", "json", stream)
+    logs.setup("debug", "json", stream)
     return lambda: [json.loads(line) for line in stream.getvalue().splitlines()]
 
 
@@ -67,14 +67,14 @@ async def test_a_failure_is_logged_with_the_name_of_its_task(lines):
     with pytest.raises(Boom):
         await tasks.run_all({"a": Root("a", []).run(), "expiry": fails()})
     (line,) = lines()
-    assert (line["level"], line["event"], line["task"]) == ("error", "root task failed", "expiry")
+    assert (line["level"], line["event"], line["task"]) == ("error", "Root task failed", "expiry")
     assert "Boom: the reason" in line["exception"]
 
 
 async def test_an_end_is_logged_with_the_name_of_its_task(lines):
     await tasks.run_all({"a": Root("a", []).run(), "expiry": ends()})
     (line,) = lines()
-    assert (line["level"], line["event"], line["task"]) == ("info", "root task ended", "expiry")
+    assert (line["level"], line["event"], line["task"]) == ("debug", "Root task ended", "expiry")
 
 
 async def test_tasks_have_their_names():

@@ -120,13 +120,13 @@ def test_plugin_may_hear_of_the_cluster(tmp_path):
 @pytest.mark.parametrize(
     "cluster, user, said",
     [
-        ({"server": "host:6443"}, {}, "server is no URL; write it as https://host:port"),
-        ({"server": ""}, {}, "server is no URL"),
-        ({"proxy-url": "socks5://p"}, {}, "proxy-url is not of scheme http or https"),
+        ({"server": "host:6443"}, {}, "server is not a URL; use https://host:port"),
+        ({"server": ""}, {}, "server is not a URL"),
+        ({"proxy-url": "socks5://p"}, {}, "proxy-url must have scheme http or https"),
         (
             {"insecure-skip-tls-verify": True, "certificate-authority-data": encoded("x")},
             {},
-            "insecure-skip-tls-verify beside a certificate-authority; remove one",
+            "certificate-authority are both set; remove one",
         ),
         (
             {"certificate-authority": "no.crt"},
@@ -135,16 +135,16 @@ def test_plugin_may_hear_of_the_cluster(tmp_path):
         ),
         ({}, {"auth-provider": {"name": "gcp"}}, "auth-provider is not supported"),
         ({}, {"username": "u", "password": "hunter2"}, "passwords are not supported"),
-        ({}, {"client-key-data": encoded("hunter2")}, "certificate and its key come together"),
+        ({}, {"client-key-data": encoded("hunter2")}, "certificate and key must both be set"),
         (
             {},
             {"exec": {"command": "x", "apiVersion": "client.authentication.k8s.io/v1alpha1"}},
-            "exec: apiVersion 'client.authentication.k8s.io/v1alpha1' is not known; use",
+            "exec: apiVersion 'client.authentication.k8s.io/v1alpha1' is not supported; use",
         ),
         (
             {},
             {"exec": {"command": "x", "apiVersion": V1, "interactiveMode": "Always"}},
-            "exec: interactiveMode Always, but nobody can be asked here; set it to Never",
+            "exec: interactiveMode Always is not supported without a terminal; set it to Never",
         ),
     ],
 )
@@ -173,7 +173,7 @@ def test_nothing_secret_is_printed(tmp_path):
             },
         },
     )
-    assert repr(found) == "Access('https://here', by login)"
+    assert repr(found) == "KubeConfig('https://here', by login)"
     assert "hunter2" not in f"{found!r} {found.token!r} {found.plugin!r} {found.key!r}"
 
 
@@ -203,7 +203,7 @@ def test_pod_without_an_account_is_told_so(account):
     (account / "token").unlink()
     with pytest.raises(InvalidSettings, match="automountServiceAccountToken"):
         access.in_cluster(account, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"})
-    with pytest.raises(InvalidSettings, match="this is no pod"):
+    with pytest.raises(InvalidSettings, match="not running in a pod"):
         access.in_cluster(account, {})
 
 

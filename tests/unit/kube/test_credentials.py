@@ -62,7 +62,7 @@ async def test_token_that_never_was_is_a_mistake(tmp_path):
 @pytest.mark.parametrize("token", ["two\nlines", "schlüssel"])
 async def test_what_is_no_token_is_not_sent_and_not_told(token):
     credentials = Credentials(Access(server=SERVER, token=Held(token.encode())))
-    with pytest.raises(InvalidSettings, match="is no token") as caught:
+    with pytest.raises(InvalidSettings, match="invalid token") as caught:
         await credentials.current()
     assert token not in str(caught.value)
 
@@ -106,13 +106,13 @@ async def test_half_a_pair_is_waited_for(certificates, tmp_path):
 async def test_what_is_no_pair_is_a_mistake(certificates, tmp_path):
     own = copied(certificates.cluster("a"), tmp_path / "mine")
     shutil.copy(certificates.cluster("b") / "tls.key", tmp_path / "mine" / "tls.key")
-    with pytest.raises(InvalidSettings, match="no pair in PEM form"):
+    with pytest.raises(InvalidSettings, match="do not match, are not in PEM form"):
         await Credentials(own).current()
 
 
 async def test_what_is_no_authority_is_a_mistake():
     own = Access(server=SERVER, authorities=Held(b"nobody"))
-    with pytest.raises(InvalidSettings, match="no certificate in PEM form"):
+    with pytest.raises(InvalidSettings, match="not a certificate in PEM form"):
         await Credentials(own).current()
 
 

@@ -102,11 +102,11 @@ async def test_refused_answer_is_asked_for_anew_once(tmp_path):
 @pytest.mark.parametrize(
     "body, kind, said",
     [
-        ("print('Please log in')", Unavailable, "gave no ExecCredential"),
+        ("print('Please log in')", Unavailable, "returned no valid ExecCredential"),
         ("import sys; sys.exit('token=hunter2 has expired')", Unavailable, "failed: .redacted"),
-        (credential(V1BETA1, token="hunter2"), InvalidSettings, "speaks"),
+        (credential(V1BETA1, token="hunter2"), InvalidSettings, "returned apiVersion"),
         (credential(), Unavailable, "neither"),
-        (credential(clientKeyData="hunter2"), Unavailable, "without the other"),
+        (credential(clientKeyData="hunter2"), Unavailable, "without a key"),
         (credential(token="t", expirationTimestamp="2030-01-01T12:00:00"), Unavailable, "zone"),
     ],
     ids=["words", "failure", "other version", "nothing", "half", "no zone"],
@@ -119,7 +119,7 @@ async def test_program_that_does_not_do_is_told_of(body, kind, said, tmp_path):
 
 async def test_program_that_waits_for_a_person_is_ended(tmp_path):
     command = program(tmp_path, "import time; time.sleep(600)")
-    with pytest.raises(Unavailable, match="not ended within 200ms; does it wait for a person"):
+    with pytest.raises(Unavailable, match="timed out after 200ms; log in manually"):
         await exec_plugins.run(Plugin(command, V1), timedelta(milliseconds=200))
 
 

@@ -65,11 +65,14 @@ def changed(path, change):
 @pytest.mark.parametrize(
     "change, said",
     [
-        (lambda body: body.update({"current-context": "x"}), "has no context 'x'; there are: here"),
-        (lambda body: body["users"].clear(), "has no user 'here'; there are: none"),
+        (
+            lambda body: body.update({"current-context": "x"}),
+            "has no context 'x'; use one of: here",
+        ),
+        (lambda body: body["users"].clear(), "has no user 'here'; use one of: none"),
         (
             lambda body: body["clusters"][0].update(name="y"),
-            "has no cluster 'here'; there are: y",
+            "has no cluster 'here'; use one of: y",
         ),
         (
             lambda body: body["users"][0]["user"].update({"token": 12}),
@@ -97,16 +100,16 @@ def test_broken_yaml_is_told_without_what_is_in_it(tmp_path):
     path = tmp_path / "config"
     path.write_text("users:\n- name: me\n  user: {token: SECRET: [}\n")
     with pytest.raises(
-        InvalidSettings, match=r"config is no YAML \(line 3\); correct it"
+        InvalidSettings, match=r"config is not valid YAML \(line 3\); correct it"
     ) as caught:
         kubeconfig.choose([path])
     assert "SECRET" not in str(caught.value)
 
 
 def test_missing_file_is_named(tmp_path):
-    with pytest.raises(InvalidSettings, match="gone is missing; give one with --kubeconfig"):
+    with pytest.raises(InvalidSettings, match="gone is missing; use --kubeconfig"):
         kubeconfig.choose([tmp_path / "gone"])
-    with pytest.raises(InvalidSettings, match=r"none of the kubeconfig files .*a:.*b exists"):
+    with pytest.raises(InvalidSettings, match=r"none of .*a:.*b exists"):
         kubeconfig.choose([tmp_path / "a", tmp_path / "b"])
 
 

@@ -166,7 +166,7 @@ def test_cert_managers_key_formats_can_be_read(tmp_path, root):
 def test_a_brokers_or_clusters_directory_is_not_taken_for_an_authoritys(tmp_path):
     made = Authority.create("test-ca", now=NOW).issue(profiles.server(), now=NOW)
     files.save_credentials(tmp_path / "broker", made)
-    with pytest.raises(InvalidSettings, match=r"broker/tls\.crt may not sign others"):
+    with pytest.raises(InvalidSettings, match=r"broker/tls\.crt is not a CA certificate"):
         Authority.load(tmp_path / "broker")
 
 

@@ -49,7 +49,7 @@ def test_credentials_come_back_as_they_were_saved(tmp_path, credentials):
 @pytest.mark.parametrize("existing", ["tls.key", "tls.crt", "ca.crt"])
 def test_no_file_is_written_where_another_identity_is(tmp_path, credentials, existing):
     (tmp_path / existing).write_bytes(b"precious")
-    with pytest.raises(InvalidSettings, match=f"{existing} (would be overwritten|exists already)"):
+    with pytest.raises(InvalidSettings, match=f"{existing} (would be overwritten|already exists)"):
         files.save_credentials(tmp_path, credentials)
     assert contents(tmp_path) == {existing: b"precious"}
 
@@ -77,7 +77,7 @@ def test_an_authoritys_own_directory_can_be_the_brokers_too(tmp_path, authority)
 
 def test_a_directory_that_cannot_be_made_is_named(tmp_path, credentials):
     (tmp_path / "file").touch()
-    with pytest.raises(InvalidSettings, match="file/a cannot be made: Not a directory"):
+    with pytest.raises(InvalidSettings, match="file/a cannot be created: Not a directory"):
         files.save_credentials(tmp_path / "file" / "a", credentials)
 
 
@@ -116,7 +116,9 @@ def test_an_authority_and_another_ones_key_do_not_match(tmp_path, authority):
 def test_an_authoritys_key_that_others_can_read_is_refused(tmp_path, authority):
     authority.save(tmp_path)
     (tmp_path / "ca.key").chmod(0o644)
-    with pytest.raises(InvalidSettings, match=r"mode 0644, so others can reach it; chmod 600 .*ca"):
+    with pytest.raises(
+        InvalidSettings, match=r"mode 0644, so other users can access it; chmod 600 .*ca"
+    ):
         Authority.load(tmp_path)
 
 
@@ -125,16 +127,16 @@ def test_a_certificate_cut_off_behind_a_whole_one_is_not_passed_over(tmp_path, a
     authority.save(tmp_path)
     whole = (tmp_path / "ca.crt").read_bytes()
     (tmp_path / "ca.crt").write_bytes(whole + whole[: int(len(whole) * cut)])
-    with pytest.raises(InvalidSettings, match=r"ca\.crt is cut off or damaged"):
+    with pytest.raises(InvalidSettings, match=r"ca\.crt is truncated or corrupt"):
         Authority.load(tmp_path)
 
 
 @pytest.mark.parametrize(
     "name, complaint",
     [
-        ("tls.crt", r"tls\.crt holds no certificate in PEM form"),
-        ("ca.crt", r"ca\.crt holds no certificate in PEM form"),
-        ("tls.key", r"tls\.key cannot be used: it is no private key in PEM form"),
+        ("tls.crt", r"tls\.crt contains no certificate in PEM form"),
+        ("ca.crt", r"ca\.crt contains no certificate in PEM form"),
+        ("tls.key", r"tls\.key: not a private key in PEM form"),
     ],
 )
 def test_garbage_is_named(tmp_path, credentials, name, complaint):
@@ -150,7 +152,7 @@ def test_an_encrypted_key_is_named_as_such(tmp_path, credentials):
     pkcs8 = serialization.PrivateFormat.PKCS8
     encrypted = credentials.key.private_bytes(serialization.Encoding.PEM, pkcs8, secret)
     (tmp_path / "tls.key").write_bytes(encrypted)
-    with pytest.raises(InvalidSettings, match=r"tls\.key cannot be used: it is encrypted"):
+    with pytest.raises(InvalidSettings, match=r"tls\.key: key is encrypted"):
         files.load_credentials(tmp_path)
 
 

@@ -102,12 +102,12 @@ def test_a_validity_begins_early_or_else_not_before_the_given_moment(moment, sta
 
 
 def test_a_validity_cannot_begin_after_its_end():
-    with pytest.raises(InvalidSettings, match="cannot end at"):
+    with pytest.raises(InvalidSettings, match="after its end at"):
         lifetimes.validity(MINUTE, NOW, not_before=NOW + MINUTE)
 
 
 def test_less_than_a_second_is_no_life():
-    with pytest.raises(InvalidSettings, match=r"cannot live for 0:00:00\.9.*; give 1s or more"):
+    with pytest.raises(InvalidSettings, match=r"lifetime 0:00:00\.9.*; use 1s or more"):
         lifetimes.validity(timedelta(milliseconds=900), NOW)
 
 

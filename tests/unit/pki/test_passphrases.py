@@ -65,7 +65,7 @@ def test_an_older_form_of_encrypted_key_is_read_too(directory):
     assert "Proc-Type: 4,ENCRYPTED" in old
     (directory / "ca.key").write_text(old)
     assert signs(Authority.load(directory, Passphrase(SECRET)))
-    with pytest.raises(InvalidSettings, match="no passphrase is given"):
+    with pytest.raises(InvalidSettings, match="there is no passphrase"):
         Authority.load(directory)
 
 
@@ -79,15 +79,15 @@ def test_without_its_passphrase_the_key_cannot_be_used(directory):
     with pytest.raises(InvalidSettings) as raised:
         Authority.load(directory)
     assert str(raised.value) == (
-        f"{directory}/ca.key cannot be used: it is encrypted, and no passphrase is given;"
-        " give the passphrase it was encrypted with, in a file or in KUBELEND_CA_PASSPHRASE"
+        f"{directory}/ca.key: key is encrypted, but there is no passphrase;"
+        " provide its passphrase in a file or in KUBELEND_CA_PASSPHRASE"
     )
 
 
 @pytest.mark.parametrize("attempt", range(20))
 def test_a_wrong_passphrase_is_said_to_be_wrong_and_not_repeated(directory, attempt):
     # Many: by chance a wrong one makes padding that looks right, and other errors inside.
-    with pytest.raises(InvalidSettings, match="its passphrase is wrong, or it is damaged") as seen:
+    with pytest.raises(InvalidSettings, match="passphrase is wrong, or the key is corrupt") as seen:
         Authority.load(directory, Passphrase(f"hunter{attempt}"))
     assert "hunter" not in str(seen.value)
 
@@ -95,7 +95,7 @@ def test_a_wrong_passphrase_is_said_to_be_wrong_and_not_repeated(directory, atte
 def test_a_passphrase_for_a_plain_key_is_an_error_for_somebody_thinks_it_is_encrypted(tmp_path):
     Authority.create("test-ca", now=NOW).save(tmp_path)
     with pytest.raises(
-        InvalidSettings, match="it is not encrypted, and a passphrase is given"
+        InvalidSettings, match="key is not encrypted, but there is a passphrase"
     ) as e:
         Authority.load(tmp_path, Passphrase(SECRET))
     assert "--new-passphrase-file" in e.value.hint
@@ -104,7 +104,7 @@ def test_a_passphrase_for_a_plain_key_is_an_error_for_somebody_thinks_it_is_encr
 def test_a_holders_encrypted_key_is_not_taken_for_a_plain_one(directory, tmp_path):
     encrypted = (directory / "ca.key").read_bytes()
     path = written(tmp_path / "tls.key", encrypted)
-    with pytest.raises(InvalidSettings, match="it is encrypted"):
+    with pytest.raises(InvalidSettings, match="key is encrypted"):
         files.load_key(path)
 
 
@@ -136,9 +136,9 @@ def test_a_file_holds_one_line(tmp_path, content, secret):
     [
         (b"", "file is empty"),
         (b"\n", "file is empty"),
-        (b"hunter\nhunter2\n", "file: the passphrase has more than one line"),
-        (b"hunter\n\n", "file: the passphrase has more than one line"),
-        (b"hunter" * 200, "file: the passphrase has more than 1023 bytes"),
+        (b"hunter\nhunter2\n", "file: passphrase has more than one line"),
+        (b"hunter\n\n", "file: passphrase has more than one line"),
+        (b"hunter" * 200, "file: passphrase exceeds 1023 bytes"),
     ],
     ids=["empty", "white space", "two lines", "empty line", "long"],
 )
@@ -185,4 +185,4 @@ def test_the_file_comes_before_the_variable_and_either_may_be_missing(tmp_path):
 def test_a_variable_that_is_no_passphrase_is_named_and_not_repeated():
     with pytest.raises(InvalidSettings) as raised:
         passphrases.find(None, {"KUBELEND_CA_PASSPHRASE": "hunter\n2"})
-    assert str(raised.value) == "KUBELEND_CA_PASSPHRASE: the passphrase has more than one line"
+    assert str(raised.value) == "KUBELEND_CA_PASSPHRASE: passphrase has more than one line"

@@ -115,9 +115,9 @@ def test_nothing_that_is_asked_for_gets_into_the_certificate(tmp_path):
         ),
         (lambda: rsa.generate_private_key(65537, 2047), "an RSA key of 2047 bits"),
         (lambda: rsa.generate_private_key(3, 2048), "an unsafe exponent; use 65537"),
-        (lambda: ec.generate_private_key(ec.SECP521R1()), "a key of another kind; use ECDSA with"),
-        (lambda: ec.generate_private_key(ec.SECP256K1()), "a key of another kind"),
-        (lambda: dsa.generate_private_key(2048), "a key of another kind"),
+        (lambda: ec.generate_private_key(ec.SECP521R1()), "is not supported; use ECDSA with"),
+        (lambda: ec.generate_private_key(ec.SECP256K1()), "key type of the certificate request"),
+        (lambda: dsa.generate_private_key(2048), "key type of the certificate request"),
     ],
     ids=["rsa 1024", "rsa 2047", "exponent 3", "p521", "secp256k1", "dsa"],
 )
@@ -127,7 +127,7 @@ def test_a_weak_or_unusual_key_is_refused(key, complaint):
 
 
 def test_another_edwards_curve_is_refused():
-    with pytest.raises(InvalidInput, match="a key of another kind"):
+    with pytest.raises(InvalidInput, match="key type of the certificate request"):
         requests.check(pem(request(ed448.Ed448PrivateKey.generate(), digest=None)))
 
 
@@ -141,7 +141,7 @@ def test_a_giant_rsa_key_is_refused_before_its_signature_is_looked_at():
 @pytest.mark.parametrize("exponent", [1, 65538, 2**31 + 1, 2**200 + 1], ids=str)
 def test_an_unusual_exponent_is_refused(exponent):
     modulus = RSA.public_key().public_numbers().n
-    with pytest.raises(InvalidInput, match=r"unsafe exponent|cannot be read"):
+    with pytest.raises(InvalidInput, match=r"unsafe exponent|cannot be decoded"):
         requests.check(forged(der.rsa_key(modulus, exponent)))
 
 
@@ -166,7 +166,7 @@ def test_a_request_for_somebody_elses_key_is_refused():
 
 def test_a_request_of_another_version_is_refused():
     content = request().tbs_certrequest_bytes.replace(b"\x02\x01\x00", b"\x02\x01\x01", 1)
-    with pytest.raises(InvalidInput, match="the certificate request is damaged"):
+    with pytest.raises(InvalidInput, match="certificate request is corrupt"):
         requests.check(der.request_pem(der.signed(content, P256)))
 
 
@@ -186,20 +186,23 @@ VALID = requests.make("agent-cluster-1", Role.CLUSTER, P256)
 @pytest.mark.parametrize(
     "sent, complaint",
     [
-        ("", "no certificate request in PEM form"),
-        ("garbage", "no certificate request in PEM form"),
-        (b"\xff\xfe", "no certificate request in PEM form"),
-        ("\ud800", "no certificate request in PEM form"),
-        (pem(request()).replace(b"REQUEST", b"RE\xc3\x9cUEST"), "no certificate request in PEM"),
-        (request().public_bytes(serialization.Encoding.DER), "no certificate request in PEM form"),
-        (VALID + VALID, "more than the certificate request; send one PEM block"),
-        (VALID.replace("REQUEST", "REQUESTS"), "no certificate request in PEM form"),
-        ("Subject: a\n" + VALID, "no certificate request in PEM form"),
-        (VALID[: len(VALID) // 2], "no certificate request in PEM form"),
-        (re.sub("-----\n.*", "-----\nAAAA", VALID, count=1), "the certificate request is damaged"),
-        (VALID.replace("=", "").replace("M", "A", 3), "the certificate request is damaged"),
-        (VALID + " " * requests.LONGEST, "more than 16384 bytes"),
-        (b"A" * 10_000_000, "more than 16384 bytes"),
+        ("", "not a certificate request in PEM form"),
+        ("garbage", "not a certificate request in PEM form"),
+        (b"\xff\xfe", "not a certificate request in PEM form"),
+        ("\ud800", "not a certificate request in PEM form"),
+        (pem(request()).replace(b"REQUEST", b"RE\xc3\x9cUEST"), "not a certificate request in PEM"),
+        (
+            request().public_bytes(serialization.Encoding.DER),
+            "not a certificate request in PEM form",
+        ),
+        (VALID + VALID, "more than one PEM block in the certificate request; send one PEM block"),
+        (VALID.replace("REQUEST", "REQUESTS"), "not a certificate request in PEM form"),
+        ("Subject: a\n" + VALID, "not a certificate request in PEM form"),
+        (VALID[: len(VALID) // 2], "not a certificate request in PEM form"),
+        (re.sub("-----\n.*", "-----\nAAAA", VALID, count=1), "certificate request is corrupt"),
+        (VALID.replace("=", "").replace("M", "A", 3), "certificate request is corrupt"),
+        (VALID + " " * requests.LONGEST, "exceeds 16384 bytes"),
+        (b"A" * 10_000_000, "exceeds 16384 bytes"),
     ],
     ids=[
         "nothing",
@@ -246,7 +249,7 @@ def test_a_private_key_sent_by_mistake_is_refused_and_not_repeated():
     ids=["nothing", "only a role", "two names", "control character", "blank"],
 )
 def test_a_request_that_names_nobody_is_refused(name, complaint):
-    with pytest.raises(InvalidIdentity, match=f"in the certificate request: .*{complaint}"):
+    with pytest.raises(InvalidIdentity, match=f"certificate request: .*{complaint}"):
         requests.check(pem(request(name=name)))
 
 

@@ -155,7 +155,7 @@ def test_a_name_can_be_chosen_even_the_same(directory):
 def test_a_second_rotation_is_refused_until_the_first_is_finished(directory):
     rotation.rotate(directory, now=NOW)
     before = contents(directory)
-    with pytest.raises(InvalidSettings, match=r"is under way.*`kubelend ca rotate --finish --yes`"):
+    with pytest.raises(InvalidSettings, match=r"in progress.*`kubelend ca rotate --finish --yes`"):
         rotation.rotate(directory, now=NOW)
     assert contents(directory) == before
     rotation.finish(directory)
@@ -188,7 +188,7 @@ def test_all_that_were_ever_dropped_are_kept_for_who_was_away(directory):
 
 def test_there_is_nothing_to_finish_when_nothing_was_begun(directory):
     before = contents(directory)
-    with pytest.raises(InvalidSettings, match="no rotation is under way"):
+    with pytest.raises(InvalidSettings, match="no rotation in progress"):
         rotation.finish(directory)
     assert contents(directory) == before
 
@@ -196,7 +196,7 @@ def test_there_is_nothing_to_finish_when_nothing_was_begun(directory):
 def test_the_passphrase_goes_over_to_the_new_key(tmp_path):
     secret = Passphrase("old")
     Authority.create("kubelend", now=NOW, passphrase=secret).save(tmp_path)
-    with pytest.raises(InvalidSettings, match="no passphrase is given"):
+    with pytest.raises(InvalidSettings, match="there is no passphrase"):
         rotation.rotate(tmp_path, now=NOW)
     rotation.rotate(tmp_path, now=NOW, passphrase=secret)
     assert keys.is_encrypted((tmp_path / "ca.key").read_bytes())
@@ -216,7 +216,7 @@ def test_a_rotation_can_bring_another_passphrase(tmp_path, before):
 def test_an_authority_that_has_ended_has_no_successor(tmp_path):
     Authority.create("kubelend", DAY, now=NOW - 2 * DAY).save(tmp_path)
     before = contents(tmp_path)
-    with pytest.raises(InvalidSettings, match=r"ended at .*`kubelend ca init`"):
+    with pytest.raises(InvalidSettings, match=r"expired at .*`kubelend ca init`"):
         rotation.rotate(tmp_path, now=NOW)
     assert contents(tmp_path) == before
 
@@ -225,14 +225,14 @@ def test_an_intermediate_is_rotated_by_the_authority_above_it(tmp_path):
     root = Authority.create("root", now=NOW)
     below = root.successor(now=NOW, name="below")
     files.save_authority(tmp_path, [*below.chain, root.certificate], below.key)
-    with pytest.raises(InvalidSettings, match="another authority signed the one in"):
+    with pytest.raises(InvalidSettings, match="is an intermediate"):
         rotation.rotate(tmp_path, now=NOW)
 
 
 def test_cert_managers_files_are_left_to_cert_manager(tmp_path, directory):
     for ours, theirs in [("ca.crt", "tls.crt"), ("ca.key", "tls.key")]:
         (directory / ours).rename(directory / theirs)
-    with pytest.raises(InvalidSettings, match="holds cert-manager's files"):
+    with pytest.raises(InvalidSettings, match="is managed by cert-manager"):
         rotation.rotate(directory, now=NOW)
 
 
@@ -248,9 +248,9 @@ def test_an_authority_that_may_sign_no_other_is_not_rotated(tmp_path):
 
 def test_two_rotations_at_once_do_not_mix(directory):
     with keyfiles.locked(directory):
-        with pytest.raises(InvalidSettings, match="another process is changing"):
+        with pytest.raises(InvalidSettings, match="is locked by another process"):
             rotation.rotate(directory, now=NOW)
-        with pytest.raises(InvalidSettings, match="another process is changing"):
+        with pytest.raises(InvalidSettings, match="is locked by another process"):
             rotation.finish(directory)
     assert rotation.rotate(directory, now=NOW).is_rotating
 

@@ -16,8 +16,8 @@ from kubelend.core.roles import Role
 from kubelend.pki import tokens
 
 REFUSAL = (
-    "this is no token: it would read kl1.ID.SECRET, with 10 and 32 letters or digits;"
-    " copy the whole of what `kubelend token create` printed"
+    "not a valid token: expected kl1.ID.SECRET, with 10 and 32 letters or digits;"
+    " copy the complete output of `kubelend token create`"
 )
 TOKEN = "kl1.abcdefghij.abcdefghijklmnopqrstuvwxyz234567"
 
@@ -76,7 +76,7 @@ def test_white_space_around_a_pasted_token_is_nothing():
     ids=lambda text: repr(text)[:70],
 )
 def test_what_is_no_token_is_refused(text):
-    with pytest.raises(InvalidInput, match="this is no token"):
+    with pytest.raises(InvalidInput, match="not a valid token"):
         tokens.parse(text)
 
 

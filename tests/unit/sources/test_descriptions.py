@@ -50,13 +50,13 @@ def test_allocatable_is_the_capacity_unless_said_otherwise():
     [
         pytest.param("", "expected object", id="empty"),
         pytest.param("nodes: [", "is no YAML: line", id="no YAML"),
-        pytest.param("seed: 1", "x.yaml: nodes: is missing", id="no nodes"),
+        pytest.param("seed: 1", "x.yaml: nodes: is required", id="no nodes"),
         pytest.param("nodes: []", "nodes: ", id="empty nodes"),
-        pytest.param(NODES + "sed: 1", "x.yaml: sed: is no field", id="unknown field"),
+        pytest.param(NODES + "sed: 1", "x.yaml: sed: unknown field", id="unknown field"),
         pytest.param(
-            "nodes: [{capacity: {cpu: 1}, cout: 2}]", "nodes[0].cout: is no field", id="deep"
+            "nodes: [{capacity: {cpu: 1}, cout: 2}]", "nodes[0].cout: unknown field", id="deep"
         ),
-        pytest.param("nodes: [{count: 2}]", "nodes[0].capacity: is missing", id="no capacity"),
+        pytest.param("nodes: [{count: 2}]", "nodes[0].capacity: is required", id="no capacity"),
         pytest.param(
             "nodes: [{capacity: {cpu: four}}]", "nodes[0].capacity.cpu: 'four'", id="quantity"
         ),
@@ -130,7 +130,7 @@ def test_allocatable_is_the_capacity_unless_said_otherwise():
         pytest.param(NODES + "agent: {diesAfter: never}", "agent.diesAfter", id="death"),
         pytest.param(NODES + "cost: {cpuCost: cheap}", "cost.cpuCost", id="price"),
         pytest.param(
-            NODES + "cost: {cpuPrice: '1'}", "cost.cpuPrice: is no field", id="cost field"
+            NODES + "cost: {cpuPrice: '1'}", "cost.cpuPrice: unknown field", id="cost field"
         ),
     ],
 )

@@ -75,12 +75,12 @@ async def heard(watch):
         pytest.param("wish", BY_HAND.replace("v1alpha1", "v1"), "apiVersion", id="version"),
         pytest.param("wish", BY_HAND.replace("kind: R", "kind: X"), "kind", id="kind"),
         pytest.param(
-            "wish", BY_HAND.replace('"2"', "2"), "spec.requestedCPU: is to be a text", id="number"
+            "wish", BY_HAND.replace('"2"', "2"), "spec.requestedCPU: must be a string", id="number"
         ),
         pytest.param(
             "wish",
             BY_HAND.replace("requestedMemory", "memory"),
-            "spec.requestedMemory: is missing",
+            "spec.requestedMemory: is required",
             id="missing",
         ),
         pytest.param(

@@ -111,7 +111,7 @@ def test_store_that_others_can_reach_is_told_in_one_sentence(tmp_path, name, mod
         store.commit([make.cluster("a")], 1)
         (tmp_path / name).chmod(mode)
         assert exposures(f"sqlite:{path}") == [
-            f"{tmp_path / name} holds the ledger and has mode {mode:04o}, so others can reach it;"
+            f"{tmp_path / name} holds the ledger and has mode {mode:04o}, so other users can access it;"
             f" chmod 600 {path}*"
         ]
 
@@ -134,7 +134,7 @@ def test_directory_in_which_others_can_replace_the_store_is_told(tmp_path):
     open_store(str(there / "store.db")).close()
     for path in (there / "store.db", tmp_path / "link.db"):
         (complaint,) = exposures(str(path))
-        assert complaint.startswith(f"{there} has mode 0777, so others can replace")
+        assert complaint.startswith(f"{there} has mode 0777, so other users can replace")
 
 
 def test_store_in_memory_has_no_files():

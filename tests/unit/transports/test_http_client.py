@@ -120,7 +120,7 @@ async def test_an_empty_name_is_no_call(broker, client):
     "key", ["a\r\nX-Evil: 1", "ü", "x" * 256], ids=["lines", "letters", "long"]
 )
 async def test_a_key_that_no_header_can_carry_is_no_call(broker, client, key):
-    with pytest.raises(errors.InvalidInput, match="no idempotency key"):
+    with pytest.raises(errors.InvalidInput, match="not a valid idempotency key"):
         await client.reserve(REQUEST, key=key)
     assert broker.seen == []
 

@@ -75,5 +75,5 @@ def test_a_key_that_others_can_read_is_a_warning_since_kubernetes_mounts_it_so(c
     directory = certificates.server()
     assert tls.exposed_key(directory) == ""
     (directory / "tls.key").chmod(0o644)
-    assert "mode 0644, so others can reach it; chmod 600" in tls.exposed_key(directory)
+    assert "mode 0644, so other users can access it; chmod 600" in tls.exposed_key(directory)
     tls.server_context(directory)

@@ -70,9 +70,11 @@ def test_region_counts_as_one_of_the_labels():
     """Else a record could be made that no object has room for."""
     labels = {f"l{number}": "x" for number in range(64)}
     body = bodies.Advertisement("a", bodies.Metrics(CAPACITY), labels=labels, region="eu")
-    with pytest.raises(errors.InvalidInput, match="labels: 65 are too many, with the region"):
+    with pytest.raises(
+        errors.InvalidInput, match="labels: too many labels: 65 including the region"
+    ):
         conversion.to_advertisement(body, A, make.T0)
-    with pytest.raises(errors.InvalidInput, match=r"constraints\.labels: 65 are too many"):
+    with pytest.raises(errors.InvalidInput, match=r"constraints\.labels: too many labels"):
         request(constraints=bodies.ConstraintsBody(labels=labels, region="eu"))
     named = {**dict(list(labels.items())[1:]), REGION_LABEL: "us"}
     found = request(constraints=bodies.ConstraintsBody(labels=named, region="eu"))
@@ -100,8 +102,8 @@ def test_request_has_what_was_asked_and_what_the_broker_adds():
 @pytest.mark.parametrize(
     "fields, problem",
     [
-        ({"duration": "25h"}, r"^duration: 25h is more than this broker allows; ask for 24h"),
-        ({"wait": "61s"}, r"^wait: 61s is more than this broker allows; wait 1m at most"),
+        ({"duration": "25h"}, r"^duration: 25h exceeds the broker's maximum; request at most 24h"),
+        ({"wait": "61s"}, r"^wait: 61s exceeds the broker's maximum; wait at most 1m"),
         ({"wait": "-1s"}, r"^wait: '-1s' is below zero"),
         ({"wait": "soon"}, r"^wait: 'soon' "),
         ({"duration": "0"}, r"^duration: '0' is not above zero"),
@@ -112,7 +114,7 @@ def test_request_has_what_was_asked_and_what_the_broker_adds():
         ({"wanted": bodies.Quantities("1", "1Gi", gpu="-1")}, r"^requestedResources\.gpu: "),
         (
             {"wanted": bodies.Quantities("1", "1Gi", extended={"gpu": "1"})},
-            r"^extended\.gpu: is no extended resource; use the field gpu",
+            r"^extended\.gpu: not an extended resource; use the field gpu",
         ),
     ],
 )
@@ -162,7 +164,7 @@ def test_overcommitted_cluster_has_nothing_left_and_says_so():
     body = conversion.from_cluster(cluster, reserved)
     assert body.resources.available == bodies.Quantities("0", "6Gi")
     status = conversion.from_cluster_status(cluster, reserved, 2, None, make.T0)
-    assert status.message == "Overcommitted: its own pods use what it has lent"
+    assert status.message == "Overcommitted: the cluster's own pods use resources that it has lent"
     assert status.reservations == 2
 
 

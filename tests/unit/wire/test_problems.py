@@ -95,7 +95,7 @@ def test_explanation_goes_with_the_refusal():
     "body, said",
     [
         (b"<html>502 Bad Gateway</html>", "<html>502 Bad Gateway</html>"),
-        (b"", "nothing"),
+        (b"", "empty body"),
         (b"\xff\xfe", "\ufffd\ufffd"),
         (b"{}", "{}"),
         (b'{"error":"of another system"}', "of another system"),

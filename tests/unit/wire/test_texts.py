@@ -48,8 +48,8 @@ def test_message_names_the_field_and_is_plain_itself():
     with pytest.raises(InvalidInput) as raised:
         texts.checked("eu\x1b]0;owned\x07", "region")
     assert str(raised.value) == (
-        r"region: 'eu\x1b]0;owned\x07' has a control character or a line break;"
-        " write plain text in one line"
+        r"region: 'eu\x1b]0;owned\x07' contains a control character or a line break;"
+        " use plain text in a single line"
     )
 
 

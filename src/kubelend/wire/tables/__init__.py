@@ -1,1 +1,1 @@
-"""The routes by noun, a table each; `wire.routes` puts them together."""
+"""Routes by noun; `wire.routes` joins them."""

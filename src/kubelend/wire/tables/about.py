@@ -1,4 +1,4 @@
-"""The broker itself."""
+"""Routes about the broker itself."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROUTES: tuple[Route, ...] = (
         "version",
         "GET",
         f"{API}/version",
-        "Which broker answers",
+        "Get the version of the broker",
         Access.ANYONE,
         {200: bodies.Version},
     ),
@@ -20,7 +20,7 @@ ROUTES: tuple[Route, ...] = (
         "grant_keys",
         "GET",
         f"{API}/keys",
-        "The public keys with which grants can be verified, as a JWK set",
+        "Get the public keys that verify grants, as a JWK set",
         Access.ANYONE,
         {200: grant_bodies.KeySet},
     ),
@@ -28,7 +28,7 @@ ROUTES: tuple[Route, ...] = (
         "openapi",
         "GET",
         "/openapi.json",
-        "This description",
+        "Get this OpenAPI document",
         Access.ANYONE,
         {200: dict[str, Any]},
     ),
@@ -36,7 +36,7 @@ ROUTES: tuple[Route, ...] = (
         "healthz",
         "GET",
         "/healthz",
-        "The process is alive",
+        "Liveness probe",
         Access.ANYONE,
         {200: str},
         media_type="text/plain",
@@ -45,7 +45,7 @@ ROUTES: tuple[Route, ...] = (
         "readyz",
         "GET",
         "/readyz",
-        "The broker can answer, or why not",
+        "Readiness probe; the body says why the broker is not ready",
         Access.ANYONE,
         {200: str, 503: str},
         media_type="text/plain",

@@ -1,4 +1,4 @@
-"""What clusters say of themselves."""
+"""Routes of advertisements."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ROUTES: tuple[Route, ...] = (
         "publish",
         "POST",
         f"{API}/advertisements",
-        "Say what this cluster has to offer",
+        "Publish the caller's advertisement",
         Access.CLUSTER,
         {200: bodies.Published},
         bodies.Advertisement,
@@ -28,7 +28,7 @@ ROUTES: tuple[Route, ...] = (
         "get_advertisement",
         "GET",
         f"{API}/advertisements/{{cluster}}",
-        "One cluster's advertisement, with what the broker has reserved there",
+        "Get a cluster's advertisement, with the reserved amounts",
         Access.OWNER,
         {200: bodies.Advertisement},
         errors=(errors.Forbidden, errors.NotFound),

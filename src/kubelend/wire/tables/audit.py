@@ -1,4 +1,4 @@
-"""The journal: who did what, and who was refused what."""
+"""Routes of the audit log."""
 
 from __future__ import annotations
 
@@ -11,16 +11,20 @@ ROUTES: tuple[Route, ...] = (
         "audit_log",
         "GET",
         f"{API}/audit",
-        "The journal, newest first: every change and every refusal",
+        "List the audit log, newest first: all changes and rejected requests",
         Access.READER,
         {200: audit_bodies.AuditLog},
         parameters=(
-            Parameter("actor", "Only what this caller did or was refused"),
-            Parameter("action", "Only this event or route"),
-            Parameter("subject", "Only what concerns this, as kind/name or a name"),
-            Parameter("refused", "`true`: only refusals; `false`: only changes", schema=bool),
-            Parameter("since", "Not before this time (RFC 3339)", schema=bodies.Timestamp),
-            Parameter("until", "Before this time (RFC 3339)", schema=bodies.Timestamp),
+            Parameter("actor", "Filter by caller"),
+            Parameter("action", "Filter by event or route"),
+            Parameter("subject", "Filter by subject: kind/name or a name"),
+            Parameter(
+                "refused", "`true`: only rejected requests; `false`: only changes", schema=bool
+            ),
+            Parameter(
+                "since", "Only lines at or after this time (RFC 3339)", schema=bodies.Timestamp
+            ),
+            Parameter("until", "Only lines before this time (RFC 3339)", schema=bodies.Timestamp),
             *NUMBERED_PAGE,
         ),
         errors=(errors.InvalidInput, errors.Forbidden),

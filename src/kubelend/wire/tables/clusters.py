@@ -1,4 +1,4 @@
-"""Clusters as viewers see and administrators steer them."""
+"""Routes of clusters, for viewers and administrators."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ROUTES: tuple[Route, ...] = (
         "list_clusters",
         "GET",
         f"{API}/clusters",
-        "All clusters and what the broker makes of them",
+        "List clusters with their status",
         Access.READER,
         {200: bodies.ClusterList},
         parameters=PAGE,
@@ -21,7 +21,7 @@ ROUTES: tuple[Route, ...] = (
         "get_cluster",
         "GET",
         f"{API}/clusters/{{cluster}}",
-        "One cluster and what the broker makes of it",
+        "Get a cluster with its status",
         Access.OWNER,
         {200: bodies.Cluster},
         errors=(errors.Forbidden, errors.NotFound),
@@ -30,7 +30,7 @@ ROUTES: tuple[Route, ...] = (
         "cordon",
         "POST",
         f"{API}/clusters/{{cluster}}/cordon",
-        "Close a cluster to new reservations",
+        "Cordon a cluster: no new reservations are placed on it",
         Access.ADMIN,
         {200: bodies.Cluster},
         bodies.CordonRequest,
@@ -41,7 +41,7 @@ ROUTES: tuple[Route, ...] = (
         "uncordon",
         "POST",
         f"{API}/clusters/{{cluster}}/uncordon",
-        "Open it again",
+        "Uncordon a cluster",
         Access.ADMIN,
         {200: bodies.Cluster},
         errors=(errors.Forbidden, errors.NotFound),
@@ -51,7 +51,7 @@ ROUTES: tuple[Route, ...] = (
         "drain",
         "POST",
         f"{API}/clusters/{{cluster}}/drain",
-        "Close it and move what it lends to others; what fits nowhere else is released",
+        "Cordon a cluster and move its reservations to others; those that fit nowhere else are released",
         Access.ADMIN,
         {200: bodies.Drained},
         bodies.CordonRequest,
@@ -61,7 +61,7 @@ ROUTES: tuple[Route, ...] = (
         "remove_cluster",
         "DELETE",
         f"{API}/clusters/{{cluster}}",
-        "Forget a cluster that lends nothing",
+        "Delete a cluster without active reservations",
         Access.ADMIN,
         {204: None},
         errors=(errors.Forbidden, errors.NotFound, errors.Conflict),

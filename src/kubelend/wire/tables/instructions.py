@@ -1,4 +1,4 @@
-"""What clusters have to do for each other."""
+"""Routes of instructions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROUTES: tuple[Route, ...] = (
         "instructions",
         "GET",
         f"{API}/instructions",
-        "What this cluster has to hold for others: its reservations in phase Reserved",
+        "List the reservations that the calling provider has to hold: those in phase Reserved",
         Access.CLUSTER,
         {200: list[bodies.Reservation]},
     ),
@@ -25,10 +25,10 @@ ROUTES: tuple[Route, ...] = (
         "stream",
         "GET",
         f"{API}/instructions/stream",
-        "The same as it happens, for requester and provider, as server-sent events",
+        "Stream instructions for the calling requester or provider as server-sent events",
         Access.CLUSTER,
         {200: bodies.Instruction},
-        parameters=(Parameter(LAST_EVENT_ID, "Go on after this event", "header", _EVENT_ID),),
+        parameters=(Parameter(LAST_EVENT_ID, "Resume after this event", "header", _EVENT_ID),),
         errors=(errors.InvalidInput, errors.IdentityInUse, errors.LimitExceeded),
         media_type=EVENT_STREAM,
     ),
@@ -36,7 +36,7 @@ ROUTES: tuple[Route, ...] = (
         "acknowledge",
         "POST",
         f"{API}/instructions/{{reservation}}/acknowledge",
-        "The provider has set the capacity aside",
+        "Acknowledge that the provider holds the resources",
         Access.PROVIDER,
         {200: bodies.Reservation},
         errors=(errors.Forbidden, errors.NotFound, errors.WrongPhase, errors.IdentityInUse),
@@ -46,7 +46,7 @@ ROUTES: tuple[Route, ...] = (
         "refuse",
         "POST",
         f"{API}/instructions/{{reservation}}/refuse",
-        "The provider will not serve it: the next best cluster is tried",
+        "Refuse a reservation as its provider; the next best cluster is tried",
         Access.PROVIDER,
         {200: bodies.Reservation},
         bodies.RefuseRequest,

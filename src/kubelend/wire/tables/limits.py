@@ -1,4 +1,4 @@
-"""Who may use whom, and how much of it: policies of providers, quotas of requesters."""
+"""Routes of lending policies and quotas."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROUTES: tuple[Route, ...] = (
         "get_policy",
         "GET",
         _POLICY,
-        "To whom a cluster lends, how much and when: what it says, what an administrator says, what holds",
+        "Get the lending policies of a cluster: advertised, set by an administrator, and effective",
         Access.OWNER,
         {200: limit_bodies.PolicyStatus},
         errors=(errors.Forbidden, errors.NotFound),
@@ -29,7 +29,7 @@ ROUTES: tuple[Route, ...] = (
         "set_policy",
         "PUT",
         _POLICY,
-        "Say so for a cluster, beside what it says itself: the stricter of both holds",
+        "Set the administrator's lending policy of a cluster; the stricter of it and the advertised applies",
         Access.ADMIN,
         {200: limit_bodies.PolicyStatus},
         limit_bodies.PolicyRequest,
@@ -39,7 +39,7 @@ ROUTES: tuple[Route, ...] = (
         "clear_policy",
         "DELETE",
         _POLICY,
-        "Let only what the cluster says itself hold",
+        "Delete the administrator's lending policy of a cluster",
         Access.ADMIN,
         {204: None},
         errors=(errors.Forbidden, errors.NotFound),
@@ -48,7 +48,7 @@ ROUTES: tuple[Route, ...] = (
         "list_quotas",
         "GET",
         f"{API}/quotas",
-        "All quotas, and what of each is used",
+        "List quotas and their usage",
         Access.READER,
         {200: limit_bodies.QuotaList},
         parameters=PAGE,
@@ -58,7 +58,7 @@ ROUTES: tuple[Route, ...] = (
         "get_quota",
         "GET",
         _QUOTA,
-        "What a cluster may hold, wait for and spend, and what of it is used",
+        "Get a cluster's quota and its usage",
         Access.OWNER,
         {200: limit_bodies.QuotaStatus},
         errors=(errors.Forbidden, errors.NotFound),
@@ -67,7 +67,7 @@ ROUTES: tuple[Route, ...] = (
         "set_quota",
         "PUT",
         _QUOTA,
-        "Bound what a cluster may hold, wait for and spend",
+        "Set a cluster's quota",
         Access.ADMIN,
         {200: limit_bodies.QuotaStatus},
         limit_bodies.QuotaRequest,
@@ -77,7 +77,7 @@ ROUTES: tuple[Route, ...] = (
         "clear_quota",
         "DELETE",
         _QUOTA,
-        "Bound it no more",
+        "Delete a cluster's quota",
         Access.ADMIN,
         {204: None},
         errors=(errors.Forbidden, errors.NotFound),

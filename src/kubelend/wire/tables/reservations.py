@@ -1,4 +1,4 @@
-"""Borrowing, from the request to its end."""
+"""Routes of reservations."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from kubelend.wire.route import (
 
 _KEY = Parameter(
     IDEMPOTENCY_KEY,
-    "The same key gives the same reservation, however often it is sent",
+    "Idempotency key: repeated requests with the same key return the same reservation",
     "header",
     Annotated[str, Meta(max_length=MAX_KEY_LENGTH, extra_json_schema=patterns.PRINTABLE)],
 )
-_DRY_RUN = Parameter("dryRun", "`true`: decide and answer, but change nothing", schema=bool)
+_DRY_RUN = Parameter("dryRun", "`true`: return the placement without reserving", schema=bool)
 _CANDIDATES = Parameter(
     "limit",
-    "How many clusters to look at closely, at most 100",
+    "Maximum number of clusters to evaluate in detail, up to 100",
     schema=Annotated[int, Meta(ge=0, le=100)],
 )
 _PHASES = Annotated[str, Meta(extra_json_schema=patterns.PHASES)]
@@ -38,11 +38,11 @@ ROUTES: tuple[Route, ...] = (
         "reserve",
         "POST",
         f"{API}/reservations",
-        "Borrow: lock an amount on the best cluster",
+        "Reserve resources on the best cluster",
         Access.CLUSTER,
         {200: bodies.Explanation, 201: bodies.Reservation, 202: bodies.Reservation},
         bodies.ReservationRequest,
-        (_KEY, _DRY_RUN, _CANDIDATES._replace(description="With `dryRun`: as for explain")),
+        (_KEY, _DRY_RUN, _CANDIDATES._replace(description="With `dryRun`: as in explain")),
         (
             errors.InvalidInput,
             errors.InvalidQuantity,
@@ -60,18 +60,18 @@ ROUTES: tuple[Route, ...] = (
         "list_reservations",
         "GET",
         f"{API}/reservations",
-        "The reservations that concern the caller; all of them for viewers and admins",
+        "List reservations: the caller's own for clusters, all for viewers and admins",
         Access.ANYONE,
         {200: bodies.ReservationList},
         parameters=(
             Parameter(
                 "role",
-                "Only those where the cluster is that; people name the cluster too. Without `limit`:"
-                f" all that are open and the newest {MOST_OVER} that are over, in one page",
+                "Filter by the cluster's role; viewers and admins set `cluster` too. Without `limit`:"
+                f" all unfinished and the newest {MOST_OVER} finished ones, in one page",
                 schema=Annotated[str, Meta(extra_json_schema=patterns.SIDE)],
             ),
-            Parameter("phase", "Only these phases, separated by commas", schema=_PHASES),
-            Parameter("cluster", "Only those of this requester or provider"),
+            Parameter("phase", "Filter by phases, comma-separated", schema=_PHASES),
+            Parameter("cluster", "Filter by requester or provider"),
             *NUMBERED_PAGE,
         ),
         errors=(errors.InvalidInput, errors.Forbidden),
@@ -80,7 +80,7 @@ ROUTES: tuple[Route, ...] = (
         "get_reservation",
         "GET",
         f"{API}/reservations/{{reservation}}",
-        "One reservation, also after it has ended",
+        "Get a reservation, also after it has ended",
         Access.OWNER,
         {200: bodies.Reservation},
         errors=(errors.NotFound,),
@@ -89,7 +89,7 @@ ROUTES: tuple[Route, ...] = (
         "grant",
         "GET",
         f"{API}/reservations/{{reservation}}/grant",
-        "The reservation, signed: what requester and provider show each other",
+        "Get the signed grant of a reservation, which requester and provider show each other",
         Access.PARTY,
         {200: grant_bodies.SignedGrant},
         errors=(errors.Forbidden, errors.NotFound, errors.WrongPhase),
@@ -98,7 +98,7 @@ ROUTES: tuple[Route, ...] = (
         "release",
         "DELETE",
         f"{API}/reservations/{{reservation}}",
-        "Give it back; once or many times, the effect is the same",
+        "Release a reservation; idempotent",
         Access.REQUESTER,
         {200: bodies.Reservation},
         errors=(errors.Forbidden, errors.NotFound, errors.IdentityInUse),
@@ -107,7 +107,7 @@ ROUTES: tuple[Route, ...] = (
         "activate",
         "POST",
         f"{API}/reservations/{{reservation}}/activate",
-        "Say that it is in use",
+        "Activate a reservation: the requester uses it",
         Access.REQUESTER,
         {200: bodies.Reservation},
         errors=(errors.Forbidden, errors.NotFound, errors.WrongPhase, errors.IdentityInUse),
@@ -117,7 +117,7 @@ ROUTES: tuple[Route, ...] = (
         "renew",
         "POST",
         f"{API}/reservations/{{reservation}}/renew",
-        "Keep it for longer, counted from now",
+        "Renew a reservation for a duration from now",
         Access.REQUESTER,
         {200: bodies.Reservation},
         bodies.RenewRequest,
@@ -136,7 +136,7 @@ ROUTES: tuple[Route, ...] = (
         "explain_reservation",
         "GET",
         f"{API}/reservations/{{reservation}}/explain",
-        "Where a request like this would fit now, and why not elsewhere",
+        "Explain where a request like this reservation would fit now, and why not elsewhere",
         Access.OWNER,
         {200: bodies.Explanation},
         parameters=(_CANDIDATES,),
@@ -146,7 +146,7 @@ ROUTES: tuple[Route, ...] = (
         "explain",
         "POST",
         f"{API}/explain",
-        "Where a request would fit, and why not elsewhere; nothing changes",
+        "Explain where a request would fit, and why not elsewhere; changes nothing",
         Access.CLUSTER,
         {200: bodies.Explanation},
         bodies.ReservationRequest,
