@@ -58,7 +58,7 @@ async def value(broker, name, **labels):
 
 
 async def connections_of(broker):
-    return await value(broker, "kubelend_connections")
+    return await value(broker, "kubelend_open_connections")
 
 
 async def serves(broker):
@@ -99,7 +99,7 @@ async def test_ten_thousand_of_one_address_leave_room_for_a_client_behind_it(
             await serving
             await serves(broker)
             assert await connections_of(broker) <= 1025
-        name = "kubelend_refused_connections_total"
+        name = "kubelend_connections_rejected_total"
         assert await value(broker, name, reason="TooManyHandshakes") >= MANY - 1100
         refused = broker.logged("refused")
     assert [line["code"] for line in refused[:1]] == ["TooManyHandshakes"]

@@ -23,11 +23,11 @@ from kubelend.transports import http_server
 
 
 def refused(broker, reason):
-    return broker.metric("kubelend_refused_connections_total", reason=reason)
+    return broker.metric("kubelend_connections_rejected_total", reason=reason)
 
 
 def open_now(broker):
-    return broker.metric("kubelend_connections")
+    return broker.metric("kubelend_open_connections")
 
 
 async def all_arrived(broker, count):
@@ -252,7 +252,7 @@ async def test_five_hundred_idle_tls_connections_stay_and_others_are_served(star
             for _ in range(20):
                 await others_are_served(broker)
         assert all([await is_answered(*pair) for pair in made[::50]])
-    assert broker.metric("kubelend_refused_connections_total", reason="TooManyOfCaller") == 0
+    assert broker.metric("kubelend_connections_rejected_total", reason="TooManyOfCaller") == 0
 
 
 # -- what is told of it
@@ -282,7 +282,7 @@ async def test_many_refused_handshakes_of_one_address_make_one_line_and_are_coun
             await brokers.until(lambda: all(closed(connections)))
     (line,) = log.lines("refused")
     assert (line["route"], line["remote"], line["left_out"]) == ("handshake", "127.0.0.1", 0)
-    name, labels = "kubelend_refused_calls_total", {"route": "handshake"}
+    name, labels = "kubelend_http_requests_rejected_total", {"route": "handshake"}
     assert broker.metric(name, code="HandshakeRefused", **labels) == 10
 
 

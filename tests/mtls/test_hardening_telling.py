@@ -91,7 +91,7 @@ async def test_calls_over_the_limit_make_one_line_and_all_are_counted(start, log
         for _ in range(20):
             await caller.get("version")
     assert [line["code"] for line in log.lines("refused")] == ["RateLimited"] * 2
-    name = "kubelend_refused_calls_total"
+    name = "kubelend_http_requests_rejected_total"
     assert broker.metric(name, route="version", code="RateLimited") >= 37
 
 

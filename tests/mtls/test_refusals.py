@@ -13,7 +13,7 @@ from kubelend.pki.profiles import BROKER, Profile
 
 
 def refused(broker, route, code):
-    return broker.metric("kubelend_refused_calls_total", route=route, code=code)
+    return broker.metric("kubelend_http_requests_rejected_total", route=route, code=code)
 
 
 async def test_forbidden_call_is_logged_with_who_and_what_and_counted(broker, log):

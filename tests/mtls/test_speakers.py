@@ -143,7 +143,9 @@ async def test_refusals_are_counted_and_told_but_no_flood_of_them(agent, broker,
     await agent("one").advertise()
     two = agent("two")
     assert all(await asyncio.gather(*(is_refused(two) for _ in range(50))))
-    counted = broker.metric("kubelend_refused_calls_total", route="publish", code="IdentityInUse")
+    counted = broker.metric(
+        "kubelend_http_requests_rejected_total", route="publish", code="IdentityInUse"
+    )
     assert counted == 50
     (line,) = log.lines("refused")
     assert (line["caller"], line["code"]) == ("a", "IdentityInUse")

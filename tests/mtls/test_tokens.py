@@ -145,7 +145,10 @@ async def test_guessing_is_slowed_logged_and_counted(broker, log):
     assert (await Newcomer("edge-1").ask(broker, token)).status == 429
     (line,) = [line for line in log.lines("refused") if line["code"] == "TokenRefused"]
     assert (line["route"], line["remote"]) == ("join", "127.0.0.1")
-    assert broker.metric("kubelend_refused_calls_total", route="join", code="TokenRefused") == 10
+    assert (
+        broker.metric("kubelend_http_requests_rejected_total", route="join", code="TokenRefused")
+        == 10
+    )
     told = (await broker.admin().read("audit", action="join"))["lines"]
     assert {line["code"] for line in told} == {"TokenRefused", "LimitExceeded"}
     assert {line["actor"]["role"] for line in told} == {"newcomer"}
@@ -184,7 +187,9 @@ async def test_guessers_of_many_addresses_fill_no_log_and_keep_nobody_out(
         ]
         assert {answer.status for answer in wrong} == {403}
         assert len(log.lines("refused")) == 5
-        refused = broker.metric("kubelend_refused_calls_total", route="join", code="TokenRefused")
+        refused = broker.metric(
+            "kubelend_http_requests_rejected_total", route="join", code="TokenRefused"
+        )
         assert refused == 12
         assert (await Newcomer("edge-1").ask(broker, token)).status == 200
 

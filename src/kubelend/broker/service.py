@@ -257,5 +257,5 @@ class Broker(Writer):
 
 def _outcome(answer: Reservation | NoFit) -> Outcome:
     if isinstance(answer, NoFit):
-        return "refused"
+        return "rejected"
     return "queued" if answer.phase is Phase.PENDING else "placed"
