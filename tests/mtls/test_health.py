@@ -135,7 +135,7 @@ async def test_brokers_with_one_store_cannot_run_side_by_side(certificates, tmp_
     async with brokers.child(certificates, first, store=store) as broker:
         await broker.cluster("a").advertise()
         async with brokers.child(certificates, second, store=store, ready=False) as other:
-            await brokers.until(lambda: bool(other.logged("cannot load")))
+            await brokers.until(lambda: bool(other.logged("Loading the store failed, will retry")))
             status, why = await other.probe("/readyz")
             assert status == 503
             assert f"the store {store} is in use by another broker" in why

@@ -10,15 +10,22 @@ from datetime import datetime, timedelta
 import msgspec
 from msgspec.structs import replace
 
-from kubelend.broker import naming, views
+from kubelend.broker import change_log, naming, views
 from kubelend.broker.leadership import ALONE, NOBODY
 from kubelend.broker.metrics import Metrics, Outcome
 from kubelend.broker.ports import Clock, Leadership, OpenStore, Replica
-from kubelend.broker.writer import Writer
+from kubelend.broker.writer import ACTOR, Writer
 from kubelend.core import commands, explanations, quotas
 from kubelend.core.commands import Command
 from kubelend.core.decision import NoFit
-from kubelend.core.errors import NotFound, no_reservation
+from kubelend.core.errors import (
+    Conflict,
+    KeyReused,
+    NotFound,
+    QueueFull,
+    QuotaExceeded,
+    no_reservation,
+)
 from kubelend.core.ledger import Ledger
 from kubelend.core.lifecycle import Phase, Reason
 from kubelend.core.models import (
@@ -28,6 +35,9 @@ from kubelend.core.models import (
     Reservation,
     ReservationId,
 )
+
+_REJECTIONS = (Conflict, KeyReused, QueueFull, QuotaExceeded)
+"""The broker's decisions against a request, in contrast to failures and malformed requests."""
 
 
 class Rules(msgspec.Struct, frozen=True):
@@ -106,12 +116,16 @@ class Broker(Writer):
             self._metrics.decided(_outcome(seen), time.perf_counter() - began)
             return seen
 
-        answer = await self.change(
-            lambda ledger, now: commands.reserve(ledger, request, new_id, limit, now), view
-        )
-        if isinstance(answer, NoFit):
-            self._metrics.refused_for_capacity(answer.explanation)
-            raise explanations.no_capacity(answer.explanation)
+        try:
+            answer = await self.change(
+                lambda ledger, now: commands.reserve(ledger, request, new_id, limit, now), view
+            )
+            if isinstance(answer, NoFit):
+                self._metrics.refused_for_capacity(answer.explanation)
+                raise explanations.no_capacity(answer.explanation)
+        except _REJECTIONS as error:
+            change_log.log_rejected(request, error, ACTOR.get())
+            raise
         return answer
 
     async def activate(self, found: ReservationId) -> Reservation:
@@ -124,7 +138,11 @@ class Broker(Writer):
             longer = duration or ledger.reservation(found).request.duration
             return commands.renew(ledger, found, longer, now)
 
-        return await self._change_one(found, command)
+        try:
+            return await self._change_one(found, command)
+        except QuotaExceeded as error:
+            change_log.log_renewal_rejected(found, error, ACTOR.get())
+            raise
 
     async def release(self, found: ReservationId, reason: Reason) -> Reservation:
         try:
@@ -164,13 +182,15 @@ class Broker(Writer):
     async def drain(
         self, cluster: ClusterId, why: str
     ) -> tuple[views.ClusterView, list[Reservation]]:
-        return await self.change(
+        view, drained = await self.change(
             lambda ledger, now: commands.drain(ledger, cluster, why, now),
             lambda ledger, drained: (
                 views.of_cluster(ledger, ledger.cluster(cluster)),
                 [ledger.reservation(found) for found in drained],
             ),
         )
+        change_log.log_drained(cluster, len(drained), ACTOR.get())
+        return view, drained
 
     async def remove(self, cluster: ClusterId) -> None:
         await self.change(
