@@ -236,7 +236,7 @@ def test_a_running_brokers_store_passes_the_audit(kubelend, broker):
 @pytest.mark.parametrize(
     "kind,reason",
     [
-        ("stranger", "which no authority in"),
+        ("stranger", "which no CA in"),
         ("expired", "expired at"),
         ("early", "is not valid before"),
     ],

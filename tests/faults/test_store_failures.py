@@ -228,7 +228,7 @@ async def test_store_that_is_taken_away_is_not_replaced_by_an_empty_one(certific
         for _ in range(3):
             status, why = await broker.probe("/readyz")
             assert status == 503
-            assert "the store has lost what it kept" in why
+            assert "the store has lost committed data" in why
             assert (await r.get("reservations")).refusal == (503, "NotReady")
         shutil.rmtree(directory)
         elsewhere.rename(directory)

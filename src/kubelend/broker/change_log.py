@@ -1,8 +1,9 @@
 """Logs each decision and each change of state once, at info, after it is durable.
 
 The writer calls `log_changes` after each commit. Every change comes with its audit entry, and the entry
-selects the text: a new command needs no logging code. Only the leader commits, so followers log nothing. What
-is decided without a change (a rejected request) or consists of several changes (a drain) has a function here.
+selects the text: a new command needs no logging code. Only the leader commits, so followers log nothing.
+What is decided without a change (a rejected request) or consists of several changes (a drain) has a
+function here.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The single writer of the ledger: every change and every read goes through it.
 
-A change is decided, applied and handed to the store without an `await` in between; it is answered when it is
-durable. Every answer, also to a read, waits until what it shows is durable. When the store fails, the broker
-becomes unready, drops its state and loads it again from the store.
+A change is decided, applied and handed to the store without an `await` in between; it is answered when it
+is durable. Every answer, also to a read, waits until what it shows is durable. When the store fails, the
+broker becomes unready, drops its state and loads it again from the store.
 
 Of several brokers on one store one is the leader. The others are followers: they replicate what the leader
 has committed, answer reads from it, and reject changes with `NotLeader`.

@@ -98,9 +98,9 @@ async def test_what_nobody_foresaw_is_logged_and_answered_without_its_details(at
     with capture_logs() as logs:
         status, body = await root.call()
     assert (status, body["code"]) == (500, "Internal")
-    assert body["error"] == "the broker failed; its log says why"
+    assert body["error"] == "internal error; see the log of the broker"
     assert "secret" not in json.dumps(body)
-    (line,) = [line for line in logs if line["event"] == "call failed"]
+    (line,) = [line for line in logs if line["event"] == "Request failed"]
     assert (line["route"], line["exc_info"]) == ("version", True)
     assert root.told == []
 

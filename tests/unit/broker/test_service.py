@@ -151,7 +151,9 @@ async def test_command_that_fails_halfway_leaves_nothing_behind(broker, store, p
     async with running(broker):
         with capture_logs() as logs, pytest.raises(type(problem)):
             await broker.change(halfway, lambda _, answer: answer)
-        assert (broker.unready or "").startswith("without its store: a command failed after applying events")
+        assert (broker.unready or "").startswith(
+            "without its store: a command failed after applying events"
+        )
         await until(lambda: broker.unready is None)
         assert list(broker.present()[0].clusters) == ["a"]
         await broker.reserve(make.request())
