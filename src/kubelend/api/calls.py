@@ -12,6 +12,7 @@ from kubelend.api.answers import JsonAnswer
 from kubelend.api.callers import Callers
 from kubelend.api.granting import Granting
 from kubelend.api.limits import RateLimiter
+from kubelend.api.reading import Body
 from kubelend.broker.journal import Journal
 from kubelend.broker.limiting import Limiting
 from kubelend.broker.membership import Membership
@@ -24,7 +25,6 @@ from kubelend.pki.identities import Caller
 from kubelend.wire.conversion import Terms
 from kubelend.wire.route import LONGEST_PAGE
 
-Body = TypeVar("Body")
 Item = TypeVar("Item")
 
 JSON = {"Content-Type": "application/json"}

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from aiohttp import web
 
 from kubelend.api.calls import Call, json
+from kubelend.api.members import NO_CONTENT
 from kubelend.core import durations
 from kubelend.core.enrolment import LONGEST_TTL, SHORTEST_TTL
 from kubelend.core.errors import InvalidIdentity, InvalidInput
@@ -17,7 +18,7 @@ from kubelend.pki.tokens import NewToken
 from kubelend.wire import conversion, membership_bodies, membership_conversion
 from kubelend.wire.membership_bodies import TokenRequest
 
-CREATED, NO_CONTENT = 201, 204
+CREATED = 201
 
 
 async def create_token(call: Call) -> web.StreamResponse:

@@ -17,7 +17,7 @@ from typing import Any, Final, cast
 import structlog
 
 from kubelend.core import events, journal, resources
-from kubelend.core.errors import KubelendError, NoCapacity
+from kubelend.core.errors import KeyReused, KubelendError, NoCapacity
 from kubelend.core.events import Change
 from kubelend.core.journal import THE_BROKER, Actor, Entry
 from kubelend.core.lifecycle import Phase, Reason
@@ -51,7 +51,8 @@ def log_rejected(request: Request, error: KubelendError, actor: Actor) -> None:
     """Logs a request that was not placed, with the number of clusters for each rejection reason."""
     if not log.is_enabled_for(logging.INFO):
         return
-    fields: dict[str, Any] = {"error": error.message}
+    # The message of KeyReused contains the idempotency key, which is the caller's secret.
+    fields: dict[str, Any] = {} if isinstance(error, KeyReused) else {"error": error.message}
     if isinstance(error, NoCapacity) and error.explanation is not None:
         found = error.explanation
         reasons = {str(reason): count for reason, count in found.refusals.items()}

@@ -178,6 +178,7 @@ async def test_every_other_rejection_is_logged_once(broker, logs, kind):
         await broker.reserve(*again[kind])
     assert texts(logs) == ["Reservation queued", "Reservation rejected"]
     assert logs[-1]["reason"] == kind.code
+    assert ("error" in logs[-1]) is (kind is not KeyReused)  # its message contains the key
 
 
 async def test_a_resource_of_any_name_does_not_replace_a_key(broker, logs):
