@@ -225,7 +225,7 @@ def _of_member(text: str) -> Callable[[Entry], Line]:
 
 
 def _accepted(entry: Entry) -> Line:
-    """An administrator decides anew; a token lets in a new member, or one that was approved before."""
+    """Joined with a token (new, or approved before), or approved by an administrator."""
     before, after = cast("Member | None", entry.before), cast("Member", entry.after)
     by_token = before is None or before.decided_at == after.decided_at
     return ("Member joined" if by_token else "Member approved"), _about_member(entry)
