@@ -56,7 +56,7 @@ def _port(process: subprocess.Popen[bytes], log: Path) -> int:
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline and process.poll() is None:
         lines = [json.loads(line) for line in log.read_text().splitlines() if line.endswith("}")]
-        if any(line["event"] in ("ready", "following") for line in lines):
+        if any(line["event"] in ("Ledger loaded", "Following leader") for line in lines):
             return next(int(line["port"]) for line in lines if line.get("what") == "api")
         time.sleep(0.02)
     raise AssertionError(f"the broker did not come up: {log.read_text()}")

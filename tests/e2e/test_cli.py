@@ -216,7 +216,7 @@ def test_several_that_are_released_are_one_list_for_programs(kubelend, format, r
 def test_a_watch_is_for_clusters(admin):
     code, out, err = admin("get reservations --watch")
     assert (code, out) == (4, "")
-    assert "it needs a certificate with the role cluster" in err
+    assert "use a certificate with the role cluster" in err
 
 
 def test_the_version_of_the_broker_is_told(kubelend):
@@ -236,7 +236,7 @@ def test_a_running_brokers_store_passes_the_audit(kubelend, broker):
 @pytest.mark.parametrize(
     "kind,reason",
     [
-        ("stranger", "which no authority in"),
+        ("stranger", "which no CA in"),
         ("expired", "expired at"),
         ("early", "is not valid before"),
     ],

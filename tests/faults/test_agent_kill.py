@@ -94,7 +94,7 @@ async def test_second_process_of_one_name_says_why_it_waits_and_takes_over_from_
     assert two.get("/healthz") == (200, "ok")
     assert Counter(line["part"] for line in two.logged("trouble")) == {"publisher": 1, "stream": 1}
     for line in two.logged("trouble"):
-        assert "another agent speaks for one since" in line["problem"]
+        assert "another agent is active for one since" in line["problem"]
     assert one.get("/readyz")[0] == 200
     assert await asyncio.to_thread(one.end, signal.SIGKILL) == -signal.SIGKILL
     await asyncio.to_thread(two.wait_for, lambda: two.get("/readyz")[0] == 200, QUICKLY)
@@ -106,4 +106,4 @@ async def test_second_process_of_one_name_says_why_it_waits_and_takes_over_from_
 
 def says_why(agent):
     status, text = agent.get("/readyz")
-    return status == 503 and text.count("another agent speaks for one since") == 2
+    return status == 503 and text.count("another agent is active for one since") == 2

@@ -79,13 +79,15 @@ async def refused(agent, times):
 
     async def look():
         unready = agent.process.standing.unready
-        if unready.count("another agent speaks for one since") < 2:
+        if unready.count("another agent is active for one since") < 2:
             return f"it says {unready!r}"
         return "" if agent.calls["publish"] >= times else f"calls are {agent.calls}"
 
     await agents.eventually(look)
     assert {"publisher", "stream"} <= agent.problems.keys()
-    assert "stop it, or give this cluster a certificate of its own" in agent.problems["publisher"]
+    assert (
+        "stop it, or issue a separate certificate for this cluster" in agent.problems["publisher"]
+    )
 
 
 async def test_second_agent_says_why_it_cannot_and_does_nothing(scene, monkeypatch):
@@ -105,7 +107,7 @@ async def test_second_agent_says_why_it_cannot_and_does_nothing(scene, monkeypat
         assert (mine.status.phase, mine.metadata.finalizers) == ("", ())
         (shown,) = await two.objects.list(Advertisement)
         assert (shown.status.phase, shown.status.published) == ("Error", False)
-        assert "another agent speaks for one" in shown.status.message
+        assert "another agent is active for one" in shown.status.message
         assert len(await agents.until_agreed(scene.broker, one, other)) == 2
         await agents.until_over(scene.broker, one, other)
 
@@ -167,7 +169,7 @@ async def test_agent_that_was_cut_off_for_too_long_leaves_the_place_to_the_other
             line.cut()
             await two.wait_until_ready()
             line.mend()
-            with pytest.raises(IdentityInUse, match="another agent speaks for one since"):
+            with pytest.raises(IdentityInUse, match="another agent is active for one since"):
                 await one.ends()
             await two.wish("more")
             await two.becomes("more", "Active")

@@ -58,7 +58,7 @@ async def value(broker, name, **labels):
 
 
 async def connections_of(broker):
-    return await value(broker, "kubelend_connections")
+    return await value(broker, "kubelend_open_connections")
 
 
 async def serves(broker):
@@ -99,10 +99,10 @@ async def test_ten_thousand_of_one_address_leave_room_for_a_client_behind_it(
             await serving
             await serves(broker)
             assert await connections_of(broker) <= 1025
-        name = "kubelend_refused_connections_total"
+        name = "kubelend_connections_rejected_total"
         assert await value(broker, name, reason="TooManyHandshakes") >= MANY - 1100
-        refused = broker.logged("refused")
-    assert [line["code"] for line in refused[:1]] == ["TooManyHandshakes"]
+        refused = broker.logged("Connection rejected")
+    assert [line["reason"] for line in refused[:1]] == ["TooManyHandshakes"]
     assert len(refused) < 20
 
 
@@ -135,7 +135,7 @@ async def test_broker_that_runs_out_of_files_makes_room_and_goes_on(certificates
             spent = processor_time(broker)
             await asyncio.sleep(1)
             assert processor_time(broker) - spent < 0.5
-        assert {line["code"] for line in broker.logged("refused")} == {"OutOfFiles"}
+        assert {line["reason"] for line in broker.logged("Connection rejected")} == {"OutOfFiles"}
         await brokers.until(none_left(broker), PATIENCE)
         assert await broker.stop() == 0
 

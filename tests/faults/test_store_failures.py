@@ -190,7 +190,7 @@ async def test_broken_file_at_the_start_is_named_and_never_answered_from(
     path = tmp_path / "kubelend.db"
     path.write_bytes(content)
     async with brokers.child(certificates, tmp_path, ready=False) as broker:
-        await brokers.until(lambda: bool(broker.logged("cannot load")))
+        await brokers.until(lambda: bool(broker.logged("Loading the store failed, will retry")))
         status, text = await broker.probe("/readyz")
         assert status == 503
         assert str(path) in text
@@ -206,7 +206,7 @@ async def test_broken_file_at_the_start_is_named_and_never_answered_from(
             assert answer.refusal == (503, "NotReady")
             assert str(path) in answer.problem.error
         assert path.read_bytes() == content
-        assert len(broker.logged("cannot load")) == 1
+        assert len(broker.logged("Loading the store failed, will retry")) == 1
         path.unlink()
         await broker.wait_until_ready()
         await a.advertise()
@@ -224,11 +224,11 @@ async def test_store_that_is_taken_away_is_not_replaced_by_an_empty_one(certific
         made = await r.reserve()
         directory.rename(elsewhere)
         assert (await r.post("reservations", wish())).refusal == (503, "StoreFailed")
-        await brokers.until(lambda: any("has lost" in line["problem"] for line in cannot(broker)))
+        await brokers.until(lambda: any("has lost" in line["error"] for line in cannot(broker)))
         for _ in range(3):
             status, why = await broker.probe("/readyz")
             assert status == 503
-            assert "the store has lost what it kept" in why
+            assert "the store has lost committed data" in why
             assert (await r.get("reservations")).refusal == (503, "NotReady")
         shutil.rmtree(directory)
         elsewhere.rename(directory)
@@ -237,4 +237,4 @@ async def test_store_that_is_taken_away_is_not_replaced_by_an_empty_one(certific
 
 
 def cannot(broker):
-    return broker.logged("cannot load")
+    return broker.logged("Loading the store failed, will retry")

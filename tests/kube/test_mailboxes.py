@@ -115,14 +115,14 @@ async def test_reservation_in_another_name_is_refused_and_holds_nothing(office, 
         found = await seen(client, RESERVATIONS, "mine", rome, lambda one: one.status.reply)
     assert (found.status.phase, found.status.reason) == ("Failed", "Forbidden")
     assert found.status.message == (
-        "requesterID 'bonn' is not the mailbox's 'rome'; write rome, whose namespace this is"
+        "requesterID 'bonn' is not the namespace's cluster 'rome'; write rome, whose namespace this is"
     )
     assert ledger(attended).reservations == {}
 
 
 async def test_advertisement_in_another_name_is_refused_and_not_believed(office, attended, lent):
     _, _, requester, _ = lent
-    with pytest.raises(Forbidden, match="clusterID 'bonn' is not the mailbox's 'rome'"):
+    with pytest.raises(Forbidden, match="clusterID 'bonn' is not the namespace's cluster 'rome'"):
         await requester.publish(offer("bonn"))
     assert list(ledger(attended).clusters) == [ClusterId("bonn")]
     assert ledger(attended).cluster(ClusterId("bonn")).ceiling.cpu == 4000
@@ -181,7 +181,7 @@ async def test_second_agent_is_refused_until_the_first_has_left(office, attended
         lambda: second.request(WISH, "k"),
         lambda: anext(second.stream(lambda: None)),
     ):
-        with pytest.raises(IdentityInUse, match="another agent speaks for bonn"):
+        with pytest.raises(IdentityInUse, match="another agent is active for bonn"):
             await call()
     await second.ping()
     assert await second.instructions() == []

@@ -121,7 +121,7 @@ async def led_at(broker):
 
 def leadings(broker):
     lines = map(json.loads, (broker.store.parent / "broker.log").read_text().splitlines())
-    return [line for line in lines if line["event"] == "leading"]
+    return [line for line in lines if line["event"] == "Became leader"]
 
 
 async def load_with(callers, trouble):
@@ -160,7 +160,7 @@ async def test_a_leader_that_sleeps_in_the_middle_promises_nothing_twice(callers
                 if len(await lender.instructions()) == CPUS:
                     break
             await asyncio.sleep(0.05)
-    with pytest.raises(KubelendError, match="ask second, which leads"):
+    with pytest.raises(KubelendError, match="send the request to second, the current leader"):
         await lender.publish(
             bodies.Advertisement("lender", bodies.Metrics(bodies.Quantities("99", "64Gi")))
         )

@@ -124,7 +124,7 @@ async def test_open_connection_of_the_dropped_authority_is_refused_and_ends(brok
         writer.write(bare.GET)
         rest = await bare.end_of(reader)
     assert b"HTTP/1.1 403 " in rest
-    assert b"the authority of cluster berlin's certificate is not trusted any more" in rest
+    assert b"the CA of cluster berlin's certificate is no longer trusted" in rest
 
 
 async def test_nobody_renews_over_an_open_connection_into_the_new_authority(broker, tmp_path):

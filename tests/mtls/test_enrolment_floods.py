@@ -54,7 +54,7 @@ async def _abort(writer):
 
 
 def refused(broker, reason):
-    return broker.metric("kubelend_refused_connections_total", reason=reason)
+    return broker.metric("kubelend_connections_rejected_total", reason=reason)
 
 
 async def test_bodies_that_do_not_come_keep_no_newcomer_out(certificates, tmp_path, monkeypatch):

@@ -23,11 +23,11 @@ from kubelend.transports import http_server
 
 
 def refused(broker, reason):
-    return broker.metric("kubelend_refused_connections_total", reason=reason)
+    return broker.metric("kubelend_connections_rejected_total", reason=reason)
 
 
 def open_now(broker):
-    return broker.metric("kubelend_connections")
+    return broker.metric("kubelend_open_connections")
 
 
 async def all_arrived(broker, count):
@@ -111,7 +111,7 @@ async def test_probe_that_only_connects_leaves_nothing_behind(broker, log):
             pass
     await others_are_served(broker)
     await brokers.until(lambda: open_now(broker) == 0)
-    assert log.lines("refused") == []
+    assert [line["event"] for line in log.all if line["level"] == "warning"] == []
 
 
 async def test_end_of_a_broker_waits_for_no_handshake(certificates):
@@ -157,8 +157,8 @@ async def test_caller_whose_connections_are_all_at_work_is_refused_another(start
         await others_are_served(broker)
         await broker.cluster("r").advertise()
         assert refused(broker, "TooManyOfCaller") == 1
-    (line,) = log.lines("refused")
-    assert (line["route"], line["code"]) == ("connection", "TooManyOfCaller")
+    (line,) = log.lines("Connection rejected")
+    assert line["reason"] == "TooManyOfCaller"
     assert (line["caller"], line["remote"]) == ("cluster a", "127.0.0.1")
 
 
@@ -252,7 +252,7 @@ async def test_five_hundred_idle_tls_connections_stay_and_others_are_served(star
             for _ in range(20):
                 await others_are_served(broker)
         assert all([await is_answered(*pair) for pair in made[::50]])
-    assert broker.metric("kubelend_refused_connections_total", reason="TooManyOfCaller") == 0
+    assert broker.metric("kubelend_connections_rejected_total", reason="TooManyOfCaller") == 0
 
 
 # -- what is told of it
@@ -271,8 +271,8 @@ async def test_flood_makes_one_line_and_all_are_counted(start, log):
     broker = await start(max_handshakes=1)
     with bare.silent(broker.port, 30):
         await brokers.until(lambda: refused(broker, "TooManyHandshakes") == 29)
-    (line,) = log.lines("refused")
-    assert (line["code"], line["remote"]) == ("TooManyHandshakes", "127.0.0.1")
+    (line,) = log.lines("Connection rejected")
+    assert (line["reason"], line["remote"]) == ("TooManyHandshakes", "127.0.0.1")
 
 
 async def test_many_refused_handshakes_of_one_address_make_one_line_and_are_counted(broker, log):
@@ -280,9 +280,9 @@ async def test_many_refused_handshakes_of_one_address_make_one_line_and_are_coun
         with bare.silent(broker.port, 1) as connections:
             connections[0].sendall(GET)
             await brokers.until(lambda: all(closed(connections)))
-    (line,) = log.lines("refused")
-    assert (line["route"], line["remote"], line["left_out"]) == ("handshake", "127.0.0.1", 0)
-    name, labels = "kubelend_refused_calls_total", {"route": "handshake"}
+    (line,) = log.lines("TLS handshake rejected")
+    assert (line["remote"], line["suppressed"]) == ("127.0.0.1", 0)
+    name, labels = "kubelend_http_requests_rejected_total", {"route": "handshake"}
     assert broker.metric(name, code="HandshakeRefused", **labels) == 10
 
 

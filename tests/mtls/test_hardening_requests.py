@@ -253,13 +253,13 @@ async def test_one_large_answer_that_is_not_read_is_let_go_of(start, path):
         made = await asyncio.gather(*(r.post("reservations", wish) for _ in range(30)))
         assert {answer.status for answer in made} == {201}
         await broker.hang_up()  # kept ones may be closed just when they are used again
-    await brokers.until(lambda: broker.metric("kubelend_connections") == 0)
+    await brokers.until(lambda: broker.metric("kubelend_open_connections") == 0)
     async with connected(a) as (_, writer):
         transport_of(writer).pause_reading()
         writer.write(GET.replace(b"version", path))
-        await brokers.until(lambda: broker.metric("kubelend_connections") == 1)
+        await brokers.until(lambda: broker.metric("kubelend_open_connections") == 1)
         await others_are_served(broker)
-        await brokers.until(lambda: broker.metric("kubelend_connections") == 0)
+        await brokers.until(lambda: broker.metric("kubelend_open_connections") == 0)
     assert len(broker.service.feeds) == 0
 
 

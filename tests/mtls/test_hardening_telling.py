@@ -81,7 +81,7 @@ async def test_secrets_that_somebody_sends_are_in_no_line(broker, log):
     async with connected(a) as (reader, writer):
         writer.write(b"GET /%s HTTP/x\r\n\r\n" % TOKEN.encode())
         assert (await end_of(reader)).startswith(b"HTTP/1.0 400 ")
-    assert log.lines("refused") != []
+    assert log.lines("Request rejected") != []
     assert "kl1.abcdefghij.[redacted]" in log.text
     for secret in (SECRET, "MIGHAgEA"):
         assert secret not in log.text
@@ -92,8 +92,8 @@ async def test_calls_over_the_limit_make_one_line_and_all_are_counted(start, log
     for caller in (broker.cluster("x"), broker.admin("x")):
         for _ in range(20):
             await caller.get("version")
-    assert [line["code"] for line in log.lines("refused")] == ["RateLimited"] * 2
-    name = "kubelend_refused_calls_total"
+    assert [line["code"] for line in log.lines("Request rejected")] == ["RateLimited"] * 2
+    name = "kubelend_http_requests_rejected_total"
     assert broker.metric(name, route="version", code="RateLimited") >= 37
 
 
@@ -103,7 +103,7 @@ async def test_calls_of_a_certificate_that_has_ended_make_one_line(broker, log):
     broker.clock.pass_time(1000 * DAY)
     for _ in range(20):
         assert (await caller.get("version")).refusal == (403, "InvalidIdentity")
-    assert [line["code"] for line in log.lines("refused")] == ["InvalidIdentity"]
+    assert [line["code"] for line in log.lines("Request rejected")] == ["InvalidIdentity"]
 
 
 # -- headers

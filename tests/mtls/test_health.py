@@ -69,11 +69,11 @@ async def test_metrics_show_what_happened(broker):
         ("kubelend_cluster_available", {"cluster": "a", "resource": "cpu"}, 2),
         ("kubelend_reservations", {"phase": "Reserved", "reason": "Locked"}, 1),
         ("kubelend_reservations_finished_total", RELEASED, 1),
-        ("kubelend_conflicts_total", {"reason": "InsufficientCPU"}, 1),
+        ("kubelend_placement_failures_total", {"reason": "InsufficientCPU"}, 1),
         ("kubelend_http_requests_total", {**RESERVE, "method": "POST", "code": "201"}, 2),
         ("kubelend_http_requests_total", {**RESERVE, "method": "POST", "code": "409"}, 1),
-        ("kubelend_refused_calls_total", {**RESERVE, "code": "NoCapacity"}, 1),
-        ("kubelend_decision_seconds_count", {"outcome": "placed"}, 2),
+        ("kubelend_http_requests_rejected_total", {**RESERVE, "code": "NoCapacity"}, 1),
+        ("kubelend_placement_duration_seconds_count", {"outcome": "placed"}, 2),
         ("kubelend_store_up", {}, 1),
     ):
         assert brokers.series(text, name, **labels) == value, name
@@ -135,7 +135,7 @@ async def test_brokers_with_one_store_cannot_run_side_by_side(certificates, tmp_
     async with brokers.child(certificates, first, store=store) as broker:
         await broker.cluster("a").advertise()
         async with brokers.child(certificates, second, store=store, ready=False) as other:
-            await brokers.until(lambda: bool(other.logged("cannot load")))
+            await brokers.until(lambda: bool(other.logged("Loading the store failed, will retry")))
             status, why = await other.probe("/readyz")
             assert status == 503
             assert f"the store {store} is in use by another broker" in why

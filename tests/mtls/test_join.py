@@ -306,6 +306,6 @@ async def test_failure_inside_the_broker_is_logged_and_told_to_a_newcomer_withou
     broker.clock.now = "not a time"
     answer = await Newcomer("berlin").ask(broker, token)
     assert answer.refusal == (500, "Internal")
-    assert answer.problem.error == "the broker failed; its log says why"
-    (line,) = log.lines("call failed")
+    assert answer.problem.error == "internal error; see the log of the broker"
+    (line,) = log.lines("Request failed")
     assert line["route"] == "join"

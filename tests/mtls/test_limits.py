@@ -32,7 +32,7 @@ async def test_body_at_the_limit_is_read_and_one_byte_more_is_not(broker):
     over = await a.post("advertisements", content=padded(offer("a", "99"), LIMIT + 1))
     assert over.refusal == (413, "BodyTooLarge")
     assert over.problem.retryable is False
-    assert over.problem.hint == "send less in one body"
+    assert over.problem.hint == "send a smaller body"
     assert "Retry-After" not in over.headers
     assert (await a.read("advertisements", "a"))["resources"]["capacity"]["cpu"] == "4"
 
@@ -110,7 +110,7 @@ async def test_caller_that_calls_too_often_is_told_when_to_come_back(start):
     assert last.refusal == (429, "RateLimited")
     assert last.headers["Retry-After"] == "1"
     assert last.problem.retryable is True
-    assert last.problem.detail == "cluster r calls more than 1 times a second"
+    assert last.problem.detail == "cluster r exceeds 1 requests per second"
 
 
 async def test_person_and_cluster_of_one_name_are_counted_apart(start):

@@ -163,12 +163,12 @@ async def test_list_holds_what_the_filters_say(mixed, query, expected):
     "query, detail",
     [
         ({"role": "boss"}, "role: 'boss' is neither requester nor provider"),
-        ({"phase": "Active,Lost"}, "phase: ['Active', 'Lost'] has an unknown one"),
-        ({"limit": "many"}, "limit: 'many' is no whole number from 0 to 1000"),
-        ({"limit": "1001"}, "limit: '1001' is no whole number from 0 to 1000"),
-        ({"limit": "-1"}, "limit: '-1' is no whole number from 0 to 1000"),
-        ({"limit": "٣"}, "limit: '٣' is no whole number from 0 to 1000"),
-        ({"continue": "x"}, "continue: 'x' is no whole number"),
+        ({"phase": "Active,Lost"}, "phase: ['Active', 'Lost'] contains an unknown phase"),
+        ({"limit": "many"}, "limit: 'many' is not an integer from 0 to 1000"),
+        ({"limit": "1001"}, "limit: '1001' is not an integer from 0 to 1000"),
+        ({"limit": "-1"}, "limit: '-1' is not an integer from 0 to 1000"),
+        ({"limit": "٣"}, "limit: '٣' is not an integer from 0 to 1000"),
+        ({"continue": "x"}, "continue: 'x' is not an integer"),
         ({"continue": "9" * 30}, "continue: '" + "9" * 24),
     ],
     ids=str,
@@ -182,7 +182,7 @@ async def test_filter_that_cannot_be_is_refused_by_name(broker, query, detail):
 async def test_person_who_filters_by_role_has_to_say_whose(broker):
     answer = await broker.viewer().get("reservations", role="provider")
     assert answer.refusal == (400, "InvalidInput")
-    assert answer.problem.error == "role: whose? name the cluster too; add cluster=NAME"
+    assert answer.problem.error == "role: needs a cluster; add cluster=NAME"
 
 
 async def test_limit_of_zero_is_one(mixed):

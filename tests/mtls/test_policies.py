@@ -117,7 +117,7 @@ async def test_each_limit_has_its_own_refusal_in_explain_and_in_metrics(
     assert explained["candidates"][0]["refusals"] == [refused]
     assert explained.get("remedy", {}).get("text") == remedy
     assert await refusal(team, wanted) == {refused: 1}
-    assert broker.metric("kubelend_conflicts_total", reason=refused) == 1
+    assert broker.metric("kubelend_placement_failures_total", reason=refused) == 1
 
 
 @pytest.mark.usefixtures("a")

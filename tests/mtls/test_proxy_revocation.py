@@ -100,7 +100,7 @@ async def test_journal_and_log_name_the_proxy_of_a_call(broker, edge, certificat
     assert answer.refusal == (403, "Forbidden")
     (line,) = (await broker.admin().read("audit", actor="berlin"))["lines"]
     assert (line["actor"]["role"], line["actor"]["via"]) == ("cluster", "edge")
-    assert [line["via"] for line in log.lines("refused")] == ["edge"]
+    assert [line["via"] for line in log.lines("Request rejected")] == ["edge"]
     await broker.cluster("berlin").post("clusters", "berlin", "cordon", {})
     (direct, _) = (await broker.admin().read("audit", actor="berlin"))["lines"]
     assert "via" not in direct["actor"]
@@ -113,4 +113,4 @@ async def test_refusal_of_a_revoked_proxy_names_the_proxy(broker, edge, certific
     assert answer.refusal == (403, "Revoked")
     (line,) = (await broker.admin().read("audit", refused="true"))["lines"]
     assert (line["actor"]["name"], line["actor"]["role"]) == ("edge", "proxy")
-    assert [line["caller"] for line in log.lines("refused")] == ["edge"]
+    assert [line["caller"] for line in log.lines("Request rejected")] == ["edge"]

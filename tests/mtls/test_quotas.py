@@ -63,7 +63,12 @@ async def test_quota_that_is_exceeded_is_a_final_refusal_with_numbers(broker, ad
     assert "retryable" not in answer.json
     assert answer.problem.detail == "r holds 30 of 32 cpu, and 4 more would exceed its quota"
     assert answer.problem.hint == "ask for 2 cpu less"
-    assert broker.metric("kubelend_refused_calls_total", route="reserve", code="QuotaExceeded") == 1
+    assert (
+        broker.metric(
+            "kubelend_http_requests_rejected_total", route="reserve", code="QuotaExceeded"
+        )
+        == 1
+    )
 
 
 async def test_explain_shows_the_quota_beside_the_clusters(admin, r):
@@ -109,7 +114,7 @@ async def test_budget_refuses_what_is_too_dear_and_says_what_it_leaves(broker, a
     assert answer.problem.hint == (
         "a fits if you ask for less, or for less time (your budget leaves 0.5 EUR per hour)"
     )
-    assert broker.metric("kubelend_conflicts_total", reason="OverBudget") == 1
+    assert broker.metric("kubelend_placement_failures_total", reason="OverBudget") == 1
     await r.reserve("4", duration="30m")
     assert (await r.read("quotas", "r"))["used"]["spentToday"] == "1"
 

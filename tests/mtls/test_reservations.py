@@ -173,7 +173,7 @@ async def test_explain_looks_closely_at_as_many_as_asked(r, limit, count):
 async def test_explain_looks_closely_at_no_more_than_a_hundred(r):
     answer = await r.post("explain", wish(), limit="101")
     assert answer.refusal == (400, "InvalidInput")
-    assert answer.problem.detail == "limit: '101' is no whole number from 0 to 100"
+    assert answer.problem.detail == "limit: '101' is not an integer from 0 to 100"
 
 
 @pytest.mark.usefixtures("fleet")

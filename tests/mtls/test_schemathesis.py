@@ -190,7 +190,7 @@ async def child(certificates, tmp_path_factory):
     ) as broker:
         yield broker
         await broker.stop()
-    assert broker.logged("call failed") == []
+    assert broker.logged("Request failed") == []
     brokers.audited(directory / "kubelend.db")
 
 

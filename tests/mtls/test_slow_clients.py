@@ -63,7 +63,7 @@ async def test_body_that_does_not_arrive_is_answered_and_ends_the_connection(bro
         answer = await end_of(reader)
     assert answer.startswith(b"HTTP/1.1 408 ")
     assert b'"code":"TooSlow"' in answer
-    assert b'"hint":"send all of it at once"' in answer
+    assert b'"hint":"send the body without pauses"' in answer
 
 
 async def test_body_that_drips_is_answered_and_ends_the_connection(broker):
@@ -183,7 +183,7 @@ async def test_client_that_goes_away_leaves_no_trace(broker, log, sent):
         transport_of(writer).abort()
     await others_are_served(broker)
     assert "exception" not in log.text
-    assert log.lines("call failed") == []
+    assert log.lines("Request failed") == []
 
 
 @pytest.mark.parametrize(
@@ -206,8 +206,8 @@ async def test_what_is_no_http_is_answered_and_ends_the_connection(broker, log, 
         answer = await end_of(reader)
     assert answer.startswith(b"HTTP/1.0 400 ")
     assert b'"code":"InvalidInput"' in answer
-    (line,) = log.lines("refused")
-    assert line["problem"].startswith("this is no HTTP: ")
+    (line,) = log.lines("Request rejected")
+    assert line["error"].startswith("malformed HTTP request: ")
     assert "exception" not in log.text
 
 

@@ -74,8 +74,8 @@ async def test_second_agent_is_refused_with_a_clear_reason(agent):
     assert answer.refusal == (409, "IdentityInUse")
     assert answer.problem.retryable
     assert answer.problem.error == (
-        "another agent speaks for a since 12:00:00 UTC (from 127.0.0.1, last heard 0 s ago);"
-        " stop it, or give this cluster a certificate of its own"
+        "another agent is active for a since 12:00:00 UTC (from 127.0.0.1, last seen 0 s ago);"
+        " stop it, or issue a separate certificate for this cluster"
     )
     own = await one.read("advertisements", "a")
     assert own["resources"]["capacity"]["cpu"] == "4", "what it sent has changed nothing"
@@ -143,9 +143,11 @@ async def test_refusals_are_counted_and_told_but_no_flood_of_them(agent, broker,
     await agent("one").advertise()
     two = agent("two")
     assert all(await asyncio.gather(*(is_refused(two) for _ in range(50))))
-    counted = broker.metric("kubelend_refused_calls_total", route="publish", code="IdentityInUse")
+    counted = broker.metric(
+        "kubelend_http_requests_rejected_total", route="publish", code="IdentityInUse"
+    )
     assert counted == 50
-    (line,) = log.lines("refused")
+    (line,) = log.lines("Request rejected")
     assert (line["caller"], line["code"]) == ("a", "IdentityInUse")
     told = await broker.viewer().read("audit", refused="true")
     assert {line["code"] for line in told["lines"]} == {"IdentityInUse"}
@@ -265,7 +267,7 @@ async def test_behind_a_proxy_it_is_the_caller_that_counts(certificates):
         assert not await is_refused(found["b", "two"])
         answer = await found["a", "two"].post("advertisements", offer("a"))
         assert answer.refusal == (409, "IdentityInUse")
-        assert "(through envoy, last heard 0 s ago)" in answer.problem.detail
+        assert "(through envoy, last seen 0 s ago)" in answer.problem.detail
         async with found["a", "one"].stream() as stream:
             await stream.event()
         assert await is_free_after_the_grace(found["a", "two"], broker)

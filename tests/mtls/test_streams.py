@@ -251,9 +251,9 @@ async def churn(r):
 async def test_client_that_goes_away_is_noticed_and_forgotten(broker, a, r):
     async with a.stream() as stream:
         await stream.event()
-        assert broker.metric("kubelend_streams") == 1
+        assert broker.metric("kubelend_open_streams") == 1
     async with asyncio.timeout(PATIENCE):
-        while broker.metric("kubelend_streams"):
+        while broker.metric("kubelend_open_streams"):
             await r.reserve("1m", "1Mi")
     assert len(broker.service.feeds) == 0
 

@@ -125,9 +125,9 @@ def half(path):
 @pytest.mark.parametrize(
     "damage, complaint",
     [
-        (lambda scene: half(scene.directory / "tls.crt"), "no certificate and unencrypted key"),
-        (lambda scene: half(scene.directory / "tls.key"), "no certificate and unencrypted key"),
-        (lambda scene: half(scene.directory / "ca.crt"), "ca.crt holds no whole certificate"),
+        (lambda scene: half(scene.directory / "tls.crt"), "not a certificate and unencrypted key"),
+        (lambda scene: half(scene.directory / "tls.key"), "not a certificate and unencrypted key"),
+        (lambda scene: half(scene.directory / "ca.crt"), "ca.crt: not a complete certificate"),
         (lambda scene: (scene.directory / "tls.key").write_bytes(b""), "tls.key is empty"),
         (lambda scene: (scene.directory / "ca.crt").unlink(), "ca.crt is missing"),
         (lambda scene: scene.put(scene.new.server(), "tls.crt"), "do not match"),

@@ -103,7 +103,7 @@ async def test_secret_is_in_no_log_no_journal_no_store_and_no_error(certificates
         assert {answer.status for answer in said} == {200, 400, 403}
         assert secret not in log.text
         assert not any(secret.encode() in answer.content for answer in said)
-        assert [line for line in log.lines("refused") if line["code"] == "TokenRefused"]
+        assert [line for line in log.lines("Request rejected") if line["code"] == "TokenRefused"]
     for file in tmp_path.glob("kubelend.db*"):
         assert secret.encode() not in file.read_bytes()
 
@@ -143,9 +143,12 @@ async def test_guessing_is_slowed_logged_and_counted(broker, log):
     assert 1 <= int(late.headers["Retry-After"]) <= 6
     # Who has used up its tries is not told whether the next one would be right.
     assert (await Newcomer("edge-1").ask(broker, token)).status == 429
-    (line,) = [line for line in log.lines("refused") if line["code"] == "TokenRefused"]
+    (line,) = [line for line in log.lines("Request rejected") if line["code"] == "TokenRefused"]
     assert (line["route"], line["remote"]) == ("join", "127.0.0.1")
-    assert broker.metric("kubelend_refused_calls_total", route="join", code="TokenRefused") == 10
+    assert (
+        broker.metric("kubelend_http_requests_rejected_total", route="join", code="TokenRefused")
+        == 10
+    )
     told = (await broker.admin().read("audit", action="join"))["lines"]
     assert {line["code"] for line in told} == {"TokenRefused", "LimitExceeded"}
     assert {line["actor"]["role"] for line in told} == {"newcomer"}
@@ -183,8 +186,10 @@ async def test_guessers_of_many_addresses_fill_no_log_and_keep_nobody_out(
             for number in range(12)
         ]
         assert {answer.status for answer in wrong} == {403}
-        assert len(log.lines("refused")) == 5
-        refused = broker.metric("kubelend_refused_calls_total", route="join", code="TokenRefused")
+        assert len(log.lines("Request rejected")) == 5
+        refused = broker.metric(
+            "kubelend_http_requests_rejected_total", route="join", code="TokenRefused"
+        )
         assert refused == 12
         assert (await Newcomer("edge-1").ask(broker, token)).status == 200
 

@@ -1,1 +1,1 @@
-"""The REST routes by noun, and the middleware around them."""
+"""REST API of the broker: routes, authentication, request handling and handlers by noun."""

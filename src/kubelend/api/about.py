@@ -1,4 +1,4 @@
-"""The broker itself: alive, ready, which version, and what it understands."""
+"""Health, readiness, version, grant keys and the OpenAPI document."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose object is it? The part of access that needs the object, for all handlers alike."""
+"""Authorization that needs the object: who may see or change it."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from kubelend.core.roles import Role
 
 
 def only_itself(call: Call, cluster: ClusterId) -> None:
-    """A cluster sees itself and no other; people see all."""
+    """Allows a cluster to see only itself; viewers and administrators see all."""
     if call.caller.role is Role.CLUSTER and call.caller.cluster != cluster:
         raise Forbidden(f"{call.caller.name} may not see {cluster}", hint="ask an administrator")
 
 
 async def visible(call: Call) -> Reservation:
-    """The reservation in the path, for those it concerns and for people."""
+    """Returns the reservation in the path to its clusters, viewers and administrators."""
     if call.caller.role is not Role.CLUSTER:
         return await call.broker.reservation(call.reservation)
     return await parties.visible(call.broker, call.reservation, call.caller.cluster)
 
 
 async def owned(call: Call) -> Reservation:
-    """The reservation in the path, for its requester and for administrators, who mean to change it."""
+    """Returns the reservation in the path to its requester and administrators, for a change."""
     if call.caller.role is Role.ADMIN:
         call.broker.check_leading()
         return await call.broker.reservation(call.reservation)

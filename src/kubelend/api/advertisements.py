@@ -1,4 +1,4 @@
-"""What clusters say of themselves."""
+"""Handlers of advertisements."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Answers with a JSON body, which almost all are: head and body in one piece, written at once.
+"""JSON responses, written as one piece: head and body.
 
-The general way of aiohttp puts each header into a dictionary, asks hooks, and writes them out again: a
-tenth of what a call costs. Here the head is a text in which two numbers and the time are missing.
+aiohttp puts each header into a dictionary, calls hooks and serializes them: a tenth of the cost of a
+request. Here the head is a template with the length and the date.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class JsonAnswer(web.StreamResponse):
-    """A body of `wire.bodies`, to be sent once."""
+    """A response with a body of `wire.bodies`; can be sent once."""
 
     def __init__(self, body: Any, status: int = HTTPStatus.OK) -> None:
         super().__init__(status=status)
@@ -31,21 +31,21 @@ class JsonAnswer(web.StreamResponse):
 
     @property
     def keep_alive(self) -> bool:
-        """Whether the connection serves another call after this."""
+        """Whether the connection stays open after this response."""
         return self._stays_open
 
     def force_close(self) -> None:
         self._stays_open = False
 
     async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter:
-        """Send all of it."""
+        """Sends head and body."""
         self._stays_open = self._stays_open and request.keep_alive
         head = _head(self.status, self._stays_open, int(time.time())) % len(self.body)
         await request.writer.write(head if request.method == hdrs.METH_HEAD else head + self.body)
         return request.writer
 
     async def write_eof(self, data: bytes = b"") -> None:
-        """Nothing is left to be sent."""
+        """Does nothing: `prepare` has sent everything."""
 
 
 @lru_cache(maxsize=64)

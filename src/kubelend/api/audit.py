@@ -1,4 +1,4 @@
-"""The journal, searched."""
+"""Handler of audit log searches."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _wanted(call: Call) -> Callable[[Told], bool]:
 
 
 def _concerns(told: Told, subject: str) -> bool:
-    """A reservation concerns its requester and its target too."""
+    """Whether an entry is about the subject; reservations match their requester and target, too."""
     parties = {told.subject, told.subject.partition("/")[2]}
     parties |= {str(facts.get(role)) for facts in (told.before, told.after) for role in _PARTIES}
     return subject in parties
@@ -77,6 +77,7 @@ def _moment(call: Call, name: str) -> datetime | None:
         moment = None
     if moment is None or moment.tzinfo is None:
         raise InvalidInput(
-            f"{name}: {text[:40]!r} is no time with a zone", hint="write 2026-01-31T12:00:00Z"
+            f"{name}: {text[:40]!r} is not a timestamp with a time zone",
+            hint="use the form 2026-01-31T12:00:00Z",
         )
     return moment

@@ -1,6 +1,6 @@
-"""What the REST interface does with every request: identity, limits, route, access, handler.
+"""The REST application: authentication, rate limit, routing, authorization and dispatch of every request.
 
-Where somebody was refused, there is a line in the log or the journal. All else about errors: `api.roots`.
+Rejections are logged and written to the audit log here. Errors become responses in `api.middleware`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from kubelend.core.errors import (
     KeyReused,
     KubelendError,
     LimitExceeded,
+    QueueFull,
+    QuotaExceeded,
     RateLimited,
 )
 from kubelend.core.journal import Actor
@@ -37,12 +39,14 @@ from kubelend.wire.route import AGENT, Access, Route
 Handler = Callable[[Call], Awaitable[web.StreamResponse]]
 
 PROBES = frozenset({"healthz", "readyz"})
-"""What is answered also while the store is not read that knows who was put out."""
+"""Routes that are served before the store, which holds the revocations, is loaded."""
 
 TOLD = (Forbidden, Hidden, InvalidIdentity, LimitExceeded, Conflict, KeyReused)
-"""Refusals that the journal tells of: somebody may not, or cannot now. Mistakes are not among them."""
+"""Errors that are written to the audit log. Malformed requests are not among them."""
 
 _LOGGED = (Forbidden, InvalidIdentity, IdentityInUse, LimitExceeded)
+_DECISIONS = (QuotaExceeded, QueueFull)
+"""Decisions about reservations, which the broker logs itself."""
 
 _PARTIES = frozenset({Role.CLUSTER, Role.VIEWER, Role.ADMIN})
 _ALLOWED: dict[Access, frozenset[Role]] = {
@@ -55,13 +59,13 @@ _ALLOWED: dict[Access, frozenset[Role]] = {
     Access.READER: frozenset({Role.VIEWER, Role.ADMIN}),
     Access.ADMIN: frozenset({Role.ADMIN}),
 }
-"""Which clusters may is the handler's to say, where only it knows whose the object is."""
+"""Where access depends on the object, the handler decides which clusters are allowed."""
 
 log = structlog.get_logger("kubelend.api")
 
 
 def bind(handlers: Mapping[str, Handler], context: Context) -> roots.HttpHandler:
-    """All handlers, by the names of their routes, as the one that the server calls."""
+    """Combines the handlers, by route name, into the one that the server calls."""
     admit, check = context.limiter.admit, context.callers.check
     holder_of, caller_of = context.callers.holder, context.callers.of
 
@@ -70,10 +74,10 @@ def bind(handlers: Mapping[str, Handler], context: Context) -> roots.HttpHandler
         found = matching.find(request.method, request.rel_url.raw_path)
         if isinstance(found, Match):
             visit.route, visit.names = found.route.name, found.names
-        visit.caller = holder_of(request)  # a proxy is named, where it is the proxy that is refused
+        visit.caller = holder_of(request)  # set first, so that a rejected proxy is named
         visit.caller = caller = caller_of(visit.caller, request)
         ACTOR.set(_actor(caller, request))
-        admit(f"{caller.role} {caller.name}")  # a cluster may have the name of a person
+        admit(f"{caller.role} {caller.name}")  # names are unique only within a role
         if visit.route not in PROBES or context.broker.unready is None:
             check(caller)
         if not isinstance(found, Match):
@@ -91,13 +95,13 @@ def _check_role(caller: Caller, route: Route) -> None:
     allowed = _ALLOWED[route.access]
     if caller.role not in allowed:
         raise Forbidden(
-            f"{route.name} is not for the role {caller.role}",
-            hint=f"it needs a certificate with the role {' or '.join(sorted(allowed))}",
+            f"{route.name} is not allowed for the role {caller.role}",
+            hint=f"use a certificate with the role {' or '.join(sorted(allowed))}",
         )
 
 
 def _teller(journal: Journal) -> roots.Refused:
-    """Tells of refusals in the log and in the journal."""
+    """Returns a callback that logs and audits rejections."""
     repeats = Repeats()
 
     def tell(visit: Visit, error: KubelendError) -> None:
@@ -117,27 +121,29 @@ def _actor(caller: Caller | None, request: web.BaseRequest) -> Actor:
 
 
 def _subject(visit: Visit) -> str:
-    """What the call was about, as far as its path says."""
+    """Returns the objects named in the path."""
     return ",".join(f"{kind}/{name}" for kind, name in visit.names.items())
 
 
 def _log_refusal(visit: Visit, error: KubelendError, repeats: Repeats) -> None:
-    """Who was kept out, and of what. A request that merely does not fit or is mistaken is no such line.
+    """Logs a request rejected for lack of permission or because of a limit.
 
-    Those that come again and again by themselves, or without a limit of calls, are told now and then.
+    Errors that clients cause without a rate limit, or repeat automatically, are throttled.
     """
     caller, remote = visit.caller, visit.request.remote
-    left_out: int | None = 0
+    suppressed: int | None = 0
     if isinstance(error, RateLimited | InvalidIdentity | IdentityInUse):
-        left_out = repeats.left_out((error.code, caller or remote))
-    if left_out is not None and isinstance(error, _LOGGED):
+        suppressed = repeats.left_out((error.code, caller or remote))
+    if isinstance(error, _DECISIONS):
+        return
+    if suppressed is not None and isinstance(error, _LOGGED):
         log.warning(
-            "refused",
+            "Request rejected",
             route=visit.route,
             caller=None if caller is None else caller.name,
             remote=remote,
             **({"via": caller.proxy} if caller is not None and caller.via else {}),
             code=error.code,
-            problem=error.message,
-            **({"left_out": left_out} if left_out else {}),
+            error=error.message,
+            **({"suppressed": suppressed} if suppressed else {}),
         )

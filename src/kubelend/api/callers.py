@@ -1,7 +1,7 @@
-"""Who calls: the certificate that TLS verified, or the one that a trusted proxy passes on.
+"""Authentication: the client certificate of the TLS connection, or the one that a trusted proxy forwards.
 
-TLS verified it when the connection began, which may be long ago: what can have changed since is asked
-here for every call. Who was revoked, when it ends, and whether its authority is still trusted.
+TLS verified the certificate when the connection was established, which may be long ago. Therefore every
+request checks revocation, expiry, and whether the issuing CA is still trusted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kubelend.transports.tls import ReloadingServerContext, ServerContext
 
 
 class Callers:
-    """Knows the broker's own names, who is revoked, and which authorities are trusted and were once."""
+    """Authenticates requests by certificate; knows revocations and current and former CAs."""
 
     def __init__(
         self,
@@ -45,45 +45,47 @@ class Callers:
         self._former: set[x509.Certificate] = set()
         self._authorities: set[x509.Certificate] = set()
         self._judged: dict[bytes, bool] = {}
-        """Certificates of connections from before an authority was taken away."""
+        """Results of re-checking certificates of connections older than the removal of a CA."""
         self._forwarded: ForwardedCertificates | None = None
         self._holders: WeakKeyDictionary[ssl.SSLObject, Caller] = WeakKeyDictionary()
         self.refresh()
 
     def refresh(self) -> None:
-        """Read the directory anew: its certificates have changed."""
+        """Reloads the certificates of the directory."""
         known = {x509.load_der_x509_certificate(each) for each in self._trust.authorities}
         self._former = (self._former | self._authorities) - known
         self._authorities = known
         self._judged = {}
         self._read_forwarded()
-        # Last, for it may fail: who is trusted no more is so in any case.
+        # Last, because it may fail: a removed CA must lose its trust in any case.
         self._own_names = identities.own_names(self._directory)
         self._holders.clear()
         self._read_forwarded()
 
     def holder(self, request: web.BaseRequest) -> Caller:
-        """Whose connection it is; `InvalidIdentity` if nobody's, `Revoked` if it is not believed."""
+        """Returns the identity of the connection; raises `InvalidIdentity` or `Revoked`."""
         transport = request.transport
         connection = None if transport is None else transport.get_extra_info("ssl_object")
         if connection is None:
             raise InvalidIdentity("no verified client certificate")
         caller = self._holders.get(connection) or self._read(connection)
         if caller.until is not None and caller.until < self._writer.clock():
-            raise InvalidIdentity(f"the certificate of {caller.name} has ended", hint="renew it")
+            raise InvalidIdentity(
+                f"the certificate of {caller.name} has expired", hint="renew the certificate"
+            )
         generation = cast("ServerContext", connection.context).generation
         if generation != self._trust.generation:
             self._judge(caller, connection, request)
         return caller
 
     def of(self, holder: Caller, request: web.BaseRequest) -> Caller:
-        """The caller of a request on the connection of `holder`: itself, unless that is a proxy."""
+        """Returns the caller of a request: the connection's identity, or the one that a proxy forwards."""
         return self._behind(holder, request) if holder.role is Role.PROXY else holder
 
     def check(self, caller: Caller) -> None:
-        """Refuse who is revoked, or came through a proxy that is; `NotReady` if that is not known now.
+        """Rejects a revoked caller or proxy; raises `NotReady` while revocations are not loaded.
 
-        One look into a dictionary: it is done for every call.
+        One dictionary lookup, because it is done for every request.
         """
         registry = self._writer.registry
         for each in (caller, caller.via):
@@ -91,11 +93,11 @@ class Callers:
                 registry.check(each.role, each.name, each.since)
 
     def check_again(self, request: web.BaseRequest) -> None:
-        """The same with all else that may have changed since the call began."""
+        """Authenticates again: for long requests and streams."""
         self.check(self.of(self.holder(request), request))
 
     def _read(self, connection: ssl.SSLObject) -> Caller:
-        """Once for each connection: a certificate does not change in the middle of one."""
+        """Parses the certificate, once per connection."""
         peercert = connection.getpeercert()
         if not peercert:
             raise InvalidIdentity("no verified client certificate")
@@ -105,20 +107,20 @@ class Callers:
         return caller
 
     def _judge(self, caller: Caller, connection: ssl.SSLObject, request: web.BaseRequest) -> None:
-        """Refuse who would not be let in any more, and let go of the connection after that."""
+        """Rejects a certificate whose CA was removed since the handshake, and closes the connection."""
         der = connection.getpeercert(binary_form=True) or b""
         if der not in self._judged:
             self._judged[der] = _is_signed(der, self._authorities)
         if self._judged[der]:
             return
-        request.protocol.close()  # once this is answered
+        request.protocol.close()  # after the response
         if _is_signed(der, self._former):
             raise Revoked(
-                f"the authority of {caller.role} {caller.name}'s certificate is not trusted any more",
-                hint="join anew with a token from an administrator",
+                f"the CA of {caller.role} {caller.name}'s certificate is no longer trusted",
+                hint="join again with a token from an administrator",
             )
-        # There is an authority in between, which was shown in the handshake and is not kept.
-        raise Unavailable("the trusted authorities have changed", hint="connect again")
+        # The intermediate CA of the handshake is not stored, so only a new handshake can verify the chain.
+        raise Unavailable("the trusted CAs have changed", hint="reconnect")
 
     def _read_forwarded(self) -> None:
         if self._trust_proxies:
@@ -127,17 +129,18 @@ class Callers:
     def _behind(self, proxy: Caller, request: web.BaseRequest) -> Caller:
         if self._forwarded is None:
             raise InvalidIdentity(
-                f"{proxy.name} is a proxy, and this broker trusts none", hint="see --trust-proxies"
+                f"{proxy.name} is a proxy, and this broker trusts no proxies",
+                hint="see --trust-proxies",
             )
         if self._writer.unready is None:
             self.check(proxy)
-        passed_on = request.headers.getall(forwarding.HEADER, [])
-        if len(passed_on) != 1:
+        forwarded = request.headers.getall(forwarding.HEADER, [])
+        if len(forwarded) != 1:
             raise InvalidIdentity(
-                f"{proxy.name} passed on {len(passed_on)} certificates",
-                hint=f"one {forwarding.HEADER} header for each call",
+                f"{proxy.name} forwarded {len(forwarded)} certificates",
+                hint=f"send one {forwarding.HEADER} header with each request",
             )
-        caller, since, until = self._forwarded.read(passed_on[0], self._writer.clock())
+        caller, since, until = self._forwarded.read(forwarded[0], self._writer.clock())
         return Caller(caller.name, caller.role, since, until, proxy)
 
 

@@ -1,4 +1,4 @@
-"""One call on its way in: who calls, what was sent, and what the handlers may use to answer it."""
+"""Request and application context of the handlers: bodies, query parameters, authorization, responses."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from kubelend.api.answers import JsonAnswer
 from kubelend.api.callers import Callers
 from kubelend.api.granting import Granting
 from kubelend.api.limits import RateLimiter
+from kubelend.api.reading import Body
 from kubelend.broker.journal import Journal
 from kubelend.broker.limiting import Limiting
 from kubelend.broker.membership import Membership
@@ -24,14 +25,13 @@ from kubelend.pki.identities import Caller
 from kubelend.wire.conversion import Terms
 from kubelend.wire.route import LONGEST_PAGE
 
-Body = TypeVar("Body")
 Item = TypeVar("Item")
 
 JSON = {"Content-Type": "application/json"}
 
 
 class Context(NamedTuple):
-    """What every handler works with; made once by the composition root."""
+    """Dependencies of the handlers; created once by the composition root."""
 
     broker: Broker
     metrics: Metrics
@@ -49,7 +49,7 @@ class Context(NamedTuple):
 
 
 class Call:
-    """A request from a known caller."""
+    """A request of an authenticated caller."""
 
     __slots__ = ("_names", "caller", "context", "request")
 
@@ -67,47 +67,47 @@ class Call:
 
     @property
     def cluster(self) -> ClusterId:
-        """The cluster that the path names."""
+        """The cluster in the path."""
         return ClusterId(self._names["cluster"])
 
     @property
     def reservation(self) -> ReservationId:
-        """The reservation that the path names."""
+        """The reservation in the path."""
         return ReservationId(self._names["reservation"])
 
     def named(self, what: str) -> str:
-        """Whatever else stands in the path."""
+        """Another parameter of the path."""
         return self._names[what]
 
     async def body(self, kind: type[Body]) -> Body:
-        """The body, read within the limits of size and time, and checked against its type."""
+        """Reads and decodes the body within the limits of size and time."""
         is_here = self.request.content.is_eof()
         body = await reading.body(self.request, kind, self.context.read_timeout)
         if not is_here:
-            self.check_again()  # it may have been revoked while it sent
+            self.check_again()  # the caller may have been revoked meanwhile
         return body
 
     async def optional_body(self, kind: type[Body]) -> Body:
-        """The same for a body which may be left out."""
+        """Reads a body that may be empty."""
         body = await reading.optional_body(self.request, kind, self.context.read_timeout)
         self.check_again()
         return body
 
     def check_again(self) -> None:
-        """Refuse who is not believed any more, and was when the call began."""
+        """Authenticates the caller again."""
         self.context.callers.check_again(self.request)
 
     def number(self, name: str, default: int, largest: int) -> int:
-        """A whole number from the query."""
+        """Returns an integer from the query."""
         text = self.request.query.get(name)
         if text is None:
             return default
         if not (text.isascii() and text.isdigit() and len(text) <= 19 and int(text) <= largest):
-            raise InvalidInput(f"{name}: {text[:24]!r} is no whole number from 0 to {largest}")
+            raise InvalidInput(f"{name}: {text[:24]!r} is not an integer from 0 to {largest}")
         return int(text)
 
     def flag(self, name: str) -> bool:
-        """A yes or no from the query; no if it is not there."""
+        """Returns a boolean from the query; false if absent."""
         text = self.request.query.get(name, "false").lower()
         if text not in {"true", "false"}:
             raise InvalidInput(f"{name}: {text[:24]!r} is neither true nor false")
@@ -120,13 +120,13 @@ class Call:
 def cut(
     found: Sequence[Item], limit: int, key: Callable[[Item], str]
 ) -> tuple[Sequence[Item], str]:
-    """A page of what was found, and where the next begins: after the `key` of its last.
+    """Returns one page and the continue token, which is the `key` of its last item.
 
-    Whoever searches asks for one more than `limit`: only that tells whether there is a next page.
+    Query one item more than `limit`: it shows whether there is a next page.
     """
     return found[:limit], key(found[limit - 1]) if len(found) > limit else ""
 
 
 def json(body: Any, status: int = 200) -> JsonAnswer:
-    """An answer with a body of `wire.bodies`."""
+    """Returns a response with a body of `wire.bodies`."""
     return JsonAnswer(body, status)

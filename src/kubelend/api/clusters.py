@@ -1,4 +1,4 @@
-"""Clusters as administrators see and steer them."""
+"""Handlers of clusters and their advertisements."""
 
 from __future__ import annotations
 

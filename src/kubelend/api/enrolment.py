@@ -1,8 +1,8 @@
-"""The enrolment listener: where newcomers come, who have a token and no certificate yet.
+"""The enrolment listener: clients that have a join token and no certificate yet.
 
-Nothing of the REST interface can be reached here. Whoever shows a wrong token is slowed down, by address,
-and logged; a token is looked at in the same time whether it is known or not. No limit is shared by all:
-secrets of 160 bits need none, and whoever used it up would keep out those with the right ones.
+The REST API cannot be reached here. Wrong tokens are rate limited by address and logged; checking a token
+takes the same time whether it exists or not. There is no global limit: secrets of 160 bits do not need one,
+and an attacker that exhausts it would lock out everybody else.
 """
 
 from __future__ import annotations
@@ -45,25 +45,25 @@ from kubelend.wire import enrolment, membership_bodies
 from kubelend.wire.enrolment import EnrolmentRoute
 
 MOST_BYTES = 24 * 1024
-"""Of a body: the longest certificate request, a token and a name."""
+"""Maximum size of a body: certificate signing request, token and name."""
 
 ROOM = Room(connections=512, caller=8, handshakes=16)
-"""Anybody may come, from as many addresses as they have, so one of them gets little."""
+"""Clients are unauthenticated and may use many addresses, so each address gets few connections."""
 
 PATIENCE = 3.0
-"""Seconds at most for a request to arrive: it is short, and here strangers wait with us."""
+"""Maximum seconds for a request to arrive: requests are short and clients unauthenticated."""
 
 CALLS, CALLS_AT_ONCE = 5.0, 50
-"""Calls per second of one address, and at once."""
+"""Requests per second and burst of one address."""
 
 WRONG, WRONG_AT_ONCE = 10 / 60, 10
-"""Wrong tokens per second of one address, and at once."""
+"""Wrong tokens per second and burst of one address."""
 
 LOGGED, LOGGED_AT_ONCE = 5.0, 100
-"""Lines per second about refusals, of all addresses together, and at once."""
+"""Log lines per second and burst about rejections, for all addresses together."""
 
 NEWCOMER = "newcomer"
-"""What the journal calls who is nobody yet."""
+"""Role of an unauthenticated client in the audit log."""
 
 ACCEPTED = 202
 
@@ -71,9 +71,10 @@ log = structlog.get_logger("kubelend.api")
 
 
 class Tries:
-    """Wrong tokens. A try is taken before a token is looked at and given back if it was right.
+    """Limits wrong tokens by network.
 
-    So no number of calls at the same moment gets more looks than there are tries.
+    An attempt is taken before the token is checked, and returned if the token is valid: so concurrent
+    requests cannot exceed the limit.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -92,7 +93,7 @@ class Tries:
 
 
 class Enrolment(NamedTuple):
-    """What the handlers work with."""
+    """Dependencies of the handlers."""
 
     membership: Membership
     metrics: Metrics
@@ -107,7 +108,7 @@ class Enrolment(NamedTuple):
 def bind(
     membership: Membership, metrics: Metrics, journal: Journal, read_timeout: float
 ) -> roots.HttpHandler:
-    """Both routes, as the one handler that the server calls."""
+    """Combines both routes into the handler that the server calls."""
     context = Enrolment(
         membership,
         metrics,
@@ -122,7 +123,7 @@ def bind(
     def enter(visit: Visit) -> Awaitable[web.StreamResponse]:
         request = visit.request
         ACTOR.set(_actor(request))
-        found = _route(request)
+        found = _route(request, context.membership.api_port)
         if isinstance(found, EnrolmentRoute):
             visit.route = found.name
         context.calls.admit(network(request.remote or ""))
@@ -170,48 +171,48 @@ _HANDLERS: dict[
 }
 
 
-def _route(request: web.BaseRequest) -> EnrolmentRoute | NotFound | MethodNotAllowed:
+def _route(request: web.BaseRequest, api_port: int) -> EnrolmentRoute | NotFound | MethodNotAllowed:
     path = request.rel_url.raw_path
     known = [route for route in enrolment.ROUTES if route.path == path]
     if not known:
-        return NotFound("no such route", hint="newcomers join here, and nothing else")
+        return NotFound("this is the enrolment port", hint=f"use {api_port} for the API")
     for route in known:
         if route.method == request.method:
             return route
     allowed = [route.method for route in known]
-    return MethodNotAllowed(f"{request.method} is not for {path}", allowed=allowed)
+    return MethodNotAllowed(f"{request.method} is not allowed for {path}", allowed=allowed)
 
 
 def _role(text: str) -> Role | None:
     if text and text not in list(Role):
-        raise InvalidInput(f"role: {text[:24]!r} is unknown", hint="cluster, viewer or admin")
+        raise InvalidInput(f"role: {text[:24]!r} is unknown", hint="use cluster, viewer or admin")
     return Role(text) if text else None
 
 
 def _actor(request: web.BaseRequest, name: str = "") -> Actor:
-    # Nobody has vouched for the name: what could not be one is not written down.
+    # The name is unverified: an invalid one is not recorded.
     known = name if len(name) <= identities.LONGEST_NAME and name.isprintable() else ""
     return Actor(known, NEWCOMER, request.remote or "")
 
 
 def _tell(context: Enrolment, visit: Visit, error: KubelendError) -> None:
-    """In the log and in the journal, if somebody was kept out; and not too often."""
+    """Logs and audits rejections, throttled."""
     if not isinstance(error, Forbidden | LimitExceeded | Conflict):
         return
     remote = visit.request.remote
-    # Or one could fill the journal by asking in ever new names.
+    # Without the name: a client could fill the audit log with different names.
     actor = _actor(visit.request) if isinstance(error, LimitExceeded) else ACTOR.get()
     context.journal.refused(actor, visit.route, "", error)
-    left_out = context.repeats.left_out((error.code, network(remote or "")))
-    if left_out is not None and _may_log(context.lines):
+    suppressed = context.repeats.left_out((error.code, network(remote or "")))
+    if suppressed is not None and _may_log(context.lines):
         log.warning(
-            "refused",
+            "Request rejected",
             route=visit.route,
             caller=actor.name or None,
             remote=remote,
             code=error.code,
-            problem=error.message,
-            left_out=left_out,
+            error=error.message,
+            suppressed=suppressed,
         )
 
 

@@ -1,7 +1,7 @@
-"""Signs what is handed out: a grant with each instruction to use or to hold, and on demand.
+"""Signs grants: with each instruction to use or hold, and on request.
 
-Signing takes as long as half a decision, but not the interpreter: all that is asked for in one turn of
-the event loop is signed together in a thread, while the loop goes on.
+Signing takes half as long as a placement decision but does not hold the interpreter lock: all grants of one
+event loop iteration are signed together in a thread.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _Waiting = tuple[Grant, "asyncio.Future[str]"]
 
 
 class Granting:
-    """Lives in one event loop."""
+    """Signs grants in a thread; bound to one event loop."""
 
     def __init__(self, keys: GrantKeys) -> None:
         self._keys = keys
@@ -30,7 +30,7 @@ class Granting:
         return self._keys.public
 
     async def grant(self, found: Reservation, reader: ClusterId) -> str | None:
-        """The grant of a live reservation for one of its two parties; nobody else has one."""
+        """Returns the grant of a live reservation for its requester or provider; None for others."""
         if reader not in (found.requester, found.target):
             return None
         grant = _grant(found)
@@ -61,7 +61,7 @@ def _hand_out(waiting: Sequence[_Waiting], work: asyncio.Future[list[str]]) -> N
     problem = work.exception()
     for index, (_, signed) in enumerate(waiting):
         if signed.done():
-            continue  # its caller has gone away
+            continue  # its caller was cancelled
         if problem is None:
             signed.set_result(work.result()[index])
         else:

@@ -1,4 +1,4 @@
-"""What clusters have to do: asked for, pushed, acknowledged and refused."""
+"""Handlers of instructions: list, stream (server-sent events), acknowledge and refuse."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from kubelend.wire import bodies, conversion
 from kubelend.wire.route import LAST_EVENT_ID
 
 HEARTBEAT = 15.0
-"""Seconds of silence after which a stream says that it is alive, so that both ends notice a cut."""
+"""Seconds without an event after which a stream sends a keep-alive, so that both ends detect a dead peer."""
 
 MOST_STREAMS = 16
-"""Open streams per cluster: an agent needs one, a restart another for a moment."""
+"""Maximum open streams per cluster: an agent needs one, and another during a restart."""
 
 PORTION = 16
-"""Reservations told of in one write."""
+"""Reservations per write."""
 
 _HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
 
@@ -49,14 +49,14 @@ async def refuse(call: Call) -> web.StreamResponse:
 
 
 async def stream(call: Call) -> web.StreamResponse:
-    """Server-sent events: first what has to be known, then each change as it becomes durable."""
+    """Serves server-sent events: first the current state, then each change as it becomes durable."""
     after, cluster = _last_event(call), call.caller.cluster
     if call.broker.feeds.count(cluster) >= MOST_STREAMS:
         raise LimitExceeded(f"{cluster} has {MOST_STREAMS} streams open", retry_after=HEARTBEAT)
     async with call.broker.stream(cluster, after, call.caller.proxy) as opening:
         with speaking.streaming(call, opening.feed):
             response = web.StreamResponse(headers=_HEADERS)
-            with suppress(ConnectionResetError):  # the client went away, which is its right
+            with suppress(ConnectionResetError):  # the client disconnected
                 await response.prepare(call.request)
                 await _pour(response, opening, call)
             return response
@@ -64,7 +64,7 @@ async def stream(call: Call) -> web.StreamResponse:
 
 async def _pour(response: web.StreamResponse, opening: Opening, call: Call) -> None:
     if not opening.resumed:
-        # Without an id: a stream that is cut before the news must not be resumed behind them.
+        # Without an id: a stream that breaks before the state is sent must not be resumed after it.
         await response.write(b"event: reset\ndata: {}\n\n")
     await _tell(response, opening.news, call, b": open\n\n")
     while not opening.feed.closed and (patience := _patience(call)) > 0:
@@ -75,16 +75,16 @@ async def _pour(response: web.StreamResponse, opening: Opening, call: Call) -> N
 
 
 def _is_believed(call: Call) -> bool:
-    """Whether the caller, and the proxy that it came through, would be let in now."""
+    """Whether the caller and its proxy are still authenticated."""
     try:
         call.check_again()
     except KubelendError:
-        return False  # the stream ends, and the client hears why when it asks for another
+        return False  # the client gets the error when it reconnects
     return True
 
 
 def _patience(call: Call) -> float:
-    """Seconds until a sign of life is due, or the certificate ends that let the caller in."""
+    """Seconds until the next keep-alive, or until the caller's certificate expires."""
     until = call.caller.until
     left = HEARTBEAT if until is None else (until - call.broker.clock()).total_seconds()
     return min(HEARTBEAT, left)
@@ -93,7 +93,7 @@ def _patience(call: Call) -> float:
 async def _tell(
     response: web.StreamResponse, news: Iterable[Reservation], call: Call, otherwise: bytes
 ) -> None:
-    """In portions: of a client that does not read, only a write into full buffers gives notice."""
+    """Writes events in batches: a client that does not read is detected when the buffers are full."""
     left, silent = iter(news), True
     while portion := list(islice(left, PORTION)):
         if text := await _events(portion, call):
@@ -125,5 +125,5 @@ def _last_event(call: Call) -> int | None:
     if not text:
         return None
     if not (text.isascii() and text.isdigit() and len(text) <= 19):
-        raise InvalidInput(f"{LAST_EVENT_ID}: {text[:24]!r} is no event of this stream")
+        raise InvalidInput(f"{LAST_EVENT_ID}: {text[:24]!r} is not an event ID of this stream")
     return int(text)

@@ -1,4 +1,4 @@
-"""Who may use whom, and how much of it: policies of providers, quotas of requesters."""
+"""Handlers of lending policies and quotas."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ async def clear_quota(call: Call) -> web.StreamResponse:
 
 
 def _named(call: Call) -> ClusterId:
-    """A cluster that may have advertised or not; what cannot be a name is refused."""
+    """Returns the cluster in the path, known or not; raises `NotFound` for an invalid name."""
     try:
         identities.check_name(call.cluster)
     except InvalidIdentity as problem:
         raise NotFound(
-            f"no cluster can have the name {call.cluster[:64]!r}", hint=problem.message
+            f"invalid cluster name {call.cluster[:64]!r}", hint=problem.message
         ) from None
     return call.cluster
 

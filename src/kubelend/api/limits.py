@@ -1,4 +1,4 @@
-"""How often a caller may call: a bucket of tokens each, refilled with time."""
+"""Rate limiting with one token bucket per caller."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Callable
 from kubelend.core.errors import RateLimited
 
 _FORGET_ABOVE = 10_000
-"""Callers remembered before those with a full bucket are dropped; a full one remembers nothing.
+"""Number of buckets at which full ones, which hold no information, are evicted.
 
-If many are left, their number has to double before it is looked at again: so a look costs no call much.
+If many remain, their number has to double before the next eviction, so that its amortized cost is constant.
 """
 
 
 class RateLimiter:
-    """At most `rate` calls per second and caller on average, and `burst` at once; 0 is no limit."""
+    """Allows `rate` requests per second and caller, with bursts of `burst`; a rate of 0 is unlimited."""
 
     def __init__(self, rate: float, burst: int, clock: Callable[[], float]) -> None:
         self._rate = rate
@@ -24,7 +24,7 @@ class RateLimiter:
         self._forget_above = _FORGET_ABOVE
 
     def admit(self, caller: str) -> None:
-        """Take a token, or refuse and say when the next one comes."""
+        """Takes a token, or raises `RateLimited` with the time until the next one."""
         if not self._rate:
             return
         now = self._clock()
@@ -32,7 +32,7 @@ class RateLimiter:
         if tokens < 1:
             wait = (1 - tokens) / self._rate
             raise RateLimited(
-                f"{caller} calls more than {self._rate:g} times a second",
+                f"{caller} exceeds {self._rate:g} requests per second",
                 hint=f"wait {wait:.2f}s",
                 retry_after=wait,
             )
@@ -41,7 +41,7 @@ class RateLimiter:
             self._forget(now)
 
     def give_back(self, caller: str) -> None:
-        """What was taken by `admit` shall not count."""
+        """Returns a token taken by `admit`."""
         if caller in self._buckets:
             tokens, since = self._buckets[caller]
             self._buckets[caller] = (min(self._burst, tokens + 1), since)

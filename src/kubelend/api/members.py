@@ -1,4 +1,4 @@
-"""Who belongs: looked at, accepted, put out; and newer certificates for those who are in."""
+"""Handlers of members, join tokens and certificate renewal."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def remove_member(call: Call) -> web.StreamResponse:
 
 
 async def renew_certificate(call: Call) -> web.StreamResponse:
-    """Who asks, and so for whom, the caller's certificate says; of the request only the key counts."""
+    """Renews the caller's own certificate; only the key of the signing request is used."""
     body = await call.body(certificate_bodies.CertificateRequest)
     caller = call.caller
     issued = await call.context.membership.renew(
@@ -82,25 +82,28 @@ async def renew_certificate(call: Call) -> web.StreamResponse:
 
 def _shown(caller: Caller) -> Shown:
     if caller.since is None or caller.until is None:
-        raise InvalidIdentity("the certificate does not say when it ends")
+        raise InvalidIdentity("the certificate has no expiry time")
     return Shown(lifetimes.least_life(caller.since, caller.until), caller.until)
 
 
 def _who(call: Call) -> tuple[Role, str]:
     role, name = call.named("role"), call.named("name")
     if role not in list(Role):
-        raise NotFound(f"no role {role[:24]!r}", hint=f"there are {', '.join(Role)}")
+        raise NotFound(f"unknown role {role[:24]!r}", hint=f"use one of {', '.join(Role)}")
     try:
         identities.check_name(name)
     except InvalidIdentity as problem:
-        raise NotFound(f"nobody can have the name {name[:64]!r}", hint=problem.message) from None
+        raise NotFound(f"invalid name {name[:64]!r}", hint=problem.message) from None
     return Role(role), name
 
 
 def _other(call: Call) -> tuple[Role, str]:
     role, name = _who(call)
     if (role, name) == (call.caller.role, call.caller.name):
-        raise Conflict("this would put you out yourself", hint="let another administrator do it")
+        raise Conflict(
+            "administrators cannot revoke or remove themselves",
+            hint="ask another administrator",
+        )
     return role, name
 
 
@@ -110,5 +113,5 @@ def _standing(call: Call) -> Standing | None:
         return None
     if text not in list(Standing):
         known = ", ".join(Standing)
-        raise InvalidInput(f"standing: {text[:24]!r} is unknown", hint=f"there are {known}")
+        raise InvalidInput(f"standing: {text[:24]!r} is unknown", hint=f"use one of {known}")
     return Standing(text)

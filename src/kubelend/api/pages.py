@@ -1,7 +1,4 @@
-"""What answers without TLS, on addresses of their own: a few pages for probes and for Prometheus.
-
-The broker and the agent serve theirs with it, so it knows neither.
-"""
+"""Plain HTTP pages for probes and Prometheus, on separate addresses; used by the broker and the agent."""
 
 from __future__ import annotations
 
@@ -17,21 +14,23 @@ SERVICE_UNAVAILABLE = 503
 
 
 def serve(pages: Mapping[str, Answer]) -> HttpHandler:
-    """A handler for these paths, and a word about them for all others."""
+    """Returns a handler of these paths; 404 for all others."""
 
     async def answer(request: BaseRequest) -> Response:
         page = pages.get(request.path)
         if page is None:
-            return Response(text=f"only {', '.join(pages)} here\n", status=404)
+            return Response(text=f"not found; available: {', '.join(pages)}\n", status=404)
         if request.method not in {"GET", "HEAD"}:
-            return Response(text="only GET here\n", status=405, headers={"Allow": "GET, HEAD"})
+            return Response(
+                text="method not allowed; use GET\n", status=405, headers={"Allow": "GET, HEAD"}
+            )
         return await page()
 
     return answer
 
 
 def readiness(unready: str | None) -> Response:
-    """The answer to a probe: `ok`, or 503 and why not."""
+    """Returns the response of a readiness probe: `ok`, or 503 with the reason."""
     if not unready:
         return Response(text="ok")
     return Response(text=f"not ready: {unready}", status=SERVICE_UNAVAILABLE)

@@ -1,4 +1,4 @@
-"""What answers without TLS, on addresses of their own: probes for the kubelet, metrics for Prometheus."""
+"""Health and readiness probes, metrics, version and the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kubelend.broker.ports import Clock
 
 
 def health(unready: Callable[[], str | None]) -> HttpHandler:
-    """`/healthz` and `/readyz`; `unready` says why calls cannot be answered, or None."""
+    """Serves `/healthz` and `/readyz`; `unready` returns why requests cannot be answered, or None."""
 
     async def healthz() -> web.Response:
         return web.Response(text="ok")
@@ -26,7 +26,7 @@ def health(unready: Callable[[], str | None]) -> HttpHandler:
 
 
 def metrics(known: Metrics, clock: Clock) -> HttpHandler:
-    """`/metrics`: copied here, written out in another thread, so that a large fleet delays no call."""
+    """Serves `/metrics`, rendered in another thread, so that a large fleet does not delay requests."""
 
     async def scrape() -> web.Response:
         text = await asyncio.to_thread(known.render, known.snapshot(clock()))

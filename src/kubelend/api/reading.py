@@ -1,4 +1,4 @@
-"""The bodies of calls: read within the limits of size and time, and checked against their types."""
+"""Reads and decodes request bodies within the limits of size and time."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from kubelend.core.errors import BodyTooLarge, InvalidInput, TooSlow
 
 Body = TypeVar("Body")
 
-_SEND_LESS = "send less in one body"
+_SEND_LESS = "send a smaller body"
 
 
 async def body(request: web.BaseRequest, kind: type[Body], timeout: float) -> Body:
-    """The body of a request; it has `timeout` seconds to arrive."""
+    """Reads and decodes the body, which has to arrive within `timeout` seconds."""
     return _checked(await _read(request, timeout), kind)
 
 
 async def optional_body(request: web.BaseRequest, kind: type[Body], timeout: float) -> Body:
-    """The same for a body which may be left out."""
+    """Reads a body that may be empty."""
     text = await _read(request, timeout)
     return _checked(text, kind) if text else kind()
 
@@ -51,20 +51,22 @@ async def _wait_for_body(request: web.BaseRequest, timeout: float) -> bytes:
             await _ask_for_body(request)
             return await request.read()
     except TimeoutError:
-        raise TooSlow("body: it did not arrive in time", hint="send all of it at once") from None
+        raise TooSlow(
+            "body: timed out while reading", hint="send the body without pauses"
+        ) from None
     except web.HTTPRequestEntityTooLarge as problem:
         raise BodyTooLarge(f"body: {problem.text}", hint=_SEND_LESS) from None
     except web.RequestPayloadError:
-        # Or the server would look for the rest of it, and log what we answer.
+        # Otherwise the server would wait for the rest, and log our response.
         request.content.feed_eof()
-        raise InvalidInput("body: it is not packed or divided as its headers say") from None
+        raise InvalidInput("body: invalid content or transfer encoding") from None
 
 
 async def _ask_for_body(request: web.BaseRequest) -> None:
-    """Some clients send a larger body only when they are told that it will be read."""
+    """Answers `Expect: 100-continue`, which some clients send before a large body."""
     if request.headers.get("Expect", "").lower() == "100-continue":
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        request.writer.output_size = 0  # the answer itself has not begun
+        request.writer.output_size = 0  # the final response has not begun
 
 
 def _checked(text: bytes, kind: type[Body]) -> Body:

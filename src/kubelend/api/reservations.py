@@ -1,4 +1,4 @@
-"""Borrowing: ask, look, use, keep and give back."""
+"""Handlers of reservations: reserve, list, get, explain, activate, renew and release."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CANDIDATES, MOST_CANDIDATES = 20, 100
 
 
 async def reserve(call: Call) -> web.StreamResponse:
-    """201 when placed, 202 when it waits; with `dryRun`, 200 and what would happen."""
+    """Responds 201 when placed, 202 when queued; with `dryRun`, 200 and the explanation."""
     request, candidates = await _request(call), _candidates(call)
     if call.flag("dryRun"):
         return await _dry_run(call, request, candidates)
@@ -50,16 +50,18 @@ async def get_reservation(call: Call) -> web.StreamResponse:
 
 
 async def grant(call: Call) -> web.StreamResponse:
-    """Only for the two parties: with it one shows the other that the broker said yes."""
+    """Returns the signed grant, with which requester and provider prove the reservation to each other."""
     found = await access.visible(call)
     signed = await call.context.granting.grant(found, call.caller.cluster)
     if signed is None:
-        raise WrongPhase(f"{found.id} is {found.phase}", hint="only a live one has a grant")
+        raise WrongPhase(
+            f"{found.id} is {found.phase}", hint="only a Reserved or Active reservation has a grant"
+        )
     return json(grant_bodies.SignedGrant(signed))
 
 
 async def release(call: Call) -> web.StreamResponse:
-    """Also for one that ended long ago: the answer is what became of it."""
+    """Releases a reservation; for a finished one, also archived, returns its final state."""
     found = await access.owned(call)
     by_admin = call.caller.role is Role.ADMIN
     reason = Reason.BY_ADMIN if by_admin else Reason.BY_REQUESTER
@@ -120,13 +122,13 @@ def _candidates(call: Call) -> int:
 
 
 def _knows_no_pages(call: Call) -> bool:
-    """As the published agents: they name their role, and take what comes for everything."""
+    """Whether the client does not paginate: published agents pass `role` and expect the full list."""
     query = call.request.query
     return "role" in query and "limit" not in query and "continue" not in query
 
 
 def _filter(call: Call) -> tuple[ClusterId | None, Callable[[Reservation], bool]]:
-    """A cluster lists its own, a person all; `role`, `phase` and `cluster` narrow it."""
+    """Clusters list their own, others all; `role`, `phase` and `cluster` filter."""
     cluster, side, phases = _whose(call), _side(call), _phases(call)
 
     def wanted(found: Reservation) -> bool:
@@ -146,7 +148,7 @@ def _whose(call: Call) -> ClusterId | None:
             access.only_itself(call, ClusterId(named))
         return call.caller.cluster
     if named is None and "role" in call.request.query:
-        raise InvalidInput("role: whose? name the cluster too", hint="add cluster=NAME")
+        raise InvalidInput("role: needs a cluster", hint="add cluster=NAME")
     return None if named is None else ClusterId(named)
 
 
@@ -167,5 +169,5 @@ def _phases(call: Call) -> frozenset[Phase]:
     except ValueError:
         known = ", ".join(Phase)
         raise InvalidInput(
-            f"phase: {names[:5]} has an unknown one", hint=f"there are {known}"
+            f"phase: {names[:5]} contains an unknown phase", hint=f"use {known}"
         ) from None

@@ -1,8 +1,7 @@
-"""The root of a call: what surrounds every handler, on whichever listener it came in.
+"""Middleware around every handler: timing, metrics, and errors as problem responses.
 
-Here alone a call is timed and counted, an error becomes a problem body, and what nobody expected is logged
-and answered, so that the next call is served. Who may come in, and what is told of who may not, is for those
-who use it to say: `api.binding` for the REST interface, `api.enrolment` for newcomers.
+Authentication and the log of rejections are passed in: by `api.app` for the REST API, by `api.enrolment`
+for joining clients.
 """
 
 from __future__ import annotations
@@ -32,16 +31,16 @@ from kubelend.wire import problems
 
 OK = 200
 GONE = 499
-"""What is counted for a client that did not wait for its answer; nobody is sent it."""
+"""Status in metrics for a client that disconnected before the response; never sent."""
 UNKNOWN_ROUTE = "unknown"
 RETRY_AFTER = "2"
-"""Seconds after which to ask a broker again that cannot answer now."""
+"""Seconds in the Retry-After header of a broker that is unavailable."""
 
 log = structlog.get_logger("kubelend.api")
 
 
 class Visit:
-    """A request, and what is known of it so far: a refusal tells as much as was found out before it."""
+    """A request and what is known about it so far, for the log of a rejection."""
 
     __slots__ = ("caller", "names", "request", "route")
 
@@ -49,18 +48,18 @@ class Visit:
         self.request = request
         self.route = UNKNOWN_ROUTE
         self.names: Mapping[str, str] = {}
-        """What its path names."""
+        """Parameters of the path."""
         self.caller: Caller | None = None
 
 
 HttpHandler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 Enter = Callable[[Visit], Awaitable[web.StreamResponse]]
-"""Lets a visit in and gives it to its handler. No coroutine itself: every call would pay for one more."""
+"""Authenticates a request and calls its handler. Not a coroutine, to save one per request."""
 Refused = Callable[[Visit, KubelendError], None]
 
 
 def root(enter: Enter, refused: Refused, metrics: Metrics) -> HttpHandler:
-    """What the server calls; `refused` is told of every error that has a class."""
+    """Returns the handler for the server; calls `refused` for every `KubelendError`."""
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
         began = time.perf_counter()
@@ -72,13 +71,13 @@ def root(enter: Enter, refused: Refused, metrics: Metrics) -> HttpHandler:
             refused(visit, error)
             response = problem(error, request)
         except asyncio.CancelledError:
-            # The client has gone, as from a stream it does sooner or later; or the broker stops.
+            # The client disconnected, which is how streams end, or the broker is stopping.
             status = OK if request.writer.output_size else GONE
             metrics.answered(visit.route, request.method, status, time.perf_counter() - began)
             raise
-        except Exception:  # the root of a call: log, answer, and serve the next
-            log.exception("call failed", route=visit.route)
-            failure = KubelendError("the broker failed", hint="its log says why")
+        except Exception:  # log, respond, and serve the next request
+            log.exception("Request failed", route=visit.route)
+            failure = KubelendError("internal error", hint="see the log of the broker")
             response = problem(failure, request)
         took = time.perf_counter() - began
         metrics.answered(visit.route, request.method, response.status, took)
@@ -88,7 +87,7 @@ def root(enter: Enter, refused: Refused, metrics: Metrics) -> HttpHandler:
 
 
 def problem(error: KubelendError, request: web.BaseRequest) -> web.StreamResponse:
-    """An error as an answer."""
+    """Converts an error to a response."""
     body = problems.to_problem(error)
     headers = {"Content-Type": problems.CONTENT_TYPE}
     if isinstance(error, LimitExceeded) and error.retryable:
@@ -100,9 +99,9 @@ def problem(error: KubelendError, request: web.BaseRequest) -> web.StreamRespons
     response = web.Response(body=msgspec.json.encode(body), status=body.status, headers=headers)
     broken = request.content.exception() is not None
     if broken or isinstance(error, TooSlow | BodyTooLarge):
-        response.force_close()  # the rest of the body is not waited for
+        response.force_close()  # do not wait for the rest of the body
     if isinstance(error, Revoked) and forwarding.HEADER not in request.headers:
-        response.force_close()  # a proxy's connection is not its own to lose
+        response.force_close()  # a proxy's connection is shared by many callers
     if isinstance(error, NotLeader):
-        response.force_close()  # the next one may lead to the broker that does
+        response.force_close()  # the next connection may reach the leader
     return response

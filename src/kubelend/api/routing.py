@@ -1,4 +1,4 @@
-"""Which handler answers which route; a test says that each has one."""
+"""Handlers by route name; a test checks that every route has one."""
 
 from __future__ import annotations
 

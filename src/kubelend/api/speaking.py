@@ -1,7 +1,7 @@
-"""Calls of agents, by the header in which an agent names itself: only one of a cluster's is listened to.
+"""Agent sessions over REST: of the agents of one cluster only one may act for it.
 
-Whoever has no such header (the command line, existing agents, curl) is not concerned, and neither are
-people. What only reads is answered to everybody with the certificate.
+Agents name themselves in a header. Clients without it (command line, existing agents, curl) and users are
+not affected. Reads are allowed for every agent with the certificate.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from kubelend.pki.identities import Caller
 from kubelend.wire import route, routes
 
 SPOKEN = frozenset(found.name for found in routes.ROUTES if IdentityInUse in found.errors)
-"""What an agent does in its cluster's name. The certificate itself is not: it may be renewed by anyone."""
+"""Routes that require the agent session. Certificate renewal does not."""
 
 
 def admit(speakers: Speakers, name: str, instance: str, caller: Caller, remote: str | None) -> None:
-    """Take notice of an agent that calls the route of this name; `IdentityInUse` if another one speaks."""
+    """Claims or touches the session of an agent; raises `IdentityInUse` while another one is active."""
     if caller.role is not Role.CLUSTER:
         return
     if name in SPOKEN:
@@ -31,7 +31,7 @@ def admit(speakers: Speakers, name: str, instance: str, caller: Caller, remote: 
 
 
 def streaming(call: Call, feed: Feed) -> AbstractContextManager[None]:
-    """For as long as an agent's stream is open."""
+    """Holds the agent session while its stream is open."""
     instance, caller = call.request.headers.get(route.AGENT), call.caller
     if not instance:
         return nullcontext()
@@ -40,5 +40,5 @@ def streaming(call: Call, feed: Feed) -> AbstractContextManager[None]:
 
 
 def _origin(caller: Caller, remote: str | None) -> str:
-    """Behind a proxy the address is the proxy's, and says less than its name."""
+    """Returns the proxy's name, or the remote address without one."""
     return f"through {caller.proxy}" if caller.via else f"from {remote or 'an unknown address'}"

@@ -1,4 +1,4 @@
-"""Tokens: made, listed and deleted by administrators."""
+"""Handlers of join tokens."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from aiohttp import web
 
 from kubelend.api.calls import Call, json
+from kubelend.api.members import NO_CONTENT
 from kubelend.core import durations
 from kubelend.core.enrolment import LONGEST_TTL, SHORTEST_TTL
 from kubelend.core.errors import InvalidIdentity, InvalidInput
@@ -17,7 +18,7 @@ from kubelend.pki.tokens import NewToken
 from kubelend.wire import conversion, membership_bodies, membership_conversion
 from kubelend.wire.membership_bodies import TokenRequest
 
-CREATED, NO_CONTENT = 201, 204
+CREATED = 201
 
 
 async def create_token(call: Call) -> web.StreamResponse:
@@ -25,18 +26,18 @@ async def create_token(call: Call) -> web.StreamResponse:
     made = tokens.new()
     record = _record(body, made, call.caller.name, call.broker.clock())
     membership = call.context.membership
-    kept = await membership.create_token(record)
+    stored = await membership.create_token(record)
     authority = membership.authority
     answer = membership_bodies.NewToken(
         token=made.text,
-        id=kept.id,
-        role=kept.role.value,
-        expires_at=kept.expires_at,
-        uses=kept.uses_left,
+        id=stored.id,
+        role=stored.role.value,
+        expires_at=stored.expires_at,
+        uses=stored.uses_left,
         enrol_port=membership.enrol_port,
         ca_hash=authority.pin,
         certificate_lifetime=durations.short(authority.lifetime),
-        name=kept.name,
+        name=stored.name,
     )
     return json(answer, CREATED)
 
@@ -74,7 +75,7 @@ def _ttl(text: str) -> timedelta:
     if asked > LONGEST_TTL:
         raise InvalidInput(
             f"ttl: {text} is more than {durations.short(LONGEST_TTL)}",
-            hint="make another one when it is needed",
+            hint="create another token when it is needed",
         )
     if asked < SHORTEST_TTL:
         raise InvalidInput(f"ttl: {text} is less than {durations.short(SHORTEST_TTL)}")
@@ -82,7 +83,7 @@ def _ttl(text: str) -> timedelta:
 
 
 def _check_name(name: str, role: Role) -> None:
-    """What could not be in a certificate is told now, and not to whoever comes with the token."""
+    """Rejects an invalid name when the token is created, and not when it is used."""
     try:
         if name:
             profiles.client(name, role)

@@ -1,7 +1,4 @@
-"""What happens at the door of a TLS listener, counted and logged; and whose a connection is.
-
-The listener (`transports.http_server`) tells; a flood makes one line now and then.
-"""
+"""Counts and logs connections to the TLS listeners, throttled, and maps certificates to callers."""
 
 from __future__ import annotations
 
@@ -19,18 +16,23 @@ from kubelend.pki import identities
 from kubelend.transports.admission import Limit
 
 CONNECTION = "connection"
-"""Stands in the log where a route would."""
+"""Action in the audit log for a rejected connection."""
 
 REFUSED = "HandshakeRefused"
 
 NAMELESS = "nameless"
-"""All whose certificates name nobody: their calls are refused one by one."""
+"""Key of all connections whose certificate has no valid identity; their requests are rejected."""
+
+_TEXTS = {
+    "CERTIFICATE_VERIFY_FAILED": "TLS handshake rejected: client certificate not trusted or expired",
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "TLS handshake rejected: client sent no certificate",
+}
 
 log = structlog.get_logger("kubelend.api")
 
 
 class Visitors:
-    """Watches the connections of one broker."""
+    """Observes the connections of one broker."""
 
     def __init__(self, metrics: Metrics, journal: Journal, *, trust_proxies: bool) -> None:
         self._metrics = metrics
@@ -39,7 +41,7 @@ class Visitors:
         self._repeats = Repeats()
 
     def who(self, certificate: Mapping[str, object]) -> Hashable:
-        """Whose connections are counted together. A proxy's are those of many, so without a limit."""
+        """Returns the key by which connections are limited; None (no limit) for a trusted proxy."""
         try:
             caller = identities.caller_of(certificate)
         except InvalidIdentity:
@@ -57,29 +59,26 @@ class Visitors:
     def turned_away(self, limit: Limit, remote: str, caller: Hashable) -> None:
         self._metrics.connection_refused(limit)
         self._journal.turned_away(_stranger(remote), CONNECTION, "", str(limit))
-        left_out = self._repeats.left_out((limit, remote, caller))
-        if left_out is not None:
+        suppressed = self._repeats.left_out((limit, remote, caller))
+        if suppressed is not None:
             log.warning(
-                "refused",
-                route=CONNECTION,
+                "Connection rejected",
                 caller=caller,
                 remote=remote,
-                code=str(limit),
-                left_out=left_out,
+                reason=str(limit),
+                suppressed=suppressed,
             )
 
     def handshake_refused(self, remote: str, reason: str) -> None:
         self._metrics.refused(HANDSHAKE, REFUSED)
         self._journal.turned_away(_stranger(remote), HANDSHAKE, "", REFUSED, reason)
-        left_out = self._repeats.left_out((HANDSHAKE, remote, reason))
-        if left_out is not None:
+        suppressed = self._repeats.left_out((HANDSHAKE, remote, reason))
+        if suppressed is not None:
             log.warning(
-                "refused",
-                route=HANDSHAKE,
+                _TEXTS.get(reason, "TLS handshake rejected"),
                 remote=remote,
-                code=REFUSED,
-                problem=reason,
-                left_out=left_out,
+                reason=reason,
+                suppressed=suppressed,
             )
 
 

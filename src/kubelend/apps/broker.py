@@ -63,6 +63,7 @@ def run(settings: BrokerSettings) -> None:
     descriptors.raise_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(settings))
+    log.info("Stopped", exit_code=0)
 
 
 def _tune_interpreter() -> None:

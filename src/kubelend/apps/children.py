@@ -86,7 +86,7 @@ class BrokerProcess(Child):
 
     def loaded(self) -> int:
         """How many reservations it found in its store."""
-        return next(line.reservations for line in self._lines() if line.event == "ready")
+        return next(line.reservations for line in self._lines() if line.event == "Ledger loaded")
 
 
 class AgentProcess(Child):

@@ -1,1 +1,1 @@
-"""The broker's use cases and the ports they need from stores and clocks."""
+"""Use cases of the broker: the single writer, its service, streams, metrics and audit log."""

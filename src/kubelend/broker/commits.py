@@ -1,8 +1,8 @@
-"""Group commit: what was decided in one turn of the event loop becomes durable in one transaction.
+"""Group commit: changes decided in one iteration of the event loop become durable in one transaction.
 
-The service hands over changes in the order in which it made them, and waits. While one group is being
-committed, in the store's own thread, the next one gathers. A failed write fails everything handed over
-since, because all of it was decided on what was not kept.
+The writer submits changes in the order in which it made them, and waits. While one group is being committed
+in the store's thread, the next one accumulates. A failed commit fails everything submitted since, because
+all of it was decided on state that is not durable.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from kubelend.core.events import Change
 from kubelend.core.records import Records
 
 Landed = Callable[[Sequence[Change], float], None]
-"""Told of each group that became durable, with the seconds it took."""
+"""Called for each durable group, with the duration of its commit in seconds."""
 
 Failed = Callable[[Exception], None]
 Result = TypeVar("Result")
 
 
 class _Group:
-    """Changes that become durable together, and who waits for that."""
+    """Changes that become durable together, and the futures that wait for it."""
 
     def __init__(self) -> None:
         self.changes: list[Change] = []
@@ -37,7 +37,7 @@ class _Group:
     def wake(self, failure: Exception | None = None) -> None:
         for waiter in self.waiters:
             if waiter.done():
-                continue  # its caller has gone away
+                continue  # its caller was cancelled
             if failure is None:
                 waiter.set_result(None)
             else:
@@ -45,7 +45,7 @@ class _Group:
 
 
 class GroupCommit:
-    """The only one who touches the store; lives in one event loop."""
+    """Owns the store and its thread; bound to one event loop."""
 
     def __init__(self, open_store: OpenStore, on_landed: Landed, on_failed: Failed) -> None:
         self._open_store = open_store
@@ -56,13 +56,13 @@ class GroupCommit:
         self._gathering: _Group | None = None
         self._flying: _Group | None = None
         self._questions: set[Future[Any]] = set()
-        """What the store's thread was asked, and may be reading yet, also if nobody waits any more."""
+        """Queries submitted to the store's thread that may still run, also if their caller was cancelled."""
         self._durable = 0
-        """The revision up to which everything was kept, as far as this process knows."""
+        """The last durable revision that this process knows of."""
         self._failure: Exception | None = NotReady("the store is not loaded yet")
 
     async def load(self) -> Records:
-        """Open the store anew and read the working set; from here on changes are taken."""
+        """Reopens the store, reads the working set, and starts accepting changes."""
         records = await self._in_thread(self._reopen)
         self._check_same(records.revision)
         self._durable = records.revision
@@ -70,7 +70,7 @@ class GroupCommit:
         return records
 
     async def ask(self, question: Callable[[Store], Result]) -> Result:
-        """Read what only the store has, in its thread; what is being written waits meanwhile."""
+        """Runs a query in the store's thread; commits wait meanwhile."""
         if self._failure is not None:
             raise self._failure
         asked = self._thread.submit(question, self._opened())
@@ -79,18 +79,18 @@ class GroupCommit:
         return await asyncio.wrap_future(asked)
 
     def submit(self, changes: Sequence[Change], revision: int) -> None:
-        """Have these changes kept. Never waits, so that deciding and recording are one stretch."""
+        """Queues changes for the next commit. Never waits, so that deciding and submitting are atomic."""
         if self._failure is not None:
             raise self._failure
         if self._gathering is None:
             self._gathering = _Group()
-            # Not at once: whoever else decides in this turn of the event loop joins the same group.
+            # Deferred, so that other changes of this event loop iteration join the same group.
             asyncio.get_running_loop().call_soon(self._take_off)
         self._gathering.changes.extend(changes)
         self._gathering.revision = revision
 
     async def settled(self) -> None:
-        """Wait until everything submitted so far is durable: the moment when it may be shown."""
+        """Waits until everything submitted so far is durable."""
         newest = self._gathering or self._flying
         if newest is not None:
             waiter = asyncio.get_running_loop().create_future()
@@ -98,9 +98,9 @@ class GroupCommit:
             await waiter
 
     def fail(self, problem: Exception) -> None:
-        """Drop what gathers, and take nothing more before all is read anew.
+        """Drops the pending group, and rejects changes until the store is loaded again.
 
-        What is being written was handed over whole, and lands.
+        The group in flight is complete, and is committed.
         """
         gathering, self._gathering = self._gathering, None
         self._failure = problem
@@ -109,19 +109,19 @@ class GroupCommit:
         self._on_failed(problem)
 
     async def stand_down(self, failure: Exception) -> None:
-        """Finish what has been handed over, take nothing more, and let go of the store."""
+        """Commits what was submitted, rejects new changes, and closes the store."""
         while self._gathering or self._flying:
             await asyncio.gather(self.settled(), return_exceptions=True)
         self._failure = failure
         await self._in_thread(self._let_go)
 
     async def close(self) -> None:
-        """The same for good."""
+        """Steps down and ends the store's thread."""
         await self.stand_down(NotReady("the broker is stopping"))
         self._thread.shutdown()
 
     def _take_off(self) -> None:
-        """Write the group that has gathered, unless the one before is still being written."""
+        """Starts to commit the pending group, unless a commit is in flight."""
         if self._flying is not None or self._gathering is None:
             return
         group = self._flying = self._gathering
@@ -129,7 +129,7 @@ class GroupCommit:
         began = time.perf_counter()
         try:
             write = self._prepared(group)
-        except Exception as problem:  # noqa: BLE001 - whoever waits is to hear it, whatever it is
+        except Exception as problem:  # noqa: BLE001 - every failure must reach the waiters
             self._flying = None
             self._fail(group, problem)
             return
@@ -137,7 +137,7 @@ class GroupCommit:
         written.add_done_callback(partial(self._land, group, began))
 
     def _prepared(self, group: _Group) -> Callable[[], None]:
-        """What is left to be done in the store's thread: all of it, if that reads there just now."""
+        """Returns what the store's thread has to do: the whole commit while a query runs there."""
         store = self._opened()
         if self._questions:
             return partial(store.commit, group.changes, group.revision)
@@ -152,9 +152,9 @@ class GroupCommit:
         self._durable = group.revision
         try:
             self._on_landed(group.changes, time.perf_counter() - began)
-        finally:  # whatever listeners do, the group is durable, and its callers are to hear so
+        finally:  # the group is durable even if a listener fails
             group.wake()
-            # Behind those who wake: they answer, and what has come in meanwhile joins the next group.
+            # After the waiters: they respond first, and requests that arrive meanwhile join the next group.
             asyncio.get_running_loop().call_soon(self._take_off)
 
     def _fail(self, group: _Group, problem: BaseException) -> None:
@@ -163,17 +163,17 @@ class GroupCommit:
         self.fail(failure)
 
     def _reopen(self) -> Records:
-        """A connection that has failed is not trusted again."""
+        """Opens a new connection, because one that has failed is not reused."""
         self._let_go()
         self._store = self._open_store()
         return self._store.load()
 
     def _check_same(self, revision: int) -> None:
-        """A file that was taken away is made anew, empty; a backup may have taken its place."""
+        """Detects a store file that was deleted, or replaced by a backup."""
         if revision < self._durable:
             raise StoreFailed(
-                f"the store has lost what it kept: it is at revision {revision}, not {self._durable}",
-                hint="put the right one back, or restart the broker to go on with this one",
+                f"the store has lost committed data: it is at revision {revision}, not {self._durable}",
+                hint="restore the right store, or restart the broker to continue with this one",
             )
 
     def _let_go(self) -> None:

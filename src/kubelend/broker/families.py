@@ -1,7 +1,7 @@
-"""Every metric of the broker, once: its name, kind, labels, and the sentence that explains it.
+"""Definitions of all metrics of the broker: name, type, labels and help text.
 
-`broker.metrics` and `broker.gauges` fill them; the table in docs/metrics.md is made from them. Names and
-labels are API: dashboards and alerts are written against them.
+The table in docs/metrics.md is generated from them. Names and labels are API: dashboards and alerts depend
+on them.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ MICROSECONDS: Final = (
     *(0.00002, 0.00005, 0.0001, 0.0002, 0.0005),
     *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1),
 )
-"""Decisions: 100 us over 10,000 clusters is what is promised, so most of the steps are around that."""
+"""Histogram buckets for placement decisions: the target is 100 us over 10,000 clusters."""
 
 MILLISECONDS: Final = (
     *(0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02),
     *(0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0),
 )
-"""What waits for a disk or a network."""
+"""Histogram buckets for disk and network latencies."""
 
 SIZES: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
 
 
 class Family(NamedTuple):
-    """One metric with all its series."""
+    """One metric with all its time series."""
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]
@@ -34,138 +34,140 @@ class Family(NamedTuple):
 
 
 BUILD_INFO: Final = Family(
-    "kubelend_build_info", "gauge", ("version",), "Always 1; the label says which version runs"
+    "kubelend_build_info", "gauge", ("version",), "Version of the broker; the value is always 1"
 )
 STORE_UP: Final = Family(
     "kubelend_store_up",
     "gauge",
     (),
-    "1 while the store takes writes, 0 while the broker is unready",
+    "Whether the store accepts writes (1) or the broker is not ready (0)",
 )
 CERTIFICATE_EXPIRY: Final = Family(
     "kubelend_certificate_expiry_timestamp_seconds",
     "gauge",
     ("name",),
-    "When a certificate that the broker uses ends, in seconds since 1970",
+    "Expiry time of a certificate that the broker uses, as a Unix timestamp",
 )
-STREAMS: Final = Family("kubelend_streams", "gauge", (), "Open streams of instructions to clusters")
+STREAMS: Final = Family("kubelend_open_streams", "gauge", (), "Number of open instruction streams")
 CONNECTIONS: Final = Family(
-    "kubelend_connections",
+    "kubelend_open_connections",
     "gauge",
     (),
-    "Open connections to the TLS ports, with those whose handshake has not finished",
+    "Number of open connections to the TLS ports, including unfinished handshakes",
 )
 REFUSED_CONNECTIONS: Final = Family(
-    "kubelend_refused_connections_total",
+    "kubelend_connections_rejected_total",
     "counter",
     ("reason",),
-    "Connections closed because of a limit: TooManyConnections, TooManyOfCaller, TooManyHandshakes, ...",
+    "Number of connections closed because of a limit: TooManyConnections, TooManyOfCaller, ...",
 )
 
 DECISION_SECONDS: Final = Family(
-    "kubelend_decision_seconds",
+    "kubelend_placement_duration_seconds",
     "histogram",
     ("outcome",),
-    "Time to decide a request, without its commit; outcome is placed, queued or refused",
+    "Duration of placement decisions, without the commit; outcome is placed, queued or rejected",
     MICROSECONDS,
 )
 CONFLICTS: Final = Family(
-    "kubelend_conflicts_total",
+    "kubelend_placement_failures_total",
     "counter",
     ("reason",),
-    "Requests refused because no cluster fits, by what kept most clusters from it",
+    "Number of requests rejected because no cluster fits, by the most frequent rejection reason",
 )
 COMMIT_SECONDS: Final = Family(
-    "kubelend_commit_seconds",
+    "kubelend_store_commit_duration_seconds",
     "histogram",
     (),
-    "Time until a group of changes was durable",
+    "Duration of group commits to the store, until the changes are durable",
     MILLISECONDS,
 )
 COMMIT_CHANGES: Final = Family(
-    "kubelend_commit_changes", "histogram", (), "Changes that became durable in one group", SIZES
+    "kubelend_store_commit_changes", "histogram", (), "Number of changes per group commit", SIZES
 )
 FINISHED: Final = Family(
     "kubelend_reservations_finished_total",
     "counter",
     ("phase", "reason"),
-    "Reservations that ended, by final phase and why",
+    "Number of reservations that ended, by final phase and reason",
 )
 
 RESERVATIONS: Final = Family(
     "kubelend_reservations",
     "gauge",
     ("phase", "reason"),
-    "Reservations at hand, by phase and why; those finished long ago are archived and not counted",
+    "Number of reservations by phase and reason, without archived ones",
 )
-WAITING: Final = Family("kubelend_waiting_requests", "gauge", (), "Requests that wait for capacity")
+WAITING: Final = Family(
+    "kubelend_pending_requests", "gauge", (), "Number of requests waiting for capacity"
+)
 CLUSTERS: Final = Family(
     "kubelend_clusters",
     "gauge",
     ("state",),
-    "Known clusters; state is active, cordoned or stale, and a stale one counts only as that",
+    "Number of known clusters; state is active, cordoned or stale (a stale cluster counts only as stale)",
 )
 OVERCOMMITTED: Final = Family(
     "kubelend_clusters_overcommitted",
     "gauge",
     (),
-    "Clusters whose own pods have grown into what they had promised",
+    "Number of clusters whose own pods use resources that are reserved for others",
 )
 CLUSTER_ACTIVE: Final = Family(
     "kubelend_cluster_active",
     "gauge",
     ("cluster",),
-    "1 while the cluster's advertisement is believed, 0 once it is stale",
+    "Whether the cluster's advertisement is current (1) or stale (0)",
 )
 CLUSTER_CERTIFICATE: Final = Family(
     "kubelend_cluster_certificate_expiry_timestamp_seconds",
     "gauge",
     ("cluster",),
-    "When the certificate ends that the cluster last advertised with, in seconds since 1970",
+    "Expiry time of the certificate that the cluster last advertised with, as a Unix timestamp",
 )
 CLUSTER_CAPACITY: Final = Family(
     "kubelend_cluster_capacity",
     "gauge",
     ("cluster", "resource"),
-    "What the cluster has, in cores, bytes or devices",
+    "Capacity of the cluster, in cores, bytes or devices",
 )
 CLUSTER_ALLOCATABLE: Final = Family(
     "kubelend_cluster_allocatable",
     "gauge",
     ("cluster", "resource"),
-    "What the cluster can give to pods, in cores, bytes or devices",
+    "Allocatable resources of the cluster, in cores, bytes or devices",
 )
 CLUSTER_RESERVED: Final = Family(
     "kubelend_cluster_reserved",
     "gauge",
     ("cluster", "resource"),
-    "What the cluster lends: the sum of its live reservations, in cores, bytes or devices",
+    "Resources that live reservations hold in the cluster, in cores, bytes or devices",
 )
 CLUSTER_AVAILABLE: Final = Family(
     "kubelend_cluster_available",
     "gauge",
     ("cluster", "resource"),
-    "What the cluster could still lend, in cores, bytes or devices; never below zero",
+    "Resources that can still be reserved in the cluster, in cores, bytes or devices; never below zero",
 )
 
 HTTP_REQUESTS: Final = Family(
     "kubelend_http_requests_total",
     "counter",
     ("route", "method", "code"),
-    "Calls answered, by name of the route and HTTP status; 499 for a client that did not wait",
+    "Number of HTTP requests by route and status code; 499 if the client disconnected first",
 )
 HTTP_SECONDS: Final = Family(
-    "kubelend_http_request_seconds",
+    "kubelend_http_request_duration_seconds",
     "histogram",
     ("route",),
-    "Time from a call's headers to its answer; for a stream, how long it was open",
+    "Duration of HTTP requests from headers to response; for streams, how long they were open",
     MILLISECONDS,
 )
 REFUSED_CALLS: Final = Family(
-    "kubelend_refused_calls_total",
+    "kubelend_http_requests_rejected_total",
     "counter",
     ("route", "code"),
-    "Calls answered with an error, by the code in the answer: Forbidden, RateLimited, ...",
+    "Number of HTTP requests answered with an error, by error code: Forbidden, RateLimited, ...",
 )
 
 ALL: Final = (
@@ -180,8 +182,8 @@ ALL: Final = (
 
 
 def table() -> str:
-    """All of them as a Markdown table, for docs/metrics.md."""
-    rows = ["| metric | kind | labels | what it says |", "| --- | --- | --- | --- |"]
+    """Returns all metrics as a Markdown table for docs/metrics.md."""
+    rows = ["| metric | kind | labels | description |", "| --- | --- | --- | --- |"]
     for family in ALL:
         labels = ", ".join(f"`{label}`" for label in family.labels)
         rows.append(f"| `{family.name}` | {family.kind} | {labels} | {family.help} |")

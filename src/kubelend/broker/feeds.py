@@ -1,7 +1,7 @@
-"""Open streams: who wants to hear of which reservations, and what they have not read yet.
+"""Instruction streams: open subscriptions by cluster, and the instructions that follow from a reservation.
 
-A feed holds the newest state of each reservation that changed, not every step on the way: a slow reader
-catches up with the present and costs no more than the reservations it has.
+A subscription holds the latest state of each reservation that changed, not every step: a slow reader
+catches up with the current state and costs no more memory than its reservations.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Feed:
     def __init__(self, cluster: ClusterId, since: int, via: str = "") -> None:
         self.cluster = cluster
         self.via = via
-        """The proxy through which its reader came, if any."""
+        """The proxy of the connection, if any."""
         self.since = since
-        """The revision up to which its reader is told everything when the stream opens."""
+        """The revision that the initial state of the stream includes."""
         self.closed = False
         self._unread: dict[ReservationId, Reservation] = {}
         self._news = asyncio.Event()
@@ -35,16 +35,16 @@ class Feed:
             self._news.set()
 
     def wake(self) -> None:
-        """Let the reader look around, though there is nothing new."""
+        """Wakes the reader without a change, so that it checks whether it may go on."""
         self._news.set()
 
     def close(self) -> None:
-        """Let the reader finish: the stream ends, and its client resumes elsewhere or later."""
+        """Ends the stream; its client reconnects and resumes."""
         self.closed = True
         self._news.set()
 
     async def read(self, timeout: float) -> list[Reservation]:
-        """What has changed, in the order of revisions; empty after `timeout` seconds of silence."""
+        """Returns changes in the order of revisions; empty after `timeout` seconds without one."""
         try:
             async with asyncio.timeout(timeout):
                 await self._news.wait()
@@ -56,7 +56,7 @@ class Feed:
 
 
 class Feeds:
-    """All open streams, by cluster."""
+    """All open subscriptions, by cluster."""
 
     def __init__(self) -> None:
         self._feeds: dict[ClusterId, set[Feed]] = {}
@@ -84,12 +84,12 @@ class Feeds:
             self.close(feed)
 
     def wake_all(self) -> None:
-        """Have every reader ask again whether it may go on."""
+        """Has every reader check again whether it is authorized."""
         for feed in self._all():
             feed.wake()
 
     def publish(self, changes: Iterable[Change]) -> None:
-        """Hand durable changes to whoever they concern; who was revoked hears no more."""
+        """Sends durable changes to the subscriptions concerned, and closes those of revoked members."""
         if not self._feeds:
             return
         for change in changes:

@@ -1,8 +1,8 @@
-"""Refusals that somebody brings about again and again: the first ones in full, then a count.
+"""Throttle for audit entries about rejections: the first ones in full, then a summary with a count.
 
-Without it, whoever is refused a hundred times a second would fill the journal of all the others. Callers
-with a certificate are counted each by itself. Strangers have as many names and addresses as they like, so
-they share a bound, and those that nobody can tell apart any more are counted together: none is lost.
+Otherwise one client that is rejected a hundred times a second would fill the audit log. Authenticated
+callers are counted separately. Unauthenticated ones can use any number of names and addresses, so they
+share a limit, and beyond it are counted together.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from kubelend.kits.networks import network
 
 WINDOW = timedelta(minutes=1)
 IN_FULL = 20
-"""Entries of one kind that are told in full within a window."""
+"""Entries of one kind that are written in full within a window."""
 
 STRANGERS_IN_FULL = 100
-"""The same for all strangers together."""
+"""The same for all unauthenticated callers together."""
 
 MOST_KINDS, MOST_STRANGERS = 10_000, 100
-"""Kinds that are counted apart."""
+"""Maximum number of kinds that are counted separately."""
 
 _Kind = tuple[str, ...]
 _NAMED = frozenset(Role)
@@ -31,14 +31,14 @@ _OTHERS: _Kind = ()
 
 
 class Floods:
-    """What was told lately, by who was refused what and why."""
+    """Counts recent rejections by caller, action and code."""
 
     def __init__(self) -> None:
         self._named: dict[_Kind, _Window] = {}
         self._strangers: dict[_Kind, _Window] = {}
 
     def admit(self, entry: Entry) -> bool:
-        """Whether to tell of this one itself; if not, it is counted."""
+        """Returns whether to write this entry; otherwise it is counted for the summary."""
         if entry.actor.role in _NAMED:
             window = _window(self._named, _kind(entry, entry.actor.name), entry, MOST_KINDS)
             return window.take(entry, window.told < IN_FULL)
@@ -48,7 +48,7 @@ class Floods:
         return window.take(entry, window.told < IN_FULL and told < STRANGERS_IN_FULL)
 
     def over(self, now: datetime) -> list[Entry]:
-        """One entry for all that was only counted, of each kind whose window has ended."""
+        """Returns a summary entry for each kind whose window has ended."""
         return [
             summary
             for windows in (self._named, self._strangers)
@@ -57,7 +57,7 @@ class Floods:
         ]
 
     def all_over(self, now: datetime) -> list[Entry]:
-        """The same of every kind: nothing is told any more."""
+        """Returns the summaries of all kinds, at shutdown."""
         windows = [*self._named.values(), *self._strangers.values()]
         self._named, self._strangers = {}, {}
         return [summary for window in windows if (summary := window.summary(now)) is not None]
@@ -72,11 +72,11 @@ class _Window:
         self._counted = 0
         self._last: Entry | None = None
 
-    def take(self, entry: Entry, tell: bool) -> bool:
-        self.told += tell
-        self._counted += not tell
+    def take(self, entry: Entry, is_written: bool) -> bool:
+        self.told += is_written
+        self._counted += not is_written
         self._last = entry
-        return tell
+        return is_written
 
     def summary(self, now: datetime) -> Entry | None:
         if not self._counted or self._last is None:

@@ -1,8 +1,8 @@
-"""What the ledger holds, as gauges: copied in the event loop, written as text in another thread.
+"""Gauges of the ledger: copied in the event loop, rendered as text in another thread.
 
-`take` copies references to frozen records, which is quick for any number of clusters. `text` writes the
-lines itself: by way of the objects of prometheus-client the same text costs ten times as much, and
-takes the interpreter away from the event loop for all that time.
+`fleet_snapshot` copies references to frozen records, which is fast for any number of clusters.
+`fleet_metrics_text` writes the text format itself: the objects of prometheus-client cost ten times as much,
+and hold the interpreter lock for all that time.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from kubelend.core.resources import Resources
 
 
 class FleetSnapshot(NamedTuple):
-    """The ledger at a moment, as far as the gauges need it. All in it is frozen."""
+    """The part of the ledger that the gauges need, at a point in time. Immutable."""
 
     now: datetime
     clusters: list[Cluster]
     reserved: list[Resources]
-    """What each of the clusters lends, in the same order."""
+    """Reserved resources of each cluster, in the same order."""
     tally: dict[tuple[Phase, Reason], int]
     waiting: int
 
 
 def take(ledger: Ledger, now: datetime) -> FleetSnapshot:
-    """To be called where the ledger lives, between two changes."""
+    """Must be called in the event loop."""
     return FleetSnapshot(
         now,
         list(ledger.clusters.values()),
@@ -45,7 +45,7 @@ def take(ledger: Ledger, now: datetime) -> FleetSnapshot:
 
 
 def text(snapshot: FleetSnapshot) -> list[bytes]:
-    """The snapshot in the text format of Prometheus, in pieces. May run in any thread."""
+    """Returns the snapshot in the Prometheus text format, in chunks. May run in any thread."""
     fleet = _Fleet()
     for number, (cluster, reserved) in enumerate(
         zip(snapshot.clusters, snapshot.reserved, strict=True), start=1
@@ -59,8 +59,8 @@ def text(snapshot: FleetSnapshot) -> list[bytes]:
 
 CHUNK: Final = 50
 PAUSE: Final = 0.0001
-"""After so many clusters the thread sleeps for a moment, so that the event loop gets its turn in about
-one millisecond and not after the five that Python gives to a thread which computes."""
+"""The thread sleeps after this many clusters, so that the event loop waits about one millisecond for the
+interpreter lock, and not five."""
 
 _WHOLE: Final = tuple((name, attrgetter(name)) for name in ("memory", "gpu", "storage"))
 """The named resources whose unit is the base unit already."""
@@ -70,11 +70,11 @@ _ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
 _Row = tuple[str, float, float, float, float]
-"""A resource, and in base units: capacity, allocatable, reserved, and what is free, maybe below zero."""
+"""A resource and, in base units: capacity, allocatable, reserved, free (may be negative)."""
 
 
 class _Fleet:
-    """Gathers the lines of all clusters, for each family apart, as the format wants them."""
+    """Collects the lines of all clusters by metric, as the format requires."""
 
     def __init__(self) -> None:
         self.states = Counter(dict.fromkeys(_STATES, 0))
@@ -114,7 +114,7 @@ class _Fleet:
         self.overcommitted += overcommitted
 
     def pack(self) -> None:
-        """Lines become bytes in small steps: one step for all would hold the interpreter too long."""
+        """Encodes lines in small steps: a single step would hold the interpreter lock for too long."""
         for family, lines in self._families:
             self._packed[family].append("".join(lines).encode())
             lines.clear()
@@ -126,7 +126,7 @@ class _Fleet:
 
 
 def _rows(cluster: Cluster, reserved: Resources) -> Iterator[_Row]:
-    """CPU and memory always, and whatever else the cluster has or lends."""
+    """Yields CPU and memory always, and every other resource that the cluster has or lends."""
     offer = cluster.advertisement
     capacity, allocatable, allocated = offer.capacity, offer.allocatable, offer.allocated
     has, most, lent = capacity.cpu, allocatable.cpu, reserved.cpu

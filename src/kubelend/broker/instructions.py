@@ -1,4 +1,4 @@
-"""What each side of a reservation has to do: derived from it, never stored beside it."""
+"""Instructions to the requester and the provider of a reservation, derived from its state."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from kubelend.core.models import ClusterId, Reservation
 
 
 class Side(StrEnum):
-    """Which side of a reservation a cluster is on."""
+    """The side of a reservation that a cluster is on."""
 
     REQUESTER = "requester"
     PROVIDER = "provider"
 
 
 class Action(StrEnum):
-    """What to do. The values are API."""
+    """What the cluster has to do. The values are API."""
 
-    WAIT = "Wait"  # requester: nothing is placed yet
-    USE = "Use"  # requester: this cluster serves you
-    STOP = "Stop"  # requester: it is over
-    HOLD = "Hold"  # provider: set this much aside
-    WITHDRAW = "Withdraw"  # provider: it is no longer yours to serve
+    WAIT = "Wait"  # requester: not placed yet
+    USE = "Use"  # requester: use this cluster
+    STOP = "Stop"  # requester: the reservation is finished
+    HOLD = "Hold"  # provider: hold these resources
+    WITHDRAW = "Withdraw"  # provider: release the held resources
 
 
 class Instruction(msgspec.Struct, frozen=True):
-    """One side's part in one reservation."""
+    """The instruction to one side of a reservation."""
 
     side: Side
     action: Action
@@ -38,7 +38,7 @@ class Instruction(msgspec.Struct, frozen=True):
 
 
 def for_cluster(cluster: ClusterId, reservation: Reservation) -> Iterator[Instruction]:
-    """All that a reservation means for a cluster; nothing if it is not concerned."""
+    """Yields the instructions of a reservation for a cluster; none if it is not concerned."""
     if cluster == reservation.requester:
         yield _for_requester(reservation)
     if cluster == reservation.target or cluster in reservation.left:
@@ -46,7 +46,7 @@ def for_cluster(cluster: ClusterId, reservation: Reservation) -> Iterator[Instru
 
 
 def concerned(reservation: Reservation) -> set[ClusterId]:
-    """Everyone who has to hear of a change."""
+    """Returns the clusters that receive changes of this reservation."""
     clusters = {reservation.requester, *reservation.left}
     return clusters if reservation.target is None else clusters | {reservation.target}
 

@@ -1,7 +1,7 @@
-"""The journal as the broker adds to it, searches it and shortens it.
+"""The audit log of the broker: appending rejections, throttled; search; truncation by age.
 
-Changes tell of themselves on the writer's road. Here is the rest: refusals, which change nothing; the
-search, newest first, which reads the store in portions; and the end of old lines.
+Changes write their audit entries through the writer. Rejections change nothing and are appended here,
+summarized when one caller causes many.
 """
 
 from __future__ import annotations
@@ -21,62 +21,62 @@ from kubelend.core.events import Cut
 from kubelend.core.journal import Actor, Entry, Line, Told
 
 PORTION = 500
-"""Lines read at a time: the store writes nothing meanwhile."""
+"""Lines per read: the store cannot commit meanwhile."""
 
 MOST_PORTIONS = 40
-"""Of one search; it says where to go on."""
+"""Reads per search; its result says where to continue."""
 
 MOST_CUT = 10_000
-"""Lines forgotten at a time."""
+"""Lines truncated at a time."""
 
 HIDDEN = "Hidden"
-"""What the journal says where the caller only heard that there is no such thing."""
+"""Code in the audit log for an error that the caller sees as NotFound."""
 
 log = structlog.get_logger("kubelend.broker")
 
 
 class Found(NamedTuple):
-    """What a search found, newest first, and where the next one goes on: None at the beginning."""
+    """Result of a search, newest first; `before` continues it, None at the start of the log."""
 
     lines: list[tuple[Told, bytes]]
     before: int | None
 
 
 class Journal:
-    """Use `run` as a root task."""
+    """Appends, searches and truncates. Use `run` as a root task."""
 
     def __init__(self, writer: Writer, keep_for: timedelta) -> None:
         self._writer = writer
         self._keep_for = keep_for
-        """Zero keeps all."""
+        """Zero keeps all lines."""
         self._floods = Floods()
 
     async def run(self, pause: float = 10.0) -> None:
-        """Tell of floods that are over, and forget what is too old. Never returns."""
+        """Writes summaries of suppressed rejections and truncates old lines. Runs until cancelled."""
         try:
             while True:
                 await asyncio.sleep(pause)
                 await self._tidy_quietly()
-        finally:  # what was only counted so far is told before the store is closed
+        finally:  # summarize what was only counted before the store closes
             for entry in self._floods.all_over(self._writer.clock()):
                 self._writer.tell(entry)
 
     def refused(self, actor: Actor, action: str, subject: str, error: KubelendError) -> None:
-        """Tell that somebody was refused something, and why."""
+        """Records that a request was rejected, and why."""
         code = HIDDEN if isinstance(error, Hidden) else error.code
         self.turned_away(actor, action, subject, code, error.message)
 
     def turned_away(
         self, actor: Actor, action: str, subject: str, code: str, message: str = ""
     ) -> None:
-        """The same of somebody who did not get so far as to hear an error."""
+        """Records a rejected connection or handshake, which has no error response."""
         now = self._writer.clock()
         entry = Entry(now, actor, action, subject, code=code, message=message)
         if self._floods.admit(entry):
             self._writer.tell(entry)
 
     async def search(self, wanted: Callable[[Told], bool], before: int | None, limit: int) -> Found:
-        """The newest lines that are wanted, of those before a number."""
+        """Returns the newest matching lines before a number."""
         start, end = await self._writer.ask(lambda store: store.journal_ends())
         at = end.number + 1 if before is None else min(before, end.number + 1)
         found: list[tuple[Told, bytes]] = []
@@ -92,7 +92,7 @@ class Journal:
         return Found(lines, at if at > start.number + 1 else None)
 
     async def tidy(self) -> None:
-        """Tell of floods that are over; forget a portion of what is too old, if this broker decides."""
+        """Writes due summaries; on the leader, truncates a batch of old lines."""
         now = self._writer.clock()
         if self._writer.unready is not None:
             return
@@ -104,13 +104,13 @@ class Journal:
     async def _tidy_quietly(self) -> None:
         try:
             await self.tidy()
-        except KubelendError as problem:  # the writer has said so, and tries again
-            log.warning("journal not tidied", problem=str(problem))
+        except KubelendError as problem:  # the writer reloads the store
+            log.warning("Audit log truncation failed, will retry", error=str(problem))
 
     async def _portion(
         self, after: int, count: int, wanted: Callable[[Told], bool]
     ) -> list[tuple[Told, bytes]]:
-        """Newest first. If it has been cut meanwhile, the store gives lines that were in a portion before."""
+        """Returns matching lines, newest first. After a truncation the store returns later ones, too."""
         lines = await self._writer.ask(lambda store: store.lines(after, count))
         own = (line for line in reversed(lines) if line.number <= after + count)
         told = ((journal.told(line), line.digest) for line in own)
@@ -125,12 +125,12 @@ class Journal:
         await self._writer.settled()
 
     async def _last_before(self, moment: datetime) -> Line | None:
-        """The last line from before a moment, of the next few; they are in the order of time."""
+        """Returns the last of the oldest lines from before a moment, by binary search."""
         (oldest,) = await self._writer.ask(lambda store: store.lines(0, 1)) or (None,)
         if oldest is None or journal.told(oldest).at >= moment:
             return None
         low, high = oldest.number, oldest.number + MOST_CUT
-        while low < high:  # the line `low` is from before, and none above `high` is looked for
+        while low < high:  # `low` is from before the moment; lines above `high` are not considered
             middle = (low + high + 1) // 2
             if await self._is_before(middle, moment):
                 low = middle

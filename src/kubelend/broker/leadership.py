@@ -1,4 +1,4 @@
-"""Who decides, where one broker alone uses a store: it does, for as long as it runs."""
+"""Leadership and replication of a store that only one broker can use."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from kubelend.core.records import News, Records
 
 
 class Alone:
-    """Of a store that no second broker can open."""
+    """Always the leader: no second broker can open the store."""
 
     leads = True
     term = 0
     leader = ""
 
     async def won(self) -> None:
-        """It has been from the beginning."""
+        """Returns at once."""
 
     async def look(self) -> None:
-        """There is nobody else."""
+        """Does nothing: there is no other broker."""
 
 
 class Nobody:
-    """There is no other broker to follow: for one that always leads."""
+    """Replication for a broker that is always the leader: there is nothing to follow."""
 
     async def follow(self) -> AsyncGenerator[Records | News, None]:
-        for news in _NOTHING:
-            yield news
+        for changes in _NOTHING:
+            yield changes
         raise StoreFailed(_NOBODY)
 
     async def ask(self, question: Callable[[Store], Answer]) -> Answer:  # noqa: ARG002

@@ -1,4 +1,4 @@
-"""Who may use whom, as use cases: each is a command or a question for the single writer."""
+"""Use cases of lending policies and quotas."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from kubelend.core.models import ClusterId
 
 
 class PolicyView(NamedTuple):
-    """What is said of a provider, by whom, and what holds."""
+    """The policies of a provider: set by an administrator, advertised, and effective."""
 
     cluster: ClusterId
     ordered: LendingPolicy | None
-    """By an administrator."""
+    """Set by an administrator."""
     advertised: LendingPolicy | None
     holds: Lending | None
 
 
 class QuotaView(NamedTuple):
-    """A requester's quota at a moment. The account is a copy, as it was then."""
+    """Quota and usage of a requester at a point in time; the usage is a copy."""
 
     cluster: ClusterId
     account: Account
@@ -34,7 +34,7 @@ class QuotaView(NamedTuple):
 
 
 class Limiting:
-    """Policies and quotas."""
+    """Reads and sets policies and quotas."""
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
@@ -61,7 +61,7 @@ class Limiting:
         return await self._writer.read(lambda ledger: self._quota(ledger, cluster))
 
     async def quotas(self, after: str, limit: int) -> list[QuotaView]:
-        """A page in the order of cluster IDs."""
+        """Returns a page, ordered by cluster ID."""
 
         def page(ledger: Ledger) -> list[QuotaView]:
             later = (name for name in sorted(ledger.accounts.by_requester) if name > after)
@@ -89,7 +89,7 @@ class Limiting:
 
 def _policy(ledger: Ledger, cluster: ClusterId) -> PolicyView:
     if ledger.limits(cluster) == Limits(cluster):
-        ledger.cluster(cluster)  # or it is not known at all
+        ledger.cluster(cluster)  # raises if the cluster is unknown
     return _view(ledger, cluster)
 
 

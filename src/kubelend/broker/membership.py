@@ -1,7 +1,7 @@
-"""Joining, renewing and being put out, as use cases: each is a command or a question for the single writer.
+"""Use cases of membership: tokens, joining, renewal, approval, revocation and removal.
 
-A certificate is signed between a judgement and its events, in one stretch: what cannot be signed has
-changed nothing, and what was signed is handed out only when it is written down.
+A certificate is signed after the decision and before its events, without an `await` in between: what cannot
+be signed changes nothing, and a signed certificate is handed out only after its commit.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from kubelend.core.roles import Role
 
 
 class Shown(NamedTuple):
-    """The certificate with which somebody asks for a newer one."""
+    """The certificate with which a member requests its renewal."""
 
     life: timedelta
     until: datetime
 
 
 class Membership:
-    """Who belongs. Without an authority nobody can join, but everybody can be put out."""
+    """Manages members. Without a certificate authority none can join, but any can be revoked."""
 
     def __init__(self, writer: Writer, authority: CertificateAuthority | None, door: Door) -> None:
         self._writer = writer
         self._authority = authority
         self._door = door
         self.enrol_port = 0
-        """Where newcomers are let in; 0 if nowhere."""
+        """Port of the enrolment listener; 0 if there is none."""
         self.api_port = 0
-        """Where they call once they are in."""
+        """Port of the REST API."""
 
     @property
     def authority(self) -> CertificateAuthority:
@@ -66,21 +66,21 @@ class Membership:
         )
 
     async def tokens(self) -> list[Token]:
-        """All of them, the oldest first."""
+        """Returns all tokens, oldest first."""
         return await self._writer.read(
             lambda ledger: sorted(ledger.registry.tokens.values(), key=lambda one: one.created_at)
         )
 
-    # -- newcomers and holders
+    # -- joining and renewal
 
     async def join(
         self, token: TokenId, digest: str, role: Role | None, name: str, request: str
     ) -> Issued | Member:
-        """A certificate, or the member that waits for an administrator."""
+        """Returns a certificate, or the member that waits for approval."""
         authority = self.authority
 
         def command(ledger: Ledger, now: datetime) -> Command[Issued | Member]:
-            # The token first: without one, nobody makes us check signatures.
+            # The token first: without a valid one, no signature is checked.
             shown = enrolment.check_token(ledger, token, digest)
             applicant = authority.read(request)
             _check_claims(applicant, role, name)
@@ -96,9 +96,10 @@ class Membership:
         return await self._once_valid(answer) if isinstance(answer, Issued) else answer
 
     async def renew(self, role: Role, name: str, request: str, shown: Shown) -> Issued:
-        """A newer certificate for who has shown one; in the same name, whatever the request says.
+        """Renews a certificate for the same name and role.
 
-        Whom nobody let in here gets none that lives longer: who issued the older one chose its life.
+        A member that did not join here gets the lifetime of the presented certificate at most, because its
+        issuer chose that.
         """
         authority = self.authority
 
@@ -157,7 +158,7 @@ class Membership:
     async def members(
         self, after: MemberId, limit: int, standing: Standing | None = None
     ) -> list[Member]:
-        """A page in the order of roles and names; those of one standing, or all."""
+        """Returns a page, ordered by role and name; of one membership status, or all."""
 
         def page(ledger: Ledger) -> list[Member]:
             later = (one for one in ledger.registry.members.values() if one.id > after)
@@ -167,7 +168,7 @@ class Membership:
         return await self._writer.read(page)
 
     async def _once_valid(self, issued: Issued) -> Issued:
-        """After a return it may start with the next second: its holder would be refused until then."""
+        """Waits until the certificate is valid: after a revocation it starts with the next second."""
         early = (issued.starts_at - self._writer.clock()).total_seconds()
         if early > 0:
             await asyncio.sleep(min(early, 1.0))
@@ -182,5 +183,5 @@ def _check_claims(applicant: Applicant, role: Role | None, name: str) -> None:
     if (applicant.role, applicant.name) != (role or applicant.role, name):
         raise InvalidInput(
             f"the certificate request is for {applicant.role} {applicant.name!r}",
-            hint="name the same in both",
+            hint="use the same name and role in both",
         )

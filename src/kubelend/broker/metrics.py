@@ -1,8 +1,7 @@
-"""What the broker tells its monitoring: the service and the API report here as they work.
+"""Prometheus metrics of the broker: definitions, cheap counters and histograms, and gauges of the ledger.
 
-The methods that report are called in the event loop for every call or commit, so they only count. A scrape
-takes a `snapshot` in the event loop and has `render` write it as text in another thread. What each metric
-means is in `broker.families`.
+The methods that count are called in the event loop for every request or commit, so they only add numbers. A
+scrape takes a `snapshot` in the event loop and renders it as text in another thread.
 """
 
 from __future__ import annotations
@@ -33,19 +32,19 @@ from kubelend.core.models import Reservation
 from kubelend.core.refusals import Refusal
 from kubelend.wire import enrolment, routes
 
-Outcome = Literal["placed", "queued", "refused"]
+Outcome = Literal["placed", "queued", "rejected"]
 
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 NO_CLUSTERS: Final = "NoClusters"
-"""The reason of a conflict while no cluster advertises."""
+"""Reason of a placement failure while no cluster is known."""
 
 UNKNOWN: Final = "unknown"
-"""Stands for any route or method that is not ours: callers must not be able to make up series."""
+"""Label value for any unknown route or method: callers must not be able to create time series."""
 
 HANDSHAKE: Final = "handshake"
-"""Stands where a route would, for whoever was refused before a call could be made."""
+"""Label value in place of a route for clients rejected during the TLS handshake."""
 
-_OUTCOMES: Final[tuple[Outcome, ...]] = ("placed", "queued", "refused")
+_OUTCOMES: Final[tuple[Outcome, ...]] = ("placed", "queued", "rejected")
 _ENDS: Final = (
     (Phase.RELEASED, Reason.BY_REQUESTER),
     (Phase.RELEASED, Reason.BY_ADMIN),
@@ -60,7 +59,7 @@ _METHODS: Final = {route.method for route in routes.ROUTES} | {"HEAD", "OPTIONS"
 
 
 class Metrics:
-    """All metrics of one broker, in a registry of their own."""
+    """All metrics of one broker, in their own registry."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -82,39 +81,39 @@ class Metrics:
         self._refused_connections = self._tally(families.REFUSED_CONNECTIONS)
         ProcessCollector(registry=self.registry)
 
-    # -- what the service reports
+    # -- reported by the service
 
     def watch(self, ledger: Ledger) -> None:
-        """Show this ledger from now on."""
+        """Exports this ledger from now on."""
         self._ledger = ledger
 
     def decided(self, outcome: Outcome, seconds: float) -> None:
         self._decided[outcome].observe(seconds)
 
     def refused_for_capacity(self, explanation: Explanation) -> None:
-        """No cluster fits: count it under what kept most of them from it."""
+        """Counts a request that no cluster fits under the most frequent rejection reason."""
         counts = explanation.refusals
         largest = min(counts, key=lambda why: (-counts[why], why), default=NO_CLUSTERS)
         self._conflicts.add(largest)
 
     def committed(self, changes: Sequence[Change], seconds: float) -> None:
-        """These are durable. A reservation becomes final in one change of its life, so it counts once."""
+        """Counts durable changes. A reservation becomes final in exactly one change, so it counts once."""
         self._commit_time.observe(seconds)
-        told = 0
+        audit_entries = 0
         for change in changes:
             if isinstance(change, Entry):
-                told += 1
+                audit_entries += 1
             elif isinstance(change, Reservation) and change.phase in FINAL:
                 self._finished.add(change.phase, change.reason)
-        self._commit_size.observe(len(changes) - told)
+        self._commit_size.observe(len(changes) - audit_entries)
 
     def store_up(self, *, up: bool) -> None:
         self._store_up.set(up)
 
-    # -- what the API reports
+    # -- reported by the API
 
     def answered(self, route: str, method: str, status: int, seconds: float) -> None:
-        """A call of the route with this name was answered."""
+        """Counts a request to the route with this name."""
         counts = self._calls.counts
         key = (route, method, status)
         if key not in counts:
@@ -125,7 +124,7 @@ class Metrics:
         self._call_times.series(route).observe(seconds)
 
     def refused(self, route: str, code: str) -> None:
-        """A call was answered with this error code."""
+        """Counts a request that was answered with this error code."""
         self._refused_calls.add(_known_route(route), code)
 
     def connection_opened(self) -> None:
@@ -135,7 +134,7 @@ class Metrics:
         self._connections.dec()
 
     def connection_refused(self, reason: str) -> None:
-        """A connection was closed because of a limit, which is one of a few."""
+        """Counts a connection that was closed because of a limit; the reason is one of a few."""
         self._refused_connections.add(reason)
 
     def stream_opened(self) -> None:
@@ -145,17 +144,17 @@ class Metrics:
         self._streams.dec()
 
     def certificate(self, name: str, expires_at: datetime) -> None:
-        """A certificate that the broker uses; the name says what for, and is one of a few."""
+        """Exports when a certificate of the broker expires; the name is one of a few."""
         self._certificates.labels(name).set(expires_at.timestamp())
 
     # -- a scrape
 
     def snapshot(self, now: datetime) -> FleetSnapshot:
-        """The ledger as it is. To be called in the event loop."""
+        """Copies the current ledger. Must be called in the event loop."""
         return gauges.take(self._ledger, now)
 
     def render(self, snapshot: FleetSnapshot) -> bytes:
-        """Everything, in the text format of Prometheus. To be called in another thread."""
+        """Returns all metrics in the Prometheus text format. Call it in another thread."""
         return b"".join([generate_latest(self.registry), *gauges.text(snapshot)])
 
     # -- construction

@@ -1,4 +1,4 @@
-"""Names of new reservations: valid as Kubernetes object names, and never the same twice."""
+"""Names of new reservations: valid as Kubernetes object names, and unique."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from random import Random
 from kubelend.core.models import ClusterId, ReservationId
 
 _RANDOM_BITS = 64
-"""In a billion reservations the chance of one collision is below one in thirty."""
+"""The probability of any collision in a billion reservations is below 1/30."""
 
 _MAX_NAME = 63 - len("rsv-") - len("-") - _RANDOM_BITS // 4
 _NOT_IN_A_LABEL = re.compile(r"[^a-z0-9]+")
 
-_random = Random()  # noqa: S311 - a name is no secret, and this is seeded by the system
+_random = Random()  # noqa: S311 - names are not secret
 
 
 def new_reservation_id(requester: ClusterId) -> ReservationId:
-    """`rsv-<requester>-<random>`, a DNS label whatever the requester is called."""
+    """Returns `rsv-<requester>-<random>`, which is a DNS label for any requester name."""
     return ReservationId(f"rsv-{_label(requester)}-{_random.getrandbits(_RANDOM_BITS):016x}")
 
 

@@ -1,7 +1,6 @@
-"""A reservation in the hands of a cluster that it concerns: whose it is, and what each side may do with it.
+"""Authorization per reservation: which cluster may read or change it.
 
-The same for every way of calling: the REST handlers (`kubelend.api`) use it for callers that are clusters,
-and so does the communicator that needs no network.
+Used by the REST handlers for callers that are clusters, and by the Kubernetes transport.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from kubelend.wire import bodies, conversion, texts
 
 
 def check_speaker(named: str, cluster: ClusterId) -> None:
-    """A cluster speaks only for itself: its certificate names it, and what it sends has to agree."""
+    """Checks that the cluster ID in a body is the one of the certificate."""
     if named != cluster:
         raise Forbidden(
             f"clusterID {named[:64]!r} is not the certificate's {cluster!r}",
@@ -25,16 +24,16 @@ def check_speaker(named: str, cluster: ClusterId) -> None:
 
 
 def check_owner(named: str, cluster: ClusterId, what: str = "clusterID") -> None:
-    """The same for what is said in a mailbox: its label names the cluster."""
+    """Checks that a cluster ID in an object is the one of its cluster namespace."""
     if named != cluster:
         raise Forbidden(
-            f"{what} {named[:64]!r} is not the mailbox's {cluster!r}",
+            f"{what} {named[:64]!r} is not the namespace's cluster {cluster!r}",
             hint=f"write {cluster}, whose namespace this is",
         )
 
 
 async def visible(broker: Broker, reservation: ReservationId, cluster: ClusterId) -> Reservation:
-    """The reservation, for those it concerns. To others it does not exist."""
+    """Returns the reservation to its requester and providers; to others it does not exist."""
     found = await broker.reservation(reservation)
     if cluster in instructions.concerned(found):
         return found
@@ -42,7 +41,7 @@ async def visible(broker: Broker, reservation: ReservationId, cluster: ClusterId
 
 
 async def owned(broker: Broker, reservation: ReservationId, cluster: ClusterId) -> Reservation:
-    """The reservation, for its requester, who means to change it."""
+    """Returns the reservation to its requester, for a change."""
     broker.check_leading()
     found = await visible(broker, reservation, cluster)
     if cluster == found.requester:
@@ -51,7 +50,7 @@ async def owned(broker: Broker, reservation: ReservationId, cluster: ClusterId) 
 
 
 def ongoing(found: Reservation) -> ReservationId:
-    """The ID of one that has not ended. What has may be in the archive, where nothing changes."""
+    """Returns the ID of an unfinished reservation; a finished one may be archived and is immutable."""
     if found.finished_at is not None:
         raise WrongPhase(f"{found.id} is {found.phase}", hint=transitions.next_step(found.phase))
     return found.id
@@ -68,7 +67,7 @@ async def acknowledge(
 async def refuse(
     broker: Broker, reservation: ReservationId, cluster: ClusterId, why: str
 ) -> Reservation:
-    """Said again, because the first answer was lost: the answer is what became of it."""
+    """Refuses a hold. Idempotent: a repeated call returns the current reservation."""
     broker.check_leading()
     found = await visible(broker, reservation, cluster)
     if commands.has_refused(found, cluster):
@@ -77,7 +76,7 @@ async def refuse(
 
 
 def told(instruction: Instruction, grant: str) -> bodies.Instruction:
-    """An instruction as it goes out."""
+    """Converts an instruction to its body."""
     found = instruction.reservation
     return bodies.Instruction(
         revision=found.revision,

@@ -1,4 +1,4 @@
-"""What the broker needs from the outside, as the smallest interfaces that serve it."""
+"""Interfaces that the broker requires: store, replication, leadership and certificate authority."""
 
 from __future__ import annotations
 
@@ -16,125 +16,126 @@ from kubelend.core.roles import Role
 Answer = TypeVar("Answer")
 
 Clock = Callable[[], datetime]
-"""Gives the time, aware and in UTC. Only composition roots choose one."""
+"""Returns the current time, timezone-aware, in UTC. Only composition roots choose one."""
 
 
 OpenStore = Callable[[], "Store"]
-"""Opens the store, or raises `StoreFailed`; called again after every failure."""
+"""Opens the store or raises `StoreFailed`; called again after every failure."""
 
 
 class Store(Protocol):
-    """Keeps records durably. Blocking; used by one thread at a time; errors are `StoreFailed`."""
+    """Durable storage of records. Blocking; used by one thread at a time; raises `StoreFailed`."""
 
     def load(self) -> Records:
-        """The working set: all but the archive and the journal."""
+        """Returns the working set: everything but archived reservations and the audit log."""
 
     def commit(self, changes: Sequence[Change], revision: int) -> None:
-        """Keep all of the changes or none, and return when they would survive a crash.
+        """Writes all of the changes or none, and returns when they are durable.
 
-        Later changes of one record win. `revision` is the ledger's after the last of them.
+        The last change of a record wins. `revision` is the ledger's revision after the last change.
         """
 
     def prepare(self, changes: Sequence[Change], revision: int) -> Callable[[], None]:
-        """The same in two steps: what is quick is done now, and the rest when the result is called.
+        """Prepares a commit; calling the result writes it.
 
-        The first may be taken in the event loop, the second in a thread; nothing else comes between.
+        The first step is fast enough for the event loop, the second may run in a thread. No other call may
+        come in between.
         """
 
     def archived(self, reservation: ReservationId) -> Reservation | None:
-        """A finished reservation that has left the working set."""
+        """Returns an archived reservation."""
 
     def lines(self, after: int, limit: int) -> list[Line]:
-        """The journal's lines behind this number, oldest first."""
+        """Returns the audit log lines after this number, oldest first."""
 
     def journal_ends(self) -> tuple[Head, Head]:
-        """Where the journal begins, behind what was cut off, and where it ends."""
+        """Returns the chain heads before the first line (after truncation) and after the last line."""
 
     def check(self) -> None:
-        """`StoreFailed` if somebody else has written since this one read or wrote."""
+        """Raises `StoreFailed` if another writer has written since this store last read or wrote."""
 
     def close(self) -> None:
-        """Release files and locks; nothing is written."""
+        """Releases files and locks without writing."""
 
 
 class Replica(Protocol):
-    """How a broker that does not lead keeps up with the one that does."""
+    """Replicates the state of the leader to a follower."""
 
     def follow(self) -> AsyncGenerator[Records | News, None]:
-        """First all that is there, then what changes; all of it again after a gap.
+        """Yields the full working set, then committed changes; the full set again after a gap.
 
-        Does not end by itself; `StoreFailed` if it cannot look.
+        Runs until closed; raises `StoreFailed` if the store cannot be read.
         """
 
     async def ask(self, question: Callable[[Store], Answer]) -> Answer:
-        """Have a store that is open for reading only answer what is not followed."""
+        """Queries a read-only store for what is not replicated."""
 
 
 class Leadership(Protocol):
-    """Which of several brokers decides. It is a promise about time; the store alone makes it a fact,
-    for it refuses every writer but the last that opened it.
+    """Leader election. A lease depends on clocks; safety comes from the store, which fences every writer but
+    the last one that opened it.
     """
 
     @property
     def leads(self) -> bool:
-        """Whether this broker leads at this very moment, by its own clock."""
+        """Whether this broker holds the lease now, by its own clock."""
 
     @property
     def term(self) -> int:
-        """How often this broker has begun to lead. After an interruption, however short, it is another time:
-        somebody else may have led and be gone again.
+        """Number of times this broker has become the leader. It changes after any interruption, because
+        another broker may have been the leader meanwhile.
         """
 
     @property
     def leader(self) -> str:
-        """How the broker that leads calls itself; empty if none is known."""
+        """Identity of the current leader; empty if unknown."""
 
     async def won(self) -> None:
-        """Wait until this broker leads."""
+        """Waits until this broker is the leader."""
 
     async def look(self) -> None:
-        """Ask at once who leads: something has happened as if it were another."""
+        """Reads the lease now, because another broker seems to be the leader."""
 
 
 class Applicant(NamedTuple):
-    """What a certificate request says, and that its sender has the key. Nothing proves the name."""
+    """Contents of a certificate signing request. Its sender has the key; nothing proves the name."""
 
     role: Role
     name: str
     key: str
     """The pin of the public key."""
     public_key: object
-    """For the authority alone."""
+    """Opaque to all but the certificate authority."""
 
 
 class Issued(NamedTuple):
-    """A certificate as its holder gets it."""
+    """An issued certificate as its holder receives it."""
 
     chain: str
-    """In PEM form: the certificate, and what its holder has to show behind it."""
+    """PEM: the certificate and the intermediate certificates that its holder has to present."""
     authorities: str
-    """Whom its holder has to trust, in PEM form."""
+    """PEM: the certificate authorities that its holder has to trust."""
     certificate: Certificate
     starts_at: datetime
 
 
 class CertificateAuthority(Protocol):
-    """Signs for those that the broker lets in. It may be exchanged for its successor at any time."""
+    """Signs certificates for members. May be rotated at any time."""
 
     @property
     def pin(self) -> str:
-        """By which a newcomer knows that it speaks to this broker."""
+        """Pin of the CA, by which a joining client verifies the broker."""
 
     @property
     def authorities(self) -> str:
-        """Whom a newcomer has to trust, in PEM form."""
+        """PEM: the certificate authorities that a joining client has to trust."""
 
     @property
     def lifetime(self) -> timedelta:
-        """How long its certificates are valid."""
+        """Lifetime of issued certificates."""
 
     def read(self, request: str) -> Applicant:
-        """A certificate request from anybody; `InvalidInput` if it cannot be relied on."""
+        """Parses and verifies a certificate signing request; raises `InvalidInput` if it is invalid."""
 
     def issue(
         self,
@@ -143,7 +144,4 @@ class CertificateAuthority(Protocol):
         not_before: datetime | None,
         longest: timedelta | None = None,
     ) -> Issued:
-        """A certificate in this name and role, which does not start before `not_before`.
-
-        It lives as long as others do, and not longer than `longest`.
-        """
+        """Issues a certificate for the applicant, valid from `not_before` and for at most `longest`."""

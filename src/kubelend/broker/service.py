@@ -1,4 +1,7 @@
-"""Lending and borrowing as use cases: each is a command or a question for the single writer."""
+"""Use cases of the broker: advertise, reserve, release, cordon and the rest.
+
+Each is a command or a query for the single writer. Policies and quotas are in `LimitService`.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,22 @@ from datetime import datetime, timedelta
 import msgspec
 from msgspec.structs import replace
 
-from kubelend.broker import naming, views
+from kubelend.broker import change_log, naming, views
 from kubelend.broker.leadership import ALONE, NOBODY
 from kubelend.broker.metrics import Metrics, Outcome
 from kubelend.broker.ports import Clock, Leadership, OpenStore, Replica
-from kubelend.broker.writer import Writer
+from kubelend.broker.writer import ACTOR, Writer
 from kubelend.core import commands, explanations, quotas
 from kubelend.core.commands import Command
 from kubelend.core.decision import NoFit
-from kubelend.core.errors import NotFound, no_reservation
+from kubelend.core.errors import (
+    Conflict,
+    KeyReused,
+    NotFound,
+    QueueFull,
+    QuotaExceeded,
+    no_reservation,
+)
 from kubelend.core.ledger import Ledger
 from kubelend.core.lifecycle import Phase, Reason
 from kubelend.core.models import (
@@ -29,22 +39,25 @@ from kubelend.core.models import (
     ReservationId,
 )
 
+_REJECTIONS = (Conflict, KeyReused, QueueFull, QuotaExceeded)
+"""The broker's decisions against a request, in contrast to failures and malformed requests."""
+
 
 class Rules(msgspec.Struct, frozen=True):
-    """The limits of time and number that hold for everyone."""
+    """Limits of time and number that apply to all clusters."""
 
     stale_after: timedelta = timedelta(minutes=10)
-    """An advertisement older than this is not believed."""
+    """Age after which an advertisement is stale."""
     retention: timedelta = timedelta(hours=1)
-    """How long a finished reservation stays at hand before it is archived."""
+    """How long a finished reservation stays in memory before it is archived."""
     max_waiting: int = 1000
-    """How many requests may wait for capacity at a time."""
+    """Maximum number of requests waiting for capacity."""
     lost_after: timedelta = timedelta(minutes=5)
-    """How long a provider may be stale until what it lends moves to others; zero: for ever."""
+    """How long a provider may be stale before its reservations fail over; zero disables failover."""
 
 
 class Broker(Writer):
-    """Lending and borrowing. Use `run` as a root task; all else may be called once `unready` is None."""
+    """The broker. Use `run` as a root task; call the rest once `unready` is None."""
 
     def __init__(
         self,
@@ -64,7 +77,7 @@ class Broker(Writer):
     async def advertise(
         self, advertisement: Advertisement, certificate_until: datetime | None = None
     ) -> tuple[views.ClusterView, list[Reservation]]:
-        """Take in what a cluster offers; answer what it has to hold."""
+        """Stores the advertisement of a cluster; returns its view and the reservations it has to hold."""
         stale_after = self._rules.stale_after
         return await self.change(
             lambda ledger, now: commands.advertise(
@@ -77,7 +90,7 @@ class Broker(Writer):
         )
 
     async def holds(self, provider: ClusterId) -> list[Reservation]:
-        """The reservations that a provider has to set aside and whose requester has not started."""
+        """Returns the reservations that a provider has to hold and that are not active yet."""
         return await self.read(lambda ledger: views.holds(ledger, provider))
 
     async def acknowledge(self, found: ReservationId, provider: ClusterId) -> Reservation:
@@ -93,9 +106,9 @@ class Broker(Writer):
     # -- requesters
 
     async def reserve(self, request: Request, id: ReservationId | None = None) -> Reservation:
-        """Lock an amount on the best cluster, or queue the request if it would wait.
+        """Reserves resources in the best cluster, or queues the request if it may wait.
 
-        Whoever names things himself gives the `id`; it is refused while another has it.
+        A caller that names its objects passes `id`; the request is rejected if the ID exists.
         """
         new_id = id or naming.new_reservation_id(request.requester)
         limit = self._rules.max_waiting
@@ -106,12 +119,16 @@ class Broker(Writer):
             self._metrics.decided(_outcome(seen), time.perf_counter() - began)
             return seen
 
-        answer = await self.change(
-            lambda ledger, now: commands.reserve(ledger, request, new_id, limit, now), view
-        )
-        if isinstance(answer, NoFit):
-            self._metrics.refused_for_capacity(answer.explanation)
-            raise explanations.no_capacity(answer.explanation)
+        try:
+            answer = await self.change(
+                lambda ledger, now: commands.reserve(ledger, request, new_id, limit, now), view
+            )
+            if isinstance(answer, NoFit):
+                self._metrics.refused_for_capacity(answer.explanation)
+                raise explanations.no_capacity(answer.explanation)
+        except _REJECTIONS as error:
+            change_log.log_rejected(request, error, ACTOR.get())
+            raise
         return answer
 
     async def activate(self, found: ReservationId) -> Reservation:
@@ -124,29 +141,33 @@ class Broker(Writer):
             longer = duration or ledger.reservation(found).request.duration
             return commands.renew(ledger, found, longer, now)
 
-        return await self._change_one(found, command)
+        try:
+            return await self._change_one(found, command)
+        except QuotaExceeded as error:
+            change_log.log_renewal_rejected(found, error, ACTOR.get())
+            raise
 
     async def release(self, found: ReservationId, reason: Reason) -> Reservation:
         try:
             return await self._change_one(
                 found, lambda ledger, now: commands.release(ledger, found, reason, now)
             )
-        except NotFound:  # or it ended so long ago that it is in the archive
+        except NotFound:  # it may be archived
             return await self.reservation(found)
 
     async def retire(self, found: ReservationId, reason: Reason) -> None:
-        """Release it if need be, and forget it: afterwards another may have its name."""
+        """Releases a reservation if it is not finished and archives it; its name can be used again."""
         await self.change(
             lambda ledger, now: commands.retire(ledger, found, reason, now),
             lambda _, answer: answer,
         )
 
     async def explain(self, request: Request, limit: int) -> explanations.Explanation:
-        """Where a request would go now; nothing changes."""
+        """Explains where a request would be placed now; changes nothing."""
         return await self._explained(request, None, limit)
 
     async def explain_reservation(self, found: Reservation, limit: int) -> explanations.Explanation:
-        """Where a request like this reservation's would fit now, beside what it holds already."""
+        """Explains where the request of this reservation would fit now, in addition to what it holds."""
         return await self._explained(found.request, found, limit)
 
     # -- administrators
@@ -164,13 +185,15 @@ class Broker(Writer):
     async def drain(
         self, cluster: ClusterId, why: str
     ) -> tuple[views.ClusterView, list[Reservation]]:
-        return await self.change(
+        view, drained = await self.change(
             lambda ledger, now: commands.drain(ledger, cluster, why, now),
             lambda ledger, drained: (
                 views.of_cluster(ledger, ledger.cluster(cluster)),
                 [ledger.reservation(found) for found in drained],
             ),
         )
+        change_log.log_drained(cluster, len(drained), ACTOR.get())
+        return view, drained
 
     async def remove(self, cluster: ClusterId) -> None:
         await self.change(
@@ -178,18 +201,18 @@ class Broker(Writer):
         )
 
     async def withdraw(self, cluster: ClusterId) -> None:
-        """Its offer is gone, and nothing new goes there; what it lends stays lent."""
+        """Removes the advertisement of a cluster; its reservations stay."""
         await self.change(
             lambda ledger, now: commands.withdraw(ledger, cluster, now), lambda _, answer: answer
         )
 
-    # -- questions
+    # -- queries
 
     async def cluster(self, cluster: ClusterId) -> views.ClusterView:
         return await self.read(lambda ledger: views.of_cluster(ledger, ledger.cluster(cluster)))
 
     async def clusters(self, after: str, limit: int) -> list[views.ClusterView]:
-        """A page of clusters in the order of their IDs."""
+        """Returns a page of clusters, ordered by ID."""
 
         def page(ledger: Ledger) -> list[views.ClusterView]:
             ids = ledger.fleet.page(after, limit)
@@ -198,7 +221,7 @@ class Broker(Writer):
         return await self.read(page)
 
     async def reservation(self, found: ReservationId) -> Reservation:
-        """One reservation, also one that has been archived."""
+        """Returns one reservation, also an archived one."""
         here = await self.read(lambda ledger: ledger.reservations.get(found))
         archived = here or await self.ask(lambda store: store.archived(found))
         if archived is None:
@@ -208,23 +231,23 @@ class Broker(Writer):
     async def reservations(
         self, wanted: Callable[[Reservation], bool], cluster: ClusterId | None, page: views.Page
     ) -> list[Reservation]:
-        """A page of those at hand that are wanted, oldest first; of one cluster, or of all."""
+        """Returns a page of the matching reservations in memory, oldest first."""
 
         return await self.read(lambda ledger: views.page_of(ledger, wanted, cluster, page))
 
     async def unpaged_reservations(
         self, wanted: Callable[[Reservation], bool], cluster: ClusterId, most_over: int
     ) -> list[Reservation]:
-        """All of one cluster that are wanted and open, and so many of those that are over."""
+        """Returns all matching unfinished reservations of a cluster, and the newest finished ones."""
         return await self.read(lambda ledger: views.unpaged(ledger, wanted, cluster, most_over))
 
     @asynccontextmanager
     async def stream(
         self, cluster: ClusterId, after: int | None, via: str = ""
     ) -> AsyncIterator[views.Opening]:
-        """A feed of what changes from now on, with what the cluster has to know first.
+        """Opens a subscription to changes, with the state that the cluster has to receive first.
 
-        `via` is the proxy through which the cluster came.
+        `via` is the proxy of the connection, if any.
         """
         ledger, _ = self.present()
         feed = self.feeds.open(cluster, ledger.revision, via)
@@ -257,5 +280,5 @@ class Broker(Writer):
 
 def _outcome(answer: Reservation | NoFit) -> Outcome:
     if isinstance(answer, NoFit):
-        return "refused"
+        return "rejected"
     return "queued" if answer.phase is Phase.PENDING else "placed"

@@ -1,9 +1,9 @@
-"""Which agent speaks for each cluster: one at a time, so that two with one identity are told apart.
+"""Agent sessions: at most one agent is active for each cluster.
 
-Two agents with one certificate would advertise two clusters by turns, and each would hold what the other
-was asked for. So the first one that names itself (`route.AGENT`) speaks, and a second one is refused until
-the first is gone. All of it is in memory, one entry for each cluster: after a restart of the broker
-whoever comes first speaks. The API asks here for every call of an agent.
+Two agents with the same certificate would advertise different clusters by turns, and each would hold what
+the other was asked for. The first agent that names itself (`route.AGENT`) gets the session; a second one is
+rejected until the first is gone. Sessions are in memory only: after a restart of the broker the first agent
+to connect gets the session. The API checks here for every request of an agent.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from kubelend.core.errors import IdentityInUse
 from kubelend.core.models import ClusterId
 
 LONGEST_NAME: Final = 64
-"""Characters of an agent's name that are looked at: it is the agent's to choose, and kept in memory."""
+"""Maximum length of an agent's instance name, which the agent chooses and the broker holds in memory."""
 
 GRACE: Final = timedelta(milliseconds=500)
-"""For how long the place is kept for an agent whose stream has ended: it closes it, and opens another,
-whenever its certificate is exchanged, and nobody is to come between. Shorter than a start takes."""
+"""How long a session outlives its last stream: an agent reconnects when its certificate is rotated, and no
+other agent may claim the session in between. Shorter than the start of an agent."""
 
 
-_SPEAKS: Final = "stop it, or give this cluster a certificate of its own"
-_HAS_STOPPED: Final = "its stream has just ended, and its place is kept for a moment"
+_SPEAKS: Final = "stop it, or issue a separate certificate for this cluster"
+_HAS_STOPPED: Final = "its stream has just ended; try again in a moment"
 
 
 class Speakers:
-    """Who speaks for whom, and until when nobody else may."""
+    """The active agent of each cluster."""
 
     def __init__(self, clock: Clock, timeout: timedelta) -> None:
         self._clock = clock
@@ -40,13 +40,13 @@ class Speakers:
         self._speakers: dict[ClusterId, _Speaker] = {}
 
     def hear(self, cluster: ClusterId, instance: str) -> None:
-        """Note a sign of life of whoever speaks. Anybody else may ask, too, and is not noted."""
+        """Updates the last-seen time if this instance is the active agent; ignores others."""
         speaker = self._speakers.get(cluster)
         if speaker is not None and speaker.instance == instance[:LONGEST_NAME]:
             speaker.heard_at = self._clock()
 
     def speak(self, cluster: ClusterId, instance: str, origin: str) -> _Speaker:
-        """Have this agent speak for its cluster; `IdentityInUse` while another one does."""
+        """Makes this instance the active agent; raises `IdentityInUse` while another one is."""
         now, instance = self._clock(), instance[:LONGEST_NAME]
         speaker = self._speakers.get(cluster)
         if speaker is None or speaker.instance != instance:
@@ -60,7 +60,7 @@ class Speakers:
     def streaming(
         self, cluster: ClusterId, instance: str, origin: str, feed: Feed
     ) -> Iterator[None]:
-        """The same for as long as a stream is open; soon after the last one the agent is taken to be gone."""
+        """Claims the session while a stream is open; it ends shortly after the last stream."""
         speaker = self.speak(cluster, instance, origin)
         speaker.feeds.add(feed)
         try:
@@ -75,17 +75,17 @@ class Speakers:
             since = instants.time_of_day(speaker.since, now)
             ended = speaker.left_at is not None
             raise IdentityInUse(
-                f"another agent speaks for {cluster} since {since}"
-                f" ({speaker.origin}, last heard {int(silence.total_seconds())} s ago)",
+                f"another agent is active for {cluster} since {since}"
+                f" ({speaker.origin}, last seen {int(silence.total_seconds())} s ago)",
                 hint=_HAS_STOPPED if ended else _SPEAKS,
             )
-        # Its streams look open only because nobody was there to close them.
+        # Its streams are half-open connections that were never closed.
         for feed in speaker.feeds:
             feed.close()
 
 
 class _Speaker:
-    """The agent that speaks for one cluster."""
+    """The session of one agent."""
 
     __slots__ = ("feeds", "heard_at", "instance", "left_at", "origin", "since")
 
@@ -93,12 +93,12 @@ class _Speaker:
         self.instance = instance
         self.since = self.heard_at = now
         self.origin = ""
-        """Whence it called last."""
+        """Where its last request came from."""
         self.feeds: set[Feed] = set()
         """Its open streams."""
         self.left_at: datetime | None = None
-        """When its last stream ended; None while one is open, or if it has spoken since."""
+        """When its last stream ended; None while one is open, or after a later request."""
 
     def is_gone(self, now: datetime) -> bool:
-        """Whether it had the time to come back, and did not. A clock that was set back ends it, too."""
+        """Whether the grace period has passed. A clock that was set back ends it, too."""
         return self.left_at is not None and abs(now - self.left_at) >= GRACE

@@ -1,4 +1,4 @@
-"""What callers see of the ledger: records that are read in one stretch, and never change again."""
+"""Read models of the ledger: immutable values for the API."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ _TICKET = attrgetter("ticket")
 
 
 class ClusterView(NamedTuple):
-    """A cluster with what follows from the reservations on it."""
+    """A cluster with the totals of its reservations."""
 
     cluster: Cluster
     reserved: Resources
     lent: int
     holds: Lending | None
-    """The policy that holds for it, if any."""
+    """The effective lending policy, if any."""
 
 
 class Page(NamedTuple):
-    """Which part of a long list: at most `limit` after the ticket `after`."""
+    """A slice of a list: at most `limit` items after the ticket `after`."""
 
     after: int
     limit: int
 
 
 class Opening(NamedTuple):
-    """A stream as it starts. Unless it is resumed, `news` is all that is open: anything else is over."""
+    """The start of a stream. Unless resumed, `news` holds all unfinished reservations."""
 
     feed: Feed
     news: list[Reservation]
@@ -50,14 +50,14 @@ def of_cluster(ledger: Ledger, cluster: Cluster) -> ClusterView:
 
 
 def holds(ledger: Ledger, provider: ClusterId) -> list[Reservation]:
-    """What a provider has to set aside and whose requester has not started yet."""
+    """Returns the reservations that a provider has to hold and that are not active yet."""
     return [found for found in ledger.lent_by(provider) if found.phase is Phase.RESERVED]
 
 
 def page_of(
     ledger: Ledger, wanted: Callable[[Reservation], bool], cluster: ClusterId | None, page: Page
 ) -> list[Reservation]:
-    """Reservations in the order of their creation; the ledger keeps all of them in it."""
+    """Returns reservations in the order of creation, which is the order of the ledger."""
     known = ledger.touching(cluster) if cluster else ledger.reservations.values()
     oldest_first = sorted(known, key=_TICKET) if cluster else known
     later = (found for found in oldest_first if found.ticket > page.after)
@@ -67,7 +67,7 @@ def page_of(
 def unpaged(
     ledger: Ledger, wanted: Callable[[Reservation], bool], cluster: ClusterId, most_over: int
 ) -> list[Reservation]:
-    """All that is open, and the newest of what is over: for clients that know no pages."""
+    """Returns all unfinished and the newest finished ones, for clients without pagination."""
     open_: list[Reservation] = []
     over: list[Reservation] = []
     for found in filter(wanted, ledger.touching(cluster)):
@@ -77,7 +77,7 @@ def unpaged(
 
 
 def opening(ledger: Ledger, feed: Feed, after: int | None) -> Opening:
-    """What a stream says first: all since `after`, or all that is open if that cannot be told."""
+    """Returns what changed since `after`, or all unfinished ones if that revision is compacted."""
     since = after if after is not None and ledger.horizon <= after <= ledger.revision else None
     news = [
         found

@@ -1,11 +1,11 @@
-"""The single writer of the ledger: the road that every change takes, and every question too.
+"""The single writer of the ledger: every change and every read goes through it.
 
-A change is decided, assumed and handed to the store in one stretch without `await`; it is answered
-when it is durable. Every answer, also to a question, waits until what it shows is durable. When the store
-fails, the broker is unready, drops its memory and reads it anew: it never guesses.
+A change is decided, applied and handed to the store without an `await` in between; it is answered when it
+is durable. Every answer, also to a read, waits until what it shows is durable. When the store fails, the
+broker becomes unready, drops its state and loads it again from the store.
 
-Of several brokers on one store one leads. The others follow: they answer questions from what the leader
-has made durable, and refuse changes.
+Of several brokers on one store one is the leader. The others are followers: they replicate what the leader
+has committed, answer reads from it, and reject changes with `NotLeader`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import TypeVar
 
 import structlog
 
+from kubelend.broker import change_log
 from kubelend.broker.commits import GroupCommit
 from kubelend.broker.feeds import Feeds
 from kubelend.broker.leadership import ALONE, NOBODY
@@ -38,22 +39,22 @@ Answer = TypeVar("Answer")
 View = TypeVar("View")
 
 Listener = Callable[[Sequence[Change] | None], None]
-"""Is told of what has become durable; of None when all may be otherwise, for the store was read anew."""
+"""Receives committed changes; None when anything may have changed, because the store was loaded again."""
 
 ACTOR: ContextVar[Actor] = ContextVar("actor", default=THE_BROKER)
-"""On whose behalf this task changes things. Whoever takes a call in sets it; the journal shows it."""
+"""On whose behalf this task changes the ledger; set per request, written to the audit log."""
 
 SWEEP_EVERY = timedelta(minutes=1)
-"""How often tokens and members are looked at that may be over: it costs a look at each of them."""
+"""Interval between collections of expired tokens and members: each one visits all of them."""
 
 PAUSE = 0.05
-"""Seconds between two portions of much that is to be moved: meanwhile callers are answered."""
+"""Seconds between two batches of a large failover, in which requests are served."""
 
 log = structlog.get_logger("kubelend.broker")
 
 
 class Writer:
-    """Use `run` as a root task; everything else may be called once `unready` is None."""
+    """Owns the ledger and its store. Use `run` as a root task; call the rest once `unready` is None."""
 
     def __init__(
         self,
@@ -69,11 +70,11 @@ class Writer:
         self.clock = clock
         self.leadership = leadership
         self.listeners: list[Listener] = []
-        self.unready: str | None = "starting: the store is being read"
-        """Why no call can be answered now, or None."""
+        self.unready: str | None = "starting: loading state from the store"
+        """Why no request can be answered now, or None."""
         self._metrics = metrics
         self.retention = retention
-        """How long what is over stays at hand."""
+        """How long a finished reservation stays in memory before it is archived."""
         self._lost_after = lost_after
         self._commits = GroupCommit(open_store, self._landed, self._store_failed)
         self._replica = replica
@@ -81,63 +82,64 @@ class Writer:
         self._is_loaded = False
         self._is_leading = False
         self._term = 0
-        """In which the store was read: what is in memory is good for no other."""
+        """The leadership term in which the state was loaded; it is invalid in any other term."""
         self._wake = asyncio.Event()
         self._swept_at = datetime.min.replace(tzinfo=UTC)
         self._vigil = Vigil(lost_after, self._ledger, clock())
 
     @property
     def registry(self) -> Registry:
-        """Who belongs, and who was put out; `NotReady` while the store that knows is not read."""
+        """Members and revocations; raises `NotReady` until the store is loaded."""
         if not self._is_loaded:
             raise NotReady(f"the broker is {self.unready}", hint="try again in a moment")
         return self._ledger.registry
 
     @property
     def silent_because(self) -> str | None:
-        """Why nothing is answered now, or None. One that leads no more is silent before it has noticed.
+        """Why no request is answered now, or None.
 
-        Its successor may have decided otherwise meanwhile.
+        A broker whose lease has ended stops answering even before `run` has noticed, because its successor
+        may have decided differently.
         """
         if self.unready is None and self._is_leading and not self._has_the_seat:
-            return "leading no more"
+            return "no longer the leader"
         return self.unready
 
-    # -- life
+    # -- lifecycle
 
     async def run(self, patience: float = 1.0) -> None:
-        """Lead while this broker may, and follow the one that does meanwhile. Never returns."""
+        """Leads while this broker holds the lease, and follows the leader otherwise. Runs until cancelled."""
         while True:
             if not self.leadership.leads:
                 await self._follow(patience)
             await self._lead(patience)
-            # If another has written, it may lead: to take the store from it now would be to fight.
+            # If another broker has written, it may be the leader: reopening the store now would fence it off.
             await self.leadership.look()
 
     async def load(self) -> None:
-        """Take the state from the store, and be ready to change it."""
+        """Loads the state from the store and starts accepting changes."""
         term = self.leadership.term
         records = await self._commits.load()
         self._restore(records)
-        # Anew: until now nobody could be heard.
+        # Silence counts from now on: no advertisement could arrive before.
         self._vigil = Vigil(self._lost_after, self._ledger, self.clock())
         self._is_leading, self._term = True, term
         log.info(
-            "ready",
+            "Ledger loaded",
             clusters=len(records.clusters),
             reservations=len(records.reservations),
             revision=records.revision,
         )
 
     async def expire(self) -> None:
-        """End what is over, archive what ended long ago, and leave providers that fell silent."""
+        """Expires reservations, archives finished ones, and fails over from unreachable providers."""
         ledger, now = self.present()
         self._run(ledger, commands.expire(ledger, self.retention, now), now)
         for lost in self._run(ledger, silence.leave(ledger, self._vigil, now), now):
             log.warning(
-                "provider is silent, what it lends moves",
+                "Provider unreachable, failing over its reservations",
                 cluster=lost.id,
-                heard_at=lost.received_at.isoformat(),
+                last_seen=lost.received_at.isoformat(),
             )
         if now >= self._swept_at + SWEEP_EVERY:
             self._swept_at = now
@@ -145,25 +147,25 @@ class Writer:
         await self._commits.settled()
 
     async def close(self) -> None:
-        """Refuse what is new, finish what has begun, and let go of the store."""
+        """Rejects new requests, finishes pending commits, and closes the store."""
         self.unready = "stopping"
         self.feeds.close_all()
         self._wake.set()
         await self._commits.close()
 
-    # -- the road, for every use case
+    # -- for every use case
 
     async def change(
         self,
         command: Callable[[Ledger, datetime], Command[Answer]],
         view: Callable[[Ledger, Answer], View],
     ) -> View:
-        """Decide, assume and record in one stretch; answer what was true then, once it is durable."""
+        """Decides, applies and submits without an `await` in between; returns the view once it is durable."""
         self.check_leading()
         ledger, now = self.present()
         try:
             seen = view(ledger, self._run(ledger, command(ledger, now), now, ACTOR.get()))
-        except KubelendError:  # a refusal, too, tells of what it is built on
+        except KubelendError:  # a rejection, too, reveals state that may not be durable yet
             await self._commits.settled()
             raise
         await self._commits.settled()
@@ -177,7 +179,7 @@ class Writer:
             await self._commits.settled()
 
     def present(self) -> tuple[Ledger, datetime]:
-        """The ledger as of now, with what is over ended."""
+        """Returns the current ledger, after expiring what is due, and the time."""
         if (why := self.silent_because) is not None:
             raise NotReady(f"the broker is {why}", hint="try again in a moment")
         ledger, now = self._ledger, self.clock()
@@ -187,22 +189,22 @@ class Writer:
         return ledger, now
 
     async def ask(self, question: Callable[[Store], Answer]) -> Answer:
-        """Ask the store for what is not in memory: all of it is durable."""
+        """Queries the store for what is not in memory; all of it is durable."""
         if self.unready is None and not self._is_leading:
             return await self._replica.ask(question)
         return await self._commits.ask(question)
 
     def tell(self, entry: Entry) -> None:
-        """Have the journal tell of something that changed nothing: a refusal. Nobody waits for it."""
+        """Appends a rejection, which changes nothing, to the audit log; does not wait for the commit."""
         if self.unready is None and self._is_leading:
             self.keep([entry])
 
     def keep(self, changes: Sequence[Change]) -> None:
-        """Have the store keep what is no part of the ledger."""
+        """Submits changes that are not part of the ledger."""
         self._commits.submit(changes, self._ledger.revision)
 
     async def rewrite(self, record: Cluster | Reservation) -> None:
-        """Have the store write a record once more, as it is in the ledger: its copy was spoilt."""
+        """Has the store write a record again from the ledger, because its stored copy was modified."""
         self.check_leading()
         ledger, _ = self.present()
         if record is _newest(ledger, record):
@@ -210,34 +212,36 @@ class Writer:
         await self._commits.settled()
 
     async def settled(self) -> None:
-        """Wait until all that was decided so far is durable, and may be shown."""
+        """Waits until everything decided so far is durable."""
         await self._commits.settled()
 
     async def confirm(self) -> None:
-        """Raises if another broker has written to the store: then what is in memory may be old.
+        """Raises if another broker has written to the store: then the state in memory may be stale.
 
-        For who writes elsewhere what follows from the ledger, where no commit would refuse it. He looks at
-        what he means to change before he asks, and changes it only if it is as it was: so whatever another
-        broker has made of it stays.
+        For callers that write what follows from the ledger somewhere else, where no commit would fence them.
+        They read the object first, check here, and write only if it is unchanged, so that a write of another
+        broker is never overwritten.
         """
         self.check_leading()
         self.present()
         await self._commits.ask(lambda store: store.check())
 
     def check_leading(self) -> None:
-        """`NotLeader` if another broker decides. Who looks something up before he changes it asks first:
-        what a follower has not heard of yet is there all the same.
+        """Raises `NotLeader` on a follower. Call it before a lookup that precedes a change: a follower may
+        not have replicated the record yet.
         """
         if self.unready is None and not self.may_decide:
             leader = self.leadership.leader
             raise NotLeader(
-                "this broker follows another one",
-                hint=f"ask {leader}, which leads" if leader else "try again in a moment",
+                "not the leader",
+                hint=f"send the request to {leader}, the current leader"
+                if leader
+                else "try again in a moment",
             )
 
     @property
     def may_decide(self) -> bool:
-        """Whether this broker is ready, and the one that leads."""
+        """Whether this broker is ready and the leader."""
         return self.unready is None and self._is_leading and self._has_the_seat
 
     @property
@@ -259,15 +263,21 @@ class Writer:
         return answer
 
     def _failed_halfway(self, problem: Exception) -> None:
-        """Commands raise before their first event. One that did not has left what no store will keep."""
-        log.error("a command failed halfway, which is a bug", exc_info=problem)
-        self._commits.fail(StoreFailed("a command failed halfway, and all is read anew"))
+        """Reloads, because a command raised after its first event: the ledger is ahead of the store."""
+        log.error(
+            "Command failed after applying events; reloading state from the store",
+            exc_info=problem,
+        )
+        self._commits.fail(
+            StoreFailed("a command failed after applying events; state is being reloaded")
+        )
 
-    # -- what the store reports
+    # -- callbacks of the group commit
 
     def _landed(self, changes: Sequence[Change], seconds: float) -> None:
         self._metrics.committed(changes, seconds)
         self.feeds.publish(changes)
+        change_log.log_changes(changes)
         self._tell(changes)
 
     def _tell(self, changes: Sequence[Change] | None) -> None:
@@ -278,10 +288,10 @@ class Writer:
         self._forget(f"without its store: {problem}")
         self._metrics.store_up(up=False)
         self._wake.set()
-        log.error("store failed", problem=str(problem))
+        log.error("Store failed, will reload", error=str(problem))
 
     def _forget(self, why: str) -> None:
-        """Drop what is in memory: it may not be true any more."""
+        """Drops the state in memory, which may be stale."""
         self.unready = why
         self._is_loaded = self._is_leading = False
         self._ledger = Ledger()
@@ -295,10 +305,10 @@ class Writer:
         self.unready = None
         self._tell(None)
 
-    # -- the root task, while another broker leads
+    # -- as a follower
 
     async def _follow(self, patience: float) -> None:
-        """Until this one leads. A failure of what keeps it up to date is not overlooked."""
+        """Replicates until this broker becomes the leader; raises if replication fails unexpectedly."""
         following = asyncio.create_task(self._keep_up(patience), name="following")
         winning = asyncio.create_task(self.leadership.won(), name="winning")
         try:
@@ -309,56 +319,56 @@ class Writer:
             following.cancel()
             winning.cancel()
             await asyncio.gather(following, winning, return_exceptions=True)
-        log.info("leading")
+        log.info("Became leader")
 
     async def _keep_up(self, patience: float) -> None:
-        """Show what the leader has made durable, for as long as this is not cancelled."""
+        """Replicates what the leader has committed. Runs until cancelled."""
         while True:
             try:
                 async for news in self._replica.follow():
                     self._take_in(news)
             except KubelendError as problem:
-                self._complain("cannot follow", problem)
+                self._complain("Replication failed, will retry", problem)
             await asyncio.sleep(patience)
 
     def _take_in(self, news: Records | News) -> None:
         if isinstance(news, Records):
             self._restore(news)
-            log.info("following", leader=self.leadership.leader, revision=news.revision)
+            log.info("Following leader", leader=self.leadership.leader, revision=news.revision)
         else:
             self._ledger.adopt(news.changes, news.revision)
             self.feeds.publish(news.changes)
             self._tell(news.changes)
 
-    # -- the root task, while this one does
+    # -- as the leader
 
     async def _lead(self, patience: float) -> None:
-        """Load, then end what is due; returns when the store has failed, or another broker leads."""
+        """Loads, then expires what is due; returns when the store has failed or leadership is lost."""
         await self._load(patience)
         while self.may_decide:
             await self._sleep_until_due(patience)
             if self.may_decide:
                 await self._expire_quietly(patience)
         if self.unready is None:
-            log.warning("leading no more", leader=self.leadership.leader)
-            self._forget("between leading and following")
-            await self._commits.stand_down(NotLeader("this broker leads no more"))
+            log.warning("Lost leadership", leader=self.leadership.leader)
+            self._forget("changing from leader to follower")
+            await self._commits.stand_down(NotLeader("no longer the leader"))
 
     async def _load(self, patience: float) -> None:
         while self.leadership.leads:
             try:
                 await self.load()
             except KubelendError as problem:
-                self._complain("cannot load", problem)
+                self._complain("Loading the store failed, will retry", problem)
                 await asyncio.sleep(patience)
             else:
                 self._metrics.store_up(up=True)
                 return
 
     def _complain(self, what: str, problem: Exception) -> None:
-        """Once for each reason."""
+        """Logs an error once for each reason."""
         if self.unready != (reason := f"without its store: {problem}"):
-            log.error(what, problem=str(problem))
+            log.error(what, error=str(problem))
             self._forget(reason)
 
     async def _sleep_until_due(self, patience: float) -> None:
@@ -373,17 +383,15 @@ class Writer:
         self._wake.clear()
 
     async def _expire_quietly(self, patience: float) -> None:
-        """A store that fails here has been reported; the loop around goes on to reload it."""
+        """Expires what is due. A store failure has been logged; the caller's loop reloads the store."""
         try:
             await self.expire()
         except KubelendError as problem:
-            log.warning("expiry put off", problem=str(problem))
+            log.warning("Expiry failed, will retry", error=str(problem))
         except Exception:
             if self.unready is None:
-                raise  # nothing was dropped, so loading would not put it right
-            await asyncio.sleep(
-                patience
-            )  # a bug that comes back each time must not load all the time
+                raise  # the state was not dropped, so reloading would not help
+            await asyncio.sleep(patience)  # a persistent bug must not cause reloads without a pause
 
 
 def _newest(ledger: Ledger, record: Cluster | Reservation) -> Cluster | Reservation | None:

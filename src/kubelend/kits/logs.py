@@ -7,7 +7,6 @@ Secrets are removed by `redact`.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import os
@@ -69,8 +68,12 @@ def redact(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
     """Redact values with secret-looking keys and secrets inside texts, and convert values to plain JSON
     types.
     """
+    is_plain = _is_plain("\n".join([text for text in event.values() if type(text) is str]))
     for name, value in event.items():
-        event[name] = REDACTED if _is_secret(name) and value is not None else _cleaned(value)
+        if _is_secret(name) and value is not None:
+            event[name] = REDACTED
+        elif not (is_plain and type(value) is str):
+            event[name] = _cleaned(value)
     return event
 
 
@@ -94,6 +97,18 @@ _LARGEST: Final = 2**63
 @functools.lru_cache(maxsize=1024)
 def _is_secret(name: str) -> bool:
     return _SECRET_NAME.search(name) is not None
+
+
+def _is_plain(text: str) -> bool:
+    """Whether `_cleaned_text` would leave it as it is: one check for the whole line is half of its cost."""
+    return (
+        text.isascii()
+        and "-----BEGIN" not in text
+        and "://" not in text
+        and "earer " not in text
+        and "EARER " not in text
+        and "kl1." not in text
+    )
 
 
 def _cleaned(value: object, depth: int = 0) -> object:
@@ -197,9 +212,11 @@ class _Lines:
         self.name = name
 
     def msg(self, line: str) -> None:
-        with contextlib.suppress(OSError, ValueError):
+        try:  # not `suppress`, which costs half as much as the write
             self.stream.write(line + "\n")
             self.stream.flush()
+        except (OSError, ValueError):
+            pass
 
     debug = info = warning = error = critical = exception = msg
 

@@ -1,1 +1,1 @@
-"""How processes reach each other: TLS, the HTTP server and the HTTP client."""
+"""TLS, the HTTP server with its listener, and the HTTP client of the broker."""

@@ -1,8 +1,8 @@
-"""Where connections come in: accepted, counted, and handed to TLS as soon as their client speaks.
+"""The TCP listener: accepts connections, limits them, and starts TLS when a client sends its first bytes.
 
-The servers of asyncio and uvloop do that out of sight, and not well enough for hostile clients: one that
-connects and says nothing costs the whole state of a TLS connection (53 KB here, where a bare socket costs 1),
-nobody is asked whether there is room, and uvloop's server closes without a word when files run out.
+The servers of asyncio and uvloop do not protect against hostile clients: a client that connects and sends
+nothing costs the state of a TLS connection (53 KB, against 1 KB of a bare socket), there is no limit on
+connections, and uvloop's server closes without an error when file descriptors run out.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from kubelend.kits.networks import network
 from kubelend.transports.admission import Admission, Limit, Place, Watch
 
 BACKLOG = 1024
-"""Connections that the kernel keeps for us: a whole fleet may come back at once."""
+"""Listen backlog: a whole fleet may reconnect at once."""
 
 AT_ONCE = 32
-"""Connections accepted before others have their turn."""
+"""Connections accepted per event loop iteration."""
 
 PAUSE = 0.02
-"""Seconds until the next try when the process or the system has no file left."""
+"""Seconds until the next attempt when file descriptors are exhausted."""
 
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
@@ -34,17 +34,17 @@ Serve = Callable[[Place], asyncio.Protocol]
 
 
 class Security(NamedTuple):
-    """How connections are secured, and how long that may take, in seconds."""
+    """TLS context and timeouts in seconds."""
 
     context: ssl.SSLContext | None
     handshake: float
-    """From the connection to the end of the handshake."""
+    """From accept to the end of the handshake."""
     goodbye: float
-    """For a client to take what is left, and to agree that the connection ends."""
+    """For a client to read the remaining data and close the TLS connection."""
 
 
 async def open_listeners(host: str, port: int) -> list[socket.socket]:
-    """A listening socket for each address of the host; all interfaces if it is empty."""
+    """Opens a listening socket for each address of the host; all interfaces if empty."""
     found = await asyncio.get_running_loop().getaddrinfo(
         host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )
@@ -53,18 +53,18 @@ async def open_listeners(host: str, port: int) -> list[socket.socket]:
         try:
             opened.append(socket.create_server(address[:2], family=family, backlog=BACKLOG))
         except OSError as problem:
-            # A machine without IPv6 has an address to listen on all the same.
+            # A machine without IPv6 can still listen on IPv4.
             if problem.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT) and len(found) > 1:
                 continue
             _close(opened)
             raise
     if not opened:
-        raise OSError(errno.EADDRNOTAVAIL, "no address of it is on this machine")
+        raise OSError(errno.EADDRNOTAVAIL, "not an address of this machine")
     return opened
 
 
 class Acceptor:
-    """Accepts on some sockets. `serve` makes the protocol of a connection."""
+    """Accepts connections on sockets. `serve` creates the protocol of a connection."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Acceptor:
             self._loop.add_reader(listener, self._accept, listener)
 
     async def close(self) -> None:
-        """Accept nobody else, and let go of handshakes that are not finished."""
+        """Stops accepting, and drops unfinished handshakes."""
         for listener in self._listeners:
             self._loop.remove_reader(listener)
         _close(self._listeners)
@@ -99,7 +99,7 @@ class Acceptor:
             try:
                 connection, address = listener.accept()
             except OSError as problem:
-                # All others are over with this connection, or mean that there is none.
+                # Other errors concern this connection alone, or there is none to accept.
                 if problem.errno not in _EXHAUSTED:
                     return
                 if not self._free_a_file():
@@ -109,14 +109,14 @@ class Acceptor:
                 self._receive(connection, network(address[0]))
 
     def _free_a_file(self) -> bool:
-        """Whether the next can be accepted now. What the loop closes is free a moment later."""
+        """Closes an idle connection; returns whether its descriptor is free already."""
         spare = self._admission.make_room(Limit.FILES)
         if spare is None:
             self._watch.turned_away(Limit.FILES, "", None)
         return spare is not None and not spare.holder.has_file
 
     def _pause(self, listener: socket.socket) -> None:
-        """The socket stays readable, so without a pause the loop would do nothing else."""
+        """Stops reading for a moment: the socket stays readable, and the loop would spin."""
         self._loop.remove_reader(listener)
         self._loop.call_later(PAUSE, self._resume, listener)
 
@@ -165,7 +165,7 @@ class Acceptor:
         except ssl.SSLError as problem:
             self._watch.handshake_refused(place.remote, problem.reason or str(problem))
         except OSError:
-            arrival.connection.close()  # it went away, was too slow, or had to go
+            arrival.connection.close()  # disconnected, timed out, or dropped
         finally:
             arrival.forget_deadline()
             if not place.has_entered:
@@ -192,7 +192,7 @@ class _Arrival:
     def drop(self) -> None:
         self.forget_deadline()
         if self.has_begun:
-            # The loop owns it now, and sees its end as if the client had gone.
+            # The event loop owns the socket now, and handles this like a disconnect.
             with suppress(OSError):
                 self.connection.shutdown(socket.SHUT_RDWR)
         else:

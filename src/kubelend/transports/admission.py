@@ -1,8 +1,7 @@
-"""The books of a listener: who holds how many connections, and which one goes when there are too many.
+"""The listener: accepts TCP connections, enforces connection limits, and runs TLS handshakes.
 
-Kept by `transports.accepting` and `transports.http_server`. Of connections that have not finished their
-handshake nobody knows whose they are, so the oldest of them goes first: an honest client is done in a
-moment. Then goes the one that has rested longest, and never one with a call in progress.
+When a limit is reached, a connection is closed: first the oldest unfinished handshake, because an honest
+client completes it quickly, then the one that has been idle longest; never one with a request in progress.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ Group = TypeVar("Group", bound=MutableMapping["Place", None])
 
 
 class Limit(enum.StrEnum):
-    """Which limit a connection met. The values are API: a metric and the log show them."""
+    """The limit that a connection reached. The values are API: labels of a metric, and in the log."""
 
     CONNECTIONS = "TooManyConnections"
     CALLER = "TooManyOfCaller"
@@ -26,33 +25,33 @@ class Limit(enum.StrEnum):
 
 
 class Room(NamedTuple):
-    """How many connections a listener keeps; the defaults are for one that few use."""
+    """Connection limits of a listener; the defaults are for one with few clients."""
 
     connections: int = 256
-    """Open at a time, with unfinished handshakes."""
+    """Open connections, including unfinished handshakes."""
     caller: int = 64
-    """Of one caller; of one address, where callers show no certificate."""
+    """Connections per caller; per address, where clients present no certificate."""
     handshakes: int = 128
-    """Unfinished handshakes of one address."""
+    """Unfinished handshakes per address."""
 
 
 class Holder(Protocol):
-    """What is behind a place: first a bare socket, then an HTTP connection."""
+    """The connection of a slot: first a bare socket, then an HTTP connection."""
 
     @property
     def is_resting(self) -> bool:
-        """Whether no call is in progress."""
+        """Whether no request is in progress."""
 
     @property
     def has_file(self) -> bool:
-        """Whether its file is still open."""
+        """Whether its file descriptor is still open."""
 
     def drop(self) -> None:
-        """Close it now, without a word."""
+        """Aborts the connection."""
 
 
 class Place:
-    """One connection, from its first moment to its last."""
+    """The bookkeeping of one connection, from accept to close."""
 
     __slots__ = ("caller", "has_entered", "holder", "is_open", "remote")
 
@@ -65,36 +64,36 @@ class Place:
 
 
 class Watch(Protocol):
-    """Is told what happens at the door."""
+    """Observes the connections of a listener."""
 
     def opened(self) -> None:
         """A connection was accepted."""
 
     def closed(self) -> None:
-        """It is gone."""
+        """A connection was closed."""
 
     def turned_away(self, limit: Limit, remote: str, caller: Hashable) -> None:
-        """One was closed, or could not be accepted, because of a limit."""
+        """A connection was closed, or could not be accepted, because of a limit."""
 
     def handshake_refused(self, remote: str, reason: str) -> None:
-        """A client was not let in."""
+        """A TLS handshake failed."""
 
 
 class Admission:
-    """Counts places; each change costs the same, however many there are."""
+    """Counts connections by state, address and caller; every operation takes constant time."""
 
     def __init__(self, room: Room, watch: Watch) -> None:
         self._room = room
         self._watch = watch
         self._open = 0
-        # The oldest, and the one that has rested longest, come first.
+        # Ordered: the oldest handshake and the longest idle connection come first.
         self._arrivals: OrderedDict[Place, None] = OrderedDict()
         self._resting: OrderedDict[Place, None] = OrderedDict()
         self._by_remote: dict[str, OrderedDict[Place, None]] = {}
         self._by_caller: dict[Hashable, dict[Place, None]] = {}
 
     def arrive(self, place: Place) -> bool:
-        """Count a new connection; False if it must be closed, since all others are in use."""
+        """Adds a new connection; False if it must be closed, because all others are in use."""
         same = self._by_remote.get(place.remote, ())
         if len(same) >= self._room.handshakes:
             self._close(next(iter(same)), Limit.HANDSHAKES)
@@ -109,7 +108,7 @@ class Admission:
         return True
 
     def enter(self, place: Place, caller: Hashable, holder: Holder) -> bool:
-        """Its handshake is finished; False if it must be closed. Those without a caller are not counted."""
+        """Marks the handshake as finished; False if the connection must be closed. No caller: no limit."""
         self._forget_arrival(place)
         place.caller, place.holder, place.has_entered = caller, holder, True
         if caller is not None and not self._make_room_of(caller):
@@ -122,17 +121,17 @@ class Admission:
         return True
 
     def work(self, place: Place) -> None:
-        """A call begins on it."""
+        """Marks a connection as busy."""
         self._resting.pop(place, None)
 
     def rest(self, place: Place) -> None:
-        """The call is over. Its connection may be, too."""
+        """Marks a connection as idle, unless it is closed."""
         if place.is_open:
             self._resting[place] = None
             self._resting.move_to_end(place)
 
     def leave(self, place: Place) -> None:
-        """It is closed. May be said again."""
+        """Removes a closed connection. Idempotent."""
         if not place.is_open:
             return
         place.is_open = False
@@ -143,14 +142,14 @@ class Admission:
         self._watch.closed()
 
     def make_room(self, limit: Limit) -> Place | None:
-        """Close one connection that can be spared, and give it; None if there is none."""
+        """Closes and returns one idle connection; None if there is none."""
         spare = next(iter(self._arrivals), None) or _first_resting(self._resting)
         if spare is not None:
             self._close(spare, limit)
         return spare
 
     def close_arrivals(self) -> None:
-        """Nobody else is let in: the listener ends."""
+        """Drops all unfinished handshakes, when the listener closes."""
         for place in list(self._arrivals):
             place.holder.drop()
             self.leave(place)

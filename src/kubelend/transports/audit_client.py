@@ -1,4 +1,4 @@
-"""The journal, asked of the broker."""
+"""Client of the audit log routes."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class AuditClient:
     async def page(
         self, filters: Mapping[str, str], *, limit: int = 0, after: str = ""
     ) -> AuditLog:
-        """Lines, newest first; `filters` by the names of the route's parameters."""
+        """Returns one page, newest first; `filters` are query parameters of the route."""
         query = {**filters, **calls.page(limit, after)}
         return await self._session.ask(AuditLog, "audit_log", query=query)
 
     async def newest(self, filters: Mapping[str, str], limit: int) -> list[AuditLine]:
-        """So many lines, over as many pages as it takes; newest first."""
+        """Returns the newest `limit` lines, from as many pages as needed."""
         found: list[AuditLine] = []
         after = ""
         while len(found) < limit:

@@ -1,7 +1,4 @@
-"""Calls to the broker as values: what is sent and what came back, without a socket.
-
-`transports.sessions` makes a call from a route, sends it as often as needed, and reads the answer.
-"""
+"""Requests to the broker and their responses as values, without I/O."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ Body = TypeVar("Body")
 
 
 class Call(NamedTuple):
-    """One request, ready to be sent."""
+    """One request."""
 
     route: Route
     target: str
@@ -29,7 +26,7 @@ class Call(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What came back, if it is one of the answers that the route knows."""
+    """A response with a status that the route defines."""
 
     status: int
     body: bytes
@@ -42,7 +39,7 @@ class Answer(NamedTuple):
         try:
             return msgspec.json.decode(self.body, type=kind)
         except msgspec.MsgspecError as error:
-            raise UnexpectedAnswer(f"the broker's answer cannot be read: {error}") from error
+            raise UnexpectedAnswer(f"cannot decode the response of the broker: {error}") from error
 
 
 def make(
@@ -52,7 +49,7 @@ def make(
     body: bodies.Body | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Call:
-    """The call of a route; `names` fill the places in its path, and what is empty in `query` is left out."""
+    """Builds the request of a route; `names` fill its path parameters; empty `query` values are omitted."""
     route = routes.BY_NAME[name]
     accept = {"Accept": route.media_type, **(headers or {})}
     if body is None:
@@ -62,7 +59,7 @@ def make(
 
 
 def page(limit: int, after: str = "") -> dict[str, str]:
-    """The query for one page."""
+    """Returns the query parameters of one page."""
     return {"limit": str(limit) if limit else "", "continue": after}
 
 
@@ -74,8 +71,8 @@ def _target(route: Route, names: tuple[str, ...], query: Mapping[str, str]) -> s
 
 
 def _segment(name: str) -> str:
-    """A name as one segment of a path, whatever is in it."""
+    """Encodes a name as one path segment."""
     if not name:
-        raise InvalidInput("a name is empty", hint="give the name of a cluster or reservation")
-    # Dots alone would walk up the path, and quoting leaves them as they are.
+        raise InvalidInput("empty name", hint="pass the name of a cluster or reservation")
+    # Dot segments would be resolved, and `quote` does not encode them.
     return name.replace(".", "%2E") if name in {".", ".."} else quote(name, safe="")

@@ -1,4 +1,4 @@
-"""The caller's own certificate, at the broker."""
+"""Client of the certificate renewal route."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ class Certificates:
         self._session = session
 
     async def renew(self, request: str) -> bodies.IssuedCertificate:
-        """A successor, for the key with which this request (in PEM form) is signed."""
+        """Renews the own certificate for the key of this signing request (PEM)."""
         body = bodies.CertificateRequest(request)
         return await self._session.ask(bodies.IssuedCertificate, "renew_certificate", body=body)

@@ -1,8 +1,7 @@
-"""A client's connections, all made with the newest certificate of its directory.
+"""Client connections, always made with the latest certificate of a directory.
 
-When the files change, calls that have begun finish where they are, and all others go over new
-connections: the broker refuses a certificate that has ended also on a connection that is still open.
-`transports.sessions` takes a lease for each call.
+When the files change, running requests finish on their connections and new requests use new connections:
+the broker rejects an expired certificate also on an open connection.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from kubelend.transports import tls
 from kubelend.transports.following import Following, Report
 
 KEPT_FOR = timedelta(seconds=60)
-"""How long a connection waits for its next call: longer than an agent does between two advertisements, or
-each would cost the broker a handshake; shorter than the broker keeps it, or calls would meet a closed one."""
+"""Keep-alive of idle connections: longer than the interval of advertisements, or each would cost a handshake;
+shorter than the broker's idle timeout, or requests would hit closed connections."""
 
 
 class Connections:
-    """Opened once, and closed with all that is still under way."""
+    """Connection pools of one client, one per certificate."""
 
     def __init__(
         self,
@@ -35,7 +34,7 @@ class Connections:
         report: Report,
         exchanged: Callable[[], None],
     ) -> None:
-        """`report` and `exchanged`: told why files cannot be taken up, and when they were."""
+        """`report` is called when files cannot be loaded, `exchanged` after a reload."""
         self._directory = directory
         self._check_every = check_every.total_seconds()
         self._report = report
@@ -44,10 +43,10 @@ class Connections:
         self._contexts: Following[ssl.SSLContext] | None = None
         self._is_closed = False
         self._generations: list[Generation] = []
-        """The newest last; those before it are there for calls that have begun."""
+        """The latest is last; the others serve requests that have begun."""
 
     def open(self) -> None:
-        """Read the files; no connection is made before the first call."""
+        """Loads the files; connects with the first request."""
         self._is_closed = False
         self._contexts = Following(self._directory, tls.client_context, self._report)
         self._checked_at = asyncio.get_running_loop().time()
@@ -62,10 +61,10 @@ class Connections:
 
     @asynccontextmanager
     async def lease(self) -> AsyncIterator[Generation]:
-        """The newest connections, for one call."""
+        """Borrows the latest connection pool for one request."""
         await self.check()
         if self._is_closed:
-            # What was under way is cut off, which is no mistake of whoever waits for it.
+            # Closed while requests were running: not a usage error.
             raise BrokerUnreachable("the connection to the broker was closed on this side")
         if not self._generations:
             raise RuntimeError("open the client with `async with` first")
@@ -78,17 +77,17 @@ class Connections:
             await self._close_old()
 
     async def is_newest(self, generation: Generation) -> bool:
-        """Asked by whoever keeps a lease for long."""
+        """Whether this is the latest pool; for streams, which hold a lease for long."""
         await self.check()
         return generation in self._generations[-1:]
 
     async def check(self) -> None:
-        """Look at the files, unless that was a moment ago."""
+        """Checks the files for changes, unless that was done recently."""
         if asyncio.get_running_loop().time() - self._checked_at >= self._check_every:
             await self.refresh()
 
     async def refresh(self) -> bool:
-        """Look at the files now; True if they had changed and are in use from here on."""
+        """Checks the files now; True if they have changed and were loaded."""
         self._checked_at = asyncio.get_running_loop().time()
         if self._contexts is None or not self._contexts.refresh():
             return False
@@ -106,7 +105,7 @@ class Connections:
 
 
 class Generation:
-    """The connections of one certificate."""
+    """The connection pool of one certificate."""
 
     def __init__(self, context: ssl.SSLContext) -> None:
         self.session = aiohttp.ClientSession(

@@ -1,7 +1,7 @@
-"""A newcomer's calls to the enrolment listener. It has no certificate, and at first trusts nobody.
+"""Client of the enrolment listener, for processes without a certificate.
 
-`authorities` asks a stranger for what is public. `join` sends the token, and only over a connection that an
-authority vouches for which the newcomer chose among those by its pin. `kubelend.apps.joining` calls both.
+`authorities` fetches the CA certificates over an unverified connection; the caller checks them against a
+pin. `join` sends the token over a connection that is verified with those CAs.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from kubelend.wire.enrolment import EnrolmentRoute
 from kubelend.wire.membership_bodies import Joined, JoinRequest, JoinWaits
 
 LONGEST = 1 << 20
-"""Bytes of an answer. It comes from anybody."""
+"""Maximum bytes of a response, which comes from an unverified server."""
 
 Read = TypeVar("Read")
 
 
 async def authorities(url: str, timeout: timedelta = sessions.TIMEOUT) -> str:
-    """Whom the broker says to trust, in PEM form. Nothing vouches for it but what it says."""
+    """Fetches the CA certificates (PEM), unverified."""
     answer = await _call(url, enrolment.AUTHORITIES, tls.newcomer_context(), timeout=timeout)
     if answer.status != HTTPStatus.OK:
         raise answer.error
@@ -42,14 +42,14 @@ async def authorities(url: str, timeout: timedelta = sessions.TIMEOUT) -> str:
         return answer.content.decode("ascii")
     except UnicodeDecodeError as error:
         raise UnexpectedAnswer(
-            f"{url} does not answer as a broker does", hint="check address and port"
+            f"{url}: not a response of a broker", hint="check address and port"
         ) from error
 
 
 async def join(
     url: str, body: JoinRequest, trusted: str, timeout: timedelta = sessions.TIMEOUT
 ) -> Joined | JoinWaits:
-    """Ask to be let in, of a broker that these authorities (in PEM form) vouch for."""
+    """Sends a join request to a broker whose certificate these CAs (PEM) have signed."""
     context = tls.newcomer_context(trusted)
     answer = await _call(url, enrolment.JOIN, context, msgspec.json.encode(body), timeout=timeout)
     if answer.status == HTTPStatus.OK:
@@ -68,7 +68,7 @@ class _Answer(NamedTuple):
         try:
             return msgspec.json.decode(self.content, type=kind)
         except msgspec.MsgspecError as error:
-            raise UnexpectedAnswer(f"the broker's answer cannot be read: {error}") from error
+            raise UnexpectedAnswer(f"cannot decode the response of the broker: {error}") from error
 
     @property
     def error(self) -> KubelendError:
@@ -109,7 +109,7 @@ async def _call(
 
 
 class _Stranger(failures.Peer):
-    """A broker of which we know the address only; we have no certificate that it could refuse."""
+    """A broker of which only the address is known, called without a client certificate."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url, Path())
@@ -118,16 +118,16 @@ class _Stranger(failures.Peer):
         text = getattr(error, "verify_message", "") or str(error)
         if "mismatch" in text or "not valid for" in text:
             return BrokerUnreachable(
-                f"the certificate of {self.url} is not for that name",
-                hint="use a name or address of the broker's certificate (`kubelend ca issue --dns/--ip`)",
+                f"the certificate of {self.url} is not valid for that name",
+                hint="use a name or address in the broker's certificate (`kubelend ca issue --dns/--ip`)",
             )
         return BrokerUnreachable(
-            f"the authority of that hash does not vouch for {self.url}: {text}",
-            hint="somebody may be in between: nothing was sent; compare the hash with `kubelend ca show`",
+            f"the certificate of {self.url} is not signed by the CA with that hash: {text}",
+            hint="the connection may be intercepted: no token was sent; check with `kubelend ca show`",
         )
 
     def _cut_off(self, error: Exception) -> BrokerUnreachable:
         return BrokerUnreachable(
             f"the broker at {self.url} closed the connection ({type(error).__name__})",
-            hint="check address and port: newcomers join at --enrol-port, 8444 if not told otherwise",
+            hint="check address and port: join at the broker's --enrol-port, 8444 by default",
         )

@@ -1,4 +1,4 @@
-"""Server-sent events, taken apart: bytes in, events out. The client of the broker feeds it."""
+"""Parser for server-sent events: bytes in, events out."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 from kubelend.core.errors import UnexpectedAnswer
 
 LONGEST_EVENT = 1 << 20
-"""Bytes of an event that has not ended. An instruction takes about 1000: more is no event of ours."""
+"""Maximum bytes of an unfinished event. An instruction takes about 1000."""
 
 
 class Event(NamedTuple):
@@ -19,7 +19,7 @@ class Event(NamedTuple):
 
 
 class Parser:
-    """Finds the events in a stream, however it is cut into chunks."""
+    """Incremental parser of an event stream."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -28,11 +28,11 @@ class Parser:
         self._data: list[str] = []
 
     def feed(self, chunk: bytes) -> list[Event]:
-        """The events that end in this chunk. Comments, which keep a connection alive, are none."""
+        """Returns the events that end in this chunk; comments (keep-alives) are skipped."""
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         found = [event for line in lines if (event := self._take(line)) is not None]
         if len(self._rest) + sum(map(len, self._data)) > LONGEST_EVENT:
-            raise UnexpectedAnswer("the broker's stream holds an event without an end")
+            raise UnexpectedAnswer("the stream of the broker contains an oversized event")
         return found
 
     def _take(self, line: bytes) -> Event | None:

@@ -1,9 +1,9 @@
-"""What a failed call to the broker means, in words: foreign exceptions become ours here and nowhere else.
+"""Maps exceptions of the HTTP client to errors of Kubelend, with a likely cause and a hint.
 
-A broker of TLS 1.3 looks at the client's certificate only after the client's side of the handshake is
-over, and refuses it by hanging up (or with an alert) at the first read. Seen from here that is a
-connection which ends before the first answer, and the most likely reason is said: what an alert tells,
-or what is to be seen in our own files. If neither tells, the broker may just as well be restarting.
+With TLS 1.3 a server verifies the client certificate after the client's handshake has finished, and rejects
+it by closing the connection (or with an alert) at the first read. The client sees a connection that ends
+before the first response; the likely cause is taken from the alert, or from the client's own files. If
+neither tells, the broker may be restarting.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from kubelend.transports import tls
 
 
 class Peer:
-    """The broker that is called, by its address, and the directory that vouches for both sides."""
+    """The URL of a broker, and the directory with the certificates to call it."""
 
     def __init__(self, url: str, directory: Path) -> None:
         self.url = url
         self.directory = directory
         self.has_answered = False
-        """Once it has, our certificate is good: a broken connection has another reason."""
+        """After the first response the client certificate is known to be accepted."""
 
     def forget(self) -> None:
-        """There is another certificate now, of which that is not known."""
+        """Resets `has_answered` after the certificate was reloaded."""
         self.has_answered = False
 
     @contextlib.contextmanager
     def translated(self, timeout: timedelta) -> Iterator[None]:
-        """Around each use of the HTTP library."""
+        """Translates exceptions of the HTTP client."""
         try:
             yield
         except TimeoutError as error:
             raise BrokerUnreachable(
                 f"the broker at {self.url} did not answer within {durations.short(timeout)}",
-                hint="try again, or allow more time",
+                hint="try again, or raise the timeout",
             ) from error
         except aiohttp.ClientConnectorCertificateError as error:
             raise self._distrusted(error.certificate_error) from error
@@ -60,7 +60,7 @@ class Peer:
             raise self._cut_off(error) from error
         except aiohttp.ClientError as error:
             raise UnexpectedAnswer(
-                f"{self.url} does not answer as a broker does: {error}",
+                f"{self.url}: not a response of a broker: {error}",
                 hint="check address and port",
             ) from error
 
@@ -69,44 +69,44 @@ class Peer:
         text = getattr(error, "verify_message", "") or str(error)
         if "mismatch" in text or "not valid for" in text:
             hint = (
-                "use a name or address of the broker's certificate (`kubelend ca issue --dns/--ip`)"
+                "use a name or address in the broker's certificate (`kubelend ca issue --dns/--ip`)"
             )
             return BrokerUnreachable(
-                f"the certificate of {self.url} is not for that name", hint=hint
+                f"the certificate of {self.url} is not valid for that name", hint=hint
             )
         if "expired" in text or "not yet valid" in text:
             return BrokerUnreachable(
                 f"the certificate of {self.url} is not valid now: {text}",
-                hint="renew it, and check the clocks of both sides",
+                hint="renew the certificate, and check the clocks of both sides",
             )
         return BrokerUnreachable(
-            f"the certificate of {self.url} is not signed by an authority in {authorities}",
-            hint="put the ca.crt of this broker there, or check the address",
+            f"the certificate of {self.url} is not signed by a CA in {authorities}",
+            hint="copy the ca.crt of this broker there, or check the address",
         )
 
     def _no_handshake(self, error: OSError) -> BrokerUnreachable:
         if _alert(error):
             return self._cut_off(error)
         return BrokerUnreachable(
-            f"{self.url} does not speak TLS as a broker does: {_reason(error)}",
+            f"TLS handshake with {self.url} failed: {_reason(error)}",
             hint="check address and port",
         )
 
     def _not_connected(self, error: aiohttp.ClientConnectorError) -> BrokerUnreachable:
         if isinstance(error, aiohttp.ClientConnectorDNSError):
             return BrokerUnreachable(
-                f"the name in {self.url} is not known", hint="check the broker's address"
+                f"cannot resolve the host name in {self.url}", hint="check the broker's address"
             )
-        # A broker of TLS 1.2 refuses our certificate by hanging up during the handshake.
+        # With TLS 1.2 a broker rejects the client certificate by closing during the handshake.
         if isinstance(error.os_error, ConnectionResetError):
             return self._cut_off(error)
         if isinstance(error.os_error, ConnectionRefusedError):
             return BrokerUnreachable(
-                f"nothing listens at {self.url}",
-                hint="start the broker, or give its address with --broker",
+                f"connection refused by {self.url}",
+                hint="start the broker, or check its address",
             )
         return BrokerUnreachable(
-            f"no connection to {self.url}: {_reason(error.os_error)}",
+            f"cannot connect to {self.url}: {_reason(error.os_error)}",
             hint="check the broker's address and the network",
         )
 
@@ -114,19 +114,19 @@ class Peer:
         if self.has_answered:
             return BrokerUnreachable(
                 f"the broker at {self.url} closed the connection",
-                hint="it may be restarting: try again",
+                hint="the broker may be restarting; try again",
             )
         alert, fault = _alert(error), self._own_fault()
         is_refused = fault or any(word in alert for word in _ABOUT_CERTIFICATES)
         kind = CertificateRefused if is_refused else BrokerUnreachable
         return kind(
-            f"the broker at {self.url} hung up before its first answer{alert}:"
-            f" {fault or f'it seems not to accept {self.directory / keyfiles.CERTIFICATE}'}",
-            hint="get a certificate from this broker's authority (`kubelend ca issue`, or `kubelend join`)",
+            f"the broker at {self.url} closed the connection before its first response{alert}:"
+            f" {fault or f'it may not accept {self.directory / keyfiles.CERTIFICATE}'}",
+            hint="get a certificate from the CA of this broker (`kubelend ca issue`, or `kubelend join`)",
         )
 
     def _own_fault(self) -> str:
-        """What can be judged from here: the dates of our certificate, and who has signed it."""
+        """Checks the validity period and the issuer of the own certificate."""
         certificate = self.directory / keyfiles.CERTIFICATE
         now = datetime.now(UTC)
         with contextlib.suppress(InvalidSettings):
@@ -138,16 +138,16 @@ class Peer:
                 return f"{certificate} is not valid before {begin:%Y-%m-%dT%H:%M:%SZ}"
             if not tls.is_signed_as_trusted(self.directory):
                 authorities = self.directory / keyfiles.AUTHORITIES
-                return f"it seems not to accept {certificate}, which no authority in {authorities} has signed"
+                return f"it may not accept {certificate}, which no CA in {authorities} has signed"
         return ""
 
 
 _ABOUT_CERTIFICATES = ("certificate", "unknown ca", "access denied")
-"""In the names of alerts, which a broker sends that is no Python program, or a proxy before it."""
+"""Parts of names of TLS alerts about certificates, as sent by proxies."""
 
 
 def _alert(error: Exception) -> str:
-    # Where the server says why, OpenSSL keeps it as TLSV1_ALERT_UNKNOWN_CA or the like.
+    # OpenSSL reports an alert of the server as, for example, TLSV1_ALERT_UNKNOWN_CA.
     reason = getattr(error, "reason", "") or getattr(error.__cause__, "reason", "") or ""
     _, found, alert = str(reason).partition("_ALERT_")
     return f" ({alert.replace('_', ' ').lower()})" if found else ""

@@ -1,8 +1,4 @@
-"""What is made of a directory's files, and made anew when they change: both sides of TLS follow so.
-
-A server's contexts (`transports.tls`) and a client's connections (`transports.connections`) are told to
-look (`refresh`) now and then. To look costs three calls of stat.
-"""
+"""Reloads an object made from the files of a directory when they change; a check costs three stat calls."""
 
 from __future__ import annotations
 
@@ -20,10 +16,10 @@ _TRIES = 5
 
 
 class Following(Generic[Made]):
-    """`current` is what `make` makes of the newest files that fit together.
+    """Holds in `current` what `make` returned for the latest consistent files.
 
-    Files that do not, such as a certificate whose key is still being written, leave it as it is:
-    `report` is told once why, and the next look tries again.
+    Inconsistent files, such as a certificate whose key is still being written, leave it unchanged: `report`
+    is called once with the error, and the next `refresh` tries again.
     """
 
     def __init__(
@@ -40,12 +36,12 @@ class Following(Generic[Made]):
         self._reported = ""
         self._signature: _Signature = ()
         self.problem: InvalidSettings | None = None
-        """Why the files that are there now are not what `current` was made of; None if they are."""
+        """Why the current files could not be loaded; None if they were."""
         self.current = self._first()
 
     def refresh(self, *, again: bool = False) -> bool:
-        """Take up changed files; True if it did. With `again`, also if none has changed."""
-        # Before the files are read: a change in between is then seen by the next look.
+        """Reloads changed files; True if it did. With `again`, also unchanged ones."""
+        # Before the files are read: the next refresh detects a change in between.
         signature = _signature(self._paths)
         if signature == self._signature and not again:
             self.problem = None
@@ -62,7 +58,7 @@ class Following(Generic[Made]):
         return True
 
     def _first(self) -> Made:
-        """There is nothing old to keep, so files that were exchanged while being read are read again."""
+        """Loads the files; tries again if they changed while they were read."""
         for _ in range(_TRIES):
             self._signature = _signature(self._paths)
             try:
@@ -86,8 +82,7 @@ def _signature(paths: Sequence[Path]) -> _Signature:
 
 
 def _stat(path: Path) -> tuple[int, ...] | None:
-    # Follows links, and so sees Kubernetes exchange the ..data link behind a mounted secret. The
-    # change time sees chmod.
+    # Follows links, so it detects the switch of the ..data link of a mounted Secret; ctime detects chmod.
     try:
         found = path.stat()
     except OSError:

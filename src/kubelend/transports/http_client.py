@@ -1,7 +1,7 @@
-"""The broker as its callers see it: one method for each route, its bodies in and out.
+"""Client of the broker's REST API: one method for each route.
 
-The command line, the agent, the demo and the benchmarks call the broker through this. How a
-call is sent, what an error is and what is retried: see `transports.sessions`.
+Used by the command line, the agent, the demo and the benchmarks. Sending, errors and retries are in
+`transports.session`.
 
     async with BrokerClient("https://broker:8443", Path("certs/cluster-1")) as client:
         reservation = await client.reserve(request)
@@ -30,7 +30,7 @@ from kubelend.wire import bodies, grant_bodies, route
 
 
 class BrokerClient:
-    """One caller's connections to one broker; open it with `async with`."""
+    """A client of one broker; open it with `async with`."""
 
     def __init__(
         self,
@@ -43,9 +43,9 @@ class BrokerClient:
         report: Report = lambda _: None,
         instance: str = "",
     ) -> None:
-        """`check_every` and `report`: how its directory is followed, see `sessions.Session`.
+        """`check_every` and `report` configure the reload of its directory, see `Session`.
 
-        `instance` is for agents: a name made anew at each start. Of those of one cluster, only one speaks.
+        `instance` is for agents: a name that changes with each start. One instance per cluster is active.
         """
         self._session = Session(
             url,
@@ -56,7 +56,7 @@ class BrokerClient:
             report=report,
             instance=instance,
         )
-        # Lending is below, flat. Every other noun has its own small class, in a module of its own.
+        # Other nouns than clusters and reservations have their own small classes.
         self.certificates = Certificates(self._session)
         self.audit = AuditClient(self._session)
         self.tokens = Tokens(self._session)
@@ -77,10 +77,10 @@ class BrokerClient:
         await self._session.__aexit__(kind, error, trace)
 
     async def refresh(self) -> bool:
-        """Take up changed files of the directory now, instead of at the next look; True if it did."""
+        """Reloads changed files of the directory now; True if it did."""
         return await self._session.refresh()
 
-    # -- a cluster, for itself
+    # -- for clusters
 
     async def publish(self, advertisement: bodies.Advertisement) -> bodies.Published:
         return await self._session.ask(bodies.Published, "publish", body=advertisement)
@@ -91,12 +91,12 @@ class BrokerClient:
     async def reserve(
         self, request: bodies.ReservationRequest, *, key: str = ""
     ) -> bodies.Reservation:
-        """Without a key of the caller's, one for this call: so that its retries reserve once."""
+        """Reserves; without a key one is generated, so that retries do not reserve twice."""
         headers = {route.IDEMPOTENCY_KEY: route.checked_key(key or uuid.uuid4().hex)}
         return await self._session.ask(bodies.Reservation, "reserve", body=request, headers=headers)
 
     async def plan(self, request: bodies.ReservationRequest) -> bodies.Explanation:
-        """The dry run of `reserve`: what it would choose and why; nothing changes."""
+        """Dry run of `reserve`: returns the explanation; changes nothing."""
         return await self._session.ask(
             bodies.Explanation, "reserve", body=request, query={"dryRun": "true"}
         )
@@ -105,14 +105,14 @@ class BrokerClient:
         return await self._session.ask(bodies.Reservation, "activate", reservation)
 
     async def renew(self, reservation: str, duration: str = "") -> bodies.Reservation:
-        """For `duration` from now, or for as long as it was asked for at first."""
+        """Renews for `duration` from now; by default for the requested duration."""
         body = bodies.RenewRequest(duration)
         return await self._session.ask(bodies.Reservation, "renew", reservation, body=body)
 
     async def release(self, reservation: str) -> bodies.Reservation:
         return await self._session.ask(bodies.Reservation, "release", reservation)
 
-    # -- questions
+    # -- queries
 
     async def get_reservation(self, reservation: str) -> bodies.Reservation:
         return await self._session.ask(bodies.Reservation, "get_reservation", reservation)
@@ -126,14 +126,14 @@ class BrokerClient:
         limit: int = 0,
         after: str = "",
     ) -> bodies.ReservationList:
-        """One page; `after` is the `next` of the page before."""
+        """Returns one page; `after` is the `next` of the previous page."""
         query = {"role": role, "phase": phase, "cluster": cluster, **calls.page(limit, after)}
         return await self._session.ask(bodies.ReservationList, "list_reservations", query=query)
 
     async def all_reservations(
         self, *, role: str = "", phase: str = "", cluster: str = ""
     ) -> list[bodies.Reservation]:
-        """All pages."""
+        """Returns all pages."""
         ask = partial(
             self.list_reservations,
             role=role,
@@ -158,9 +158,9 @@ class BrokerClient:
     # -- instructions
 
     async def instructions(self) -> list[bodies.Reservation]:
-        """What this cluster has to hold for others."""
+        """Returns the reservations that this cluster has to hold."""
         answer = await self._session.send(calls.make("instructions"))
-        # The published broker answers null where it has none.
+        # The published broker returns null for an empty list.
         return [] if answer.body.strip() == b"null" else answer.read(list[bodies.Reservation])
 
     async def acknowledge(self, reservation: str) -> bodies.Reservation:
@@ -178,13 +178,13 @@ class BrokerClient:
         backoff: Backoff | None = None,
         silence: timedelta = streams.SILENCE,
     ) -> AsyncGenerator[bodies.Instruction, None]:
-        """Instructions as they come, from after an event on, across broken connections.
+        """Yields instructions after an event ID; reconnects when the connection breaks.
 
-        `on_reset` is called when the broker begins anew instead: what it then says is all that is
-        open, and anything else is over. `backoff` bounds how often it connects again in a row, without
-        an event or a long life in between; after that the error is raised. Leave the loop early only
-        within `contextlib.aclosing`, which closes the connection. When the certificate is exchanged, it
-        connects again with the new one, and no event is lost or comes twice.
+        `on_reset` is called when the broker starts over: the following instructions are the complete state,
+        and every other reservation is finished. `backoff` limits consecutive reconnects without an event or a
+        long-lived connection in between; then the error is raised. Leave the loop early only within
+        `contextlib.aclosing`, which closes the connection. When the certificate is rotated, it reconnects; no
+        event is lost or duplicated.
         """
         return streams.instructions(
             self._session,
@@ -194,19 +194,19 @@ class BrokerClient:
             silence=silence,
         )
 
-    # -- clusters, for administrators
+    # -- for administrators
 
     async def get_cluster(self, cluster: str) -> bodies.Cluster:
         return await self._session.ask(bodies.Cluster, "get_cluster", cluster)
 
     async def list_clusters(self, *, limit: int = 0, after: str = "") -> bodies.ClusterList:
-        """One page; `after` is the `next` of the page before."""
+        """Returns one page; `after` is the `next` of the previous page."""
         return await self._session.ask(
             bodies.ClusterList, "list_clusters", query=calls.page(limit, after)
         )
 
     async def all_clusters(self) -> list[bodies.Cluster]:
-        """All pages."""
+        """Returns all pages."""
         return await paging.all_pages(self.list_clusters, lambda page: page.clusters)
 
     async def cordon(self, cluster: str, reason: str = "") -> bodies.Cluster:
@@ -231,7 +231,7 @@ class BrokerClient:
         return await self._session.ask(bodies.Version, "version")
 
     async def grant(self, reservation: str) -> str:
-        """The reservation, signed."""
+        """Returns the signed grant of a reservation."""
         return (await self._session.ask(grant_bodies.SignedGrant, "grant", reservation)).grant
 
     async def grant_keys(self) -> grant_bodies.KeySet:
@@ -244,7 +244,7 @@ class BrokerClient:
         return (await self._session.send(calls.make("healthz"))).text
 
     async def readyz(self) -> str:
-        """`NotReady` says why, if it is not."""
+        """Raises `NotReady` with the reason if the broker is not ready."""
         answer = await self._session.send(calls.make("readyz"))
         if answer.status != 200:
             raise NotReady(f"the broker is {answer.text.strip()}", hint="try again later")

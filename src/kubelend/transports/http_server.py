@@ -1,9 +1,8 @@
-"""HTTP listeners: where the applications of `api` meet sockets, with a limit on every wait and number.
+"""HTTP servers on the listener, with a limit on every wait and size.
 
-Of the five waits for a client, `transports.accepting` limits the handshake, aiohttp the pause between two
-requests, and the reader of a body that (`api.reading`). What is left are a header that began and does not
-end, and an answer that is not taken: `_Connection` limits them. How many connections there may be is decided
-in `transports.admission`.
+The listener limits the handshake, aiohttp the pause between two requests, and the handlers the time of a
+body. The other two waits are limited by `_Connection`: for the rest of a header, and for a client that does
+not read its response.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import Any, NamedTuple, cast
 import msgspec
 import structlog
 
-# Not `aiohttp.web`, which is all of its framework: the agent serves two pages, and would pay 1.5 MB for it.
+# Not `aiohttp.web`, the whole framework: it would cost the agent, which serves two pages, 1.5 MB.
 from aiohttp.web_protocol import RequestHandler
 from aiohttp.web_request import BaseRequest
 from aiohttp.web_response import Response, StreamResponse
@@ -36,49 +35,49 @@ from kubelend.transports.admission import Admission, Limit, Place, Room, Watch
 from kubelend.wire import problems
 
 GOODBYE = 30.0
-"""Seconds at most for a client to take what is left, when its connection is closed."""
+"""Maximum seconds for a client to read the remaining data when its connection is closed."""
 
 MOST_HELD = 2**16
-"""Bytes of a call that wait to be read with others; who sends more is read at once."""
+"""Maximum buffered bytes of a batched request; a larger one is processed at once."""
 
 log = structlog.get_logger("kubelend.http")
 
 
 Handler = Callable[[BaseRequest], Awaitable[StreamResponse]]
 Who = Callable[[Mapping[str, object]], Hashable]
-"""From a verified certificate to whose connections are counted together; None for one without a limit."""
+"""Maps a verified certificate to the key by which connections are limited; None for no limit."""
 
 
 class Gathering(NamedTuple):
-    """Calls that come all day from everyone and whose answers nobody waits for: read several at a time."""
+    """Batching of frequent requests whose responses are not urgent: several are read at a time."""
 
     start: bytes
-    """The first bytes of such a call."""
+    """The first bytes of such a request."""
     rhythm: Rhythm
 
 
 class Limits(NamedTuple):
-    """How long a listener waits for its clients, and how much it reads."""
+    """Timeouts and sizes of a server."""
 
     handshake: timedelta = timedelta(seconds=10)
-    """From the connection to the end of the TLS handshake."""
+    """From accept to the end of the TLS handshake."""
     read: timedelta = timedelta(seconds=10)
     """From the first byte of a request to the end of its headers."""
     idle: timedelta = timedelta(seconds=75)
-    """Between two requests of one connection, and for an answer that the client does not take."""
+    """Between two requests of a connection, and for a response that the client does not read."""
     shutdown: timedelta = timedelta(seconds=20)
-    """For calls that have begun when the listener closes."""
+    """For running requests when the server closes."""
     body: int = 2**18
-    """Bytes of a request's body."""
+    """Maximum bytes of a request body."""
     room: Room = Room()
-    """How many connections there may be."""
+    """Connection limits."""
     spares_bodies: bool = True
-    """Whether a connection that waits for a body is kept; if not, it may go like an idle one."""
+    """Whether a connection that waits for a body counts as busy; otherwise it may be closed as idle."""
     gathers: Gathering | None = None
 
 
 class Unwatched:
-    """Tells nobody what happens at the door."""
+    """Ignores all connection events."""
 
     def opened(self) -> None: ...
 
@@ -90,7 +89,7 @@ class Unwatched:
 
 
 def by_subject(certificate: Mapping[str, object]) -> Hashable:
-    """Whoever has the same subject is the same caller."""
+    """Returns the subject: connections are limited per subject."""
     subject = certificate.get("subject")
     return subject if isinstance(subject, tuple) else ()
 
@@ -105,7 +104,7 @@ async def listening(
     watch: Watch | None = None,
     who: Who = by_subject,
 ) -> AsyncIterator[int]:
-    """Serve on an address; gives the port. At the end, calls that have begun are finished."""
+    """Serves on an address and yields the port; finishes running requests at the end."""
     watch = watch or Unwatched()
     admission = Admission(limits.room, watch)
     connections = _Connections(handler, limits, admission, who)
@@ -119,7 +118,7 @@ async def listening(
     finally:
         await acceptor.close()
         connections.pre_shutdown()
-        # A moment at the least: aiohttp takes 0 for no limit at all.
+        # Not 0, which aiohttp takes for no limit.
         await connections.shutdown(max(limits.shutdown.total_seconds(), 0.001))
 
 
@@ -135,16 +134,16 @@ async def _bind(host: str, port: int) -> list[socket.socket]:
 
 
 def _remedy(problem: OSError | UnicodeError) -> str:
-    # The second is what a name becomes that cannot be one: a part of it is too long, or empty.
+    # UnicodeError: a label of the host name is empty or too long.
     if isinstance(problem, socket.gaierror | UnicodeError):
-        return "the host is not known: give an address of this machine, or a name that has one"
+        return "cannot resolve the host: use an address of this machine, or a name that resolves to one"
     if problem.errno == errno.EADDRNOTAVAIL:
-        return "give an address of this machine"
-    return "choose another port"
+        return "use an address of this machine"
+    return "use another port"
 
 
 class _Connections(Server):
-    """Makes a `_Connection` for each client."""
+    """Creates a `_Connection` for each client."""
 
     def __init__(self, handler: Handler, limits: Limits, admission: Admission, who: Who) -> None:
         super().__init__(
@@ -165,11 +164,11 @@ class _Connections(Server):
         self._body = limits.body
 
     def of(self, place: Place) -> _Connection:
-        """What serves a connection."""
+        """Returns the protocol of a connection."""
         return _Connection(self, place, loop=self._loop, **self._kwargs)
 
     def pre_shutdown(self) -> None:
-        """What has come in is answered yet."""
+        """Processes buffered requests before shutdown."""
         for connection in self.connections:
             cast("_Connection", connection).read_held()
         super().pre_shutdown()
@@ -186,12 +185,12 @@ class _Connections(Server):
 
 class _Request(BaseRequest):
     async def _prepare_hook(self, response: StreamResponse) -> None:
-        """Which software answers, in which version, is of use to an attacker only."""
+        """Removes the Server header, which only helps attackers."""
         response.headers.pop("Server", None)
 
 
 class _Connection(RequestHandler):
-    """One client; closed if a header takes too long to come, or an answer to go."""
+    """One client connection, with timeouts for headers and for reading responses."""
 
     __slots__ = (
         "_admission",
@@ -214,7 +213,7 @@ class _Connection(RequestHandler):
         self._who = connections.who
         self._gathering = connections.gathering
         self._held: bytearray | None = None
-        """What has come of a call that is to be read with others."""
+        """Buffered bytes of a batched request."""
         self._repeats = connections.repeats
         self._spares_bodies = connections.spares_bodies
         self._header_timeout = connections.header_timeout
@@ -224,14 +223,14 @@ class _Connection(RequestHandler):
 
     @property
     def is_resting(self) -> bool:
-        """Whether it waits for a request, which may have begun."""
+        """Whether it waits for a request, whose header may have begun."""
         if self._held is not None:
             return False
         if self._waiter is not None:
             return not self._waiter.done()
         if self._spares_bodies:
             return False
-        # Or the rest of a body is awaited that was answered already.
+        # It may also wait for the rest of a body that was answered already.
         request = self._current_request
         return request is None or not request.content.is_eof()
 
@@ -240,7 +239,7 @@ class _Connection(RequestHandler):
         return self.transport is not None
 
     def drop(self) -> None:
-        # Not close(), which would wait for the client to take what is buffered, or to say goodbye.
+        # Not close(), which would wait for the client to read the buffered data.
         if self.transport is not None:
             self.transport.abort()
 
@@ -253,7 +252,7 @@ class _Connection(RequestHandler):
             cast("asyncio.Transport", transport).abort()
 
     def log_access(self, *_: object) -> None:
-        """Called when an answer has gone, or could not. (There is no log of accesses.)"""
+        """Called by aiohttp after each response. (There is no access log.)"""
         self._admission.rest(self.place)
 
     def data_received(self, data: bytes) -> None:
@@ -270,14 +269,14 @@ class _Connection(RequestHandler):
             self._read(data)
 
     def read_held(self) -> None:
-        """Go on with what was held, if anything is and the client has not gone."""
+        """Processes buffered bytes, if the client is still connected."""
         held, self._held = self._held, None
         if held is not None and self.transport is not None:
             self._read(bytes(held))
 
     def _read(self, data: bytes) -> None:
         super().data_received(data)
-        # Bytes came, no request is complete, and none is running whose body they could be.
+        # No request is complete, and none is running whose body this could be.
         in_header = not self._messages and self._current_request is None
         if in_header and self._header_deadline is None:
             loop = asyncio.get_running_loop()
@@ -292,18 +291,18 @@ class _Connection(RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> StreamResponse:
-        """What is no HTTP is its sender's fault: a line and a problem, where aiohttp logs a traceback."""
+        """Responds to malformed HTTP with a problem and one log line, where aiohttp logs a traceback."""
         if status != HTTPStatus.BAD_REQUEST:
             return super().handle_error(request, status, exc, message)
-        problem = InvalidInput(f"this is no HTTP: {(message or '').partition(chr(10))[0]}")
-        left_out = self._repeats.left_out(request.remote)
-        if left_out is not None:
+        problem = InvalidInput(f"malformed HTTP request: {(message or '').partition(chr(10))[0]}")
+        suppressed = self._repeats.left_out(request.remote)
+        if suppressed is not None:
             log.warning(
-                "refused",
+                "Request rejected",
                 remote=request.remote,
                 code=problem.code,
-                problem=problem.message,
-                left_out=left_out,
+                error=problem.message,
+                suppressed=suppressed,
             )
         response = Response(
             body=msgspec.json.encode(problems.to_problem(problem)),
@@ -314,7 +313,7 @@ class _Connection(RequestHandler):
         return response
 
     def pause_writing(self) -> None:
-        """All buffers are full: the client does not read."""
+        """Starts the timeout: buffers are full because the client does not read."""
         super().pause_writing()
         loop = asyncio.get_running_loop()
         self._answer_deadline = loop.call_later(self._answer_timeout, self.drop)

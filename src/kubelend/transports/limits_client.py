@@ -1,4 +1,4 @@
-"""Policies and quotas, at the broker."""
+"""Client of the policy and quota routes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kubelend.wire import limit_bodies as bodies
 
 
 class Policies:
-    """`client.policies`; each by the cluster that lends."""
+    """`client.policies`: policies by provider."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -17,7 +17,7 @@ class Policies:
         return await self._session.ask(bodies.PolicyStatus, "get_policy", cluster)
 
     async def set(self, cluster: str, policy: bodies.PolicyRequest) -> bodies.PolicyStatus:
-        """In place of what was set before."""
+        """Replaces what was set before."""
         return await self._session.ask(bodies.PolicyStatus, "set_policy", cluster, body=policy)
 
     async def clear(self, cluster: str) -> None:
@@ -25,7 +25,7 @@ class Policies:
 
 
 class Quotas:
-    """`client.quotas`; each by the cluster that borrows."""
+    """`client.quotas`: quotas by requester."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -34,17 +34,17 @@ class Quotas:
         return await self._session.ask(bodies.QuotaStatus, "get_quota", cluster)
 
     async def page(self, *, limit: int = 0, after: str = "") -> bodies.QuotaList:
-        """One page; `after` is the `next` of the page before."""
+        """Returns one page; `after` is the `next` of the previous page."""
         return await self._session.ask(
             bodies.QuotaList, "list_quotas", query=calls.page(limit, after)
         )
 
     async def all(self) -> list[bodies.QuotaStatus]:
-        """All pages."""
+        """Returns all pages."""
         return await paging.all_pages(self.page, lambda page: page.quotas)
 
     async def set(self, cluster: str, quota: bodies.QuotaRequest) -> bodies.QuotaStatus:
-        """In place of what was set before."""
+        """Replaces what was set before."""
         return await self._session.ask(bodies.QuotaStatus, "set_quota", cluster, body=quota)
 
     async def clear(self, cluster: str) -> None:

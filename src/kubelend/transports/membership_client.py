@@ -1,4 +1,4 @@
-"""Tokens and members, at the broker."""
+"""Client of the token and member routes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Tokens:
         self._session = session
 
     async def create(self, request: bodies.TokenRequest) -> bodies.NewToken:
-        """Not repeated if the answer is lost: there would be two."""
+        """Creates a token. Not retried: a lost response would leave a second token."""
         return await self._session.ask(bodies.NewToken, "create_token", body=request)
 
     async def all(self) -> list[bodies.Token]:
@@ -27,7 +27,7 @@ class Tokens:
 
 
 class Members:
-    """`client.members`; each by its role and name."""
+    """`client.members`: members by role and name."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -35,12 +35,12 @@ class Members:
     async def page(
         self, *, standing: str = "", limit: int = 0, after: str = ""
     ) -> bodies.MemberList:
-        """One page; `after` is the `next` of the page before."""
+        """Returns one page; `after` is the `next` of the previous page."""
         query = {"standing": standing, **calls.page(limit, after)}
         return await self._session.ask(bodies.MemberList, "list_members", query=query)
 
     async def all(self, *, standing: str = "") -> list[bodies.Member]:
-        """All pages."""
+        """Returns all pages."""
         ask = partial(self.page, standing=standing)
         return await paging.all_pages(ask, lambda page: page.members)
 

@@ -1,4 +1,4 @@
-"""Long lists as the broker gives them, a page at a time: followed to the end."""
+"""Pagination of lists."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Protocol, TypeVar
 
 
 class Page(Protocol):
-    """The body of any list."""
+    """The body of a list."""
 
     @property
     def next(self) -> str:
-        """Where the next page begins; empty at the end."""
+        """The continue token; empty on the last page."""
 
 
 SomePage = TypeVar("SomePage", bound=Page)
@@ -20,13 +20,13 @@ Item = TypeVar("Item")
 
 
 class Ask(Protocol[SomePage_co]):
-    """A question whose answer is one page."""
+    """A call that returns one page."""
 
     def __call__(self, *, after: str) -> Awaitable[SomePage_co]: ...
 
 
 async def all_pages(ask: Ask[SomePage], items: Callable[[SomePage], list[Item]]) -> list[Item]:
-    """What is on all pages, in their order."""
+    """Returns the items of all pages in order."""
     found: list[Item] = []
     after = ""
     while True:

@@ -1,8 +1,7 @@
-"""The sending of calls: connections, time limits, retries, and errors by their own class.
+"""Sends requests to the broker: connection pools, timeouts, retries, and errors by class.
 
-`transports.http_client` and the classes beside it, one for each noun, say what is sent; this says how.
-An error of the broker is raised here as the very class which was raised there; no answer at all is
-`BrokerUnreachable`. What can be repeated without harm is retried while the error says that this may help.
+An error of the broker is raised as the class that the broker raised; no response at all is
+`BrokerUnreachable`. Idempotent requests are retried while the error is retryable.
 """
 
 from __future__ import annotations
@@ -34,11 +33,10 @@ BACKOFF = Backoff()
 
 
 class Session:
-    """One caller's conversation with one broker; open it with `async with`.
+    """Sends the requests of one caller to one broker; open it with `async with`.
 
-    It follows the files of its directory: once they have changed, calls use the new certificate and
-    trust the new authorities, and calls that have begun finish over the connection they have. `report`
-    is told why changed files could not be taken up.
+    It reloads the files of its directory: after a change, new requests use the new certificate and CAs, and
+    running ones finish on their connections. `report` is called when changed files cannot be loaded.
     """
 
     def __init__(
@@ -52,7 +50,7 @@ class Session:
         report: Report = lambda _: None,
         instance: str = "",
     ) -> None:
-        """`instance` is the name of the agent that calls, see `route.AGENT`."""
+        """`instance` is the instance name of an agent, see `route.AGENT`."""
         self.backoff = backoff
         self._url = url.rstrip("/")
         self._peer = failures.Peer(self._url, directory)
@@ -82,25 +80,25 @@ class Session:
         body: bodies.Body | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Answered:
-        """Call a route (as `calls.make` says), and read the body of its answer."""
+        """Sends the request of a route (see `make_request`), and decodes the response."""
         call = calls.make(name, *names, query=query, body=body, headers=headers)
         return (await self.send(call)).read(kind)
 
     async def send(self, call: Call) -> Answer:
-        """Send a call, as often as that is harmless and may help."""
+        """Sends a request, with retries if it is idempotent."""
         delays = self.backoff.delays() if call.route.is_repeatable else iter(())
         while True:
             try:
                 return await self._once(call)
             except KubelendError as error:
-                # If the certificate was the reason, a new one may be there already.
+                # If the certificate was the cause, a new one may be available.
                 if not (await self.refresh() and call.route.is_repeatable):
                     await self.pause(error, next(delays, None))
 
     async def listen(self, call: Call, silence: timedelta) -> AsyncGenerator[bytes, None]:
-        """What the broker says on one connection, until there is a new certificate to call with.
+        """Yields chunks of one streaming response, until a new certificate is available.
 
-        A connection that the broker ends, or where it says nothing for as long as `silence`, is an error.
+        Raises if the broker closes the connection, or sends nothing for `silence`.
         """
         timeout = aiohttp.ClientTimeout(
             connect=self._timeout.total_seconds(), sock_read=silence.total_seconds()
@@ -117,16 +115,16 @@ class Session:
                     yield await self._chunk(response.content)
 
     async def refresh(self) -> bool:
-        """Look at the files of the directory now; True if they had changed and are in use."""
+        """Checks the files of the directory now; True if they have changed and were loaded."""
         return await self._connections.refresh()
 
     async def pause(
         self, error: KubelendError, delay: float | None, backoff: Backoff | None = None
     ) -> None:
-        """Wait before the next try, or raise the error if there is none or it would not help."""
+        """Waits before the next attempt, or raises the error if there is none or it is not retryable."""
         longest = (backoff or self.backoff).longest.total_seconds()
         asked = error.retry_after if isinstance(error, LimitExceeded) else 0.0
-        # A certificate that is not trusted now will not be in a second.
+        # An untrusted certificate is not retryable.
         is_distrust = isinstance(error.__cause__, aiohttp.ClientSSLError)
         if delay is None or not error.retryable or is_distrust or asked > longest:
             raise error
@@ -155,13 +153,13 @@ class Session:
         )
 
     async def _chunk(self, content: aiohttp.StreamReader) -> bytes:
-        """What has come; nothing if nothing came before it is time to look at the files."""
+        """Returns received bytes; empty when it is time to check the files."""
         limit = asyncio.timeout(self._check_every.total_seconds())
         try:
             async with limit:
                 chunk = await content.readany()
         except TimeoutError:
-            # The HTTP library raises the same for a connection that is dead.
+            # aiohttp raises the same error for a dead connection.
             if not limit.expired():
                 raise
             return b""
@@ -180,5 +178,5 @@ class Session:
 
 
 def _seconds(header: str | None, otherwise: float) -> float:
-    # It may be a date as well; our broker's never is.
+    # The broker never sends a date.
     return float(header) if header and header.isascii() and header.isdigit() else otherwise

@@ -1,4 +1,4 @@
-"""The stream of instructions, across broken connections and new certificates, from where it was."""
+"""The instruction stream: reconnects and resumes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kubelend.transports.sessions import Session
 from kubelend.wire import bodies, route
 
 SILENCE = timedelta(seconds=60)
-"""A stream that says nothing for so long is dead: the broker gives a sign of life every 15 seconds."""
+"""A stream without data for this long is dead: the broker sends a keep-alive every 15 seconds."""
 
 
 async def instructions(
@@ -27,7 +27,7 @@ async def instructions(
     backoff: Backoff,
     silence: timedelta,
 ) -> AsyncGenerator[bodies.Instruction, None]:
-    """What `BrokerClient.stream` promises."""
+    """Implements `BrokerClient.stream`."""
     delays, clock = backoff.delays(), asyncio.get_running_loop().time
     while True:
         began = clock()
@@ -38,7 +38,7 @@ async def instructions(
                     if event.name == "instruction":
                         yield Answer(200, event.data.encode()).read(bodies.Instruction)
                     elif event.name == "reset":
-                        # What was read before it is not behind us: the broker may count anew.
+                        # Earlier event IDs are invalid: the revisions of the broker may have been reset.
                         after = event.id
                         if on_reset is not None:
                             on_reset()
@@ -49,7 +49,7 @@ async def instructions(
 
 
 async def _listen(session: Session, after: str, silence: timedelta) -> AsyncGenerator[Event, None]:
-    """One connection's worth of events; it ends without an error only for a new certificate."""
+    """Yields the events of one connection; ends without an error only for a new certificate."""
     call = calls.make("stream", headers={route.LAST_EVENT_ID: after} if after else None)
     parser = event_streams.Parser()
     async with contextlib.aclosing(session.listen(call, silence)) as chunks:

@@ -1,8 +1,7 @@
 """TLS contexts for servers and clients, from a directory with `tls.crt`, `tls.key` and `ca.crt`.
 
-Both sides show a certificate and verify the other's against `ca.crt`. The files may change while a
-server runs (a rotated secret, a renewed certificate): `ReloadingServerContext` takes them up
-without a restart.
+Both sides present a certificate and verify the other's against `ca.crt`. The files may change at run time
+(a rotated Secret, a renewed certificate): `ReloadingServerContext` reloads them without a restart.
 """
 
 from __future__ import annotations
@@ -24,20 +23,20 @@ if TYPE_CHECKING:
 # Forward secrecy and authenticated encryption only; TLS 1.3, preferred anyway, has no others.
 _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 
-_HINT = "make one with `kubelend ca issue`, or name the right directory"
+_HINT = "create one with `kubelend ca issue`, or use the right directory"
 
 
 class ServerContext(ssl.SSLContext):
-    """A server's context that remembers whom the server believed when it was made."""
+    """A server context that records the generation of trusted CAs when it was created."""
 
     generation = 0
-    """How often an authority had been taken away by then: each connection has that of its handshake."""
+    """Number of CA removals before this context; each connection has that of its handshake."""
 
 
 def server_context(directory: Path, authorities: str = "", *, ask: bool = True) -> ServerContext:
-    """Lets in whoever shows a certificate signed by an authority in `ca.crt`, and nobody else.
+    """Requires a client certificate signed by a CA in `ca.crt`.
 
-    `authorities`, in PEM form, count instead of those. Without `ask` anybody is let in, unasked.
+    `authorities` (PEM) replace `ca.crt`. Without `ask` no client certificate is requested.
     """
     context = ServerContext(ssl.PROTOCOL_TLS_SERVER)
     _prepare(context, directory)
@@ -47,14 +46,14 @@ def server_context(directory: Path, authorities: str = "", *, ask: bool = True) 
         _load_authorities(context, directory / keyfiles.AUTHORITIES)
     context.verify_mode = ssl.CERT_REQUIRED if ask else ssl.CERT_NONE
     # A resumed session is not verified again, and could outlive its certificate: no tickets. (The
-    # session IDs of TLS 1.2 cannot be switched off from here; they end with the context.)
+    # session IDs of TLS 1.2 cannot be disabled here; they end with the context.)
     context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION
     context.num_tickets = 0
     return context
 
 
 def client_context(directory: Path) -> ssl.SSLContext:
-    """Shows `tls.crt`, and speaks only to a server whose certificate names the host asked for."""
+    """Presents `tls.crt`, and verifies the certificate and host name of the server."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     _prepare(context, directory)
     _load_authorities(context, directory / keyfiles.AUTHORITIES)
@@ -63,9 +62,9 @@ def client_context(directory: Path) -> ssl.SSLContext:
 
 
 def newcomer_context(authorities: str = "") -> ssl.SSLContext:
-    """Shows nothing. Speaks only to a server that these authorities (in PEM form) vouch for.
+    """Presents no certificate. Verifies the server with these CAs (PEM).
 
-    Without any it speaks to anybody: for what is public, and is judged by its content.
+    Without any the server is not verified: only for public data that is verified by its content.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     _strengthen(context)
@@ -79,24 +78,24 @@ def newcomer_context(authorities: str = "") -> ssl.SSLContext:
 
 
 def expires_at(directory: Path) -> datetime:
-    """When the directory's own certificate ends (aware UTC)."""
+    """Returns when the directory's own certificate expires (UTC)."""
     return own_certificate(directory).not_valid_after_utc
 
 
 def own_certificate(directory: Path) -> x509.Certificate:
-    """The directory's own certificate, for who wants to know more of it."""
-    # Late: the library costs a process 11 MB, which one that never asks does without.
+    """Returns the directory's own certificate."""
+    # Imported late: the library costs 11 MB, which most processes do not need.
     from cryptography import x509
 
     path = directory / keyfiles.CERTIFICATE
     try:
         return x509.load_pem_x509_certificate(keyfiles.read(path))
     except ValueError as error:
-        raise InvalidSettings(f"{path} holds no certificate in PEM form") from error
+        raise InvalidSettings(f"{path}: not a certificate in PEM form") from error
 
 
 def is_signed_as_trusted(directory: Path) -> bool:
-    """Whether an authority that vouches for the broker here has signed the directory's own certificate."""
+    """Whether a CA in `ca.crt` has signed the directory's own certificate."""
     from cryptography import x509
 
     try:
@@ -105,27 +104,26 @@ def is_signed_as_trusted(directory: Path) -> bool:
             for name in (keyfiles.CERTIFICATE, keyfiles.AUTHORITIES)
         )
     except ValueError as error:
-        raise InvalidSettings(f"{directory} holds no certificates in PEM form") from error
+        raise InvalidSettings(f"{directory}: no certificates in PEM form") from error
     return any(_is_signed_by(each, authority) for each in shown for authority in trusted)
 
 
 def exposed_key(directory: Path) -> str:
-    """A warning if others can reach the private key; empty if not.
+    """Returns a warning if other users can read the private key; empty if not.
 
-    Not an error, for Kubernetes mounts secrets as 0644 unless told otherwise.
+    Not an error, because Kubernetes mounts Secrets with mode 0644 by default.
     """
     path = directory / keyfiles.KEY
     complaint = keyfiles.exposure(path)
-    return complaint and f"{complaint}; chmod 600 {path}, or set the secret volume's defaultMode"
+    return complaint and f"{complaint}; chmod 600 {path}, or set defaultMode of the Secret volume"
 
 
 class ReloadingServerContext:
-    """A server's context which follows the files of its directory.
+    """A server context that reloads the files of its directory.
 
-    Pass `context` to the server once, and call `refresh` now and then. New handshakes see the new
-    certificate and the new authorities; open connections go on, and know by their `generation` if
-    an authority was taken away since (`api.callers` judges them). `report` is told, once, why changed
-    files could not be taken up.
+    Pass `context` to the server once, and call `refresh` periodically. New handshakes use the new certificate
+    and CAs; open connections continue, and their `generation` shows whether a CA was removed since
+    (`api.authentication` re-checks them). `report` is called once when changed files cannot be loaded.
     """
 
     def __init__(
@@ -136,9 +134,9 @@ class ReloadingServerContext:
         authorities: Callable[[], str] = str,
         ask: bool = True,
     ) -> None:
-        """`authorities`, in PEM form, count instead of `ca.crt`; without `ask` anybody is let in."""
+        """`authorities` (PEM) replace `ca.crt`; without `ask` no client certificate is requested."""
         self.generation = 0
-        """How often an authority was taken away: what older connections showed is to be judged anew."""
+        """Number of CA removals; certificates of older connections have to be re-checked."""
         self._authorities = authorities
         self._ask = ask
         self._contexts = Following(directory, self._server_context, report)
@@ -147,13 +145,13 @@ class ReloadingServerContext:
 
     @property
     def context(self) -> ssl.SSLContext:
-        """What a server is started with, for good."""
+        """The context to start the server with; it stays valid across reloads."""
         return self._switch
 
     def refresh(self, *, again: bool = False) -> bool:
-        """Take up changed files; True if it did. Three calls of stat when nothing has changed.
+        """Reloads changed files; True if it did. Three stat calls if nothing has changed.
 
-        With `again` they are read in any case: the authorities beside them have changed.
+        With `again` they are always reloaded, because `authorities` has changed.
         """
         before = self.authorities
         if not self._contexts.refresh(again=again):
@@ -166,7 +164,7 @@ class ReloadingServerContext:
 
     @property
     def authorities(self) -> list[bytes]:
-        """Whom it believes now, in DER form."""
+        """The trusted CAs (DER)."""
         return self._contexts.current.get_ca_certs(binary_form=True)
 
     def _server_context(self, directory: Path) -> ServerContext:
@@ -174,11 +172,10 @@ class ReloadingServerContext:
 
 
 class _SwitchingContext(ssl.SSLContext):
-    """Starts each connection with the current context; it has no certificate to serve with itself.
+    """Delegates each handshake to the current context; has no certificate itself.
 
-    Exchanging the context in an SNI callback looks simpler, but sessions stay with the context
-    that the server was started with: a client of an authority no longer trusted could resume one,
-    unverified.
+    Replacing the context in an SNI callback looks simpler, but sessions belong to the context that the server
+    was started with: a client whose CA was removed could resume one without verification.
     """
 
     current: ssl.SSLContext
@@ -191,7 +188,7 @@ class _SwitchingContext(ssl.SSLContext):
         server_hostname: str | bytes | None = None,
         session: ssl.SSLSession | None = None,
     ) -> ssl.SSLObject:
-        """As asyncio and uvloop begin a handshake."""
+        """Used by asyncio and uvloop."""
         return self.current.wrap_bio(incoming, outgoing, server_side, server_hostname, session)
 
     def wrap_socket(
@@ -203,7 +200,7 @@ class _SwitchingContext(ssl.SSLContext):
         server_hostname: str | bytes | None = None,
         session: ssl.SSLSession | None = None,
     ) -> ssl.SSLSocket:
-        """As blocking servers begin a handshake."""
+        """Used by blocking servers."""
         return self.current.wrap_socket(
             sock,
             server_side,
@@ -253,10 +250,10 @@ def _pair_error(certificate: Path, key: Path, error: OSError) -> InvalidSettings
     if getattr(error, "reason", None) in ("KEY_VALUES_MISMATCH", "NO_CERTIFICATE_ASSIGNED"):
         return InvalidSettings(
             f"{certificate} and {key} do not match",
-            hint="put the pair there that was issued together",
+            hint="use the pair that was issued together",
         )
     return InvalidSettings(
-        f"{certificate} and {key} are no certificate and unencrypted key in PEM form", hint=_HINT
+        f"{certificate} and {key} are not a certificate and unencrypted key in PEM form", hint=_HINT
     )
 
 
@@ -266,5 +263,5 @@ def _load_authorities(context: ssl.SSLContext, path: Path) -> None:
         context.load_verify_locations(path)
     except (ssl.SSLError, OSError) as error:
         raise InvalidSettings(
-            f"{path} holds no whole certificate in PEM form", hint=_HINT
+            f"{path}: not a complete certificate in PEM form", hint=_HINT
         ) from error

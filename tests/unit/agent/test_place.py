@@ -13,7 +13,7 @@ from scripted_communicator import ScriptedCommunicator
 from virtual_time import in_virtual_time, now, settled, stopped
 
 OFFER = bodies.Advertisement("a", bodies.Metrics(bodies.Quantities("1", "1Gi")))
-TAKEN, GONE = IdentityInUse("another agent speaks for a"), BrokerUnreachable("gone")
+TAKEN, GONE = IdentityInUse("another agent is active for a"), BrokerUnreachable("gone")
 
 
 class Rig:
@@ -85,5 +85,5 @@ async def test_who_has_lost_its_place_ends_with_the_reason():
     await settled()
     assert not watching.done(), "to wait for it, or to be alone, is no loss"
     await rig.advertise(TAKEN)
-    with pytest.raises(IdentityInUse, match="another agent speaks for a"):
+    with pytest.raises(IdentityInUse, match="another agent is active for a"):
         await watching

@@ -89,7 +89,7 @@ async def test_refusal_is_answered_counted_and_told_with_the_route_it_came_to(at
     status, body = await root.call()
     assert (status, body["code"]) == (403, "Forbidden")
     assert [(route, type(error)) for route, error in root.told] == [("version", Forbidden)]
-    refused = root.count("kubelend_refused_calls_total", route="version", code="Forbidden")
+    refused = root.count("kubelend_http_requests_rejected_total", route="version", code="Forbidden")
     assert refused == 1
 
 
@@ -98,9 +98,9 @@ async def test_what_nobody_foresaw_is_logged_and_answered_without_its_details(at
     with capture_logs() as logs:
         status, body = await root.call()
     assert (status, body["code"]) == (500, "Internal")
-    assert body["error"] == "the broker failed; its log says why"
+    assert body["error"] == "internal error; see the log of the broker"
     assert "secret" not in json.dumps(body)
-    (line,) = [line for line in logs if line["event"] == "call failed"]
+    (line,) = [line for line in logs if line["event"] == "Request failed"]
     assert (line["route"], line["exc_info"]) == ("version", True)
     assert root.told == []
 
@@ -117,4 +117,4 @@ async def test_every_call_is_counted_and_timed_once(ending, status):
     labels = {"route": "version", "method": "GET", "code": status}
     assert root.count("kubelend_http_requests_total") == 1
     assert root.count("kubelend_http_requests_total", **labels) == 1
-    assert root.count("kubelend_http_request_seconds_count", route="version") == 1
+    assert root.count("kubelend_http_request_duration_seconds_count", route="version") == 1

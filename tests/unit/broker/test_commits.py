@@ -242,7 +242,7 @@ async def test_store_that_has_lost_something_is_not_taken_again(scene):
     scene.submit("a", "b")
     await scene.commits.settled()
     scene.store.kept = TroubledStore().kept
-    with pytest.raises(StoreFailed, match="lost what it kept: it is at revision 0, not 2"):
+    with pytest.raises(StoreFailed, match="lost committed data: it is at revision 0, not 2"):
         await scene.commits.load()
 
 

@@ -49,7 +49,7 @@ def test_reservations_show_by_phase_and_reason():
         ("Released", "ReleasedByRequester"): 1,
         ("Pending", "Waiting"): 1,
     }
-    assert found["waiting_requests",] == 1
+    assert found["pending_requests",] == 1
 
 
 def test_a_forgotten_reservation_shows_no_more():
@@ -140,7 +140,7 @@ def test_states_show_before_the_first_cluster():
     found = samples(make.ledger())
     assert [found["clusters", state] for state in ("active", "cordoned", "stale")] == [0, 0, 0]
     assert found["clusters_overcommitted",] == 0
-    assert found["waiting_requests",] == 0
+    assert found["pending_requests",] == 0
 
 
 def test_a_removed_cluster_shows_no_more():

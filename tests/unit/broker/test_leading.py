@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 import make
 from brokers import Clock, until
@@ -108,6 +109,18 @@ async def test_a_follower_shows_what_the_leader_has_made_durable(store, tail):
         assert (await broker.cluster(A)).reserved == held.request.resources
 
 
+async def test_a_follower_does_not_log_what_the_leader_has_logged(store, tail):
+    async with running(Vote(), lambda: store, tail) as broker:
+        await tail.news.put(store.load())
+        await until(lambda: broker.unready is None)
+        held = make.reservation("rsv-1", phase="Reserved", target=A, revision=8)
+        entry = Entry(make.T0, THE_BROKER, "Requested", "reservation/rsv-1", None, held)
+        with capture_logs() as logs:
+            await tail.news.put(News([make.cluster("a"), held, entry], 8))
+            await until(lambda: held.id in broker.present()[0].reservations)
+    assert logs == []
+
+
 async def test_a_follower_knows_what_is_archived(store, tail):
     over = make.reservation("rsv-1", phase="Released", reason="Expired", finished_at=make.T0)
     store.commit([over], 1)
@@ -139,7 +152,7 @@ async def test_a_follower_refuses_changes_and_says_who_leads(store, tail):
     async with running(Vote(), lambda: store, tail) as broker:
         await tail.news.put(store.load())
         await until(lambda: broker.unready is None)
-        with pytest.raises(NotLeader, match="ask broker-1, which leads"):
+        with pytest.raises(NotLeader, match="send the request to broker-1, the current leader"):
             await broker.advertise(make.advertisement("a"))
     assert store.load().clusters == []
 
@@ -216,11 +229,11 @@ async def test_who_loses_drops_what_it_knew_and_follows(store, tail):
         await broker.advertise(make.advertisement("a"))
         vote.turn(leads=False)
         # At once, not when the root task has noticed.
-        with pytest.raises(NotReady, match="leading no more"):
+        with pytest.raises(NotReady, match="no longer the leader"):
             await broker.cluster(A)
         with pytest.raises(NotLeader):
             await broker.advertise(make.advertisement("b"))
-        await until(lambda: broker.unready == "between leading and following")
+        await until(lambda: broker.unready == "changing from leader to follower")
         await tail.news.put(store.load())
         await until(lambda: broker.unready is None)
         assert (await broker.cluster(A)).cluster.id == A
@@ -283,7 +296,7 @@ async def test_a_leader_that_was_interrupted_unnoticed_reads_the_store_anew(stor
         vote.turn(False)
         vote.turn(True)
         assert not broker.may_decide
-        with pytest.raises(NotReady, match="leading no more"):
+        with pytest.raises(NotReady, match="no longer the leader"):
             broker.present()
         await until(lambda: broker.may_decide)
         assert list(broker.present()[0].clusters) == ["a"]

@@ -115,19 +115,19 @@ def test_the_documentation_uses_no_metric_that_does_not_exist():
 # -- the service
 
 
-@pytest.mark.parametrize("outcome", ["placed", "queued", "refused"])
+@pytest.mark.parametrize("outcome", ["placed", "queued", "rejected"])
 def test_a_decision_counts_under_its_outcome(metrics, outcome):
     metrics.decided(outcome, 0.00012)
-    counts = buckets(metrics, "kubelend_decision_seconds", outcome=outcome)
+    counts = buckets(metrics, "kubelend_placement_duration_seconds", outcome=outcome)
     assert (counts[0.0001], counts[0.0002], counts[float("inf")]) == (0, 1, 1)
-    name = "kubelend_decision_seconds"
+    name = "kubelend_placement_duration_seconds"
     assert value(metrics, f"{name}_sum", outcome=outcome) == pytest.approx(0.00012)
     assert value(metrics, f"{name}_count", outcome=outcome) == 1
 
 
 def test_outcomes_show_before_the_first_decision(metrics):
-    name = "kubelend_decision_seconds_count"
-    assert [value(metrics, name, outcome=o) for o in ("placed", "queued", "refused")] == [0, 0, 0]
+    name = "kubelend_placement_duration_seconds_count"
+    assert [value(metrics, name, outcome=o) for o in ("placed", "queued", "rejected")] == [0, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -137,17 +137,17 @@ def test_outcomes_show_before_the_first_decision(metrics):
 )
 def test_an_observation_falls_into_the_first_bucket_that_holds_it(metrics, seconds, bound):
     metrics.decided("placed", seconds)
-    counts = buckets(metrics, "kubelend_decision_seconds", outcome="placed")
+    counts = buckets(metrics, "kubelend_placement_duration_seconds", outcome="placed")
     assert min(upper for upper, count in counts.items() if count) == bound
 
 
 def test_a_commit_counts_its_time_and_its_size(metrics):
     desk = make.desk(a="cpu=4,memory=8Gi")
     metrics.committed(desk.changes * 5, 0.003)
-    assert value(metrics, "kubelend_commit_seconds_sum") == pytest.approx(0.003)
-    counts = buckets(metrics, "kubelend_commit_changes")
+    assert value(metrics, "kubelend_store_commit_duration_seconds_sum") == pytest.approx(0.003)
+    counts = buckets(metrics, "kubelend_store_commit_changes")
     assert (counts[4], counts[8]) == (0, 1)
-    assert value(metrics, "kubelend_commit_changes_sum") == 5
+    assert value(metrics, "kubelend_store_commit_changes_sum") == 5
 
 
 def test_a_reservation_that_ends_counts_once(metrics):
@@ -190,8 +190,8 @@ def test_a_conflict_counts_under_what_kept_most_clusters_from_it(metrics):
     desk = make.desk(a="cpu=1,memory=8Gi", b="cpu=1,memory=8Gi", c="cpu=8,memory=8Gi")
     desk.cordon("c")
     metrics.refused_for_capacity(explanation(desk, "cpu=4,memory=1Gi"))
-    assert value(metrics, "kubelend_conflicts_total", reason="InsufficientCPU") == 1
-    assert value(metrics, "kubelend_conflicts_total", reason="Cordoned") == 0
+    assert value(metrics, "kubelend_placement_failures_total", reason="InsufficientCPU") == 1
+    assert value(metrics, "kubelend_placement_failures_total", reason="Cordoned") == 0
 
 
 def test_equal_refusals_count_under_the_one_that_is_told_first(metrics):
@@ -200,12 +200,12 @@ def test_equal_refusals_count_under_the_one_that_is_told_first(metrics):
     why = explanation(desk, "cpu=4,memory=1Gi")
     assert str(why) == "0/2 clusters fit: 1 Cordoned, 1 InsufficientCPU"
     metrics.refused_for_capacity(why)
-    assert value(metrics, "kubelend_conflicts_total", reason="Cordoned") == 1
+    assert value(metrics, "kubelend_placement_failures_total", reason="Cordoned") == 1
 
 
 def test_a_conflict_without_clusters_has_its_own_reason(metrics):
     metrics.refused_for_capacity(explanation(make.desk(), "cpu=1"))
-    assert value(metrics, "kubelend_conflicts_total", reason="NoClusters") == 1
+    assert value(metrics, "kubelend_placement_failures_total", reason="NoClusters") == 1
 
 
 def test_the_store_is_down_until_it_is_up(metrics):
@@ -226,7 +226,7 @@ def test_an_answer_counts_by_route_method_and_status(metrics):
     name = "kubelend_http_requests_total"
     assert value(metrics, name, route="reserve", method="POST", code="201") == 2
     assert value(metrics, name, route="reserve", method="POST", code="409") == 1
-    seconds = "kubelend_http_request_seconds"
+    seconds = "kubelend_http_request_duration_seconds"
     assert value(metrics, f"{seconds}_count", route="reserve") == 3
     assert value(metrics, f"{seconds}_sum", route="reserve") == pytest.approx(0.007)
 
@@ -237,7 +237,10 @@ def test_callers_cannot_make_up_series(metrics):
         metrics.refused(f"/nowhere/{number}", "NotFound")
     name = "kubelend_http_requests_total"
     assert value(metrics, name, route="unknown", method="unknown", code="404") == 50
-    assert value(metrics, "kubelend_refused_calls_total", route="unknown", code="NotFound") == 50
+    assert (
+        value(metrics, "kubelend_http_requests_rejected_total", route="unknown", code="NotFound")
+        == 50
+    )
     assert "nowhere" not in text(metrics)
     assert "VERB" not in text(metrics)
 
@@ -253,7 +256,7 @@ def test_a_refused_call_counts_by_error_code(metrics):
     metrics.refused("publish", "Forbidden")
     metrics.refused("publish", "Forbidden")
     metrics.refused("publish", KubelendError.code)
-    name = "kubelend_refused_calls_total"
+    name = "kubelend_http_requests_rejected_total"
     assert value(metrics, name, route="publish", code="Forbidden") == 2
     assert value(metrics, name, route="publish", code="Internal") == 1
 
@@ -262,7 +265,7 @@ def test_open_streams_are_counted(metrics):
     metrics.stream_opened()
     metrics.stream_opened()
     metrics.stream_closed()
-    assert value(metrics, "kubelend_streams") == 1
+    assert value(metrics, "kubelend_open_streams") == 1
 
 
 def test_open_and_refused_connections_are_counted(metrics):
@@ -270,8 +273,8 @@ def test_open_and_refused_connections_are_counted(metrics):
     metrics.connection_opened()
     metrics.connection_closed()
     metrics.connection_refused("OutOfFiles")
-    assert value(metrics, "kubelend_connections") == 1
-    assert value(metrics, "kubelend_refused_connections_total", reason="OutOfFiles") == 1
+    assert value(metrics, "kubelend_open_connections") == 1
+    assert value(metrics, "kubelend_connections_rejected_total", reason="OutOfFiles") == 1
 
 
 def test_a_certificate_shows_when_it_ends(metrics):
@@ -288,7 +291,7 @@ def test_the_build_tells_its_version(metrics):
 def test_two_brokers_in_one_process_count_apart():
     one, other = Metrics(), Metrics()
     one.decided("placed", 0.001)
-    assert value(other, "kubelend_decision_seconds_count", outcome="placed") == 0
+    assert value(other, "kubelend_placement_duration_seconds_count", outcome="placed") == 0
 
 
 def test_counting_goes_on_while_another_thread_renders(metrics):

@@ -60,7 +60,7 @@ async def running(broker):
 
 async def test_nothing_is_answered_before_it_is_loaded(store, clock):
     fresh = Broker(lambda: store, clock, RULES, Metrics())
-    with pytest.raises(NotReady, match="starting: the store is being read"):
+    with pytest.raises(NotReady, match="starting: loading state from the store"):
         await fresh.holds(A)
     await fresh.close()
 
@@ -151,7 +151,9 @@ async def test_command_that_fails_halfway_leaves_nothing_behind(broker, store, p
     async with running(broker):
         with capture_logs() as logs, pytest.raises(type(problem)):
             await broker.change(halfway, lambda _, answer: answer)
-        assert (broker.unready or "").startswith("without its store: a command failed halfway")
+        assert (broker.unready or "").startswith(
+            "without its store: a command failed after applying events"
+        )
         await until(lambda: broker.unready is None)
         assert list(broker.present()[0].clusters) == ["a"]
         await broker.reserve(make.request())

@@ -51,8 +51,8 @@ def test_second_agent_hears_who_speaks_since_when_and_what_to_do(street):
     with pytest.raises(IdentityInUse) as refused:
         street.speak("two", origin="from 10.0.0.8")
     assert str(refused.value) == (
-        "another agent speaks for berlin since 12:00:00 UTC (from 10.0.0.7, last heard 3 s ago);"
-        " stop it, or give this cluster a certificate of its own"
+        "another agent is active for berlin since 12:00:00 UTC (from 10.0.0.7, last seen 3 s ago);"
+        " stop it, or issue a separate certificate for this cluster"
     )
 
 
@@ -67,7 +67,7 @@ def test_the_day_is_told_once_it_is_another(street):
 def test_address_is_the_one_it_called_from_last(street):
     street.speak("one")
     street.speak("one", origin="through envoy")
-    with pytest.raises(IdentityInUse, match=r"\(through envoy, last heard 0 s ago\)"):
+    with pytest.raises(IdentityInUse, match=r"\(through envoy, last seen 0 s ago\)"):
         street.speak("two")
 
 
@@ -149,8 +149,8 @@ def test_during_the_grace_nobody_is_told_to_stop_what_may_have_ended(street):
     with pytest.raises(IdentityInUse) as refused:
         street.speak("two")
     assert str(refused.value) == (
-        "another agent speaks for berlin since 12:00:00 UTC (from 10.0.0.7, last heard 0 s ago);"
-        " its stream has just ended, and its place is kept for a moment"
+        "another agent is active for berlin since 12:00:00 UTC (from 10.0.0.7, last seen 0 s ago);"
+        " its stream has just ended; try again in a moment"
     )
 
 
@@ -212,7 +212,7 @@ def test_refused_stream_is_not_begun(street):
 def test_clock_that_goes_back_makes_nobody_silent(street):
     street.speak("one")
     street.clock.pass_time(-make.HOUR)
-    with pytest.raises(IdentityInUse, match="last heard 0 s ago"):
+    with pytest.raises(IdentityInUse, match="last seen 0 s ago"):
         street.speak("two")
 
 

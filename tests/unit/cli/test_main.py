@@ -76,7 +76,7 @@ def test_all_promised_commands_are_there():
         (["renew"], "missing argument 'RESERVATION'; see `kubelend renew --help`"),
         (["get", "clusters", "-o", "xml"], "invalid value for '--output'"),
         (["get", "clusters"], "--cert-path: is needed, here or as KUBELEND_CERT_PATH"),
-        (["get", "clusters", "--cert-path", "no/where"], "no/where/tls.crt is missing; make one"),
+        (["get", "clusters", "--cert-path", "no/where"], "no/where/tls.crt is missing; create one"),
         (["borrow", "--cert-path", "x"], "nothing is asked for; give --cpu and --memory at least"),
         (["explain", "--cert-path", "x"], "one of both is needed"),
         (
@@ -118,8 +118,7 @@ def test_an_unreachable_broker_is_one_line_and_exit_code_7(tmp_path, capsys):
     )
     assert (code, out) == (Code.UNAVAILABLE, "")
     assert err == (
-        "error: nothing listens at https://127.0.0.1:1;"
-        " start the broker, or give its address with --broker\n"
+        "error: connection refused by https://127.0.0.1:1; start the broker, or check its address\n"
     )
 
 
@@ -246,15 +245,15 @@ def kubelend_process(*arguments, **variables):
 def test_a_broker_without_certificates_does_not_start():
     done = kubelend_process("broker", "--http-cert-path", "no/where", "--store", "memory:")
     assert done.returncode == Code.USAGE
-    assert done.stderr.splitlines()[-1].startswith("error: no/where/tls.crt is missing; make one")
+    assert done.stderr.splitlines()[-1].startswith("error: no/where/tls.crt is missing; create one")
 
 
 @pytest.mark.parametrize(
     "host,remedy",
     [
-        ("no such host", "the host is not known: give an address of this machine"),
-        ("x" * 64, "the host is not known"),
-        ("192.0.2.1", "give an address of this machine"),
+        ("no such host", "cannot resolve the host: use an address of this machine"),
+        ("x" * 64, "cannot resolve the host"),
+        ("192.0.2.1", "use an address of this machine"),
     ],
     ids=["unknown", "impossible", "elsewhere"],
 )

@@ -35,7 +35,7 @@ def test_a_certificate_and_a_key_that_do_not_match_are_named(certificates, make_
     directory = certificates.cluster("a")
     other = certificates.write("b", profiles.client("b"), algorithm=algorithm)
     (directory / "tls.key").write_bytes((other / "tls.key").read_bytes())
-    with pytest.raises(InvalidSettings, match=r"tls\.crt and .*tls\.key do not match; put the"):
+    with pytest.raises(InvalidSettings, match=r"tls\.crt and .*tls\.key do not match; use the"):
         make_context(directory)
 
 
@@ -48,7 +48,7 @@ def test_an_encrypted_key_is_an_error_and_not_a_question_on_the_terminal(
     pkcs8 = serialization.PrivateFormat.PKCS8
     encrypted = key.private_bytes(serialization.Encoding.PEM, pkcs8, secret)
     (directory / "tls.key").write_bytes(encrypted)
-    with pytest.raises(InvalidSettings, match="no certificate and unencrypted key in PEM form"):
+    with pytest.raises(InvalidSettings, match="not a certificate and unencrypted key in PEM form"):
         make_context(directory)
 
 
@@ -67,7 +67,7 @@ def test_the_end_of_a_certificate_is_told(certificates):
 
 def test_the_end_of_what_is_no_certificate_is_an_error(tmp_path):
     (tmp_path / "tls.crt").write_text("garbage")
-    with pytest.raises(InvalidSettings, match=r"tls\.crt holds no certificate in PEM form"):
+    with pytest.raises(InvalidSettings, match=r"tls\.crt: not a certificate in PEM form"):
         tls.expires_at(tmp_path)
 
 

@@ -1,0 +1,334 @@
+"""The log of the broker: one line for each decision and each change of state, and none for anything else."""
+
+from datetime import timedelta
+
+import pytest
+from msgspec.structs import replace
+from structlog.testing import capture_logs
+
+import make
+from brokers import Clock
+from kubelend.broker import change_log
+from kubelend.broker.limiting import Limiting
+from kubelend.broker.metrics import Metrics
+from kubelend.broker.service import Broker, Rules
+from kubelend.broker.writer import ACTOR
+from kubelend.core import enrolment, events, journal, revocation
+from kubelend.core.enrolment import Door, Newcomer
+from kubelend.core.errors import Conflict, KeyReused, NoCapacity, QueueFull, QuotaExceeded
+from kubelend.core.journal import Actor, Entry
+from kubelend.core.lending import LendingPolicy
+from kubelend.core.lifecycle import Reason
+from kubelend.core.limits import Quota
+from kubelend.core.members import Certificate, Token, TokenId
+from kubelend.core.models import ClusterId, ReservationId
+from kubelend.core.roles import Role
+from troubled import TroubledStore
+
+A, B, R = ClusterId("a"), ClusterId("b"), ClusterId("r")
+ALICE = Actor("alice", "admin")
+OFFER = "cpu=4,memory=8Gi"
+HOUSEKEEPING = {events.Earmarked, events.Forgotten}
+"""No right or share of anybody changes by these, so they have no audit entry."""
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def store():
+    return TroubledStore()
+
+
+@pytest.fixture
+async def broker(store, clock):
+    rules = Rules(stale_after=make.STALE_AFTER, max_waiting=1, lost_after=timedelta(minutes=5))
+    made = Broker(lambda: store, clock, rules, Metrics())
+    await made.load()
+    await made.advertise(make.advertisement("a", OFFER))
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+def alice():
+    token = ACTOR.set(ALICE)
+    yield
+    ACTOR.reset(token)
+
+
+@pytest.fixture
+def logs(broker):
+    with capture_logs() as captured:
+        yield captured
+
+
+def texts(logs):
+    return [line["event"] for line in logs]
+
+
+def leaves(kind):
+    below = kind.__subclasses__()
+    return {kind} if not below else {leaf for one in below for leaf in leaves(one)}
+
+
+def test_every_event_with_an_audit_entry_has_a_text_of_its_own():
+    audited = leaves(events.Event) - HOUSEKEEPING
+    assert {kind.__name__ for kind in audited} | {journal.CUT} == set(change_log.LINES)
+
+
+async def test_a_placed_reservation_is_logged_with_its_keys(broker, logs):
+    found = await broker.reserve(make.request("cpu=1,memory=1Gi"))
+    (line,) = logs
+    assert line == {
+        "event": "Reservation placed",
+        "log_level": "info",
+        "reservation": found.id,
+        "requester": found.requester,
+        "cluster": "a",
+        "cpu": "1",
+        "memory": "1Gi",
+        "expires_at": found.expires_at.isoformat(),
+        "actor": "broker",
+    }
+
+
+async def test_nothing_is_logged_before_it_is_durable(broker, store, logs):
+    store.broken = OSError("full")
+    with pytest.raises(Exception, match="full"):
+        await broker.reserve(make.request())
+    assert "Reservation placed" not in texts(logs)
+
+
+async def test_the_life_of_a_reservation_is_logged_step_by_step(broker, clock, logs):
+    found = await broker.reserve(make.request())
+    await broker.acknowledge(found.id, A)
+    await broker.activate(found.id)
+    clock.pass_time(make.MINUTE)
+    await broker.renew(found.id, None)
+    await broker.release(found.id, Reason.BY_REQUESTER)
+    assert texts(logs) == [
+        "Reservation placed",
+        "Reservation acknowledged",
+        "Reservation activated",
+        "Reservation renewed",
+        "Reservation released",
+    ]
+    assert {line["log_level"] for line in logs} == {"info"}
+    assert logs[-1]["reason"] == "ReleasedByRequester"
+
+
+async def test_a_repeated_call_is_not_logged_again(broker, logs):
+    found = await broker.reserve(make.request(key="k"))
+    await broker.reserve(make.request(key="k"))
+    await broker.release(found.id, Reason.BY_REQUESTER)
+    await broker.release(found.id, Reason.BY_REQUESTER)
+    assert texts(logs) == ["Reservation placed", "Reservation released"]
+
+
+async def test_an_expired_reservation_is_logged_as_such(broker, clock, logs):
+    await broker.reserve(make.request())
+    clock.pass_time(make.HOUR * 2)
+    await broker.expire()
+    assert "Reservation expired" in texts(logs)
+
+
+async def test_a_queued_request_is_logged_and_then_its_placement(broker, logs):
+    first = await broker.reserve(make.request("cpu=4,memory=1Gi"))
+    await broker.reserve(make.request("cpu=1,memory=1Gi", wait=make.HOUR))
+    await broker.release(first.id, Reason.BY_REQUESTER)
+    assert texts(logs) == [
+        "Reservation placed",
+        "Reservation queued",
+        "Reservation released",
+        "Reservation placed",
+    ]
+
+
+async def test_a_queued_request_that_times_out_is_logged(broker, clock, logs):
+    await broker.reserve(make.request("cpu=9,memory=1Gi", wait=make.MINUTE))
+    clock.pass_time(make.MINUTE * 2)
+    await broker.expire()
+    assert texts(logs) == ["Reservation queued", "Reservation failed"]
+    assert logs[-1]["reason"] == "WaitTimedOut"
+
+
+async def test_a_rejected_request_is_logged_once_with_the_histogram(broker, logs):
+    with pytest.raises(NoCapacity):
+        await broker.reserve(make.request("cpu=9,memory=1Gi"))
+    (line,) = logs
+    assert (line["event"], line["log_level"]) == ("Reservation rejected", "info")
+    assert (line["reason"], line["clusters"]) == ("NoCapacity", 1)
+    assert line["rejections"] == {"InsufficientCPU": 1}
+    assert (line["cpu"], line["memory"]) == ("9", "1Gi")
+
+
+@pytest.mark.parametrize("kind", [QueueFull, KeyReused, Conflict], ids=lambda kind: kind.__name__)
+async def test_every_other_rejection_is_logged_once(broker, logs, kind):
+    first = make.request("cpu=9,memory=1Gi", wait=make.HOUR, key="k")
+    await broker.reserve(first, ReservationId("one"))
+    again = {
+        QueueFull: (make.request("cpu=9,memory=1Gi", wait=make.HOUR), None),
+        KeyReused: (make.request("cpu=8,memory=1Gi", key="k"), None),
+        Conflict: (make.request(), ReservationId("one")),
+    }
+    with pytest.raises(kind):
+        await broker.reserve(*again[kind])
+    assert texts(logs) == ["Reservation queued", "Reservation rejected"]
+    assert logs[-1]["reason"] == kind.code
+    assert ("error" in logs[-1]) is (kind is not KeyReused)  # its message contains the key
+
+
+async def test_a_resource_of_any_name_does_not_replace_a_key(broker, logs):
+    with pytest.raises(NoCapacity):
+        await broker.reserve(make.request("cpu=1,memory=1Gi,event=1,actor=1"))
+    assert logs[0]["extended"] == {"event": "1", "actor": "1"}
+
+
+async def test_quota_and_policy_are_logged_when_set_and_deleted(broker, alice, logs):
+    limits = Limiting(broker)
+    await limits.set_policy(A, LendingPolicy(deny=frozenset({"x"})))
+    await limits.clear_policy(A)
+    await limits.set_quota(R, Quota(reservations=0))
+    with pytest.raises(QuotaExceeded):
+        await broker.reserve(make.request())
+    await limits.clear_quota(R)
+    assert texts(logs) == [
+        "Policy set",
+        "Policy deleted",
+        "Quota set",
+        "Reservation rejected",
+        "Quota deleted",
+    ]
+    assert {line["actor"] for line in logs} == {"admin/alice"}
+
+
+async def test_what_is_done_to_a_cluster_is_logged(broker, alice, logs):
+    await broker.cordon(A, "repair")
+    await broker.uncordon(A)
+    await broker.advertise(make.advertisement("b", OFFER))
+    found = await broker.reserve(make.request())
+    await broker.drain(found.target, "repair")
+    await broker.remove(found.target)
+    assert texts(logs) == [
+        "Cluster cordoned",
+        "Cluster uncordoned",
+        "Cluster registered",
+        "Reservation placed",
+        "Cluster cordoned",
+        "Reservation moved",
+        "Cluster drained",
+        "Cluster removed",
+    ]
+    assert (logs[0]["reason"], logs[0]["actor"]) == ("repair", "admin/alice")
+    moved = logs[5]
+    assert (moved["previous_cluster"], moved["cluster"]) == (
+        found.target,
+        ({"a", "b"} - {found.target}).pop(),
+    )
+    assert logs[6]["reservations"] == 1
+
+
+async def test_an_advertisement_is_logged_at_info_only_if_it_changes_more_than_amounts(
+    broker, logs
+):
+    await broker.advertise(make.advertisement("a", "cpu=3,memory=8Gi"))
+    assert [line for line in logs if line["log_level"] != "debug"] == []
+    changed = replace(make.advertisement("a", OFFER), labels={"zone": "z"})
+    await broker.advertise(changed)
+    lines = [line for line in logs if line["log_level"] != "debug"]
+    assert [(line["event"], line["cluster"]) for line in lines] == [
+        ("Cluster advertisement changed", "a")
+    ]
+
+
+async def test_a_failover_is_logged_for_the_provider_and_each_reservation(broker, clock, logs):
+    await broker.reserve(make.request())
+    for _ in range(120):
+        clock.pass_time(timedelta(seconds=9))  # a longer gap would count as a pause of the broker
+        await broker.advertise(make.advertisement("c", OFFER))
+        await broker.expire()
+    assert texts(logs).count("Reservation failed over") == 1
+    assert texts(logs).count("Provider unreachable, failing over its reservations") == 1
+
+
+async def change(broker, command):
+    return await broker.change(command, lambda _, answer: answer)
+
+
+CERTIFICATE = Certificate("01", make.T0, make.T0 + make.HOUR, "pin")
+
+
+def token(name):
+    return Token(
+        TokenId(name), "digest", Role.CLUSTER, make.T0, "alice", make.T0 + make.HOUR, uses_left=9
+    )
+
+
+async def join(broker, name, key, door, certificate):
+    def command(ledger, now):
+        known = ledger.registry.tokens["t"]
+        judged = enrolment.judge(ledger, Newcomer(Role.CLUSTER, name, key), known, door, now)
+        return (yield from enrolment.join(ledger, judged, certificate, now))
+
+    await change(broker, command)
+
+
+async def test_tokens_and_members_are_logged_from_the_first_to_the_last(broker, alice, logs):
+    await change(
+        broker, lambda ledger, now: enrolment.create_token(ledger, token("t"), Door(), now)
+    )
+    await join(broker, "auto", "k1", Door(auto_accept=("*",)), CERTIFICATE)
+    await join(broker, "asks", "k2", Door(), None)
+    await join(broker, "other", "k3", Door(), None)
+    await change(
+        broker,
+        lambda ledger, now: enrolment.accept(ledger, Role.CLUSTER, "asks", "", "alice", now),
+    )
+    await change(broker, lambda ledger, now: enrolment.reject(ledger, Role.CLUSTER, "other", now))
+    await change(
+        broker,
+        lambda ledger, now: revocation.revoke(
+            ledger, Role.CLUSTER, "asks", why="lost", by="alice", release=False, now=now
+        ),
+    )
+    await change(
+        broker,
+        lambda ledger, now: revocation.remove(ledger, Role.CLUSTER, "auto", "alice", now),
+    )
+    await change(broker, lambda ledger, now: enrolment.delete_token(ledger, TokenId("t"), now))
+    assert [(line["event"], line.get("cluster")) for line in logs] == [
+        ("Token created", None),
+        ("Token used", None),
+        ("Member joined", "auto"),
+        ("Certificate issued", "auto"),
+        ("Token used", None),
+        ("Member join requested", "asks"),
+        ("Token used", None),
+        ("Member join requested", "other"),
+        ("Member approved", "asks"),
+        ("Member denied", "other"),
+        ("Member revoked", "asks"),
+        ("Member removed", "auto"),
+        ("Token deleted", None),
+    ]
+    assert logs[0]["token_id"] == "t"
+
+
+async def test_an_action_without_a_text_is_logged_all_the_same(broker, logs):
+    broker.keep([Entry(make.T0, ALICE, "Invented", "cluster/a")])
+    await broker.settled()
+    (line,) = logs
+    assert (line["event"], line["action"], line["subject"]) == (
+        "Ledger changed",
+        "Invented",
+        "cluster/a",
+    )
+
+
+async def test_an_audited_rejection_is_logged_only_by_who_rejects(broker, logs):
+    broker.tell(Entry(make.T0, ALICE, "reserve", "", code="Forbidden", message="no"))
+    await broker.settled()
+    assert logs == []
