@@ -103,9 +103,9 @@ def test_probes_and_metrics_answer(rome):
     assert rome.get("/readyz")[0] == 200
     status, text = rome.get("/metrics", "metrics")
     assert status == 200
-    assert brokers.series(text, "kubelend_agent_stream_up") == 1
+    assert brokers.series(text, "kubelend_agent_stream_connected") == 1
     assert brokers.series(text, "kubelend_agent_nodes") == 1
-    assert brokers.series(text, "kubelend_agent_part_up", part="publisher") == 1
+    assert brokers.series(text, "kubelend_agent_component_healthy", component="publisher") == 1
     assert rome.get("/nothing")[0] == 404
 
 
