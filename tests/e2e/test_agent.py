@@ -86,7 +86,9 @@ def test_a_request_that_is_dropped_in_as_a_file_becomes_a_promise_at_both_ends(r
 def test_a_file_that_nobody_can_read_is_told_and_ignored(rome, bonn):
     path = rome.path(ResourceRequest, "odd")
     path.write_text("kind: [")
-    rome.wait_for(lambda: any("odd" in line["file"] for line in rome.logged("file ignored")))
+    rome.wait_for(
+        lambda: any("odd" in line["file"] for line in rome.logged("Ignoring invalid object file"))
+    )
     path.unlink()
     assert rome.get("/readyz")[0] == 200
 
@@ -210,11 +212,11 @@ def files(certificates, tmp_path):
         ("broker_transport", "mqtt", "--broker-transport: 'mqtt' is unknown"),
         ("broker_cert_path", "nowhere", "nowhere/tls.crt is missing"),
         ("simulation", "nothing.yaml", "nothing.yaml cannot be read: No such file"),
-        ("simulation", "torn.yaml", "torn.yaml: is no YAML: line "),
+        ("simulation", "torn.yaml", "torn.yaml: not valid YAML: line "),
         ("simulation", "odd.yaml", "odd.yaml: nodes[0].colour: is no field"),
         ("objects_dir", "good.yaml", "good.yaml cannot be made: Not a directory"),
         ("policy_file", "nothing.yaml", "--policy-file: nothing.yaml cannot be read"),
-        ("policy_file", "torn.yaml", "--policy-file: torn.yaml: is no YAML: line "),
+        ("policy_file", "torn.yaml", "--policy-file: torn.yaml: not valid YAML: line "),
     ],
 )
 def test_what_cannot_work_is_one_line_and_a_code(files, tmp_path, flag, value, words):

@@ -118,27 +118,27 @@ def shown(
     )
 
 
-def is_noticeable(told: Totals, found: Totals) -> bool:
+def is_noticeable(published: Totals, found: Totals) -> bool:
     """Whether a change has to be advertised now instead of at the next due time.
 
     Always for nodes, holds and devices; for other usage if it changes by a threshold, or if a resource
     becomes exhausted or available again.
     """
-    if found.capacity != told.capacity or found.allocatable != told.allocatable:
+    if found.capacity != published.capacity or found.allocatable != published.allocatable:
         return True
-    if _held(found) != _held(told):
+    if _held(found) != _held(published):
         return True
-    change = found.allocated - told.allocated
-    return any(_matters(name, amount, told, found) for name, amount in change.items())
+    change = found.allocated - published.allocated
+    return any(_matters(name, amount, published, found) for name, amount in change.items())
 
 
-def _matters(name: str, change: int, told: Totals, found: Totals) -> bool:
+def _matters(name: str, change: int, published: Totals, found: Totals) -> bool:
     if name not in _DIVISIBLE:
         return True
     percent = LESS_FREE if change > 0 else MORE_FREE
     if abs(change) * 100 >= percent * found.allocatable.amount(name):
         return True
-    return (told.free.amount(name) > 0) != (found.free.amount(name) > 0)
+    return (published.free.amount(name) > 0) != (found.free.amount(name) > 0)
 
 
 def _held(totals: Totals) -> Resources:

@@ -110,14 +110,14 @@ class Publisher:
         self._standing.report(PART)
         self._show(totals, answer, AdvertisementStatus(phase="Active", published=True))
 
-    async def _change_or_due(self, told: Totals) -> None:
+    async def _change_or_due(self, published: Totals) -> None:
         """Wait for the next due time or a significant change; changes during damping are checked
         after it.
         """
         try:
             async with asyncio.timeout(self._until_due()):
                 await asyncio.sleep(self._settings.damping.total_seconds())
-                while not advertising.is_noticeable(told, self._inventory.totals()):
+                while not advertising.is_noticeable(published, self._inventory.totals()):
                     self._news.clear()
                     await self._news.wait()
                     await asyncio.sleep(GATHERING.total_seconds())

@@ -11,4 +11,4 @@ def closed() -> BrokerUnreachable:
     Retryable, because the broker has rejected nothing: a stopping agent must not mark requests as
     Failed.
     """
-    return BrokerUnreachable("the connection to the broker was closed by the agent")
+    return BrokerUnreachable("the connection to the broker was closed on this side")

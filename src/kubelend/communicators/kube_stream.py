@@ -75,9 +75,9 @@ class Stream(NamedTuple):
                 yield instruction
         self.diary.seen = self.revision
         while True:
-            instruction = self._taken(await events.next())
-            if instruction is not None and self.diary.note(instruction):
-                yield instruction
+            update = self._taken(await events.next())
+            if update is not None and self.diary.note(update):
+                yield update
 
     async def _first(self, events: Events) -> list[Object]:
         """All objects, once each watch has delivered its list."""

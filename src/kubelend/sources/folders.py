@@ -137,7 +137,7 @@ class Folder:
             raise Restless(f"{self._path(kind, name)} is being written")
         if problem := self._problems.get(f"{kind.plural}/{name}"):
             raise Unavailable(
-                f"{self._path(kind, name)} {problem}", hint="correct or remove the file"
+                f"{self._path(kind, name)}: {problem}", hint="correct or remove the file"
             )
         entry = self._entries[kind].get(name)
         return None if entry is None else cast(Kind | None, entry.found)
