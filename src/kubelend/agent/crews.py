@@ -24,7 +24,7 @@ class Crew(Generic[Key]):
         look: Callable[[Key], Awaitable[None]],
         failed: Callable[[Key, KubelendError], Awaitable[None]],
     ) -> None:
-        """`failed` is called with each failure. Exceptions other than `KubelendError` end `run`."""
+        """`on_failure` is called with each failure. Exceptions other than `KubelendError` end `run`."""
         self._look = look
         self._failed = failed
         self._queue: Workqueue[Key] = Workqueue()
@@ -36,7 +36,7 @@ class Crew(Generic[Key]):
         self._queue.add_after(key, delay)
 
     def retry(self, key: Key) -> None:
-        """Retry with a backoff that grows until `succeeded` is called."""
+        """Retry with a backoff that grows until `forget` is called."""
         self._queue.retry(key)
 
     def hurry(self) -> None:

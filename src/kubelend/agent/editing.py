@@ -73,7 +73,7 @@ async def state(
 
 
 async def add_finalizer(objects: LocalObjects, found: Kind, finalizer: str) -> Kind | None:
-    """None as in `edit`. An object that is being deleted gets no new finalizer."""
+    """None as in `update_object`. An object that is being deleted gets no new finalizer."""
 
     def change(newest: Kind) -> Kind:
         known = newest.metadata.finalizers
@@ -83,7 +83,7 @@ async def add_finalizer(objects: LocalObjects, found: Kind, finalizer: str) -> K
 
 
 async def remove_finalizer(objects: LocalObjects, found: Kind, finalizer: str) -> Kind | None:
-    """None as in `edit`."""
+    """None as in `update_object`."""
 
     def change(newest: Kind) -> Kind:
         others = (name for name in newest.metadata.finalizers if name != finalizer)

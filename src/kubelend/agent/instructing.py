@@ -45,7 +45,7 @@ class Outside(NamedTuple):
 
 
 class Instructor:
-    """Feed it with `add` and `take`, and run `looks` as a task."""
+    """Feed it with `enqueue` and `handle_event`, and run `queue` as a task."""
 
     def __init__(
         self,

@@ -59,7 +59,7 @@ class Listener:
         poll_every: timedelta = POLL_EVERY,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        """`poll_every` of zero disables polling."""
+        """`poll_interval` of zero disables polling."""
         self._communicator = communicator
         self._reservations = reservations
         self._standing = standing

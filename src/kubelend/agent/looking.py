@@ -62,8 +62,8 @@ class Looks:
         try:
             await self._look(key)
         except KubelendError as error:
-            retry_after = verdicts.patience(error)
-            self._queue.retry(key, retry_after)
+            delay = verdicts.patience(error)
+            self._queue.retry(key, delay)
             if self._problems.get(key) != error.code:
                 self._problems[key] = error.code
                 log.warning(
@@ -71,7 +71,7 @@ class Looks:
                     kind=self._name,
                     name=key,
                     error=str(error),
-                    retry_after=retry_after.total_seconds(),
+                    retry_after=delay.total_seconds(),
                 )
         else:
             self._queue.forget(key)
@@ -86,9 +86,9 @@ async def follow(
     report: Callable[[str], None],
     chance: Callable[[], float],
 ) -> None:
-    """Watch a kind, and hand each event to `take`. Runs until cancelled.
+    """Watch a kind, and hand each event to `on_event`. Runs until cancelled.
 
-    `report` is called with the watch error, and with an empty text while the watch works.
+    `on_error` is called with the watch error, and with an empty text while the watch works.
     """
     pauses = _PAUSES.delays(chance)
     while True:

@@ -67,7 +67,7 @@ class Listed(NamedTuple):
 
 
 class Deleted(NamedTuple):
-    """The object was deleted; `found` is its last known state."""
+    """The object was deleted; `last_state` is its last known state."""
 
     found: object
 

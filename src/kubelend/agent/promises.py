@@ -30,7 +30,7 @@ class Promises:
         enforce: bool,
         on_holds: Callable[[], None],
     ) -> None:
-        """`on_holds` is called after every change of the inventory's holds."""
+        """`on_change` is called after every change of the inventory's holds."""
         self._inventory = inventory
         self._policy = policy
         self._on_holds = on_holds

@@ -61,7 +61,7 @@ class Requester:
     ) -> None:
         """`namespace` is that of the ReservationInstructions; empty for the namespace of each request.
 
-        `finished_for` is how long they are kept after their reservation has finished.
+        `finished_ttl` is how long they are kept after their reservation has finished.
         """
         self._objects = objects
         self._reservations = reservations

@@ -11,7 +11,7 @@ from kubelend.wire.objects import ReservationInstruction
 
 
 class Roster:
-    """Fed by the watch. `look` is called with the keys to reconcile."""
+    """Fed by the watch. `enqueue` is called with the keys to reconcile."""
 
     def __init__(self, look: Callable[[str], None]) -> None:
         self._look = look

@@ -15,7 +15,7 @@ from kubelend.wire.objects import ResourceRequest
 
 
 class Sightings:
-    """Fed by the watch. `look` is called with the keys to reconcile."""
+    """Fed by the watch. `enqueue` is called with the keys to reconcile."""
 
     def __init__(self, look: Callable[[str], None]) -> None:
         self.is_complete = False

@@ -64,7 +64,7 @@ def of_question(asked: Asked) -> ResourceRequestStatus:
 def of_reservation(
     found: ResourceRequest, body: bodies.Reservation, trouble: KubelendError | None = None
 ) -> ResourceRequestStatus:
-    """The state of the reservation; `trouble` is why it could not be renewed."""
+    """The state of the reservation; `renewal_error` is why it could not be renewed."""
     notes, is_live = [_text(body)], body.status.phase in LIVE
     if is_live and wishes.is_changed(found):
         notes.append(_CHANGED)

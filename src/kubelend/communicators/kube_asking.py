@@ -84,7 +84,7 @@ class Asker:
     async def ask(
         self, slot: Slot[Kind], name: str, question: Question, beside: dict[str, object]
     ) -> Kind:
-        """The object with the response to a request; `beside` is written in the same part of the
+        """The object with the response to a request; `extra_fields` is written in the same part of the
         object.
 
         If another caller uses the same object at the same time, its call finishes first and this one is
@@ -158,7 +158,7 @@ class Asker:
 
 @contextmanager
 def unreachable(*acted_on: type[KubelendError]) -> Iterator[None]:
-    """Around each use of the API server; `acted_on` are further errors that the caller handles."""
+    """Around each use of the API server; `handled` are further errors that the caller handles."""
     passed: tuple[type[KubelendError], ...] = (AlreadyExists, InvalidInput, *acted_on)
     try:
         yield

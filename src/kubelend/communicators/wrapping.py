@@ -1,6 +1,6 @@
 """Middleware around a communicator: delays, metrics, and detection of a second active agent.
 
-A middleware overrides `around`, and `stream` if it handles streams.
+A middleware overrides `wrap_call`, and `stream` if it handles streams.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ LOOK_LIMIT: Final = timedelta(seconds=30)
 """For a `kubectl get` in the agent's own cluster, which waits for no other cluster."""
 
 BELIEVED_FOR: Final = timedelta(seconds=30)
-"""Upper bound for not retrying a provider whose peering failed: see `_Failure`."""
+"""Upper bound for not retrying a provider whose peering failed: see `_CachedFailure`."""
 
 GATEWAY: Final = ("--gw-server-service-type", "NodePort")
 """How the networks of the two clusters are connected; the default of the published agent."""

@@ -33,7 +33,7 @@ class Turn:
         self._end = now() + limit.total_seconds()
 
     def left(self, most: timedelta) -> timedelta:
-        """For the next command, at most `most`; `Unavailable` if no time is left."""
+        """For the next command, at most `limit`; `Unavailable` if no time is left."""
         left = timedelta(seconds=round(self._end - self._now(), 2))  # also shown to people
         if left <= timedelta():
             raise Unavailable(

@@ -51,7 +51,7 @@ def record(found: Any, kind: type[Record]) -> Record:
 
 
 def written(found: Any, kind: type[Record]) -> Record:
-    """As `record`, but unknown fields are errors: for what people write."""
+    """As `convert_record`, but unknown fields are errors: for what people write."""
     made = record(found, kind)
     for path in _unknown(found, made, ""):
         raise InvalidInput(f"{path.removeprefix('.')}: unknown field")

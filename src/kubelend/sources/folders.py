@@ -24,7 +24,7 @@ SETTLE: Final = timedelta(milliseconds=50)
 
 GONE: Final = ".gone"
 GONE_FOR: Final = 60.0
-"""Seconds for which the file of a deleted object is kept, hidden: see `_bury`."""
+"""Seconds for which the file of a deleted object is kept, hidden: see `_move_to_deleted`."""
 
 _SUFFIX: Final = ".yaml"
 _LONGEST: Final = 255 - len("..new")

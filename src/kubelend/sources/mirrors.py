@@ -35,7 +35,7 @@ RELISTED: Final = Relisted()
 
 
 class Mirror(Generic[Kept, Gone]):
-    """`take` returns what an event changes in the cache: often nothing."""
+    """`handle_event` returns what an event changes in the cache: often nothing."""
 
     def __init__(self, gone: Callable[[str], Gone], key_of: Callable[[Unreadable], str]) -> None:
         self.listings = 0

@@ -28,7 +28,7 @@ _NUMBER: Final = re.compile("[0-9]{1,18}", re.ASCII)
 
 
 def apply(kept: Kind | None, wanted: Kind, now: datetime) -> Kind:
-    """The object to store; `kept` itself if nothing changes."""
+    """The object to store; `stored` itself if nothing changes."""
     check(kept, wanted)
     return created(wanted, now) if kept is None else _revised(kept, edited(kept, wanted))
 
@@ -52,7 +52,7 @@ def edited(kept: Kind, wanted: Kind) -> Kind:
 
 
 def set_status(kept: Kind | None, wanted: Kind) -> Kind | None:
-    """The object to store; None if it is gone or has another `uid`; `kept` itself if nothing
+    """The object to store; None if it is gone or has another `uid`; `stored` itself if nothing
     changes.
     """
     if kept is None or wanted.metadata.uid not in ("", kept.metadata.uid):
@@ -62,7 +62,7 @@ def set_status(kept: Kind | None, wanted: Kind) -> Kind | None:
 
 
 def delete(kept: Kind, now: datetime) -> Kind:
-    """The object to store until its finalizers are removed; `kept` itself if it is being deleted
+    """The object to store until its finalizers are removed; `stored` itself if it is being deleted
     already.
     """
     if kept.metadata.deletion_timestamp is not None:
@@ -102,7 +102,7 @@ def blank(wanted: Kind) -> Kind:
 
 
 def found_edited(kept: Kind | None, found: Kind, now: datetime) -> Kind:
-    """The object that a file means, whose stored object was `kept`. `found` itself if it is
+    """The object that a file means, whose stored object was `stored`. `found` itself if it is
     complete.
     """
     if not is_ours(found):

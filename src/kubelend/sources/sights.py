@@ -28,7 +28,7 @@ class NodeHead(NodeMetadata, frozen=True, gc=False):
 
 
 class SeenNode(msgspec.Struct, frozen=True, gc=False):
-    """A node, of which only `kept` is left after decoding."""
+    """A node, of which only `projected` is left after decoding."""
 
     metadata: NodeHead
     spec: NodeSpec = NodeSpec()
@@ -46,7 +46,7 @@ class SeenNode(msgspec.Struct, frozen=True, gc=False):
 
 
 class SeenPod(msgspec.Struct, frozen=True, gc=False):
-    """A pod, of which only `kept` is left after decoding."""
+    """A pod, of which only `projected` is left after decoding."""
 
     metadata: PodMetadata
     spec: PodSpec = PodSpec()
