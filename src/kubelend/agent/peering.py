@@ -50,7 +50,7 @@ CHECK_EVERY: Final = timedelta(minutes=1)
 class PeeringKeeper:
     """Use `run` as a root task."""
 
-    def __init__(  # noqa: PLR0913 - all that it works with, and nothing behind its back
+    def __init__(  # noqa: PLR0913 - explicit dependencies
         self,
         objects: LocalObjects,
         communicator: BrokerCommunicator,

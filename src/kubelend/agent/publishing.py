@@ -41,7 +41,7 @@ retries: after this time there is a newer measurement to send."""
 class Publisher:
     """Use `run` as a root task, and call `notify_changed` whenever the inventory may have changed."""
 
-    def __init__(  # noqa: PLR0913 - all that it works with, and nothing behind its back
+    def __init__(  # noqa: PLR0913 - explicit dependencies
         self,
         *,
         settings: Advertising,

@@ -46,7 +46,7 @@ log = structlog.get_logger("kubelend.agent")
 class Requester:
     """Use `run` as a root task."""
 
-    def __init__(  # noqa: PLR0913 - all that it works with, and nothing behind its back
+    def __init__(  # noqa: PLR0913 - explicit dependencies
         self,
         objects: LocalObjects,
         communicator: BrokerCommunicator,

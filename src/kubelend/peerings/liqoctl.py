@@ -49,7 +49,7 @@ class LiqoctlPeering:
     A call takes at most twice `timeout`: once for waiting for another command, once for its own.
     """
 
-    def __init__(  # noqa: PLR0913 - all that it works with, and nothing behind its back
+    def __init__(  # noqa: PLR0913 - explicit dependencies
         self,
         kubeconfigs: Path,
         cluster: str,
