@@ -214,7 +214,7 @@ def files(certificates, tmp_path):
         ("simulation", "nothing.yaml", "nothing.yaml cannot be read: No such file"),
         ("simulation", "torn.yaml", "torn.yaml: not valid YAML: line "),
         ("simulation", "odd.yaml", "odd.yaml: nodes[0].colour: is no field"),
-        ("objects_dir", "good.yaml", "good.yaml cannot be made: Not a directory"),
+        ("objects_dir", "good.yaml", "good.yaml cannot be created: Not a directory"),
         ("policy_file", "nothing.yaml", "--policy-file: nothing.yaml cannot be read"),
         ("policy_file", "torn.yaml", "--policy-file: torn.yaml: not valid YAML: line "),
     ],
