@@ -14,7 +14,7 @@ from kubelend.agent.listening import Listener
 from kubelend.agent.reservations import Reservations
 from kubelend.agent.standing import Standing
 from kubelend.core.models import ReservationId
-from virtual_time import settled, stopped
+from virtual_time import now, settled, stopped
 
 
 class Rig:
@@ -24,7 +24,7 @@ class Rig:
         self, *, poll_every: timedelta = listening.POLL_EVERY, chance: float = 0.0
     ) -> None:
         self.broker = DeskBroker("me", make.desk(me="cpu=8,memory=8Gi", other="cpu=8,memory=8Gi"))
-        self.reservations, self.standing = Reservations(), Standing()
+        self.reservations, self.standing = Reservations(), Standing(lambda: now().timestamp())
         self.heard: list[str] = []
         self.reservations.listen(self.heard.append)
         self.listener = Listener(

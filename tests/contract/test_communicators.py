@@ -10,9 +10,9 @@ import pytest
 import make
 from brokers import until
 from callers import PATIENCE
+from in_process import InProcessCommunicator
 from kubelend.communicators import factory
 from kubelend.communicators.delayed import Delayed
-from kubelend.communicators.in_process import InProcessCommunicator
 from kubelend.communicators.measured import Measured
 from kubelend.communicators.options import Options
 from kubelend.core.errors import (

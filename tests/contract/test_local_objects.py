@@ -183,7 +183,7 @@ async def test_change_of_an_old_version_is_a_conflict(objects):
     made = await objects.apply(wish())
     newer = await objects.apply(replace(made, spec=wish(cpu="2").spec))
     finalizers = replace(made.metadata, finalizers=("example.org/one",))
-    with pytest.raises(Conflict, match="changed by somebody else"):
+    with pytest.raises(Conflict, match="was modified"):
         await objects.apply(replace(made, metadata=finalizers))
     assert await objects.find(ResourceRequest, made.key) == newer
 
@@ -191,10 +191,10 @@ async def test_change_of_an_old_version_is_a_conflict(objects):
 async def test_status_of_an_old_version_is_a_conflict(objects):
     made = await objects.apply(wish())
     newer = await objects.apply(replace(made, spec=wish(cpu="2").spec))
-    with pytest.raises(Conflict, match="changed by somebody else"):
+    with pytest.raises(Conflict, match="was modified"):
         await objects.set_status(pending(made))
     stated = await objects.set_status(pending(newer))
-    with pytest.raises(Conflict, match="changed by somebody else"):
+    with pytest.raises(Conflict, match="was modified"):
         await objects.set_status(pending(newer, "another word"))
     assert await objects.find(ResourceRequest, made.key) == stated
 

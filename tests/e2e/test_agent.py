@@ -86,7 +86,9 @@ def test_a_request_that_is_dropped_in_as_a_file_becomes_a_promise_at_both_ends(r
 def test_a_file_that_nobody_can_read_is_told_and_ignored(rome, bonn):
     path = rome.path(ResourceRequest, "odd")
     path.write_text("kind: [")
-    rome.wait_for(lambda: any("odd" in line["file"] for line in rome.logged("file ignored")))
+    rome.wait_for(
+        lambda: any("odd" in line["file"] for line in rome.logged("Ignoring invalid object file"))
+    )
     path.unlink()
     assert rome.get("/readyz")[0] == 200
 
@@ -103,9 +105,9 @@ def test_probes_and_metrics_answer(rome):
     assert rome.get("/readyz")[0] == 200
     status, text = rome.get("/metrics", "metrics")
     assert status == 200
-    assert brokers.series(text, "kubelend_agent_stream_up") == 1
+    assert brokers.series(text, "kubelend_agent_stream_connected") == 1
     assert brokers.series(text, "kubelend_agent_nodes") == 1
-    assert brokers.series(text, "kubelend_agent_part_up", part="publisher") == 1
+    assert brokers.series(text, "kubelend_agent_component_healthy", component="publisher") == 1
     assert rome.get("/nothing")[0] == 404
 
 
@@ -210,11 +212,11 @@ def files(certificates, tmp_path):
         ("broker_transport", "mqtt", "--broker-transport: 'mqtt' is unknown"),
         ("broker_cert_path", "nowhere", "nowhere/tls.crt is missing"),
         ("simulation", "nothing.yaml", "nothing.yaml cannot be read: No such file"),
-        ("simulation", "torn.yaml", "torn.yaml: is no YAML: line "),
+        ("simulation", "torn.yaml", "torn.yaml: not valid YAML: line "),
         ("simulation", "odd.yaml", "odd.yaml: nodes[0].colour: unknown field"),
-        ("objects_dir", "good.yaml", "good.yaml cannot be made: Not a directory"),
+        ("objects_dir", "good.yaml", "good.yaml cannot be created: Not a directory"),
         ("policy_file", "nothing.yaml", "--policy-file: nothing.yaml cannot be read"),
-        ("policy_file", "torn.yaml", "--policy-file: torn.yaml: is no YAML: line "),
+        ("policy_file", "torn.yaml", "--policy-file: torn.yaml: not valid YAML: line "),
     ],
 )
 def test_what_cannot_work_is_one_line_and_a_code(files, tmp_path, flag, value, words):

@@ -92,9 +92,10 @@ async def test_second_process_of_one_name_says_why_it_waits_and_takes_over_from_
     two = await start("one", directory="two")
     await asyncio.to_thread(two.wait_for, lambda: says_why(two))
     assert two.get("/healthz") == (200, "ok")
-    assert Counter(line["part"] for line in two.logged("trouble")) == {"publisher": 1, "stream": 1}
-    for line in two.logged("trouble"):
-        assert "another agent is active for one since" in line["problem"]
+    unhealthy = [line for line in two.log() if "component" in line and "error" in line]
+    assert Counter(line["component"] for line in unhealthy) == {"publisher": 1, "stream": 1}
+    for line in unhealthy:
+        assert "another agent is active for one since" in line["error"]
     assert one.get("/readyz")[0] == 200
     assert await asyncio.to_thread(one.end, signal.SIGKILL) == -signal.SIGKILL
     await asyncio.to_thread(two.wait_for, lambda: two.get("/readyz")[0] == 200, QUICKLY)

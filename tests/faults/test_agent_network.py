@@ -74,7 +74,9 @@ async def test_cut_off_requester_keeps_what_it_has_and_gets_the_rest_afterwards(
         late = await agent.shows("late", is_unheard)
         assert "did not answer within" in late.status.message
         dropped = await agent.shows("dropped", lambda found: found.status.reason != "InUse")
-        assert dropped.status.message.startswith("Waits to be given back before it goes: ")
+        assert dropped.status.message.startswith(
+            "Deletion waits until the reservation is released: "
+        )
         # What comes down alone still comes: a stream that speaks is not dead.
         parts = {"publisher"} if way == "upwards" else {"publisher", "stream"}
         await agents.eventually(lambda: missing(agent, parts))

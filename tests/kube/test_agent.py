@@ -157,7 +157,7 @@ def test_restart_of_the_api_server_in_the_middle_is_survived(rome, bonn, machine
     rome.apply(WISH % "before")
     before = rome.shows(ResourceRequest, "before", has("Active"), "team")
     bonn.cluster.kill()
-    bonn.wait_for(lambda: "cannot see nodes" in bonn.get("/readyz")[1])
+    bonn.wait_for(lambda: "cannot watch nodes" in bonn.get("/readyz")[1])
     assert bonn.get("/healthz") == (200, "ok")
     rome.apply(WISH % "meanwhile")
     rome.shows(ResourceRequest, "meanwhile", has("Reserved"), "team")

@@ -91,11 +91,11 @@ def pending(found):
 async def test_change_in_between_is_a_conflict_for_who_has_read(objects, hasty, wish):
     made = await objects.apply(wish())
     late = hasty(lambda: objects.apply(wish(cpu="2")))
-    with pytest.raises(Conflict, match="changed by somebody else"):
+    with pytest.raises(Conflict, match="was modified"):
         await late.apply(replace(made, spec=wish(cpu="3").spec))
     late = hasty(lambda: objects.apply(wish(cpu="4")))
     newest = await objects.find(ResourceRequest, made.key)
-    with pytest.raises(Conflict, match="changed by somebody else"):
+    with pytest.raises(Conflict, match="was modified"):
         await late.set_status(pending(newest))
     found = await objects.find(ResourceRequest, made.key)
     assert (found.spec.requested_cpu, found.status.phase) == ("4", "")

@@ -201,7 +201,7 @@ async def test_missing_permission_is_told_and_waited_for(kube, machines):
         unready = await seen.until_standing(
             lambda problem: "pods" in problem and "nodes" in problem
         )
-        assert f'cannot see nodes: nodes is forbidden: User "{user}" cannot list' in unready
+        assert f'cannot watch nodes: nodes is forbidden: User "{user}" cannot list' in unready
         with pytest.raises(Forbidden):
             await seen.source.identity()
         kube_roles.grant(kube, user)
@@ -218,7 +218,7 @@ async def test_restart_of_the_api_server_is_survived(clusters):
         await machines.pod("p", "a", cpu="1")
         await seen.until(lambda sums: sums.allocated.cpu == 1000)
         await asyncio.to_thread(cluster.kill)
-        assert "cannot see" in await seen.until_standing(bool)
+        assert "cannot watch" in await seen.until_standing(bool)
         assert seen.inventory.totals().allocated.cpu == 1000
         cluster.start()
         await asyncio.to_thread(cluster.wait_until_ready)

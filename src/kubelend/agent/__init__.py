@@ -1,1 +1,1 @@
-"""What an agent does for its cluster: it measures, advertises, borrows and lends. All I/O is behind ports."""
+"""What an agent does for its cluster: measure, advertise, reserve, hold, peer. All I/O is behind ports."""

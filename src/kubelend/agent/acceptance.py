@@ -1,7 +1,7 @@
-"""Whether a provider keeps the promise that the broker has made for it: its own policy, and what is free.
+"""Admission of a reservation by its provider: the lending policy, and the capacity that is free now.
 
-The broker has asked the same questions, but of an advertisement that may be half a minute old. Called by
-`agent.providing`; the answer is a sentence, which the requester may read in the end.
+The broker has applied the same rules, but to an advertisement that may be half a minute old. The result
+is a refusal reason that the requester may read.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from kubelend.core.resources import NOTHING, Resources
 
 
 class Question(NamedTuple):
-    """One reservation."""
+    """The reservation to be admitted."""
 
     requester: str
     wanted: Resources
     at: datetime
-    """When the broker chose this cluster, which is when its opening hours count."""
+    """When the broker placed the reservation; opening hours are checked at this time."""
 
 
 class Means(NamedTuple):
-    """What there is to answer with."""
+    """What a reservation is checked against."""
 
     policy: LendingPolicy | None
     free: Resources | None
-    """What nobody uses or was promised; None if that is not to matter."""
+    """Resources neither used nor held; None if capacity is not enforced."""
     lent: Iterable[Hold]
-    """What others have been promised."""
+    """Holds of other reservations."""
 
 
 def refusal(asked: Question, means: Means) -> str:
-    """Why not, for a person; empty if nothing speaks against it."""
+    """The first reason to refuse, for people; empty if the reservation is admissible."""
     return next(_refusals(asked, means), "")
 
 
@@ -55,20 +55,20 @@ def _by_access(asked: Question, policy: LendingPolicy) -> Iterator[str]:
     if lending.matches(asked.requester, policy.deny):
         yield f"this cluster does not lend to {asked.requester}"
     if policy.allow and not lending.matches(asked.requester, policy.allow):
-        yield f"this cluster lends to others only, not to {asked.requester}"
+        yield f"{asked.requester} is not in this cluster's list of allowed requesters"
 
 
 def _by_hours(asked: Question, policy: LendingPolicy) -> Iterator[str]:
     if policy.hours and not hours.Timetable((policy.hours,)).is_open(asked.at):
-        yield f"this cluster lends at other times: {', '.join(policy.hours)}"
+        yield f"outside this cluster's lending hours: {', '.join(policy.hours)}"
 
 
 def _by_room(wanted: Resources, free: Resources, keep_back: Resources) -> Iterator[str]:
     if not wanted.fits_in(free):
-        yield f"asked for {wanted.describe()}, but only {_of(wanted, free)} is free now"
+        yield f"requested {wanted.describe()}, but only {_of(wanted, free)} is free"
     elif not wanted.fits_in(free - keep_back):
         yield (
-            f"asked for {wanted.describe()}, but of the {_of(wanted, free)} that is free now "
+            f"requested {wanted.describe()}, but of {_of(wanted, free)} free "
             f"this cluster keeps back {_of(wanted, keep_back)}"
         )
 
@@ -81,12 +81,12 @@ def _by_cap(
         amount = wanted.amount(name)
         if amount and total.amount(name) + amount > most:
             yield (
-                f"asked for {resources.text(name, amount)} {name}, but this cluster lends "
-                f"{resources.text(name, most)}{whom} at most, "
+                f"requested {resources.text(name, amount)} {name}, but this cluster lends at most "
+                f"{resources.text(name, most)}{whom}, "
                 f"of which {resources.text(name, total.amount(name))} is lent"
             )
 
 
 def _of(wanted: Resources, there: Resources) -> str:
-    """How much there is of what is wanted."""
+    """The free amounts of the requested resources only."""
     return Resources.of({name: max(there.amount(name), 0) for name, _ in wanted.items()}).describe()

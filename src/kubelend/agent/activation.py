@@ -1,7 +1,7 @@
-"""Tells the broker that borrowed capacity is used, once the provider has agreed to it. Part of the peering.
+"""Activates a reservation on the broker once its peering is ready and its provider has acknowledged it.
 
-A provider cannot refuse any more what is used: the lender's word comes first, however quickly the clusters
-are joined. There are providers that never say it; they have had their time when the deadline is over.
+An active reservation cannot be refused, so the provider decides first, however fast the peering is.
+Some providers never acknowledge; the reservation is activated after a deadline.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import asyncio
 from datetime import timedelta
 from typing import Final, NamedTuple
 
+import structlog
+
 from kubelend.agent import asking
 from kubelend.agent.ports import BrokerCommunicator
 from kubelend.agent.reservations import Reservations
@@ -17,12 +19,14 @@ from kubelend.core.lifecycle import Phase
 from kubelend.wire import bodies
 from kubelend.wire.objects import ReservationInstruction
 
+log = structlog.get_logger("kubelend.agent")
+
 ANSWERED_WITHIN: Final = timedelta(seconds=30)
-"""From when it could be used."""
+"""How long to wait for the provider's acknowledgement after the peering is ready."""
 
 
 class Activation:
-    """By the broker's own newest word one sees whether it knows."""
+    """Activates reservations that the cache has as Reserved."""
 
     def __init__(
         self,
@@ -36,7 +40,7 @@ class Activation:
         self._ready: dict[str, _Ready] = {}
 
     def patience(self, found: ReservationInstruction) -> timedelta:
-        """For how long the provider of what is ready may still answer; zero if it need not."""
+        """How long to wait for the provider's acknowledgement; zero if there is no need to."""
         body = self._to_activate(found)
         if body is None or body.status.acknowledged_at is not None:
             return timedelta()
@@ -47,15 +51,15 @@ class Activation:
         return timedelta(seconds=max(ready.since + self._answered_within - now, 0))
 
     async def activate(self, found: ReservationInstruction) -> None:
-        """Have the broker know that it is used."""
         body = self._to_activate(found)
         if body is not None:
             asked_at = self._reservations.now()
             used = await asking.bounded(self._communicator.activate(body.id))
             self._reservations.put(used, asked_at)
+            log.info("Reservation activated", reservation=body.id, cluster=body.target_cluster_id)
 
     def forget(self, key: str) -> None:
-        """There is nothing to activate for this object any more."""
+        """The object has nothing to activate any more."""
         self._ready.pop(key, None)
 
     def _to_activate(self, found: ReservationInstruction) -> bodies.Reservation | None:
@@ -67,4 +71,4 @@ class Activation:
 class _Ready(NamedTuple):
     cluster: str
     since: float
-    """By the loop's time."""
+    """In the event loop's time."""

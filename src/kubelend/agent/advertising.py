@@ -1,6 +1,8 @@
-"""What is advertised: the body for the broker, the object for people, and when either is out of date.
+"""The advertisement: the body for the broker, the object for people, its schedule and when it is out of
+date. Pure.
 
-Called by the publisher. Nothing here waits or asks for the time.
+Each cluster advertises at its own wall-clock offset, derived from its ID: agents that were started
+together do not call the broker together.
 """
 
 from __future__ import annotations
@@ -19,21 +21,22 @@ from kubelend.core.resources import Resources
 from kubelend.wire import bodies, objects, quantities
 
 SHORTEST_VALIDITY: Final = timedelta(seconds=10)
-"""With short intervals three of them are over too soon: one slow call would have the cluster forgotten."""
+"""Lower bound of the default validity: with short intervals one slow call would make the cluster
+stale."""
 
 LESS_FREE: Final = 1
 MORE_FREE: Final = 5
-"""In percent of what is allocatable. What is not there any more may have been promised in the meantime, so
-it is told of earlier than what was freed."""
+"""In percent of allocatable. A decrease is sent earlier than an increase, because the broker may
+reserve what is no longer free."""
 
 MOST_EXTENDED: Final = 32
-"""How many other resources a body may name."""
+"""How many extended resources a body may have."""
 
 _DIVISIBLE: Final = ("cpu", "memory", "storage")
 
 
 class Advertising(msgspec.Struct, frozen=True, kw_only=True):
-    """What the agent says of its cluster besides what it measures, and how often it says it."""
+    """Settings of the advertisement: what is not measured, and how often it is sent."""
 
     cluster_id: str
     cluster_name: str = ""
@@ -41,15 +44,15 @@ class Advertising(msgspec.Struct, frozen=True, kw_only=True):
     labels: dict[str, str] = {}
     region: str = ""
     policy: bodies.LendingPolicy | None = None
-    """To whom it lends, how much and when; the broker applies it."""
+    """The lending policy; the broker applies it."""
     endpoint_url: str = ""
     interval: timedelta = timedelta(seconds=30)
     align: bool = False
-    """At the full interval (10:00:00, 10:00:30) instead of at moments that are the cluster's own."""
+    """Advertise at full intervals (10:00:00, 10:00:30) instead of at the cluster's own offset."""
     damping: timedelta = timedelta(seconds=2)
-    """The least time between two advertisements when something has changed."""
+    """Minimum time between two advertisements after a change."""
     valid_for: timedelta = timedelta()
-    """How long the broker is to believe it; three intervals, and ten seconds at least, if zero."""
+    """How long the advertisement is valid; zero for three intervals, ten seconds at least."""
     name: str = "cluster-advertisement"
     namespace: str = "default"
 
@@ -60,8 +63,8 @@ class Advertising(msgspec.Struct, frozen=True, kw_only=True):
     def due(self, now: datetime) -> datetime:
         """When to advertise next, after an advertisement now.
 
-        A moment that is all but here counts as this one: timers and clocks are not exact, and one that
-        went off a little early must not have everything said twice.
+        A due time that is almost reached counts as this one: a timer that fired slightly early must not
+        cause two advertisements.
         """
         offset = timetable.offset(self.cluster_id, self.interval)
         earliest = now + max(self.damping, self.interval / 10)
@@ -71,7 +74,7 @@ class Advertising(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def body(settings: Advertising, measured: Totals, now: datetime) -> bodies.Advertisement:
-    """What the broker is told."""
+    """The request body for the broker."""
     measured = _nameable(measured)
     return bodies.Advertisement(
         cluster_id=settings.cluster_id,
@@ -94,7 +97,7 @@ def body(settings: Advertising, measured: Totals, now: datetime) -> bodies.Adver
 def shown(
     settings: Advertising, measured: Totals, now: datetime, answer: bodies.Published | None
 ) -> objects.Advertisement:
-    """What people see in the cluster. Without the broker's answer to it, what is free is our own sum."""
+    """The local Advertisement object. Without the broker's response, `available` is computed here."""
     measured = _nameable(measured)
     available = None if answer is None else answer.advertisement.resources.available
     return objects.Advertisement(
@@ -115,27 +118,27 @@ def shown(
     )
 
 
-def is_noticeable(told: Totals, found: Totals) -> bool:
-    """Whether the broker should hear of it now and not only at the next moment.
+def is_noticeable(published: Totals, found: Totals) -> bool:
+    """Whether a change has to be advertised now instead of at the next due time.
 
-    Of nodes and of what is held always; of what is in use if it is a device, or a part of what is
-    allocatable that matters, or if a resource is used up, or is not any more.
+    Always for nodes, holds and devices; for other usage if it changes by a threshold, or if a resource
+    becomes exhausted or available again.
     """
-    if found.capacity != told.capacity or found.allocatable != told.allocatable:
+    if found.capacity != published.capacity or found.allocatable != published.allocatable:
         return True
-    if _held(found) != _held(told):
+    if _held(found) != _held(published):
         return True
-    change = found.allocated - told.allocated
-    return any(_matters(name, amount, told, found) for name, amount in change.items())
+    change = found.allocated - published.allocated
+    return any(_matters(name, amount, published, found) for name, amount in change.items())
 
 
-def _matters(name: str, change: int, told: Totals, found: Totals) -> bool:
+def _matters(name: str, change: int, published: Totals, found: Totals) -> bool:
     if name not in _DIVISIBLE:
         return True
     percent = LESS_FREE if change > 0 else MORE_FREE
     if abs(change) * 100 >= percent * found.allocatable.amount(name):
         return True
-    return (told.free.amount(name) > 0) != (found.free.amount(name) > 0)
+    return (published.free.amount(name) > 0) != (found.free.amount(name) > 0)
 
 
 def _held(totals: Totals) -> Resources:
@@ -143,7 +146,9 @@ def _held(totals: Totals) -> Resources:
 
 
 def _nameable(totals: Totals) -> Totals:
-    """With no more other resources than can be said: a refusal of everything would be worse."""
+    """Limits the extended resources to the maximum of the API, so that the whole advertisement is
+    not rejected.
+    """
     names = totals.capacity.extended.keys() | totals.allocated.extended.keys()
     names |= totals.allocatable.extended.keys() | totals.pending.extended.keys()
     if len(names) <= MOST_EXTENDED:

@@ -1,7 +1,7 @@
-"""Calls to the broker as the parts of the agent make them: how one stands, and for how long one waits.
+"""Broker calls with a timeout, and fetching the latest state of one reservation.
 
-A communicator tries again by itself, and with a broker that is hung that takes more than a minute: too long
-for somebody who wants to know why nothing happens. Whoever calls here looks again later anyway.
+A communicator retries by itself, which takes more than a minute if the broker hangs: too long for a
+user who waits for a status. Callers here requeue and try again anyway.
 """
 
 from __future__ import annotations
@@ -18,26 +18,28 @@ from kubelend.core.errors import BrokerUnreachable, NotFound
 from kubelend.wire import bodies
 
 PATIENCE: Final = timedelta(seconds=10)
-"""For one call, with all that a communicator tries inside it."""
+"""For one call, including the communicator's own retries."""
 
 Answer = TypeVar("Answer")
 
 
 async def bounded(call: Awaitable[Answer], limit: timedelta = PATIENCE) -> Answer:
-    """The answer, if it comes in time; else `BrokerUnreachable`, which is worth another try."""
+    """The result of the call; `BrokerUnreachable`, which is retryable, after the timeout."""
     try:
         async with asyncio.timeout(limit.total_seconds()):
             return await call
     except TimeoutError:
         raise BrokerUnreachable(
-            f"the broker has not answered within {durations.short(limit)}"
+            f"the broker did not answer within {durations.short(limit)}"
         ) from None
 
 
 async def newest(
     communicator: BrokerCommunicator, reservations: Reservations, reservation: str
 ) -> bodies.Reservation | None:
-    """What is known once the broker has been asked; None if it knows no such reservation."""
+    """Fetch a reservation into the cache. Returns the cached state; None if the broker does not know
+    it.
+    """
     asked_at = reservations.now()
     try:
         reservations.put(await bounded(communicator.find(reservation)), asked_at)

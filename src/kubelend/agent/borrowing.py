@@ -1,7 +1,4 @@
-"""What the requester says to the broker. Every call may be repeated after any failure, and does no more then.
-
-What the broker answers goes into `agent.reservations`, like all that it says.
-"""
+"""Broker calls of the requester. All are idempotent; responses go into the `ReservationCache`."""
 
 from __future__ import annotations
 
@@ -20,14 +17,14 @@ from kubelend.wire import bodies
 from kubelend.wire.objects import Asked, ResourceRequest
 
 ASKED_AT_A_TIME: Final = 32
-"""Questions for which answers are waited at once: a broker that hangs must not take up all connections,
-which those need who give something back."""
+"""Concurrent reservation requests. A broker that hangs must not use up all connections, which
+releases need too."""
 
 log = structlog.get_logger("kubelend.agent")
 
 
 class Borrower:
-    """One cluster, as it borrows."""
+    """One requester cluster."""
 
     def __init__(
         self,
@@ -45,7 +42,9 @@ class Borrower:
     async def ask(
         self, found: ResourceRequest, asked: Asked, *, is_first: bool
     ) -> bodies.Reservation:
-        """Reserve. Only of the first try can one be sure that what comes back was made just now."""
+        """Request a reservation. Only on the first attempt is the returned reservation known to be
+        new.
+        """
         async with self._asking:
             body = await self._request(found, asked)
         if is_first:
@@ -53,7 +52,7 @@ class Borrower:
         return body
 
     async def find(self, reservation: str) -> bodies.Reservation | None:
-        """The broker's word; None if it knows none."""
+        """The latest state; None if the broker does not know it."""
         return await asking.newest(self._communicator, self._reservations, reservation)
 
     async def renew(self, reservation: str) -> bodies.Reservation:
@@ -62,14 +61,15 @@ class Borrower:
         self._leases.confirm(body)
         return self.learn(body, asked_at)
 
-    async def withdraw(self, found: ResourceRequest) -> None:
-        """Have the broker hold nothing for it."""
+    async def withdraw(self, found: ResourceRequest) -> str:
+        """Release the object's reservation. Returns its ID, empty if there was none."""
         reservation = await self._held(found)
         if reservation:
             await self._release(reservation)
+        return reservation
 
     def learn(self, body: bodies.Reservation, asked_at: int = LONG_AGO) -> bodies.Reservation:
-        """Take an answer in; returns what is known then, which may be newer."""
+        """Cache a response; returns the cached state, which may be newer."""
         self._reservations.put(body, asked_at)
         return self._reservations.find(body.id) or body
 
@@ -78,7 +78,9 @@ class Borrower:
         return await asking.bounded(self._communicator.request(asked.request, key))
 
     async def _held(self, found: ResourceRequest) -> str:
-        """The ID of what is held for it, as far as is known. Empty if nothing is."""
+        """The ID of the reservation that the object holds, as far as is known. Empty if there is
+        none.
+        """
         stage, name, asked = wishes.stage(found), found.status.reservation_name, found.status.asked
         if stage is Stage.BOUND:
             known = self._reservations.find(name)
@@ -88,7 +90,9 @@ class Borrower:
         return ""
 
     async def _learned_again(self, found: ResourceRequest, asked: Asked) -> str:
-        """An answer may have been lost. Only the same question can tell: with its key it is no new one."""
+        """The response may have been lost. Repeating the request finds the reservation, because of
+        its key.
+        """
         try:
             return (await self._request(found, asked)).id
         except KubelendError as error:
@@ -105,5 +109,9 @@ class Borrower:
         except KubelendError as error:
             if verdicts.is_passing(error):
                 raise
-            # Nothing may hang for ever, neither the object nor what it has: that ends by itself.
-            log.warning("left to expire", reservation=reservation, problem=str(error))
+            # The object must not be blocked for ever; the reservation ends by its expiry.
+            log.warning(
+                "Release failed permanently; reservation will expire",
+                reservation=reservation,
+                error=str(error),
+            )

@@ -1,6 +1,6 @@
-"""The collector: takes what changes in the own cluster into the inventory, one change at a time.
+"""The collector: applies changes of the cluster's nodes and pods to the inventory, one at a time.
 
-What one change costs does not depend on the size of the cluster. Whoever needs the sums asks the inventory.
+The cost of a change does not depend on the size of the cluster. Sums are read from the inventory.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from kubelend.kits.backoff import Backoff
 PART: Final = "collector"
 
 LOOK_EVERY: Final = timedelta(seconds=1)
-"""How often the source is asked whether it can see the cluster: it does not say so by itself."""
+"""How often the source's `problem` is polled."""
 
 REOPENING: Final = Backoff(sys.maxsize, timedelta(seconds=1), timedelta(seconds=30))
 
 
 class Collector:
-    """Use `run` as a root task; `measured` is set once the whole cluster has been seen."""
+    """Use `run` as a root task; `measured` is set after the first snapshot."""
 
     def __init__(
         self,
@@ -45,14 +45,14 @@ class Collector:
         self._standing = standing
         self._on_change = on_change
         self._broken = ""
-        """Why changes do not come any more, until they do."""
+        """Why the stream of changes ended; empty after the next snapshot."""
 
     async def run(self) -> None:
-        """Take in all that changes, and report how that goes, for ever."""
-        await tasks.run_all({"collecting": self._collect(), "looking": self._look()})
+        """Apply changes and report health. Runs until cancelled."""
+        await tasks.run_all({"collect": self._collect(), "check source": self._look()})
 
     async def _collect(self) -> None:
-        """A source that breaks is opened anew, and begins with all that is there: nothing is missed."""
+        """Reopens a source that ends; it starts with a snapshot, so nothing is missed."""
         loop = asyncio.get_running_loop()
         pauses = REOPENING.delays()
         while True:
@@ -64,14 +64,14 @@ class Collector:
             await asyncio.sleep(next(pauses))
 
     async def _end_of_changes(self) -> str:
-        """Take in all until there is no more; returns why."""
+        """Apply changes until the stream ends; returns why."""
         try:
             async with contextlib.aclosing(self._source.changes()) as changes:
                 async for change in changes:
                     self._take(change)
         except KubelendError as problem:
             return str(problem)
-        return "there are no more changes, though the cluster goes on"
+        return "the stream of cluster changes ended unexpectedly"
 
     def _take(self, change: Change) -> None:
         match change:
@@ -100,6 +100,6 @@ class Collector:
 
     def _report(self) -> None:
         problem = self._source.problem or self._broken
-        # Before the first measurement it is not well: it has not begun.
+        # Before the first snapshot the component is starting, not healthy.
         if problem or self.measured.is_set():
             self._standing.report(PART, problem)

@@ -1,6 +1,7 @@
-"""Work that may take long, whose failures are for its owner to tell. One that hangs keeps no other waiting.
+"""A retry queue for long-running work whose owner reports the failures. One key that hangs does not
+block others.
 
-`agent.peering` has one crew to join clusters and one to part them.
+`agent.peering` has one queue to connect and one to disconnect.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class Crew(Generic[Key]):
-    """Looks at a key when it is told to, and again after a pause where a look fails."""
+    """Reconciles keys that were added, and retries failures with backoff."""
 
     def __init__(
         self,
         look: Callable[[Key], Awaitable[None]],
         failed: Callable[[Key, KubelendError], Awaitable[None]],
     ) -> None:
-        """`failed` hears of each failure. What is no error of ours ends `run`."""
+        """`on_failure` is called with each failure. Exceptions other than `KubelendError` end `run`."""
         self._look = look
         self._failed = failed
         self._queue: Workqueue[Key] = Workqueue()
@@ -35,19 +36,19 @@ class Crew(Generic[Key]):
         self._queue.add_after(key, delay)
 
     def retry(self, key: Key) -> None:
-        """Look again after a pause that grows with each time, until `succeeded`."""
+        """Retry with a backoff that grows until `forget` is called."""
         self._queue.retry(key)
 
     def hurry(self) -> None:
-        """What failed may work now."""
+        """Retry failed keys now."""
         self._queue.hurry()
 
     def succeeded(self, key: Key) -> None:
-        """Its next failure is its first."""
+        """Reset the backoff."""
         self._queue.forget(key)
 
     async def run(self) -> None:
-        """For ever."""
+        """Runs until cancelled."""
         await self._queue.work(self._attempt)
 
     async def _attempt(self, key: Key) -> None:

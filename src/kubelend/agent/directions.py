@@ -1,4 +1,4 @@
-"""ReservationInstructions made of reservations: what `agent.instructing` writes. All of it is pure."""
+"""Builds ReservationInstructions from reservations. Pure."""
 
 from __future__ import annotations
 
@@ -34,18 +34,17 @@ def instruction(body: bodies.Reservation, namespace: str) -> ReservationInstruct
 def delivered(
     known: ReservationInstructionStatus, body: bodies.Reservation
 ) -> ReservationInstructionStatus:
-    """It says what the broker said. How far the clusters are joined is for others to tell."""
+    """The spec is up to date with the broker. The peering's part of the status stays."""
     return replace(known, delivered=True, observed_reservation_resource_version=str(body.revision))
 
 
 def finished(
     known: ReservationInstructionStatus, body: bodies.Reservation | None, now: datetime
 ) -> ReservationInstructionStatus:
-    """It is over, or the broker knows nothing of it. `now` is the agent's: it counts from there.
-
-    What has been told stays: it ends once.
+    """The reservation has finished, or the broker does not know it. `now` is the agent's time, from
+    which the retention counts. A status that is finished already stays unchanged.
     """
     if known.finished_at is not None:
         return known
-    message = "The broker knows no such reservation" if body is None else body.status.message
+    message = "Reservation not found on the broker" if body is None else body.status.message
     return replace(known, phase=FINISHED, message=message, finished_at=now)

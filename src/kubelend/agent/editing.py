@@ -1,8 +1,8 @@
-"""Changes of local objects that others change too: read, changed, written if nobody was faster, else again.
+"""Updates of local objects with retry on conflict: read, change, write if unchanged since, else again.
 
-A user edits a spec, the requester adds its finalizer, the peering adds another, and both write to the status
-of a ReservationInstruction: nobody may undo what another has done in the same moment. `LocalObjects` refuse
-what was made of an old version.
+A user edits a spec, the requester and the peering add finalizers, and both write the status of a
+ReservationInstruction: no writer may undo a concurrent change of another. `LocalObjects` reject writes
+that are based on an old version.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TRIES: Final = 5
 async def edit(
     objects: LocalObjects, found: Kind, change: Callable[[Kind], Kind], tries: int = TRIES
 ) -> Kind | None:
-    """Change what the object is now; None if it is gone, or another one has its name."""
+    """Apply `change` to the current object; None if it is gone or was recreated."""
     newest = await _newest(objects, found)
     if newest is None:
         return None
@@ -36,7 +36,7 @@ async def edit(
 
 
 async def put(objects: LocalObjects, wanted: Kind, tries: int = TRIES) -> Kind:
-    """Have an object with this spec. What others gave it beside the spec stays."""
+    """Create the object or update its spec. Metadata that others added is kept."""
     found = await objects.find(type(wanted), wanted.key)
     parts: Any = wanted
     try:
@@ -54,9 +54,9 @@ async def state(
     clock: Clock,
     tries: int = TRIES,
 ) -> Kind | None:
-    """Have the status that `change` makes of what the object is now, stamped with the time.
+    """Set the status that `change` returns for the current object, stamped with the time.
 
-    Nothing is written that says nothing new. None if it is gone, or another one has its name.
+    Writes nothing if nothing changes. None if the object is gone or was recreated.
     """
     newest = await _newest(objects, found)
     if newest is None:
@@ -73,7 +73,7 @@ async def state(
 
 
 async def add_finalizer(objects: LocalObjects, found: Kind, finalizer: str) -> Kind | None:
-    """Have it stay until that is removed. None as in `edit`; one that is going already takes none."""
+    """None as in `update_object`. An object that is being deleted gets no new finalizer."""
 
     def change(newest: Kind) -> Kind:
         known = newest.metadata.finalizers
@@ -83,7 +83,7 @@ async def add_finalizer(objects: LocalObjects, found: Kind, finalizer: str) -> K
 
 
 async def remove_finalizer(objects: LocalObjects, found: Kind, finalizer: str) -> Kind | None:
-    """Let it go, as far as this one is concerned. None as in `edit`."""
+    """None as in `update_object`."""
 
     def change(newest: Kind) -> Kind:
         others = (name for name in newest.metadata.finalizers if name != finalizer)

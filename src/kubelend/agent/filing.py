@@ -1,4 +1,4 @@
-"""The ProviderInstructions of the own cluster by reservation: how `agent.providing` reads and writes them."""
+"""Reads and writes the ProviderInstructions of the agent's own cluster, by reservation ID."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kubelend.wire.objects import ProviderInstruction, ProviderInstructionStatus
 
 
 class Filing:
-    """Only those in the agent's namespace with names as it gives them; all others are somebody else's."""
+    """Covers objects in the agent's namespace whose names the agent gives; all others are ignored."""
 
     def __init__(self, kept: LocalObjects, namespace: str, clock: Clock) -> None:
         self._objects = kept
@@ -25,7 +25,7 @@ class Filing:
         return await self._objects.find(ProviderInstruction, self._key(reservation))
 
     def named(self, change: ProviderInstruction | Deleted | Listed) -> list[str]:
-        """The reservations that a change speaks of."""
+        """The reservations that a watch event concerns."""
         if isinstance(change, Listed):
             return [name for name, _ in self._ours(change.objects)]
         found = change.found if isinstance(change, Deleted) else change
@@ -34,14 +34,14 @@ class Filing:
     async def write(
         self, reservation: bodies.Reservation, kept: ProviderInstruction | None
     ) -> ProviderInstruction:
-        """Have the object say what the reservation says."""
+        """Apply the reservation to its object's spec."""
         wanted = provisions.instruction(reservation, self._namespace)
         if kept is not None and kept.spec == wanted.spec:
             return kept
         return await editing.put(self._objects, wanted)
 
     async def say(self, kept: ProviderInstruction, status: ProviderInstructionStatus) -> None:
-        """Set its status, if that is to say something new."""
+        """Update the status if it changes."""
         await editing.state(self._objects, kept, lambda _: status, self._clock)
 
     async def remove(self, reservation: str) -> None:

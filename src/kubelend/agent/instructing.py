@@ -1,7 +1,9 @@
-"""Keeps a ReservationInstruction for every reservation that this cluster has, whoever asked for it.
+"""Reconciles a ReservationInstruction for every reservation of this requester, and tracks expiry and
+renewal.
 
-Part of the requester. It also watches over the end: by the broker's word, and when an end should have come
-by asking for that word, for the clock here may be wrong.
+Reservations may have been requested by a ResourceRequest or by other means. When one should have
+expired, the broker is asked, because the local clock may be wrong. (Not related to the Kubernetes
+Lease.)
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Final, NamedTuple
 
+import structlog
+
 from kubelend.agent import asking, directions, editing
 from kubelend.agent.leases import Leases
 from kubelend.agent.looking import Looks
@@ -20,17 +24,19 @@ from kubelend.agent.reservations import LIVE, OPEN, Reservations
 from kubelend.wire import bodies
 from kubelend.wire.objects import ReservationInstruction
 
+log = structlog.get_logger("kubelend.agent")
+
 DEFAULT_NAMESPACE: Final = "default"
 SOON: Final = timedelta(milliseconds=250)
-"""When to look again for whose it is."""
+"""When to look up the namespace again."""
 
 Place = Callable[[str], str | None]
-"""The namespace of a reservation's instruction: empty if nobody here asked for it, None if that is not
-known yet."""
+"""The namespace of a reservation's instruction: empty if no ResourceRequest asked for it, None if
+that is not known yet."""
 
 
 class Outside(NamedTuple):
-    """What it works with."""
+    """What the reconciler works with."""
 
     objects: LocalObjects
     communicator: BrokerCommunicator
@@ -39,7 +45,7 @@ class Outside(NamedTuple):
 
 
 class Instructor:
-    """Tell it by `add` and `take` what to look at, and let `looks` run."""
+    """Feed it with `enqueue` and `handle_event`, and run `queue` as a task."""
 
     def __init__(
         self,
@@ -51,23 +57,25 @@ class Instructor:
         finished_for: timedelta,
         chance: Callable[[], float],
     ) -> None:
-        self.looks = Looks("instruction", self._look, chance)
+        self.looks = Looks("ReservationInstruction", self._look, chance)
         self._objects, self._communicator, self._reservations, self._clock = outside
         self._leases = leases
         self._place = place
         self._cluster_id = cluster_id
         self._finished_for = finished_for
         self._places: defaultdict[str, set[str]] = defaultdict(set)
-        """The keys of the objects of each reservation: one, but for one that was misplaced."""
+        """Keys of each reservation's objects: one, except for objects in a wrong namespace."""
         self._over: dict[str, float] = {}
-        """Since when those are over that have no object."""
+        """Loop time at which reservations without an object finished."""
+        self._targets: dict[str, str] = {}
+        """The provider in each reservation's instruction, to notice a failover."""
 
     def add(self, reservation: str) -> None:
-        """Something is new about it."""
+        """The reservation has changed."""
         self.looks.add(reservation)
 
     def take(self, event: ReservationInstruction | Deleted | Listed) -> None:
-        """Something has happened to an object."""
+        """Handle a watch event."""
         match event:
             case Listed(objects):
                 for known in self._places:
@@ -100,7 +108,7 @@ class Instructor:
             await self._write(body)
         await self._mind_the_end(body)
 
-    # -- while it lives
+    # -- live reservations
 
     async def _write(self, body: bodies.Reservation) -> None:
         namespace = self._namespace(body.id)
@@ -108,17 +116,28 @@ class Instructor:
             self.looks.add_after(body.id, SOON)
             return
         found = await editing.put(self._objects, directions.instruction(body, namespace))
+        was_delivered = found.status.delivered
         await editing.state(
             self._objects,
             found,
             lambda newest: directions.delivered(newest.status, body),
             self._clock,
         )
+        known = self._targets.get(body.id)
+        self._targets[body.id] = body.target_cluster_id
+        if not was_delivered:
+            log.info("ReservationInstruction delivered", **_instruction_keys(found))
+        elif known not in (None, body.target_cluster_id):
+            log.info(
+                "ReservationInstruction moved", **_instruction_keys(found), previous_cluster=known
+            )
         for misplaced in self._places[body.id] - {found.key}:
             await self._objects.delete(ReservationInstruction, misplaced)
 
     def _namespace(self, reservation: str) -> str | None:
-        """Where somebody wants it; else where it is; else the default, if nobody can want it any more."""
+        """The namespace of its request; else that of the existing object; else the default, if there
+        is no request.
+        """
         namespace = self._place(reservation)
         if namespace:
             return namespace
@@ -138,7 +157,7 @@ class Instructor:
     async def _ask(self, reservation: str) -> bodies.Reservation | None:
         return await asking.newest(self._communicator, self._reservations, reservation)
 
-    # -- afterwards
+    # -- finished reservations
 
     async def _finish(self, reservation: str, body: bodies.Reservation | None) -> None:
         self._leases.forget(reservation)
@@ -156,22 +175,27 @@ class Instructor:
         self, found: ReservationInstruction, body: bodies.Reservation | None
     ) -> None:
         now = self._clock()
-        told = await editing.state(
+        was_finished = found.status.finished_at is not None
+        written = await editing.state(
             self._objects,
             found,
             lambda newest: directions.finished(newest.status, body, now),
             self._clock,
         )
-        finished_at = None if told is None else told.status.finished_at
+        if written is not None and not was_finished:
+            reason = written.status.message
+            log.info("ReservationInstruction finished", **_instruction_keys(found), reason=reason)
+        finished_at = None if written is None else written.status.finished_at
         left = (finished_at or now) + self._finished_for - now
         if left > timedelta():
             self.looks.add_after(found.metadata.name, left)
         else:
             await self._objects.delete(ReservationInstruction, found.key)
+            log.debug("ReservationInstruction deleted", **_instruction_keys(found))
 
     def _forget(self, reservation: str) -> None:
-        """Kept for a while: an old word on it, heard late, must find the newer one here."""
-        self._places.pop(reservation, None)  # a list of all may have come in the meantime
+        """Kept for a while, so that a late outdated update still finds the newer state in the cache."""
+        self._places.pop(reservation, None)  # a new list may have arrived in the meantime
         now = asyncio.get_running_loop().time()
         over_since = self._over.setdefault(reservation, now)
         left = over_since + self._finished_for.total_seconds() - now
@@ -179,4 +203,18 @@ class Instructor:
             self.looks.add_after(reservation, timedelta(seconds=left))
         else:
             del self._over[reservation]
+            self._targets.pop(reservation, None)
             self._reservations.forget(reservation)
+
+
+def _instruction_keys(found: ReservationInstruction) -> dict[str, str]:
+    spec = found.spec
+    return {
+        "namespace": found.metadata.namespace,
+        "name": found.metadata.name,
+        "reservation": spec.reservation_name,
+        "cluster": spec.target_cluster_id,
+        "cpu": spec.requested_cpu,
+        "memory": spec.requested_memory,
+        "expires_at": "" if spec.expires_at is None else spec.expires_at.isoformat(),
+    }

@@ -1,7 +1,4 @@
-"""What a ReservationInstruction asks of the peering: with whom to be joined, and for how much. All pure.
-
-`agent.peering` acts on it.
-"""
+"""What a ReservationInstruction wants of the peering: the provider and the resources. Pure."""
 
 from __future__ import annotations
 
@@ -19,38 +16,39 @@ CONNECTING, READY, FINISHED = "Connecting", "Ready", "Finished"
 
 
 class Joint(NamedTuple):
-    """One object's connection with one provider."""
+    """One object's connection to one provider."""
 
     key: str
     uid: str
     cluster: str
 
     def __str__(self) -> str:
-        return f"{self.key} parting from {self.cluster}"
+        return f"{self.key} disconnecting from {self.cluster}"
 
 
 def target(found: ReservationInstruction, known: bodies.Reservation | None) -> str:
-    """The provider to be joined with; empty if there is none now.
+    """The provider to be connected with; empty if there is none now.
 
-    `known` is the broker's newest word, which may be ahead of the object: what it takes away is gone.
+    `known` is the latest state of the reservation, which may be newer than the object: if it names
+    another provider, the object's is outdated.
     """
     if found.metadata.deletion_timestamp is not None or found.status.phase == FINISHED:
         return ""
     wanted = found.spec.target_cluster_id
     if known is None:
         return wanted
-    is_so = known.status.phase in LIVE and known.target_cluster_id == wanted
-    return wanted if is_so else ""
+    is_current = known.status.phase in LIVE and known.target_cluster_id == wanted
+    return wanted if is_current else ""
 
 
 def peer(found: ReservationInstruction, cluster: str) -> Peer:
-    """The other end, with what was reserved there; `InvalidInput` if the object does not say."""
+    """The provider with the reserved resources; `InvalidInput` if the spec is invalid."""
     spec = found.spec
     return Peer(spec.reservation_name, cluster, quantities.asked(spec.amounts, "spec"))
 
 
 def parted(found: ReservationInstruction, cluster: str) -> Peer:
-    """The other end of what is to be undone, which needs its names alone."""
+    """The provider to disconnect from, which needs the names only."""
     try:
         return peer(found, cluster)
     except InvalidInput:
@@ -58,7 +56,7 @@ def parted(found: ReservationInstruction, cluster: str) -> Peer:
 
 
 def with_peered(found: ReservationInstruction, cluster: str) -> tuple[str, ...]:
-    """All with whom it is joined once it is joined with this one too."""
+    """The recorded providers, with this one added."""
     known = found.status.peered_cluster_ids
     return known if cluster in known else (*known, cluster)
 
@@ -68,7 +66,7 @@ def without_peered(found: ReservationInstruction, cluster: str) -> tuple[str, ..
 
 
 def cause(found: ReservationInstruction) -> tuple[object, ...]:
-    """What of an object is a reason to look at it. What the peering itself writes is none."""
+    """The fields that trigger a reconcile. The peering's own status writes are not among them."""
     known = found.metadata
     is_finished = found.status.phase == FINISHED
     return known.uid, known.generation, known.deletion_timestamp, is_finished

@@ -1,9 +1,9 @@
-"""How long each reservation lasts, counted so that a clock which is wrong by an hour does no harm.
+"""Tracks when each reservation expires and has to be renewed, independent of clock skew.
 
-When the broker has just counted a duration anew, at our own call, its whole duration is left: that needs no
-clock. Only for a reservation that was made before this process began is the broker's time compared with
-ours, once; everything after that is counted by the event loop. And no count of ours ends a reservation:
-when one is over the broker is asked.
+Right after the agent itself reserved or renewed, the whole duration is left: that needs no clock. Only
+for a reservation from before this process started is the broker's time compared with the local clock,
+once; everything after that is counted by the event loop. No local count ends a reservation: the broker
+is asked.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ from kubelend.core.errors import InvalidDuration
 from kubelend.wire import bodies
 
 RENEWED_WITH: Final = 3
-"""It is renewed when a third of its duration is left: time for many tries."""
+"""Renew when a third of the duration is left, which leaves time for many attempts."""
 JITTER: Final = 30
-"""And up to a thirtieth earlier, lest those that were made together are renewed together for ever."""
+"""And up to a thirtieth of the duration earlier, so that reservations made together are not renewed
+together."""
 ASKED_AGAIN: Final = timedelta(minutes=1)
-"""After the broker said that one lives which should be over by our count."""
+"""After the broker reported a reservation as live that should have expired by the local count."""
 
 _NONE: Final = timedelta()
 
 
 def renewal_left(duration: timedelta, chance: float) -> timedelta:
-    """What is left of a duration when it is time to renew; `chance` is from 0 to 1."""
+    """How much of a duration is left when it is renewed; `chance` is from 0 to 1."""
     return duration / RENEWED_WITH + duration / JITTER * chance
 
 
 class Leases:
-    """The ends of reservations, by the time of the event loop."""
+    """Expiry times in the event loop's time."""
 
     def __init__(self, clock: Callable[[], datetime], chance: Callable[[], float]) -> None:
         self._clock = clock
@@ -44,14 +45,16 @@ class Leases:
         self._known: dict[str, _Lease] = {}
 
     def confirm(self, body: bodies.Reservation) -> None:
-        """The broker has counted its duration from this moment on, because we called."""
+        """The broker has just restarted the duration because of the agent's own call."""
         duration = _duration(body)
         if duration is None or body.status.expires_at is None:
             return
         self._known[body.id] = self._lease(body.status.expires_at, duration, duration, is_sure=True)
 
     def hear(self, body: bodies.Reservation) -> None:
-        """Somebody says how long it, or its wait, lasts. A later end moves ours by as much."""
+        """Observe the expiry, or the end of the queueing time, that the broker reports. A changed
+        end shifts the local one.
+        """
         end, duration = _end(body), _duration(body)
         known = self._known.get(body.id)
         if end is None:
@@ -65,7 +68,7 @@ class Leases:
             self._known[body.id] = replace(known, end=end, ends_at=known.ends_at + moved)
 
     def doubt(self, reservation: str) -> None:
-        """The broker says that it lives: our count was wrong, and nobody knows by how much."""
+        """The broker reports it as live: the local count was wrong by an unknown amount."""
         known = self._known.get(reservation)
         if known is not None:
             ends_at = _now() + ASKED_AGAIN.total_seconds()
@@ -75,14 +78,18 @@ class Leases:
         self._known.pop(reservation, None)
 
     def left(self, reservation: str) -> timedelta | None:
-        """Until its end, or that of its wait; zero if that has passed, None if it has none."""
+        """Until it expires or its queueing time ends; zero if that has passed, None if it has no
+        end.
+        """
         known = self._known.get(reservation)
         if known is None:
             return None
         return max(timedelta(seconds=known.ends_at - _now()), _NONE)
 
     def until_renewal(self, reservation: str) -> timedelta | None:
-        """Until it is time to renew; zero if it is. At once if we cannot be sure how long it lasts."""
+        """Until the renewal is due; zero if it is. Due at once if the remaining time is not known
+        exactly.
+        """
         known, left = self._known.get(reservation), self.left(reservation)
         if known is None or left is None or known.duration == _NONE:
             return None
@@ -99,9 +106,9 @@ class _Lease(msgspec.Struct, frozen=True):
     end: datetime
     """In the broker's time."""
     ends_at: float
-    """In the event loop's."""
+    """In the event loop's time."""
     duration: timedelta
-    """Zero for one that waits: there is nothing to renew."""
+    """Zero for a queued reservation, which is not renewed."""
     early: timedelta
     is_sure: bool
 
@@ -115,7 +122,7 @@ def _duration(body: bodies.Reservation) -> timedelta | None:
         return None
     try:
         return durations.parse(body.duration)
-    except InvalidDuration:  # of a broker that does not say: as long as it was given at first
+    except InvalidDuration:  # older brokers do not send it: use the initial duration
         return body.status.expires_at - (body.status.reserved_at or body.created_at)
 
 

@@ -1,7 +1,8 @@
-"""Hears what the broker says of this cluster's reservations: by its stream, and by asking while it is down.
+"""Receives instructions: by the broker's stream, and by polling while the stream is disconnected.
 
-A root task of the agent. All it hears goes into `agent.reservations`, which drops what is old; so nothing
-here has to care for duplicates or for the order of things, but only to say since when it has been asking.
+A root task of the agent. Updates go into the `ReservationCache`, which drops outdated ones, so
+duplicates and reordering need no care here; only the sequence number from before each call is passed
+on.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from typing import Final
 from kubelend.agent import asking, place
 from kubelend.agent.ports import BrokerCommunicator
 from kubelend.agent.reservations import LONG_AGO, Reservations
-from kubelend.agent.standing import Standing
+from kubelend.agent.standing import HealthMessages, Standing
+from kubelend.core import durations
 from kubelend.core.errors import (
     Conflict,
     IdentityInUse,
@@ -31,18 +33,19 @@ from kubelend.kits.backoff import Backoff
 PART: Final = "stream"
 POLL_EVERY: Final = timedelta(seconds=5)
 ASKED_AT_ONCE: Final = 100
-"""One by one, after a list in which they are not: a drained cluster must not ask a thousand times at once."""
+"""Reservations fetched one by one per list in which they are missing: a drained cluster must not
+fetch a thousand at once."""
 SLOWLY: Final = timedelta(seconds=30)
-"""Between two tries if the broker's answer is one that will not be better by itself."""
+"""Between two attempts after a permanent error."""
 WELL_AFTER: Final = timedelta(seconds=30)
-"""A stream that lived for so long was a good one, though it said nothing."""
+"""A stream that stayed open for this long is connected although it delivered nothing."""
 BACKOFF: Final = Backoff(
     retries=sys.maxsize, first=timedelta(milliseconds=200), longest=timedelta(seconds=30)
 )
 
 
 class Listener:
-    """Keeps a stream open. While there is none it polls, and after a gap it reads everything once.
+    """Keeps a stream open. While it is disconnected it polls, and after a gap it lists everything once.
 
     A thousand agents that polled beside their streams would cost the broker 200 calls a second.
     """
@@ -56,34 +59,39 @@ class Listener:
         poll_every: timedelta = POLL_EVERY,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        """`poll_every` of zero: never."""
+        """`poll_interval` of zero disables polling."""
         self._communicator = communicator
         self._reservations = reservations
         self._standing = standing
         self._poll_every = poll_every
+        polling = f", polling every {durations.short(poll_every)}" if poll_every else ""
+        self._messages = HealthMessages(
+            f"Broker stream disconnected{polling}", "Broker stream reconnected"
+        )
         self._chance = chance
         self._connected = False
         self._try: object | None = None
-        """The stream that is open, or about to be; None in between."""
+        """The stream that is open or being opened; None in between."""
         self._since = LONG_AGO
-        """The moment in which that stream was asked for."""
+        """The cache's sequence number when that stream was opened."""
         self._missed = False
         self._unread = ""
-        """What keeps the agent from reading what it missed, though the stream is open."""
+        """Why the list after a gap failed, although the stream is connected."""
         self._unsettled: int | None = None
-        """Since when all is to be heard of again, if that takes more than one list."""
+        """Sequence number since which all reservations have to be updated, if that takes more than
+        one list."""
         self._refusal = ""
-        """The code of an answer that will not be better by itself; empty if it may."""
+        """The code of a permanent error; empty otherwise."""
         self._woken = asyncio.Event()
 
     @property
     def connected(self) -> bool:
-        """Whether instructions come as they are made."""
+        """Whether the stream is connected."""
         return self._connected
 
     async def run(self) -> None:
-        """Listen, for ever."""
-        await tasks.run_all({"listening": self._listen(), "polling": self._catch_up()})
+        """Runs until cancelled."""
+        await tasks.run_all({"stream": self._listen(), "poll": self._catch_up()})
 
     # -- the stream
 
@@ -91,29 +99,33 @@ class Listener:
         clock, pauses = asyncio.get_running_loop().time, BACKOFF.delays(self._chance)
         while True:
             began = clock()
-            told, error = await self._one_stream()
+            delivered, error = await self._one_stream()
             self._down(error)
-            if told or clock() - began >= WELL_AFTER.total_seconds():
+            if delivered or clock() - began >= WELL_AFTER.total_seconds():
                 pauses = BACKOFF.delays(self._chance)
             await asyncio.sleep(_pause(error, next(pauses)))
 
     async def _one_stream(self) -> tuple[bool, KubelendError]:
-        """Until it breaks: whether it said anything, and what it broke by."""
-        told, self._try, self._since = False, object(), self._reservations.now()
+        """Read one stream until it fails: whether it delivered anything, and the error."""
+        delivered, self._try, self._since = False, object(), self._reservations.now()
         with self._trusted_after_a_while():
             try:
-                async with contextlib.aclosing(self._communicator.stream(self._reset)) as told_of:
-                    async for instruction in told_of:
-                        told = True
+                async with contextlib.aclosing(self._communicator.stream(self._reset)) as events:
+                    async for instruction in events:
+                        delivered = True
                         self._up()
-                        self._reservations.put(instruction.reservation, self._since)
+                        self._reservations.put_instruction(
+                            instruction.reservation, self._since, source="stream"
+                        )
             except KubelendError as error:
-                return told, error
-        return told, Unavailable("the broker's stream has ended")
+                return delivered, error
+        return delivered, Unavailable("the broker closed the stream")
 
     @contextlib.contextmanager
     def _trusted_after_a_while(self) -> Iterator[None]:
-        """A stream that goes on where it was says nothing at first. Without polls only time can tell."""
+        """A resumed stream may deliver nothing for long. Without polling only time shows that it
+        works.
+        """
         loop = asyncio.get_running_loop()
         timer = loop.call_later(WELL_AFTER.total_seconds(), self._up)
         if self._poll_every:
@@ -137,10 +149,10 @@ class Listener:
             self._reservations.contact()
 
     def _down(self, error: KubelendError) -> None:
-        """Told once, and again only if it is now for a reason of quite another kind."""
+        """Reported once, and again only if it turns into a permanent error or another one."""
         refusal = error.code if _is_refusal(error) else ""
         if self._unread or PART not in self._standing.problems or refusal != self._refusal:
-            self._standing.report(PART, f"no instructions come: {error}")
+            self._standing.report(PART, str(error), messages=self._messages)
         if self._connected:
             self._woken.set()
         self._connected, self._refusal, self._try, self._unread = False, refusal, None, ""
@@ -159,7 +171,7 @@ class Listener:
                 await asyncio.sleep(self._until_poll() or next(pauses))
 
     async def _until_needed(self) -> None:
-        """Until something was missed, or a poll is due."""
+        """Wait until a list is needed after a gap, or a poll is due."""
         while not self._missed:
             self._woken.clear()
             try:
@@ -169,14 +181,16 @@ class Listener:
                 return
 
     def _until_poll(self) -> float | None:
-        """Seconds; None if no poll is called for. A little less at random: a restart cuts off all at once."""
+        """Seconds; None if no poll is needed. With jitter, because a broker restart disconnects all
+        agents at once.
+        """
         if self._connected or not self._poll_every:
             return None
         pause = max(self._poll_every, SLOWLY) if self._refusal else self._poll_every
         return pause.total_seconds() * (1 - self._chance() / 5)
 
     async def _read_all(self) -> bool:
-        """True if the broker has answered; what that leaves open is missed still."""
+        """True if the broker responded; reservations that are still missing are listed again."""
         missed, self._missed, tried = self._missed, False, self._try
         try:
             is_settled = await self._read_list()
@@ -186,26 +200,26 @@ class Listener:
             return False
         self._missed, self._unread = self._missed or not is_settled, ""
         if tried is not None and tried is self._try:
-            # The broker is there, and the stream has not broken: it is open, and says nothing.
+            # The broker responds and the stream has not failed: it is connected, but idle.
             self._up()
         return True
 
     def _failed(self, error: KubelendError) -> None:
-        """The stream may be open all the same; told once, in the words of the first try."""
+        """The stream may be connected all the same; the first error is reported, not each retry."""
         if self._connected and self._missed and not self._unread:
-            self._unread = f"what was missed cannot be read: {error}"
+            self._unread = f"cannot list instructions after a gap: {error}"
             self._up()
 
     async def _read_list(self) -> bool:
-        """False if some are in doubt that there was no time to ask for."""
+        """False if there are more missing reservations than one round may fetch."""
         asked_at = self._reservations.now()
         listed = await asking.bounded(self._communicator.instructions())
-        self._reservations.put_all(listed, asked_at)
+        self._reservations.put_all(listed, asked_at, source="poll")
         since = asked_at if self._unsettled is None else self._unsettled
-        # Of what the stream has told meanwhile the list may be silent: that proves nothing.
+        # The list may lack what the stream delivered in the meantime: that proves nothing.
         missing = self._reservations.unheard(since)
         is_settled = len(missing) <= ASKED_AT_ONCE
-        # After another reset all is to be heard of again, and not only what is left.
+        # After another reset everything has to be updated again, not only the rest.
         self._unsettled = None if is_settled or self._missed else since
         for found in missing[:ASKED_AT_ONCE]:
             await asking.newest(self._communicator, self._reservations, found)
@@ -213,12 +227,12 @@ class Listener:
 
 
 def _is_refusal(error: KubelendError) -> bool:
-    """Whether it will not be better by itself, or only once another agent of this name is gone."""
+    """Whether retrying does not help, or only after another agent with this identity has stopped."""
     return not error.retryable or isinstance(error, Conflict)
 
 
 def _pause(error: KubelendError, delay: float) -> float:
-    """Seconds before the stream is tried again."""
+    """Seconds until the stream is opened again."""
     if isinstance(error, IdentityInUse):
         return min(delay, place.TRY_EVERY.total_seconds())
     if _is_refusal(error):

@@ -1,8 +1,8 @@
-"""The two halves of a controller: following what happens to objects, and looking at one of them at a time.
+"""The building blocks of the agent's controllers: watch, reconcile queue, and updates with retry on
+conflict.
 
-`agent.requesting`, `agent.instructing` and `agent.providing` are made of them. A look that takes long, or
-fails with an error of ours, delays that one object alone; anything else is a mistake in the code, and ends
-the task with it.
+A reconcile that takes long, or fails with a `KubelendError`, delays its own object only; any other
+exception is a bug and ends the task.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ _PAUSES: Final = Backoff(retries=2**31, first=timedelta(milliseconds=500))
 
 
 class Looks:
-    """Keys to look at. A look that fails is repeated, and told once and not at every try."""
+    """Reconciles keys one at a time each, and retries failures with backoff. Logs a failure once,
+    not per retry.
+    """
 
     def __init__(
         self,
@@ -49,25 +51,32 @@ class Looks:
         self._queue.add_after(key, delay)
 
     def hurry(self) -> None:
-        """What failed may work now: do not wait until its pause is over."""
+        """Retry failed keys now instead of after their backoff."""
         self._queue.hurry()
 
     async def run(self) -> None:
-        """For ever."""
+        """Runs until cancelled."""
         await self._queue.work(self._attempt)
 
     async def _attempt(self, key: str) -> None:
         try:
             await self._look(key)
         except KubelendError as error:
-            self._queue.retry(key, verdicts.patience(error))
+            delay = verdicts.patience(error)
+            self._queue.retry(key, delay)
             if self._problems.get(key) != error.code:
                 self._problems[key] = error.code
-                log.warning("has to wait", what=self._name, object=key, problem=str(error))
+                log.warning(
+                    "Reconcile failed, will retry",
+                    kind=self._name,
+                    name=key,
+                    error=str(error),
+                    retry_after=delay.total_seconds(),
+                )
         else:
             self._queue.forget(key)
             if self._problems.pop(key, None) is not None:
-                log.info("waits no longer", what=self._name, object=key)
+                log.info("Reconcile recovered", kind=self._name, name=key)
 
 
 async def follow(
@@ -77,7 +86,10 @@ async def follow(
     report: Callable[[str], None],
     chance: Callable[[], float],
 ) -> None:
-    """Hand on what happens to a kind, for ever; `report` hears why nothing can be seen, or nothing."""
+    """Watch a kind, and hand each event to `on_event`. Runs until cancelled.
+
+    `on_error` is called with the watch error, and with an empty text while the watch works.
+    """
     pauses = _PAUSES.delays(chance)
     while True:
         try:
@@ -86,7 +98,7 @@ async def follow(
                     report("")
                     pauses = _PAUSES.delays(chance)
                     take(event)
-            raise Unavailable("the watch has ended")
+            raise Unavailable("the watch ended")
         except KubelendError as error:
-            report(f"cannot see {kind.plural}: {error}")
+            report(f"cannot watch {kind.plural}: {error}")
         await asyncio.sleep(next(pauses))

@@ -1,4 +1,4 @@
-"""An agent without a broker: it shows what it measures, and does nothing else."""
+"""A publisher for an agent without a broker: it writes the Advertisement object and nothing else."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kubelend.core.inventory import Inventory
 from kubelend.kits import tasks
 from kubelend.wire.objects import AdvertisementStatus, with_status
 
-ALONE: Final = AdvertisementStatus(phase="Active", message="no broker is configured")
+ALONE: Final = AdvertisementStatus(phase="Active", message="no broker configured")
 
 
 class Meter:
@@ -34,9 +34,11 @@ class Meter:
         self._clock = clock
 
     async def run(self, measured: asyncio.Event) -> None:
-        """From the first measurement on, once in an interval."""
+        """Write the object once per interval from the first measurement on. Runs until cancelled."""
         await measured.wait()
-        await tasks.run_all({"measuring": self._measure(), "showing": self._display.run()})
+        await tasks.run_all(
+            {"measure": self._measure(), "write advertisement": self._display.run()}
+        )
 
     async def _measure(self) -> None:
         while True:

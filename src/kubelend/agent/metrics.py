@@ -1,6 +1,6 @@
-"""What the agent tells its monitoring. Calls are counted as they end; all else is read when scraped.
+"""Metrics of the agent. Broker calls are observed as they end; everything else is read at scrape time.
 
-Names and labels are API: dashboards and alerts are written against them, and docs/metrics.md lists them.
+Names and labels are API: dashboards and alerts depend on them, and docs/metrics.md lists them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _CORES: Final = 1000
 
 
 class Watched(NamedTuple):
-    """What a scrape looks at."""
+    """What a scrape reads."""
 
     cluster: str
     inventory: Inventory
@@ -42,9 +42,9 @@ class Watched(NamedTuple):
     standing: Standing
     is_streaming: Callable[[], bool]
     parts: tuple[str, ...]
-    """The parts of which `kubelend_agent_part_up` speaks."""
+    """The values of the label `component` of `kubelend_agent_component_healthy`."""
     published_at: Callable[[], datetime | None] = lambda: None
-    """When the broker last took an advertisement."""
+    """When the broker last accepted an advertisement."""
 
 
 class Metrics:
@@ -54,14 +54,14 @@ class Metrics:
         self._registry = CollectorRegistry()
         info = Gauge(
             "kubelend_agent_info",
-            "Always 1; the labels say which version runs, for which cluster",
+            "Always 1; the labels are the agent's version and its cluster ID",
             ("version", "cluster"),
             registry=self._registry,
         )
         info.labels(kubelend.__version__, watched.cluster).set(1)
         self._calls = Histogram(
-            "kubelend_agent_broker_call_seconds",
-            "Calls of the broker, by what for, and OK or the code of the error",
+            "kubelend_agent_broker_call_duration_seconds",
+            "Duration of broker calls, by call and result: OK or the error code",
             ("call", "code"),
             buckets=_SECONDS,
             registry=self._registry,
@@ -70,16 +70,16 @@ class Metrics:
         ProcessCollector(registry=self._registry)
 
     def called(self, call: str, code: str, seconds: float) -> None:
-        """A call of the broker has ended."""
+        """Observe the duration of a broker call."""
         self._calls.labels(call, code).observe(seconds)
 
     def render(self) -> bytes:
-        """Everything, in the text format of Prometheus."""
+        """All metrics in the Prometheus text format."""
         return generate_latest(self._registry)
 
 
 class _Present(Collector):
-    """What is so at the moment of the scrape."""
+    """Gauges whose values are read at scrape time."""
 
     def __init__(self, watched: Watched) -> None:
         self._watched = watched
@@ -87,46 +87,48 @@ class _Present(Collector):
     def collect(self) -> Iterator[Metric]:
         totals = self._watched.inventory.totals()
         yield from self._amounts(totals)
-        yield _gauge("kubelend_agent_nodes", "Own nodes that count", totals.nodes)
-        yield _gauge("kubelend_agent_pods", "Pods that count", totals.pods)
+        yield _gauge("kubelend_agent_nodes", "Number of nodes that the agent counts", totals.nodes)
+        yield _gauge("kubelend_agent_pods", "Number of pods that the agent counts", totals.pods)
         yield from self._conversation()
         yield self._reservations()
         yield self._parts()
 
     def _amounts(self, totals: Totals) -> Iterator[Metric]:
-        for name, amounts, what in (
-            ("capacity", totals.capacity, "What the own nodes have"),
-            ("allocatable", totals.allocatable, "What the own nodes can give to pods"),
-            ("allocated", totals.allocated, "What is in use, beyond what is held for others"),
-            ("pending", totals.pending, "What pods ask for that are not scheduled"),
-            ("free", totals.free, "What is free, with all that is held for others set aside"),
-            ("largest", totals.largest, "The most that is free on one node, of each by itself"),
+        for name, amounts, text in (
+            ("capacity", totals.capacity, "Capacity of the cluster's nodes"),
+            ("allocatable", totals.allocatable, "Resources available to pods"),
+            ("allocated", totals.allocated, "Resources requested by the cluster's own pods"),
+            ("pending", totals.pending, "Resources requested by pods that are not scheduled"),
+            ("free", totals.free, "Resources free after subtracting reserved ones"),
+            ("largest_free", totals.largest, "Largest amount free on a single node"),
         ):
             yield _by_resource(
-                f"kubelend_agent_{name}", f"{what}, in cores, bytes or devices", amounts
+                f"kubelend_agent_{name}", f"{text}, in cores, bytes or devices", amounts
             )
         held = sum((hold.resources for hold in self._watched.inventory.holds.values()), Resources())
         yield _by_resource(
-            "kubelend_agent_held", "What is held for others, in the same units", held
+            "kubelend_agent_reserved",
+            "Resources reserved for other clusters, in cores, bytes or devices",
+            held,
         )
 
     def _conversation(self) -> Iterator[Metric]:
         yield _gauge(
-            "kubelend_agent_stream_up",
-            "1 while the broker can push instructions",
+            "kubelend_agent_stream_connected",
+            "Whether the instruction stream of the broker is connected",
             int(self._watched.is_streaming()),
         )
         published_at = self._watched.published_at()
         yield _gauge(
             "kubelend_agent_last_advertisement_timestamp_seconds",
-            "When the broker last took an advertisement; 0 if it never did",
+            "Time of the last advertisement that the broker accepted, in seconds since 1970",
             0 if published_at is None else published_at.timestamp(),
         )
 
     def _reservations(self) -> Metric:
         metric = GaugeMetricFamily(
             "kubelend_agent_reservations",
-            "Reservations of this cluster that are not over, by its role and their phase",
+            "Number of unfinished reservations of this cluster, by its role and their phase",
             labels=("role", "phase"),
         )
         for (role, phase), count in sorted((+self._by_role()).items()):
@@ -146,9 +148,9 @@ class _Present(Collector):
     def _parts(self) -> Metric:
         problems = self._watched.standing.problems
         metric = GaugeMetricFamily(
-            "kubelend_agent_part_up",
-            "0 while something keeps a part from its work",
-            labels=("part",),
+            "kubelend_agent_component_healthy",
+            "Whether a component works: 1 healthy, 0 unhealthy",
+            labels=("component",),
         )
         for part in self._watched.parts:
             metric.add_metric((part,), part not in problems)

@@ -1,9 +1,11 @@
-"""Joins this cluster with the providers of its reservations, and parts them when it is over.
+"""The peering: connects this cluster with the providers of its reservations, and disconnects it
+afterwards.
 
-A root task of the agent, level-triggered over ReservationInstructions. With whom it is joined is in the
-object's status before anything is built, and a finalizer keeps the object until all of it is undone: so an
-agent that is killed at any moment finishes its work when it is back. A provider that is dead, from which a
-reservation has moved away, does not keep it from being joined with the next.
+A root task of the agent, level-triggered over ReservationInstructions: connect, size, wait until ready,
+activate. The provider is recorded in the object's status before anything is created, and a finalizer
+keeps the object until everything is removed: an agent that is killed at any moment finishes after its
+restart. An unreachable provider, from which a reservation was failed over, does not block the
+connection to the next.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from collections import defaultdict
 from datetime import timedelta
 from typing import Final
 
+import structlog
 from msgspec.structs import replace
 
 from kubelend.agent import activation, editing, joints
@@ -36,16 +39,18 @@ from kubelend.core.errors import KubelendError
 from kubelend.kits import tasks
 from kubelend.wire.objects import ReservationInstruction, ReservationInstructionStatus
 
+log = structlog.get_logger("kubelend.agent")
+
 PART: Final = "peering"
 POLL_FIRST, POLL_LONGEST = timedelta(milliseconds=500), timedelta(seconds=10)
 CHECK_EVERY: Final = timedelta(minutes=1)
-"""How often one that is ready is looked at again."""
+"""How often a ready peering is checked again."""
 
 
 class PeeringKeeper:
-    """Keeps the clusters joined that are to be, and activates what can be used."""
+    """Use `run` as a root task."""
 
-    def __init__(  # noqa: PLR0913 - all that it works with, and nothing behind its back
+    def __init__(  # noqa: PLR0913 - explicit dependencies
         self,
         objects: LocalObjects,
         communicator: BrokerCommunicator,
@@ -66,7 +71,8 @@ class PeeringKeeper:
         self._parting = Crew(self._part, self._not_parted)
         self._roster = Roster(self._joining.add)
         self._joined: defaultdict[str, set[str]] = defaultdict(set)
-        """Providers that were joined from here, by the object's UID: its status may lose a write."""
+        """Providers connected by this process, by the object's UID: a status write may have been
+        lost."""
         self._leaving: dict[Joint, ReservationInstruction] = {}
         self._polls: dict[str, int] = {}
         self._activation = Activation(communicator, reservations, answered_within)
@@ -75,19 +81,19 @@ class PeeringKeeper:
         reservations.on_contact(self._joining.hurry)
 
     async def run(self) -> None:
-        """Join and part, for ever."""
+        """Connect and disconnect. Runs until cancelled."""
         kind = ReservationInstruction
         watching = follow(
             self._objects, kind, self._roster.take, self._troubles.concern_all, random.random
         )
         await tasks.run_all(
-            {"watching": watching, "joining": self._joining.run(), "parting": self._parting.run()}
+            {"watch": watching, "connect": self._joining.run(), "disconnect": self._parting.run()}
         )
 
-    # -- joining
+    # -- connecting
 
     async def _look(self, key: str) -> None:
-        # Not as soon as they go: while one is being joined, that would come too early.
+        # Only here and not on the event itself: a connect may still be running for the same key.
         for gone in self._roster.take_gone(key):
             self._leave_all(gone)
         found = await self._objects.find(ReservationInstruction, key)
@@ -103,18 +109,20 @@ class PeeringKeeper:
             await self._let_go(found)
 
     def _stop_joining(self, key: str) -> None:
-        """Nobody is to be joined for it now."""
+        """No provider is wanted for the object now."""
         self._joining.succeeded(key)
         self._polls.pop(key, None)
         self._activation.forget(key)
         self._troubles.end(key, _unused(key))
 
     def _is_leaving(self, key: str, cluster: str) -> bool:
-        """Whether it is parted from there at this moment, or one is that had its name before."""
+        """Whether the object, or a deleted one with the same key, is being disconnected from that
+        cluster.
+        """
         return any((joint.key, joint.cluster) == (key, cluster) for joint in self._leaving)
 
     async def _join(self, found: ReservationInstruction, wanted: str) -> None:
-        """Build what is missing, and say how far it is."""
+        """Create what is missing, and report the readiness."""
         peer = joints.peer(found, wanted)
         if await self._begin(found, wanted):
             await self._peering.connect(peer)
@@ -122,17 +130,18 @@ class PeeringKeeper:
             await self._finish(found, wanted, await self._peering.ready(peer))
 
     async def _begin(self, found: ReservationInstruction, wanted: str) -> bool:
-        """Write down that it is going to be joined; False if that is out of date."""
+        """Record the provider in the status; False if the object has changed since."""
         marked = await editing.add_finalizer(self._objects, found, FINALIZER)
         if marked is None:
             return False
         found = marked
         if wanted not in found.status.peered_cluster_ids:
             changed = await self._set(
-                found, wanted, phase=CONNECTING, message=f"joining with {wanted}", joined=wanted
+                found, wanted, phase=CONNECTING, message=f"connecting to {wanted}", joined=wanted
             )
             if changed is None or self._target(changed) != wanted:
                 return False
+            log.info("Peering started", **_peering_keys(found, wanted))
         self._joined[found.metadata.uid].add(wanted)
         return True
 
@@ -144,11 +153,22 @@ class PeeringKeeper:
         if changed is None or self._target(changed) != wanted:
             return
         self._troubles.end(found.key)
+        self._log_readiness(found, wanted, readiness)
         if not readiness.is_ready:
             self._joining.succeeded(found.key)
             self._poll_later(found.key)
         else:
             await self._use(found)
+
+    def _log_readiness(
+        self, found: ReservationInstruction, wanted: str, readiness: Readiness
+    ) -> None:
+        was_ready = found.status.phase == READY
+        keys = _peering_keys(found, wanted)
+        if readiness.is_ready and not was_ready:
+            log.info("Peering ready", **keys, reason=readiness.reason)
+        elif was_ready and not readiness.is_ready:
+            log.warning("Peering no longer ready, will retry", **keys, reason=readiness.reason)
 
     def _poll_later(self, key: str) -> None:
         polls = self._polls.get(key, 0)
@@ -156,7 +176,7 @@ class PeeringKeeper:
         self._joining.add_after(key, min(POLL_FIRST * 2 ** min(polls, 10), POLL_LONGEST))
 
     async def _use(self, found: ReservationInstruction) -> None:
-        """Have the broker know that it is used, once its provider has agreed or has had its time."""
+        """Activate the reservation once its provider has acknowledged it or has had its time to."""
         self._polls.pop(found.key, None)
         left = self._activation.patience(found)
         try:
@@ -177,16 +197,17 @@ class PeeringKeeper:
             with contextlib.suppress(KubelendError):
                 await self._set(found, wanted, phase=CONNECTING, message=str(error))
 
-    # -- parting
+    # -- disconnecting
 
     def _leave_all(self, found: ReservationInstruction, but: str = "") -> bool:
-        """Part from all it was joined with but one; False if there is nobody to part from."""
+        """Disconnect from all recorded providers but one; False if there are none."""
         uid = found.metadata.uid
         clusters = {*self._joined.get(uid, ()), *found.status.peered_cluster_ids} - {but}
         for joint in (Joint(found.key, uid, cluster) for cluster in sorted(clusters)):
             if joint not in self._leaving:
                 self._leaving[joint] = found
                 self._parting.add(joint)
+                log.info("Peering disconnecting", **_peering_keys(found, joint.cluster))
         return bool(clusters)
 
     async def _part(self, joint: Joint) -> None:
@@ -201,6 +222,7 @@ class PeeringKeeper:
         del self._leaving[joint]
         self._parting.succeeded(joint)
         self._troubles.end(str(joint))
+        log.info("Peering disconnected", **_peering_keys(found, joint.cluster))
         self._joining.add(joint.key)
 
     async def _not_parted(self, joint: Joint, error: KubelendError) -> None:
@@ -209,14 +231,14 @@ class PeeringKeeper:
             await self._set(self._leaving[joint], "", message=str(error))
 
     async def _let_go(self, found: ReservationInstruction) -> None:
-        """Nothing is left of it: the object may go, or wait for another provider."""
+        """Nothing is connected: the object may be deleted, or wait for another provider."""
         if FINALIZER not in found.metadata.finalizers:
             return
-        changed = await self._set(found, "", phase=CONNECTING, message="it has no provider now")
+        changed = await self._set(found, "", phase=CONNECTING, message="no provider assigned")
         if changed is not None:
             await editing.remove_finalizer(self._objects, changed, FINALIZER)
 
-    # -- telling
+    # -- status
 
     def _target(self, found: ReservationInstruction) -> str:
         return joints.target(found, self._reservations.find(found.spec.reservation_name))
@@ -231,13 +253,13 @@ class PeeringKeeper:
         joined: str = "",
         parted: str = "",
     ) -> ReservationInstruction | None:
-        """Change our part of the newest status; None if the object is gone.
+        """Update the peering's part of the current status; None if the object is gone.
 
-        Words for another provider than the one that is wanted now are out of date, and those about the
-        end are not ours to say.
+        A message about another provider than the one wanted now is outdated, and that of a finished
+        object is not the peering's to write.
         """
 
-        def told(newest: ReservationInstruction) -> ReservationInstructionStatus:
+        def status_for(newest: ReservationInstruction) -> ReservationInstructionStatus:
             status = newest.status
             if joined:
                 status = replace(status, peered_cluster_ids=joints.with_peered(newest, joined))
@@ -247,9 +269,20 @@ class PeeringKeeper:
                 status = replace(status, phase=phase or status.phase, message=message)
             return status
 
-        return await editing.state(self._objects, found, told, self._clock)
+        return await editing.state(self._objects, found, status_for, self._clock)
+
+
+def _peering_keys(found: ReservationInstruction, cluster: str) -> dict[str, str]:
+    return {
+        "namespace": found.metadata.namespace,
+        "name": found.metadata.name,
+        "reservation": found.spec.reservation_name,
+        "cluster": cluster,
+        "cpu": found.spec.requested_cpu,
+        "memory": found.spec.requested_memory,
+    }
 
 
 def _unused(key: str) -> str:
-    """What is told of one that could be used, if the broker does not know that it is."""
-    return f"{key} is ready but not activated"
+    """The health key of a peering that is ready while its reservation is not activated."""
+    return f"{key} is ready, but not activated"

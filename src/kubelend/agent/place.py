@@ -1,9 +1,9 @@
-"""Whether this agent is the one that speaks for its cluster: only that one acts.
+"""Whether this agent is the active one of its cluster: only the active agent acts.
 
-Of two agents with one identity the broker listens to one, see ADR 0015. The other may read what there is,
-and must not act on it: it would write over the other's objects, or hold and join what is another cluster's.
-So what acts waits here for the first advertisement. A broker that cannot be reached has refused nobody:
-then users are to see their requests wait, with the reason.
+Of two agents with the same identity the broker accepts one, see ADR 0015. The other one may read, but
+must not act: it would overwrite objects, or hold and connect what belongs to another cluster. So
+everything that acts waits here for the first advertisement. An unreachable broker has rejected nobody:
+the gate opens, so that users see their requests pending with the reason.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 from kubelend.core.errors import IdentityInUse, KubelendError
 
 TRY_EVERY: Final = timedelta(seconds=2)
-"""At most so long after the other has ended this one should take over."""
+"""Upper bound for the takeover time after the other agent has stopped."""
 
 
 class Place:
@@ -27,7 +27,7 @@ class Place:
         self._loss: IdentityInUse | None = None
 
     def heard(self, problem: KubelendError | None = None) -> None:
-        """What came of an advertisement."""
+        """Record the result of an advertisement."""
         if not isinstance(problem, IdentityInUse):
             self._is_ours.set()
         elif self._is_ours.is_set():
@@ -35,11 +35,13 @@ class Place:
             self._is_lost.set()
 
     async def ours(self) -> None:
-        """Until nobody else has it, as far as is known."""
+        """Wait until no other agent is known to be active."""
         await self._is_ours.wait()
 
     async def run(self) -> None:
-        """Ends the agent when another one has taken over: started anew, it waits for its turn."""
+        """Raises when another agent has taken over, which ends the process; after a restart it waits
+        to take over.
+        """
         await self._is_lost.wait()
         if self._loss is not None:
             raise self._loss

@@ -1,7 +1,8 @@
-"""What an agent needs from the outside, as the smallest interfaces that serve it.
+"""The agent's ports: the smallest interfaces through which it uses its cluster, its broker and its
+peering.
 
-Each has a contract test under tests/contract, which every implementation passes. Errors are those of
-`core.errors`: `Unavailable` and its kin for what may be better later, all others for what will not.
+Every implementation passes the port's contract test under tests/contract. Errors are those of
+`core.errors`: subclasses of `Unavailable` are transient, all others are permanent.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from kubelend.wire import bodies
 from kubelend.wire.objects import Kind
 
 Clock = Callable[[], datetime]
-"""Gives the time, aware and in UTC. Only composition roots choose one."""
+"""Returns the current time, timezone-aware and in UTC. Only composition roots choose one."""
 
 
 # -- the agent's own cluster
 
 
 class Snapshot(NamedTuple):
-    """All that is there: what the listener knew before is forgotten."""
+    """The complete state; replaces everything that the consumer knew before."""
 
     nodes: Sequence[Node]
     pods: Sequence[Pod]
@@ -39,86 +40,87 @@ class PodGone(NamedTuple):
 
 
 Change = Snapshot | Node | NodeGone | Pod | PodGone
-"""A node or a pod stands for itself: it is new, or otherwise than before."""
+"""A node or a pod by itself means that it was added or modified."""
 
 
 class ClusterSource(Protocol):
-    """Nodes and pods of the own cluster."""
+    """Nodes and pods of the agent's own cluster."""
 
     async def identity(self) -> str:
-        """A name that stays, for a cluster that was given none: the UID of namespace kube-system."""
+        """A stable name for a cluster without a configured ID: the UID of namespace kube-system."""
 
     def changes(self) -> AsyncGenerator[Change, None]:
-        """First a `Snapshot`, then what changes; after a gap in what it saw a `Snapshot` again.
+        """Yields a `Snapshot`, then changes; after a gap in the watch another `Snapshot`.
 
-        It does not end. What keeps it from looking is waited out inside, and reported by `problem`.
+        Does not end. Failures are retried inside and reported by `problem`.
         """
 
     @property
     def problem(self) -> str:
-        """Why it cannot see the cluster now; empty if it can."""
+        """Why the cluster cannot be watched now; empty if it can."""
 
 
 class Listed(NamedTuple):
-    """All objects of a kind: what the listener knew before is forgotten."""
+    """All objects of a kind; replaces everything that the consumer knew before."""
 
     objects: Sequence[object]
 
 
 class Deleted(NamedTuple):
-    """It is gone; `found` is what it was at last."""
+    """The object was deleted; `last_state` is its last known state."""
 
     found: object
 
 
 class LocalObjects(Protocol):
-    """Objects of the own cluster, kept so that they outlive the agent.
+    """Objects of the agent's own cluster, stored so that they outlive the agent process.
 
-    Spec and status are written apart, as in Kubernetes: `apply` leaves the status as it is, and
-    `set_status` everything else. A delete with finalizers left sets `deletion_timestamp`, and the object
-    goes with the last finalizer.
+    Spec and status are written separately, as in Kubernetes: `apply` leaves the status unchanged, and
+    `set_status` everything else. Deleting an object with finalizers sets `deletion_timestamp`; the
+    object is removed with its last finalizer.
     """
 
     async def list(self, kind: type[Kind]) -> list[Kind]: ...
 
     async def find(self, kind: type[Kind], key: str) -> Kind | None:
-        """By `namespace/name`."""
+        """Get by `namespace/name`."""
 
     async def apply(self, wanted: Kind) -> Kind:
-        """Make it, or change its spec, labels, annotations and finalizers. Returns it as it is kept.
+        """Create the object, or update its spec, labels, annotations and finalizers. Returns the stored
+        object.
 
-        Equal to what is kept: nothing is written. With the `uid` of another object than the kept one, or of
-        one that is gone, or with a `resource_version` that is not the kept one's: `Conflict`, for it is not
-        what was read. See `agent.editing`.
+        Writes nothing if nothing changes. `Conflict` if `uid` or `resource_version` is set and is not
+        that of the stored object: the caller has read an older version. See `agent.controller` for
+        updates with retry.
         """
 
     async def set_status(self, wanted: Kind) -> Kind | None:
-        """Change its status; None if it is gone, or is another by its `uid`. Equal: nothing is written.
+        """Update the status; None if the object is gone or has another `uid`. Writes nothing if nothing
+        changes.
 
-        With a `resource_version` that is not the kept one's: `Conflict`, as `apply` has it.
+        `Conflict` if `resource_version` is not that of the stored object, as in `apply`.
         """
 
     async def delete(self, kind: type[Kind], key: str) -> None:
-        """Have it gone; nothing happens if it is."""
+        """Delete the object; does nothing if there is none."""
 
     def watch(self, kind: type[Kind]) -> AsyncGenerator[Kind | Deleted | Listed, None]:
-        """First `Listed`, then each object that is new or otherwise, and those `Deleted`. Does not end."""
+        """Yields `Listed`, then added and modified objects and those `Deleted`. Does not end."""
 
 
 # -- the broker
 
 
 class BrokerCommunicator(Protocol):
-    """One cluster's conversation with its broker. Errors are the very classes that the broker raised.
+    """One cluster's connection to its broker. Raises the error classes that the broker raised.
 
-    Calls give up by themselves after a while (`BrokerUnreachable`), and are only repeated inside where
-    that cannot do a thing twice.
+    Calls have a timeout (`BrokerUnreachable`), and are retried inside only where they are idempotent.
     """
 
     async def publish(self, advertisement: bodies.Advertisement) -> bodies.Published: ...
 
     async def request(self, request: bodies.ReservationRequest, key: str) -> bodies.Reservation:
-        """The same key gives the same reservation, however often it is asked for."""
+        """Idempotent: the same key returns the same reservation."""
 
     async def activate(self, reservation: str) -> bodies.Reservation: ...
 
@@ -127,15 +129,17 @@ class BrokerCommunicator(Protocol):
     async def release(self, reservation: str) -> bodies.Reservation: ...
 
     async def find(self, reservation: str) -> bodies.Reservation:
-        """One on which this cluster is either side; `NotFound` if there is none."""
+        """Get a reservation of which this cluster is requester or provider; else `NotFound`."""
 
     async def instructions(self) -> list[bodies.Reservation]:
-        """All unfinished reservations on which this cluster is either side."""
+        """All unfinished reservations of which this cluster is requester or provider."""
 
     def stream(self, on_reset: Callable[[], None]) -> AsyncGenerator[bodies.Instruction, None]:
-        """Instructions as they come. Ends only by an error: call it again, and it goes on behind the last.
+        """Instructions as they are made. Ends only by an error; the next call resumes after the last
+        instruction.
 
-        `on_reset` is called when something may have been missed, and when it is open for the first time.
+        `on_reset` is called when the stream opens for the first time and when instructions may have
+        been missed.
         """
 
     async def acknowledge(self, reservation: str) -> bodies.Reservation: ...
@@ -143,42 +147,44 @@ class BrokerCommunicator(Protocol):
     async def refuse(self, reservation: str, reason: str) -> bodies.Reservation: ...
 
     async def ping(self) -> None:
-        """Nothing if the broker answers and is ready; an error says why not."""
+        """Returns if the broker is ready; raises the error otherwise."""
 
     async def close(self) -> None: ...
 
 
-# -- the other cluster
+# -- the provider cluster
 
 
 class Peer(NamedTuple):
-    """The other end of one reservation, as the requester sees it."""
+    """The provider of one reservation, from the requester's point of view."""
 
     reservation: str
     cluster: str
-    """The provider's ID."""
+    """Cluster ID of the provider."""
     resources: Resources
-    """What was reserved, which is what the virtual node is to offer."""
+    """The reserved resources, which the virtual node has to offer."""
 
 
 class Readiness(NamedTuple):
-    """Whether the borrowed capacity can be used."""
+    """Whether the reserved resources can be used."""
 
     is_ready: bool
     reason: str
-    """Why not, or what there is: for a person."""
+    """Human-readable: why not, or what is offered."""
 
 
 class Peering(Protocol):
-    """Joins this cluster with a provider. Every call may be repeated, and is bounded in time."""
+    """Connects this cluster with a provider. All calls are idempotent and have a timeout."""
 
     async def connect(self, peer: Peer) -> None:
-        """Have the two clusters joined; nothing if they are."""
+        """Establish the peering; does nothing if it exists."""
 
     async def size(self, peer: Peer) -> None:
-        """Have a virtual node offer exactly the peer's resources; after `connect`."""
+        """Make a virtual node offer exactly the peer's resources; call after `connect`."""
 
     async def ready(self, peer: Peer) -> Readiness: ...
 
     async def disconnect(self, peer: Peer) -> None:
-        """Undo what `connect` and `size` made for this reservation; others on the same provider stay."""
+        """Remove what `connect` and `size` created for this reservation; other reservations of the
+        provider stay.
+        """

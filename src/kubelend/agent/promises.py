@@ -1,7 +1,9 @@
-"""What this cluster has promised to others, taken or declined in one stretch.
+"""The resources that this provider holds for reservations: admission, the table of holds, and its
+objects.
 
-Between the look at what is free and the hold there is no `await`: of two reservations that come in one
-moment for the last of the capacity, the second sees the first. Called by `agent.providing`.
+Checking free capacity and recording a hold happen without an `await` in between: of two reservations
+that arrive together for the last capacity, the second one sees the first. Builders are pure.
+`agent.provider` is the caller.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ from kubelend.wire import bodies
 
 
 class Promises:
-    """By the reservation's ID. Each is a hold in the inventory, so that the pods of its requester do not
-    count as this cluster's own. With `enforce` none is made for which there is no room.
+    """Holds by reservation ID, mirrored into the inventory so that pods of a requester do not count
+    as this cluster's own. With `enforce`, a hold is only recorded if there is capacity for it.
     """
 
     def __init__(
@@ -28,7 +30,7 @@ class Promises:
         enforce: bool,
         on_holds: Callable[[], None],
     ) -> None:
-        """`on_holds` is called after every change of the inventory's holds."""
+        """`on_change` is called after every change of the inventory's holds."""
         self._inventory = inventory
         self._policy = policy
         self._on_holds = on_holds
@@ -43,11 +45,11 @@ class Promises:
 
     @property
     def may_be_made(self) -> bool:
-        """Before anybody has looked what is free, there is nothing to decide by."""
+        """Whether capacity can be judged: with enforcement only after the first measurement."""
         return self._inventory.is_measured or not self.are_enforced
 
     def consider(self, reservation: bodies.Reservation, now: datetime) -> str:
-        """Make the promise, or say why not."""
+        """Record a hold if it is admissible. Returns the refusal reason, empty if held."""
         hold = provisions.hold_of(reservation)
         asked = acceptance.Question(
             hold.requester, hold.resources, reservation.status.reserved_at or now
@@ -58,14 +60,13 @@ class Promises:
         return refusal
 
     def make(self, reservation: str, hold: Hold) -> None:
-        """It is promised, whatever is free."""
+        """Record a hold without checking capacity."""
         if self._made.get(reservation) != hold:
             self._made[reservation] = hold
             self._inventory.put_hold(reservation, hold)
             self._on_holds()
 
     def drop(self, reservation: str) -> None:
-        """Nobody counts on it any longer."""
         if self._made.pop(reservation, None) is not None:
             self._inventory.drop_hold(reservation)
             self._on_holds()

@@ -1,7 +1,4 @@
-"""ProviderInstructions made of reservations, and holds made of either: what `agent.providing` writes.
-
-All of it is pure: a reservation and a time in, an object or a status out.
-"""
+"""Builds ProviderInstructions from reservations, and holds from either. Pure."""
 
 from __future__ import annotations
 
@@ -29,19 +26,19 @@ def name_of(reservation: str) -> str:
 
 
 def reservation_of(found: ProviderInstruction) -> str:
-    """Empty if its name is none of ours."""
+    """Empty if the name is not one that the agent gives."""
     name = found.metadata.name
     return name.removesuffix(_SUFFIX) if name.endswith(_SUFFIX) else ""
 
 
 def hold_of(reservation: bodies.Reservation) -> Hold:
-    """What is to be set aside, and for whom."""
+    """What to hold, and for which requester."""
     amounts = quantities.asked(reservation.requested_resources, "requestedResources")
     return Hold(reservation.requester_id, amounts)
 
 
 def hold_in(found: ProviderInstruction) -> Hold:
-    """The same as an object says it; `InvalidInput` if somebody has spoilt that."""
+    """The hold that an object describes; `InvalidInput` if its spec was edited to something invalid."""
     spec = found.spec
     return Hold(spec.requester_cluster_id, quantities.asked(spec.amounts, "spec"))
 
@@ -60,14 +57,14 @@ def instruction(reservation: bodies.Reservation, namespace: str) -> ProviderInst
 
 
 def is_finished(found: ProviderInstruction) -> bool:
-    """Whether it stands here only for people to look at."""
+    """Whether the object is only kept for people to read."""
     return found.status.phase in (WITHDRAWN, REFUSED)
 
 
 def held(*, is_enforced: bool) -> ProviderInstructionStatus:
-    """Either way it counts as promised. Without enforcement nobody has looked whether there is room."""
+    """Counts as held either way. Without enforcement nobody has checked the capacity."""
     message = (
-        "Set aside" if is_enforced else "Noted: enforcement is off, there may be no room for it"
+        "Resources held" if is_enforced else "Recorded without a capacity check: enforcement is off"
     )
     return ProviderInstructionStatus(enforced=is_enforced, phase=HELD, message=message)
 
@@ -77,9 +74,9 @@ def finished(phase: str, message: str, now: datetime) -> ProviderInstructionStat
 
 
 def farewell(reservation: bodies.Reservation | None, cluster: str) -> str:
-    """Why a cluster need not hold it any longer."""
+    """Why a cluster no longer holds a reservation."""
     if reservation is None:
-        return "The broker knows no such reservation"
+        return "Reservation not found on the broker"
     if reservation.target_cluster_id != cluster and cluster in reservation.previous_cluster_ids:
         return f"Moved to cluster {reservation.target_cluster_id}"
-    return reservation.status.message or f"It is {reservation.status.phase}"
+    return reservation.status.message or f"Reservation is {reservation.status.phase}"

@@ -1,7 +1,7 @@
-"""The publisher: tells the broker what this cluster has, on the clock and when it changes.
+"""The publisher: advertises this cluster to the broker, periodically and after significant changes.
 
-It always sends what is measured now and keeps nothing to be sent later, so a broker that was away for an
-hour hears what is true when it is back. What the broker answers goes where all its words go.
+It always sends the current measurement and queues nothing, so after an outage the broker receives the
+current state. Reservations in the response go to the `ReservationCache`.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from kubelend.wire.objects import AdvertisementStatus, with_status
 PART: Final = "publisher"
 
 GATHERING: Final = timedelta(milliseconds=200)
-"""Changes come in bursts, and a look costs more than a change: the first one waits for those behind it."""
+"""Changes come in bursts, and a comparison costs more than a change: wait for the rest of the burst."""
 
 FIRST_PAUSE: Final = timedelta(seconds=1)
 LEAST_PATIENCE: Final = timedelta(seconds=10)
-"""How long an answer is waited for, if the interval is not longer. However patient the communicator is: by
-then there is something newer to be said."""
+"""Minimum timeout of a publish call, if the interval is shorter. Independent of the communicator's
+retries: after this time there is a newer measurement to send."""
 
 
 class Publisher:
-    """Use `run` as a root task, and call `changed` whenever the inventory may have changed."""
+    """Use `run` as a root task, and call `notify_changed` whenever the inventory may have changed."""
 
-    def __init__(  # noqa: PLR0913 - all that it works with, and nothing behind its back
+    def __init__(  # noqa: PLR0913 - explicit dependencies
         self,
         *,
         settings: Advertising,
@@ -54,7 +54,7 @@ class Publisher:
         chance: Callable[[], float] = random.random,
     ) -> None:
         self.published_at: datetime | None = None
-        """When the broker last took an advertisement."""
+        """When the broker last accepted an advertisement."""
         self._settings = settings
         self._inventory = inventory
         self._communicator = communicator
@@ -68,13 +68,15 @@ class Publisher:
         self._pauses = self._new_pauses()
 
     def changed(self) -> None:
-        """Look whether the broker should hear of it."""
+        """Check whether the change is significant enough to advertise now."""
         self._news.set()
 
     async def run(self, measured: asyncio.Event) -> None:
-        """Advertise from the first measurement on, for ever."""
+        """Advertise from the first measurement on. Runs until cancelled."""
         await measured.wait()
-        await tasks.run_all({"publishing": self._publish(), "showing": self._display.run()})
+        await tasks.run_all(
+            {"publish": self._publish(), "write advertisement": self._display.run()}
+        )
 
     async def _publish(self) -> None:
         while True:
@@ -99,7 +101,7 @@ class Publisher:
             raise BrokerUnreachable(
                 f"the broker did not answer within {durations.short(patience)}"
             ) from None
-        self._reservations.put_all(answer.provider_instructions, asked_at)
+        self._reservations.put_all(answer.provider_instructions, asked_at, source="advertisement")
         return answer
 
     def _succeeded(self, totals: Totals, answer: bodies.Published) -> None:
@@ -108,12 +110,14 @@ class Publisher:
         self._standing.report(PART)
         self._show(totals, answer, AdvertisementStatus(phase="Active", published=True))
 
-    async def _change_or_due(self, told: Totals) -> None:
-        """Wait for the next moment, or for a change that cannot; changes while damped are looked at after."""
+    async def _change_or_due(self, published: Totals) -> None:
+        """Wait for the next due time or a significant change; changes during damping are checked
+        after it.
+        """
         try:
             async with asyncio.timeout(self._until_due()):
                 await asyncio.sleep(self._settings.damping.total_seconds())
-                while not advertising.is_noticeable(told, self._inventory.totals()):
+                while not advertising.is_noticeable(published, self._inventory.totals()):
                     self._news.clear()
                     await self._news.wait()
                     await asyncio.sleep(GATHERING.total_seconds())
@@ -121,12 +125,12 @@ class Publisher:
             return
 
     def _pause_after(self, problem: KubelendError) -> float:
-        """Seconds until the next try: what is refused would be refused again at once."""
+        """Seconds until the next attempt. Permanent errors wait for the next due time."""
         if not problem.retryable:
             self._trouble, self._pauses = problem, self._new_pauses()
             self._standing.report(PART, str(problem))
             return self._until_due()
-        # Of the same trouble every try may speak in other words, and the log is to have one line.
+        # Retries may word the same failure differently; only another error class is logged again.
         if type(problem) is not type(self._trouble):
             self._trouble = problem
             self._standing.report(PART, str(problem))

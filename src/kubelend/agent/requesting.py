@@ -1,8 +1,9 @@
-"""The requester: turns the ResourceRequests of the own cluster into reservations, and keeps them so.
+"""The requester: reconciles the ResourceRequests of the cluster into reservations, and renews and
+releases them.
 
-A root task of the agent, level-triggered: whatever happened, one look at an object compares what is written
-at it with what the broker last said, and does what is missing. What is asked is written down before it is
-asked (see `agent.wishes`), so a look may be broken off anywhere, and simply be repeated.
+A root task of the agent, level-triggered: each reconcile compares an object with the latest state of
+its reservation and does what is missing. The request is written to the status before it is sent (see
+`agent.resource_requests`), so a reconcile can be interrupted anywhere and repeated.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Final
+
+import structlog
 
 from kubelend.agent import editing, verdicts, wishes
 from kubelend.agent.borrowing import Borrower
@@ -37,11 +40,13 @@ from kubelend.wire.objects import (
 PART: Final = "requester"
 FINISHED_FOR: Final = timedelta(hours=1)
 
+log = structlog.get_logger("kubelend.agent")
+
 
 class Requester:
     """Use `run` as a root task."""
 
-    def __init__(  # noqa: PLR0913 - all that it works with, and nothing behind its back
+    def __init__(  # noqa: PLR0913 - explicit dependencies
         self,
         objects: LocalObjects,
         communicator: BrokerCommunicator,
@@ -54,9 +59,9 @@ class Requester:
         finished_for: timedelta = FINISHED_FOR,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        """`namespace` is that of the ReservationInstructions; empty: that of each request.
+        """`namespace` is that of the ReservationInstructions; empty for the namespace of each request.
 
-        `finished_for` is how long they stay when their reservation is over.
+        `finished_ttl` is how long they are kept after their reservation has finished.
         """
         self._objects = objects
         self._reservations = reservations
@@ -64,7 +69,7 @@ class Requester:
         self._clock = clock
         self._namespace = namespace
         self._chance = chance
-        self._looks = Looks("request", self._look, chance)
+        self._looks = Looks("ResourceRequest", self._look, chance)
         self._sightings = Sightings(self._looks.add)
         self._leases = Leases(clock, chance)
         self._borrower = Borrower(communicator, reservations, self._leases, cluster_id)
@@ -77,28 +82,28 @@ class Requester:
             chance=chance,
         )
         self._asking: set[str] = set()
-        """The requests for which the broker may be making a reservation at this moment."""
+        """Requests for which the broker may be making a reservation at this moment."""
         self._troubles: dict[str, KubelendError] = {}
-        """What keeps reservations from being renewed."""
+        """The last renewal error of each reservation."""
         self._unseen: dict[str, str] = {}
-        """Why a kind of object cannot be watched."""
+        """The watch error of each kind."""
         reservations.listen(self._heard)
         reservations.on_contact(self._hurry)
 
     async def run(self) -> None:
-        """Borrow what is wished for, for ever."""
+        """Reconcile requests and instructions. Runs until cancelled."""
         for known in self._reservations.open():
             self._instructor.add(known.id)
         await tasks.run_all(
             {
-                "requests": self._follow_requests(),
-                "instructions": self._follow_instructions(),
-                "requesting": self._looks.run(),
-                "instructing": self._instructor.looks.run(),
+                "watch requests": self._follow_requests(),
+                "watch instructions": self._follow_instructions(),
+                "reconcile requests": self._looks.run(),
+                "reconcile instructions": self._instructor.looks.run(),
             }
         )
 
-    # -- what makes it look
+    # -- triggers
 
     async def _follow_requests(self) -> None:
         kind, take = ResourceRequest, self._sightings.take
@@ -122,18 +127,18 @@ class Requester:
             self._looks.add(owner)
 
     def _hurry(self) -> None:
-        """The broker is back: nobody waits longer for it than it was away."""
+        """The broker is reachable again: retry failed work without waiting for its backoff."""
         self._looks.hurry()
         self._instructor.looks.hurry()
 
     def _place(self, reservation: str) -> str | None:
-        """Where its instruction belongs; see `instructing.Place`."""
+        """The namespace of a reservation's instruction; see `NamespaceLookup`."""
         owner = self._sightings.owner(reservation)
         is_settled = self._sightings.is_complete and not self._asking
         wanted = self._namespace or owner.partition("/")[0]
         return wanted if wanted or is_settled else None
 
-    # -- the look
+    # -- reconcile
 
     async def _look(self, key: str) -> None:
         for gone in self._sightings.lost(key):
@@ -158,10 +163,10 @@ class Requester:
         elif stage is Stage.ASKING and asked is not None:
             await self._ask(found, asked)
 
-    # -- asking
+    # -- requesting
 
     async def _begin(self, found: ResourceRequest) -> None:
-        """Write down what is to be asked, and ask it."""
+        """Write the request to the status, then send it."""
         try:
             wishes.request(found.spec)
         except InvalidInput as error:
@@ -170,7 +175,7 @@ class Requester:
         if not wishes.has_finalizer(found):
             marked = await editing.add_finalizer(self._objects, found, wishes.FINALIZER)
             if marked is None or not wishes.has_finalizer(marked):
-                return  # somebody wants it gone since
+                return  # deleted in the meantime
             found = marked
         asked = Asked(found.metadata.generation, wishes.request(found.spec))
         written = await self._say(found, verdicts.of_question(asked))
@@ -184,11 +189,11 @@ class Requester:
             except KubelendError as error:
                 await self._not_reserved(found, asked, error)
                 return
-            # Before anybody hears of it: it is to be known whose it is.
+            # Bind it before subscribers are notified, so that they find its owner.
             self._sightings.own(body.id, found.key)
             body = self._borrower.learn(body)
             await self._say(found, verdicts.of_reservation(found, body))
-        # The stream may have been quicker, when nobody here knew that yet.
+        # The stream may have delivered it before it was bound.
         self._heard(body.id)
 
     async def _not_reserved(
@@ -200,12 +205,12 @@ class Requester:
         await self._say(found, verdicts.of_refusal(asked, error))
 
     async def _start_over(self, found: ResourceRequest) -> None:
-        """It asks for something else now, and has got nothing yet that one could lose."""
+        """The spec has changed before a reservation was made: start again."""
         await self._withdraw(found)
         await self._say(found, verdicts.of_change(found))
         self._looks.add(found.key)
 
-    # -- keeping
+    # -- bound
 
     async def _keep(self, found: ResourceRequest) -> None:
         name = found.status.reservation_name
@@ -226,16 +231,16 @@ class Requester:
             raise trouble
         self._troubles.pop(body.id, None)
         if written is not None and wishes.stage(written) is Stage.NEW:
-            self._looks.add(found.key)  # it is over, and the spec has changed before
+            self._looks.add(found.key)  # finished, and the spec has changed since the request
 
     async def _renewed(
         self, found: ResourceRequest, body: bodies.Reservation
     ) -> bodies.Reservation | None:
-        """As it is afterwards: renewed if it is time to, and with the next time set."""
+        """Renew if it is due, and schedule the next renewal. Returns the state afterwards."""
         if not found.spec.renew or body.status.phase not in LIVE:
             return body
         self._leases.hear(body)
-        # Asked once: its time may come between two looks at the clock, and be missed by both.
+        # Read once: it may become due between two reads of the clock.
         left = self._leases.until_renewal(body.id)
         renewed: bodies.Reservation | None = body
         if left == timedelta():
@@ -253,12 +258,14 @@ class Requester:
             is_over = isinstance(error, NotFound | WrongPhase)
             return await self._borrower.find(body.id) if is_over else body
         self._troubles.pop(body.id, None)
+        expires_at = _time_text(renewed.status.expires_at)
+        log.info("Reservation renewed", reservation=body.id, expires_at=expires_at)
         return renewed
 
-    # -- giving back
+    # -- releasing
 
     async def _part(self, found: ResourceRequest) -> None:
-        """Somebody wants it gone: it goes when nothing is held for it any more."""
+        """The object is being deleted: release its reservation, then remove the finalizer."""
         if not wishes.has_finalizer(found):
             return
         try:
@@ -273,19 +280,31 @@ class Requester:
 
     async def _withdraw(self, found: ResourceRequest) -> None:
         with self._deciding(found):
-            await self._borrower.withdraw(found)
+            released = await self._borrower.withdraw(found)
+        if released:
+            log.info("ResourceRequest released", **_object_keys(found), reservation=released)
         self._sightings.disown(found.status.reservation_name)
 
-    # -- small things
+    # -- helpers
 
     async def _say(
         self, found: ResourceRequest, status: ResourceRequestStatus
     ) -> ResourceRequest | None:
-        """Write the status, if it says something new. None if the object is gone.
+        """Write the status if it changes, and log the step. None if the object is gone.
 
-        Nobody else writes it. Where a user has changed the spec since, another look follows anyway.
+        Nobody else writes it. If a user has changed the spec since, another reconcile follows anyway.
         """
-        return await editing.state(self._objects, found, lambda _: status, self._clock)
+        before = found.status
+
+        def change(newest: ResourceRequest) -> ResourceRequestStatus:
+            nonlocal before
+            before = newest.status
+            return status
+
+        written = await editing.state(self._objects, found, change, self._clock)
+        if written is not None:
+            _log_step(written, before)
+        return written
 
     @contextmanager
     def _deciding(self, found: ResourceRequest) -> Iterator[None]:
@@ -294,3 +313,57 @@ class Requester:
             yield
         finally:
             self._asking.discard(found.key)
+
+
+_STEPS: Final = {
+    "Reserved": "ResourceRequest reserved",
+    "Active": "ResourceRequest active",
+    "Released": "ResourceRequest released",
+    "Expired": "ResourceRequest expired",
+}
+
+
+def _log_step(written: ResourceRequest, before: ResourceRequestStatus) -> None:
+    """One line per step of a request, with what an operator searches for; nothing if none was made."""
+    status = written.status
+    keys = _object_keys(written)
+    if status.asked is not None and status.asked != before.asked:
+        log.info("ResourceRequest received", **keys, **_spec_keys(written))
+    if _step(status) == _step(before):
+        return
+    if status.phase == "Failed":
+        event = "failed" if status.reservation_name else "rejected"
+        log.info(f"ResourceRequest {event}", **keys, reason=status.reason, error=status.message)
+    elif status.phase == "Pending" and status.reservation_name:
+        log.info(
+            "ResourceRequest queued",
+            **keys,
+            reservation=status.reservation_name,
+            reason=status.reason,
+        )
+    elif status.phase in _STEPS:
+        log.info(
+            _STEPS[status.phase],
+            **keys,
+            reservation=status.reservation_name,
+            cluster=status.target_cluster_id,
+            **_spec_keys(written),
+            expires_at=_time_text(status.expires_at),
+        )
+
+
+def _step(status: ResourceRequestStatus) -> tuple[str, str, str]:
+    """What makes a step: a failover to another cluster is one, a renewal is not."""
+    return status.phase, status.reservation_name, status.target_cluster_id
+
+
+def _object_keys(found: ResourceRequest) -> dict[str, str]:
+    return {"namespace": found.metadata.namespace, "name": found.metadata.name}
+
+
+def _spec_keys(found: ResourceRequest) -> dict[str, str]:
+    return {"cpu": found.spec.requested_cpu, "memory": found.spec.requested_memory}
+
+
+def _time_text(moment: datetime | None) -> str:
+    return "" if moment is None else moment.isoformat()

@@ -1,13 +1,12 @@
-"""What the broker last said of each reservation of this cluster, however it was heard.
+"""`ReservationCache` holds the latest state of each reservation of this cluster.
 
-The stream, the poll, the answer to an advertisement and the answers to calls all end here: what is older
-than what is known is dropped, so that duplicates and answers out of order change nothing. Whoever acts on
-reservations listens, and decides by what is known now and not by the message.
+Updates from the stream, polls, the response to an advertisement and responses to calls all end here,
+ordered by the broker's `revision`: older ones are dropped, so duplicates and reordering change nothing.
+Consumers subscribe to changes and read the cache, not the message.
 
-The order is that of the broker's revisions, until a broker is restored from a backup or has lost its store
-and counts from where it was then. That makes a gap in the conversation: what was known before it gives way
-to the answers to what is asked after it, whatever their revision. Answers to what was asked before have to
-be newer, as ever.
+Revisions can go back when a broker is restored from a backup or has lost its store. That interrupts the
+stream: after such a gap, responses to calls made after the gap replace what is known, whatever their
+revision. Responses to earlier calls still have to be newer.
 """
 
 from __future__ import annotations
@@ -15,29 +14,33 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
+import structlog
+
 from kubelend.core.lifecycle import Phase
 from kubelend.wire import bodies
 
+log = structlog.get_logger("kubelend.agent")
+
 Listener = Callable[[str], None]
-"""Is told the ID of a reservation of which something new is known."""
+"""Called with the ID of a reservation that changed."""
 
 LONG_AGO: Final = -1
-"""A moment before anything was heard: whoever asked then knows the order by revisions alone."""
+"""A sequence number before any update: ordered by revision alone."""
 
 OPEN = frozenset({Phase.PENDING.value, Phase.RESERVED.value, Phase.ACTIVE.value})
 LIVE = frozenset({Phase.RESERVED.value, Phase.ACTIVE.value})
 
 
 class Reservations:
-    """The newest word on each."""
+    """The latest state of each reservation, by ID."""
 
     def __init__(self) -> None:
         self._known: dict[str, bodies.Reservation] = {}
         self._heard_at: dict[str, int] = {}
-        """Moments, as `now` gives them."""
+        """The sequence number of each reservation's last update."""
         self._heard = 0
         self._distrusted = LONG_AGO
-        """What was heard up to this moment may be from before the broker began anew."""
+        """States from up to this sequence number may be older than the gap."""
         self._listeners: list[Listener] = []
         self._on_contact: list[Callable[[], None]] = []
 
@@ -45,11 +48,11 @@ class Reservations:
         self._listeners.append(listener)
 
     def on_contact(self, callback: Callable[[], None]) -> None:
-        """Call it whenever the broker can be heard again: what waits to be tried may be tried at once."""
+        """Call it when the broker is reachable again: failed work is retried at once."""
         self._on_contact.append(callback)
 
     def contact(self) -> None:
-        """The broker can be heard again."""
+        """The broker is reachable again."""
         for callback in self._on_contact:
             callback()
 
@@ -57,23 +60,25 @@ class Reservations:
         return self._known.get(reservation)
 
     def open(self) -> list[bodies.Reservation]:
-        """Those that are not over, as far as is known. A list: news may come while one goes through it."""
+        """Unfinished reservations. A copy: updates may arrive during iteration."""
         return [found for found in self._known.values() if found.status.phase in OPEN]
 
     def now(self) -> int:
-        """The moment, counted in words: take it before you ask, and give it to `put` with the answer."""
+        """The sequence number of the last update: read it before a call, and pass it to `put` with
+        the response.
+        """
         return self._heard
 
     def distrust(self) -> None:
-        """There was a gap, and behind it the broker may count anew."""
+        """Mark a gap in the stream, after which revisions may start anew."""
         self._distrusted = self._heard
 
     def unheard(self, since: int) -> list[str]:
-        """Those that are not over, of which no word has come since."""
+        """IDs of unfinished reservations without an update since that sequence number."""
         return [found.id for found in self.open() if self._heard_at[found.id] <= since]
 
     def put(self, found: bodies.Reservation, asked_at: int = LONG_AGO) -> bool:
-        """Take it in, unless something newer is known; True if it was news."""
+        """Store the state unless a newer one is known; True if it changed."""
         known = self._known.get(found.id)
         if known is not None and self._is_old(found, known, asked_at):
             return False
@@ -85,12 +90,32 @@ class Reservations:
         self._tell(found.id)
         return True
 
-    def put_all(self, found: Iterable[bodies.Reservation], asked_at: int = LONG_AGO) -> None:
+    def put_instruction(
+        self, found: bodies.Reservation, asked_at: int = LONG_AGO, *, source: str
+    ) -> None:
+        """Store a state that the broker sent as an instruction; logs it if it changed.
+
+        `source` is how it arrived: stream, poll or advertisement.
+        """
+        if self.put(found, asked_at):
+            log.info(
+                "Instruction received",
+                reservation=found.id,
+                phase=found.status.phase,
+                cluster=found.target_cluster_id,
+                requester=found.requester_id,
+                revision=found.revision,
+                source=source,
+            )
+
+    def put_all(
+        self, found: Iterable[bodies.Reservation], asked_at: int = LONG_AGO, *, source: str = "poll"
+    ) -> None:
         for reservation in found:
-            self.put(reservation, asked_at)
+            self.put_instruction(reservation, asked_at, source=source)
 
     def forget(self, reservation: str) -> None:
-        """The broker knows it no more, or nobody here cares for it any longer."""
+        """Remove a reservation that the broker does not know or that is no longer needed."""
         if self._known.pop(reservation, None) is not None:
             del self._heard_at[reservation]
             self._tell(reservation)

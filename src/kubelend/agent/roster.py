@@ -1,7 +1,4 @@
-"""The ReservationInstructions that there are, as a watch tells of them, and those that went.
-
-`agent.peering` looks at the ones that this says want looking at.
-"""
+"""The cache of ReservationInstructions, with those that were deleted."""
 
 from __future__ import annotations
 
@@ -14,17 +11,17 @@ from kubelend.wire.objects import ReservationInstruction
 
 
 class Roster:
-    """`look` is called with the keys of those of which something is new."""
+    """Fed by the watch. `enqueue` is called with the keys to reconcile."""
 
     def __init__(self, look: Callable[[str], None]) -> None:
         self._look = look
         self._seen: dict[str, ReservationInstruction] = {}
         self._keys: dict[str, str] = {}
-        """The key of each reservation's object."""
+        """The object key of each reservation."""
         self._gone: defaultdict[str, list[ReservationInstruction]] = defaultdict(list)
 
     def take(self, event: ReservationInstruction | Deleted | Listed) -> None:
-        """Something has happened to an object."""
+        """Handle a watch event."""
         match event:
             case Listed(objects):
                 there = [one for one in objects if isinstance(one, ReservationInstruction)]
@@ -39,17 +36,17 @@ class Roster:
                 self._see(found)
 
     def heard(self, reservation: str) -> None:
-        """The broker has said something new of it."""
+        """The reservation has changed."""
         key = self._keys.get(reservation)
         if key is not None:
             self._look(key)
 
     def find(self, key: str) -> ReservationInstruction | None:
-        """As it was last seen."""
+        """The last watched state."""
         return self._seen.get(key)
 
     def take_gone(self, key: str) -> list[ReservationInstruction]:
-        """Those of this name that went, once: usually our finalizer has gone before, but perhaps not."""
+        """Deleted objects of this key, returned once: somebody may have removed the finalizer."""
         return self._gone.pop(key, [])
 
     def _see(self, found: ReservationInstruction) -> None:
@@ -58,7 +55,7 @@ class Roster:
             self._miss(known)
         self._seen[found.key] = found
         self._keys[found.spec.reservation_name] = found.key
-        # What is written here is no reason to look again: it would make every pause a short one.
+        # The peering's own status writes must not trigger a reconcile: they would cut retry pauses short.
         if known is None or joints.cause(known) != joints.cause(found):
             self._look(found.key)
 

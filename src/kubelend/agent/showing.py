@@ -1,7 +1,8 @@
-"""The object in which people see what their cluster advertises, and whether the broker knows it.
+"""Writes the local Advertisement object: what the cluster advertises, and whether the broker accepted
+it.
 
-The publisher hands over what is to be seen and goes on: neither a slow nor a broken store of local objects
-may keep the broker from hearing of this cluster.
+The publisher submits the object and continues: a slow or broken object store must not delay
+advertisements.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ from kubelend.core.errors import Conflict, KubelendError
 from kubelend.wire.objects import Advertisement
 
 PART: Final = "advertisement"
-"""The name under which problems are reported: that of the publisher is for those with the broker."""
+"""The component under which write errors are reported; the publisher's own is for errors of the
+broker."""
 
 PATIENCE: Final = timedelta(seconds=10)
 
 
 class Display:
-    """Shows the newest; what was not written in time is not written at all."""
+    """Writes the latest submitted object; older ones that were not written in time are skipped."""
 
     def __init__(self, objects: LocalObjects, standing: Standing) -> None:
         self._objects = objects
@@ -39,7 +41,9 @@ class Display:
         self._news.set()
 
     async def run(self) -> None:
-        """Write what is to be shown, for ever. What fails is reported, and the next is tried."""
+        """Write submitted objects. Runs until cancelled; a failure is reported and the next object
+        tried.
+        """
         while True:
             await self._news.wait()
             self._news.clear()
@@ -51,7 +55,7 @@ class Display:
             async with asyncio.timeout(PATIENCE.total_seconds()):
                 await self._write(wanted)
         except TimeoutError:
-            return f"{wanted.key} could not be written within {durations.short(PATIENCE)}"
+            return f"Advertisement {wanted.key}: not written within {durations.short(PATIENCE)}"
         except KubelendError as problem:
             return str(problem)
         return ""
@@ -61,7 +65,7 @@ class Display:
         try:
             await self._objects.set_status(replace(kept, status=wanted.status))
         except Conflict:
-            # Somebody was faster: what is shown is made of what there is then.
+            # Modified concurrently: retry on the newer version.
             if tries <= 1:
                 raise
             await self._write(wanted, tries - 1)

@@ -1,7 +1,8 @@
-"""The ResourceRequests that there are, whose reservations are whose, and which have gone without our leave.
+"""The cache of ResourceRequests, and which reservation belongs to which.
 
-Our finalizer keeps a request until it is given back. Somebody may remove it all the same, with the
-finalizer or the whole file: then this still knows what it was, and what has to be given back.
+The agent's finalizer keeps an object until its reservation is released. If somebody removes the
+finalizer or the whole file, the cache still has the object's last state, so that the reservation can be
+released.
 """
 
 from __future__ import annotations
@@ -14,17 +15,17 @@ from kubelend.wire.objects import ResourceRequest
 
 
 class Sightings:
-    """What the watch of requests has told. `look` is called with the keys that want looking at."""
+    """Fed by the watch. `enqueue` is called with the keys to reconcile."""
 
     def __init__(self, look: Callable[[str], None]) -> None:
         self.is_complete = False
-        """Whether all requests have been seen once."""
+        """Whether the first list has been received."""
         self._look = look
         self._seen: dict[str, ResourceRequest] = {}
         self._owners: dict[str, str] = {}
         self._lost: defaultdict[str, list[ResourceRequest]] = defaultdict(list)
         self._free: set[str] = set()
-        """The UIDs of those that may go."""
+        """UIDs of objects whose deletion is expected."""
 
     def take(self, event: ResourceRequest | Deleted | Listed) -> None:
         match event:
@@ -37,7 +38,7 @@ class Sightings:
                 self._see(found)
 
     def owner(self, reservation: str) -> str:
-        """The key of the request for which it was made; empty if that is none here."""
+        """The key of the ResourceRequest of a reservation; empty if there is none here."""
         return self._owners.get(reservation, "")
 
     def own(self, reservation: str, key: str) -> None:
@@ -47,11 +48,11 @@ class Sightings:
         self._owners.pop(reservation, None)
 
     def lost(self, key: str) -> list[ResourceRequest]:
-        """Those of this name that have gone and may have left something behind."""
+        """Objects of this key that were deleted although they may still hold a reservation."""
         return list(self._lost.get(key, ()))
 
     def bury(self, gone: ResourceRequest) -> None:
-        """It has left nothing behind."""
+        """The deleted object holds nothing any more."""
         others = [each for each in self._lost.pop(gone.key, ()) if each is not gone]
         if others:
             self._lost[gone.key] = others
@@ -59,7 +60,7 @@ class Sightings:
             self._disown_all(gone.key)
 
     def free(self, found: ResourceRequest) -> None:
-        """It holds nothing, and may go."""
+        """The object holds nothing; its deletion is expected."""
         self._free.add(found.metadata.uid)
 
     def _take_all(self, objects: list[ResourceRequest]) -> None:
@@ -80,7 +81,7 @@ class Sightings:
             self.disown(known.status.reservation_name)
         if found.status.reservation_name:
             self.own(found.status.reservation_name, found.key)
-        # What we write ourselves is no reason to look again: it would make every pause a short one.
+        # The agent's own status writes must not trigger a reconcile: they would cut every retry pause short.
         if known is None or _wish(known) != _wish(found):
             self._look(found.key)
 
@@ -96,7 +97,9 @@ class Sightings:
             self._look(gone.key)
 
     def _disown_all(self, key: str) -> None:
-        """Also what was never written at it; but not what one has that was made anew under its name."""
+        """Also reservations that are not in a status yet; but not those of a recreated object with
+        the same key.
+        """
         if key not in self._seen:
             self._owners = {name: owner for name, owner in self._owners.items() if owner != key}
 

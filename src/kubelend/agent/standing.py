@@ -1,32 +1,57 @@
-"""How the parts of an agent fare: what keeps each from its work, told once and not at every try.
+"""Health of the agent: of its components, of its peerings, and whether it is the active agent of its
+cluster.
 
-`/readyz` shows the problems, the metrics count them, and the log has one line when one begins and one
-when it is over.
+`/readyz` returns the errors, the metrics count them, and the log has one line when a component becomes
+unhealthy and one when it recovers, not one per retry.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import NamedTuple
+
 import structlog
+
+from kubelend.core import durations
 
 log = structlog.get_logger("kubelend.agent")
 
 
-class Standing:
-    """The problems of now, by the part that has them."""
+class HealthMessages(NamedTuple):
+    """The log messages for a component that becomes unhealthy, and that recovers."""
 
-    def __init__(self) -> None:
+    unhealthy: str = "Component unhealthy"
+    healthy: str = "Component healthy"
+
+
+class Standing:
+    """The current error of each component that is unhealthy."""
+
+    def __init__(self, timer: Callable[[], float] = time.monotonic) -> None:
+        """`timer` returns seconds, to log how long an outage was."""
+        self._timer = timer
         self._problems: dict[str, str] = {}
+        self._outages: dict[str, _Outage] = {}
         self._starting: set[str] = set()
         self._partial: set[str] = set()
 
     def expect(self, part: str) -> None:
-        """Not ready before this part has reported for the first time."""
+        """Not ready before this component has reported for the first time."""
         self._starting.add(part)
 
-    def report(self, part: str, problem: str = "", *, is_partial: bool = False) -> None:
-        """What keeps a part from its work now; nothing if it works. A line of log for each change.
+    def report(
+        self,
+        part: str,
+        problem: str = "",
+        *,
+        is_partial: bool = False,
+        messages: HealthMessages = HealthMessages(),  # noqa: B008 - immutable
+    ) -> None:
+        """Set a component's current error, empty if it is healthy. Logs each change once.
 
-        What is partial keeps it from some of its work, and the agent is ready all the same.
+        A partial error affects some of the component's work; the agent stays ready.
         """
         self._starting.discard(part)
         (self._partial.add if is_partial else self._partial.discard)(part)
@@ -34,10 +59,14 @@ class Standing:
             return
         if problem:
             self._problems[part] = problem
-            log.warning("trouble", part=part, problem=problem)
+            began = self._outages[part].began if part in self._outages else self._timer()
+            self._outages[part] = _Outage(began, messages)
+            log.warning(messages.unhealthy, component=part, error=problem)
         else:
             del self._problems[part]
-            log.info("well again", part=part)
+            outage = self._outages.pop(part)
+            lasted = timedelta(seconds=round(self._timer() - outage.began))
+            log.info(outage.messages.healthy, component=part, outage=durations.short(lasted))
 
     @property
     def problems(self) -> dict[str, str]:
@@ -45,11 +74,16 @@ class Standing:
 
     @property
     def unready(self) -> str:
-        """Why the agent is not doing its work; empty if it is."""
-        starting = [f"{part}: has not begun yet" for part in sorted(self._starting)]
-        troubled = [
+        """Why the agent is not ready; empty if it is."""
+        starting = [f"{part}: starting" for part in sorted(self._starting)]
+        unhealthy = [
             f"{part}: {problem}"
             for part, problem in sorted(self._problems.items())
             if part not in self._partial
         ]
-        return "; ".join(starting + troubled)
+        return "; ".join(starting + unhealthy)
+
+
+class _Outage(NamedTuple):
+    began: float
+    messages: HealthMessages

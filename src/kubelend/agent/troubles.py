@@ -1,6 +1,7 @@
-"""The troubles of a part with many things to do at once, told as one problem of a few words.
+"""Health of many peerings, reported as the health of one component.
 
-`agent.peering` has one for each pair of clusters that it cannot join, part or use.
+`agent.peering` records one error per ReservationInstruction that cannot be connected, disconnected or
+activated.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from typing import Final
 from kubelend.agent.standing import Standing
 
 MOST_TOLD: Final = 3
-"""Troubles that are named, of all that there are."""
+"""How many errors are listed; the others are counted."""
 
 
 class Troubles:
-    """What keeps a part from some of its work, and what keeps it from all."""
+    """Collects the errors of single peerings (partial) and the error that affects all of them."""
 
     def __init__(self, standing: Standing, part: str) -> None:
         self._standing = standing
@@ -23,26 +24,26 @@ class Troubles:
         self._whole = ""
 
     def begin(self, what: str, problem: str) -> None:
-        # The first words stand until it is well: others come at every try, and say no more.
+        # The first error stands until it is cleared: retries word the same failure differently.
         self._known.setdefault(what, problem)
         self._report()
 
     def end(self, *what: str) -> None:
-        """All is well with these."""
+        """Clear the errors of these."""
         for each in what:
             self._known.pop(each, None)
         self._report()
 
     def concern_all(self, problem: str) -> None:
-        """What keeps it from everything; nothing if nothing does."""
+        """Set the error that affects all peerings; empty if there is none."""
         self._whole = problem
         self._report()
 
     def _report(self) -> None:
-        told = [f"{what}: {problem}" for what, problem in sorted(self._known.items())]
-        more = [f"and {len(told) - MOST_TOLD} more"] if len(told) > MOST_TOLD else []
+        errors = [f"{what}: {problem}" for what, problem in sorted(self._known.items())]
+        more = [f"and {len(errors) - MOST_TOLD} more"] if len(errors) > MOST_TOLD else []
         self._standing.report(
             self._part,
-            "; ".join(filter(None, [self._whole, *told[:MOST_TOLD], *more])),
+            "; ".join(filter(None, [self._whole, *errors[:MOST_TOLD], *more])),
             is_partial=not self._whole,
         )

@@ -1,7 +1,7 @@
-"""What a ResourceRequest's status says: of a reservation, or of an error. Pure; `agent.requesting` writes it.
+"""Builds the status of a ResourceRequest from a reservation or an error. Pure.
 
-A fault that may pass is Pending and never Failed: Failed is only what the broker, or the spec itself,
-has decided.
+A transient error means Pending, never Failed: Failed is only what the broker or the spec itself has
+decided.
 """
 
 from __future__ import annotations
@@ -25,36 +25,37 @@ from kubelend.wire import bodies
 from kubelend.wire.objects import Asked, ResourceRequest, ResourceRequestStatus
 
 ASKING: Final = "Asking"
-"""The reason while the broker's first answer is waited for."""
+"""The reason while the first response of the broker is outstanding."""
 LOST: Final = "ReservationLost"
-"""The reason when the broker does not know a reservation that it once gave."""
+"""The reason when the broker does not know a reservation that it made."""
 
 _CHANGED: Final = (
-    "the spec has changed since, to no effect: delete this object and make it anew for that"
+    "the spec has changed since, which has no effect: delete and recreate this object to apply it"
 )
 _PASSING: Final = (KubelendError, Conflict)
-"""What these very classes say is no verdict on a request: a broken broker, and "ask again"."""
+"""Exactly these classes say nothing about the request: an internal error of the broker, and a
+concurrent change."""
 
 
 def is_passing(error: KubelendError) -> bool:
-    """Whether the same call may have another answer later, although nobody changes the request.
+    """Whether the same call may succeed later although nobody changes the request.
 
-    An answer that is none of the broker's comes from something between, which may be gone in a minute.
+    A response that is not the broker's comes from an intermediary, so it is transient too.
     """
     return error.retryable or isinstance(error, UnexpectedAnswer) or type(error) in _PASSING
 
 
 def patience(error: KubelendError) -> timedelta:
-    """For how long the other side wants to be left in peace."""
+    """How long the broker wants the caller to wait."""
     return timedelta(seconds=error.retry_after if isinstance(error, LimitExceeded) else 0)
 
 
 def of_question(asked: Asked) -> ResourceRequestStatus:
-    """The broker is about to be asked: from here on it may have been."""
+    """Written before the broker is called: from here on it may have made a reservation."""
     return ResourceRequestStatus(
         phase="Pending",
         reason=ASKING,
-        message="Asking the broker",
+        message="Requesting a reservation from the broker",
         observed_generation=asked.generation,
         asked=asked,
     )
@@ -63,12 +64,12 @@ def of_question(asked: Asked) -> ResourceRequestStatus:
 def of_reservation(
     found: ResourceRequest, body: bodies.Reservation, trouble: KubelendError | None = None
 ) -> ResourceRequestStatus:
-    """Where it stands by the broker's word; `trouble` is what keeps it, or kept it, from being renewed."""
+    """The state of the reservation; `renewal_error` is why it could not be renewed."""
     notes, is_live = [_text(body)], body.status.phase in LIVE
     if is_live and wishes.is_changed(found):
         notes.append(_CHANGED)
     if trouble is not None:
-        notes.append(f"could not be renewed: {trouble}")
+        notes.append(f"renewal failed: {trouble}")
     return ResourceRequestStatus(
         phase=_phase(body),
         target_cluster_id=body.target_cluster_id,
@@ -82,46 +83,48 @@ def of_reservation(
 
 
 def of_fault(asked: Asked, error: KubelendError) -> ResourceRequestStatus:
-    """The broker could not be asked, or would not answer now."""
+    """The broker could not be reached, or cannot respond now."""
     return replace(of_question(asked), reason=error.code, message=f"Not reserved yet: {error}")
 
 
 def of_change(found: ResourceRequest) -> ResourceRequestStatus:
-    """It asks for something else now, and nothing is held for it any more."""
+    """The spec has changed, and the previous request holds nothing."""
     return ResourceRequestStatus(
         phase="Pending",
         reason=ASKING,
-        message="The spec has changed: asking the broker anew",
+        message="The spec has changed: requesting a new reservation",
         observed_generation=found.status.observed_generation,
     )
 
 
 def of_refusal(asked: Asked, error: KubelendError) -> ResourceRequestStatus:
-    """The broker said no, in its own words: they say what would fit."""
+    """The broker rejected the request; its message says what would fit."""
     return _failed(asked.generation, error)
 
 
 def of_unreadable(found: ResourceRequest, error: InvalidInput) -> ResourceRequestStatus:
-    """Nobody can tell what is asked for."""
+    """The spec is invalid."""
     return _failed(found.metadata.generation, error)
 
 
 def of_loss(found: ResourceRequest) -> ResourceRequestStatus:
-    """The broker does not know it: its memory is gone, or this is another broker."""
+    """The broker does not know the reservation: it lost its store, or is another broker."""
     name = found.status.reservation_name
     return ResourceRequestStatus(
         phase="Failed",
         reservation_name=name,
         reason=LOST,
-        message=f"The broker knows no reservation {name}",
+        message=f"Reservation {name} not found on the broker",
         observed_generation=found.metadata.generation,
     )
 
 
 def of_parting(found: ResourceRequest, error: KubelendError) -> ResourceRequestStatus:
-    """It is to go, and cannot before the broker has heard of it."""
+    """The object is being deleted, and stays until the broker has released the reservation."""
     return replace(
-        found.status, reason=error.code, message=f"Waits to be given back before it goes: {error}"
+        found.status,
+        reason=error.code,
+        message=f"Deletion waits until the reservation is released: {error}",
     )
 
 
@@ -139,13 +142,14 @@ def _text(body: bodies.Reservation) -> str:
         return f"{message}, moved there from cluster {body.previous_cluster_ids[-1]}"
     until = body.status.wait_until
     if phase == Phase.PENDING and until is not None:
-        return f"{message}; waits until {until:%Y-%m-%dT%H:%M:%SZ}"
+        return f"{message}; queued until {until:%Y-%m-%dT%H:%M:%SZ}"
     return message
 
 
 def _observed(found: ResourceRequest, body: bodies.Reservation) -> int:
-    """A live one has seen every change, and takes none up. One that is over can be asked for anew, by a
-    change which it has not seen."""
+    """A live reservation has observed every change and applies none. A finished one can be requested
+    again by a change that it has not observed.
+    """
     asked = found.status.asked
     if asked is None or body.status.phase in LIVE:
         return found.metadata.generation

@@ -1,9 +1,8 @@
-"""What a ResourceRequest asks of the broker, under which key, and how far it has come.
+"""Maps a ResourceRequest to a reservation request, its idempotency key, its state and its status. Pure.
 
-Before the broker is asked, the question is written down at the object: with that and the key, which is
-made of the object's identity, the very same question can be repeated after any crash. The key makes the
-answer the same reservation, so nothing is ever taken twice or lost sight of. All of it is pure;
-`agent.requesting` acts on it.
+The request is written to the object's status before it is sent: with it, and with the key derived from
+the object's identity, the same call can be repeated after any crash. The key makes the call idempotent,
+so no reservation is made twice or lost. `agent.requester` acts on it.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ from kubelend.wire.objects import ResourceRequest, ResourceRequestSpec
 FINALIZER: Final = "resourcerequest.rear.fluidos.eu/finalizer"
 
 FINAL: Final = frozenset({"Failed", "Released", "Expired"})
-"""The phases in which a ResourceRequest holds and waits for nothing."""
+"""Phases in which a ResourceRequest neither holds nor waits for resources."""
 
 
 class Stage(Enum):
-    """How far an object has come, by what is written at it and nothing else."""
+    """The state of an object, derived from the object alone."""
 
-    NEW = "new"  # to be asked for
-    ASKING = "asking"  # the broker may have been asked, and what it said is not known
-    BOUND = "bound"  # has a reservation, as far as is known
-    DONE = "done"  # nothing is to do before its spec changes
+    NEW = "new"  # no reservation requested yet
+    ASKING = "asking"  # requested, but the response is not recorded
+    BOUND = "bound"  # has a reservation
+    DONE = "done"  # finished until its spec changes
 
 
 def stage(found: ResourceRequest) -> Stage:
@@ -47,7 +46,7 @@ def stage(found: ResourceRequest) -> Stage:
 
 
 def request(spec: ResourceRequestSpec) -> bodies.ReservationRequest:
-    """The question that a spec means. `InvalidInput` names the field that nobody can read."""
+    """The reservation request for a spec. `InvalidInput` names the invalid field."""
     for field, name, text in _amounts(spec):
         _check_amount(field, name, text)
     _check_times(spec)
@@ -65,13 +64,15 @@ def request(spec: ResourceRequestSpec) -> bodies.ReservationRequest:
 
 
 def key(cluster: str, uid: str, generation: int) -> str:
-    """The same for every try of the same question, and for no other: an object made anew has another."""
+    """The same for every attempt of one generation of one object; a recreated object gets another
+    key.
+    """
     identity = msgspec.json.encode((cluster, uid, generation))
     return f"resourcerequest-{hashlib.sha256(identity).hexdigest()}"
 
 
 def is_changed(found: ResourceRequest) -> bool:
-    """Whether it asks for something else now than what the broker was asked."""
+    """Whether the spec now asks for something else than the request that was sent."""
     asked = found.status.asked
     if asked is None or asked.generation == found.metadata.generation:
         return False
@@ -104,19 +105,20 @@ def _check_amount(field: str, name: str, text: str) -> None:
         raise type(problem)(f"spec.{field}: {what}", hint=problem.hint) from None
     if name in ("cpu", "memory") and not amounts:
         raise InvalidQuantity(
-            f"spec.{field}: must be more than zero",
-            hint="write for example 500m or 256Mi",
+            f"spec.{field}: must be greater than zero",
+            hint="use a quantity such as 500m or 256Mi",
         )
 
 
 def _check_times(spec: ResourceRequestSpec) -> None:
     if spec.duration and _time("duration", spec.duration) <= timedelta():
         raise InvalidDuration(
-            f"spec.duration: {spec.duration!r} is not above zero", hint="write for example 1h30m"
+            f"spec.duration: {spec.duration!r} must be greater than zero",
+            hint="use a duration such as 1h30m",
         )
     if spec.wait and _time("wait", spec.wait) < timedelta():
         raise InvalidDuration(
-            f"spec.wait: {spec.wait!r} is below zero", hint="write for example 5m, or 0s"
+            f"spec.wait: {spec.wait!r} must not be negative", hint="use a duration such as 5m or 0s"
         )
 
 
@@ -128,7 +130,7 @@ def _time(field: str, text: str) -> timedelta:
 
 
 def _within_limits(body: bodies.ReservationRequest) -> bodies.ReservationRequest:
-    """What could not be read back from where it is written down must not be asked at all."""
+    """A request that could not be read back from the status must not be sent."""
     try:
         return msgspec.json.decode(msgspec.json.encode(body), type=bodies.ReservationRequest)
     except msgspec.ValidationError as problem:

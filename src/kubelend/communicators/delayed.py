@@ -1,4 +1,4 @@
-"""A network with a delay, for simulated clusters: every call and every instruction takes its time."""
+"""A slow network for simulated clusters: every call and every instruction is delayed."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ RESET = None
 
 
 class Delayed(Wrapped):
-    """Waits before each call, and hands an instruction on as long after it was sent."""
+    """Waits before each call, and yields each instruction the same time after it was sent."""
 
     def __init__(self, inner: BrokerCommunicator, delay: timedelta) -> None:
         super().__init__(inner)
         self._seconds = delay.total_seconds()
         self._on_the_way: deque[tuple[float, bodies.Instruction | None]] = deque()
-        """Each with the moment at which it arrives. What a stream leaves behind comes with the next."""
+        """Each with its arrival time. What one stream has not yielded comes with the next."""
         self._news = asyncio.Event()
 
     async def around(self, _: str, call: Callable[[], Awaitable[Answer]], /) -> Answer:
@@ -43,13 +43,13 @@ class Delayed(Wrapped):
                     on_reset()
                 else:
                     yield instruction
-            await sending  # which tells how it has ended
+            await sending  # raises the error by which it ended
         finally:
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
 
     async def _send(self) -> None:
-        """Reads ahead: what is sent in one moment arrives in one moment."""
+        """Reads ahead, so that instructions sent at the same time arrive at the same time."""
         async with aclosing(self._inner.stream(lambda: self._put(RESET))) as instructions:
             async for instruction in instructions:
                 self._put(instruction)

@@ -1,4 +1,4 @@
-"""How a conversation that this side has ended fails: the same for every transport."""
+"""The error of calls on a closed communicator, the same for every transport."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from kubelend.core.errors import BrokerUnreachable
 
 
 def closed() -> BrokerUnreachable:
-    """For what is called afterwards, or was under way.
+    """For calls after `close`, or during it.
 
-    The broker has refused nothing: an agent that stops must not tell its users that it did.
+    Retryable, because the broker has rejected nothing: a stopping agent must not mark requests as
+    Failed.
     """
     return BrokerUnreachable("the connection to the broker was closed on this side")

@@ -1,8 +1,9 @@
-"""Transports by the name that `--broker-transport` has for them.
+"""Creates a communicator by the name of its transport (`--broker-transport`), with the options of all
+transports.
 
-Another one is a module here with a function `connect(options)`, one line in `TRANSPORTS`, and a line in
-the contract test; docs/transports.md shows how. A module is imported only when its name is asked for, so
-that an agent loads the libraries of one transport and not of all.
+Another transport is a module here with a function `connect(options)`, one line in `TRANSPORTS`, and a
+line in the contract test; docs/transports.md shows how. A module is imported only when it is chosen, so
+that an agent loads the libraries of one transport.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ TRANSPORTS = {
 
 
 async def open_communicator(name: str, options: Options) -> BrokerCommunicator | None:
-    """A communicator, to be closed by the caller; None for no name: an agent that only measures."""
+    """A communicator, to be closed by the caller; None for an empty name: an agent without a broker."""
     if not name:
         return None
     if name not in TRANSPORTS:
         known = " or ".join(TRANSPORTS)
         raise InvalidSettings(
-            f"the transport {name[:40]!r} is unknown", hint=f"use {known}, or none at all"
+            f"--broker-transport: unknown transport {name[:40]!r}",
+            hint=f"use {known}, or leave it empty",
         )
     connect: Connect = importlib.import_module(TRANSPORTS[name]).connect
     return await connect(options)

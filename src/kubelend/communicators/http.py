@@ -1,7 +1,7 @@
-"""The broker over HTTP with mutual TLS: what `transports.http_client` offers, as the agent's port.
+"""The broker over HTTP with mutual TLS: implements the agent's port with `transports.client`.
 
-Calls that can be repeated without harm are, a few times; all others fail at the first fault. Whoever calls
-does the long waiting: a stream that is cut raises, and is asked for again by the agent.
+Idempotent calls are retried a few times; all others fail at the first error. Longer retries are the
+caller's: a disconnected stream raises, and the agent opens it again.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from kubelend.wire import bodies
 UNFINISHED = "Pending,Reserved,Active"
 
 RETRIES = Backoff(retries=2)
-"""For a connection that was closed while it was idle, and a broker that restarts; not for an outage."""
+"""For an idle connection that was closed and a broker that restarts; not for an outage."""
 
 
 async def connect(options: Options) -> HttpCommunicator:
-    """Read the certificates; no connection is made before the first call."""
+    """Loads the certificates; the first call opens the connection."""
     if not options.url:
-        raise InvalidSettings("the broker's address is missing", hint="give --broker-url")
+        raise InvalidSettings("the broker's address is missing", hint="set --broker-url")
     if options.certificates is None:
-        raise InvalidSettings("the certificate is missing", hint="give --broker-cert-path")
+        raise InvalidSettings("the client certificate is missing", hint="set --broker-cert-path")
     client = BrokerClient(
         options.url,
         options.certificates,
@@ -43,7 +43,7 @@ async def connect(options: Options) -> HttpCommunicator:
 
 
 class HttpCommunicator:
-    """One cluster's conversation, by its certificate. Open it before use."""
+    """One cluster's connection, identified by its certificate. Call `open` before use."""
 
     def __init__(self, client: BrokerClient, *, silence: timedelta = SILENCE) -> None:
         self._client = client
@@ -110,6 +110,6 @@ class HttpCommunicator:
         return self._client
 
     def _reset(self, on_reset: Callable[[], None]) -> None:
-        # The numbers of before mean nothing any more: the broker may have begun to count anew.
+        # Earlier event IDs are invalid: the broker's revisions may have started anew.
         self._last_event = ""
         on_reset()

@@ -1,8 +1,11 @@
-"""A question in a mailbox, and the wait for its reply: on objects of an API server, in bounded time.
+"""Calls over objects of an API server: a request is written into an object, and the broker's response
+read from it.
 
-Nothing that the API server says is the broker's word: that it is away, or lets an account do too little, can
-be mended, and no user's request is to fail for it. So all of it is `BrokerUnreachable` here, but for what a
-caller acts on: an object that is there already or not at all, and one that the definitions do not take.
+Errors of the API server are not the broker's decisions: that it is down, or that an account lacks
+permissions, can be fixed, and no request of a user may fail for it. So they become `BrokerUnreachable`,
+except for those that a caller handles: an object that exists, one that does not, and one that is
+invalid. The stream joins the watches of three kinds. The order between two watches is undefined, so the
+revision is tracked per reservation and not as one number.
 """
 
 from __future__ import annotations
@@ -29,20 +32,20 @@ from kubelend.wire.objects import Kind, Question, Reply
 
 
 class Slot(NamedTuple, Generic[Kind]):
-    """Where a kind of object has its question and its reply. Each side writes only its own part."""
+    """Where a kind of object has its request and its response. Each side writes only its own part."""
 
     resource: Resource[Kind]
     question: Callable[[Kind], Question | None]
     reply: Callable[[Kind], Reply | None]
 
     def is_answered(self, found: Kind) -> bool:
-        """Whether the last question has its reply, whoever asked it."""
-        asked, said = self.question(found), self.reply(found)
-        return said is not None and (asked is None or asked.id == said.question)
+        """Whether the last request has its response, whoever sent it."""
+        request, response = self.question(found), self.reply(found)
+        return response is not None and (request is None or request.id == response.question)
 
     def has_answered(self, found: Kind, question: str) -> bool:
-        said = self.reply(found)
-        return said is not None and said.question == question
+        response = self.reply(found)
+        return response is not None and response.question == question
 
 
 ADVERTISEMENTS: Final = Slot(
@@ -68,7 +71,7 @@ MAILBOXES: Final = Slot(
 
 
 class Asker:
-    """Asks in one mailbox, as one agent."""
+    """Makes calls in one cluster namespace, as one agent."""
 
     def __init__(self, client: Client, namespace: str, agent: str) -> None:
         self.client = client
@@ -81,9 +84,11 @@ class Asker:
     async def ask(
         self, slot: Slot[Kind], name: str, question: Question, beside: dict[str, object]
     ) -> Kind:
-        """The object with the reply to a question; `beside` stands beside it in the same part.
+        """The object with the response to a request; `extra_fields` is written in the same part of the
+        object.
 
-        Whoever else asks in the same place at the same time is let through, and then it is asked again.
+        If another caller uses the same object at the same time, its call finishes first and this one is
+        repeated.
         """
         part = "status" if slot is INSTRUCTIONS else "spec"
         change = {part: {**beside, "question": mailboxes.question(question)}}
@@ -101,14 +106,14 @@ class Asker:
                 return found
 
     async def settled(self, slot: Slot[Kind], found: Kind) -> Kind:
-        """The object once its last question has a reply."""
+        """The object once its last request has a response."""
         while not slot.is_answered(found):
             with unreachable():
                 found = await self._next(slot.resource, found)
         return found
 
     async def gone(self, slot: Slot[Kind], found: Kind) -> None:
-        """Wait until an object that is being deleted is no more."""
+        """Wait until an object that is being deleted is gone."""
         with unreachable():
             while (later := await self._find(slot.resource, found)) is not None:
                 if later.metadata.uid != found.metadata.uid:
@@ -129,7 +134,7 @@ class Asker:
     async def _next(
         self, resource: Resource[Kind], found: Kind, *, is_leaving: bool = False
     ) -> Kind:
-        """What it is after the next change, or after a while."""
+        """The object after its next change, or after the watch has timed out."""
         events = self.client.watch(
             resource,
             self.namespace,
@@ -146,14 +151,14 @@ class Asker:
         later = await self._find(resource, found)
         if later is None and not is_leaving:
             raise Conflict(
-                f"{resource} {found.metadata.name} was taken away before it was answered"
+                f"{resource} {found.metadata.name} was deleted before the broker responded"
             )
         return later or found
 
 
 @contextmanager
 def unreachable(*acted_on: type[KubelendError]) -> Iterator[None]:
-    """Around each use of the API server; `acted_on` are further errors that the caller can deal with."""
+    """Around each use of the API server; `handled` are further errors that the caller handles."""
     passed: tuple[type[KubelendError], ...] = (AlreadyExists, InvalidInput, *acted_on)
     try:
         yield
@@ -162,13 +167,13 @@ def unreachable(*acted_on: type[KubelendError]) -> Iterator[None]:
     except NotFound as error:
         if answers.is_missing_object(error):
             raise
-        raise BrokerUnreachable(f"the mailbox cannot be used: {error}") from error
+        raise BrokerUnreachable(f"cannot use the cluster namespace: {error}") from error
     except KubelendError as error:
-        raise BrokerUnreachable(f"the mailbox cannot be used: {error}") from error
+        raise BrokerUnreachable(f"cannot use the cluster namespace: {error}") from error
 
 
 def granted(reply: Reply | None) -> Reply:
-    """The reply, unless the broker refused: then its error."""
+    """The response; raises the broker's error if it is one."""
     if (refusal := mailboxes.refusal(reply)) is not None:
         raise refusal
     return reply or mailboxes.NOBODY

@@ -1,4 +1,4 @@
-"""Bodies of the REST interface as objects of a mailbox, field by field: for `communicators.kubernetes`."""
+"""Builds the objects of a cluster's namespace from bodies of the REST API."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NONE = bodies.Quantities("0", "0")
 def advertised(
     body: bodies.Advertisement, question: Question, namespace: str
 ) -> ClusterAdvertisement:
-    """What is available must be said in such an object; the broker works it out itself."""
+    """The API server requires `available`; the broker computes its own."""
     amounts = body.resources
     return ClusterAdvertisement(
         Metadata(mailboxes.advertisement_name(body.cluster_id), namespace),
@@ -51,14 +51,16 @@ def advertised(
 
 
 def renewed(known: ClusterAdvertisement, wanted: ClusterAdvertisement) -> ClusterAdvertisement:
-    """The object that is there, with another spec."""
+    """The existing object with the spec of the wanted one."""
     return replace(known, spec=wanted.spec)
 
 
 def wanted(
     body: bodies.ReservationRequest, key: str, question: Question, namespace: str
 ) -> Reservation:
-    """With the broker's finalizer from the start: what is deleted is to be given back first."""
+    """With the broker's finalizer from the start: a deleted object stays until its reservation is
+    released.
+    """
     metadata = Metadata(
         mailboxes.reservation_name(key),
         namespace,
@@ -69,7 +71,7 @@ def wanted(
 
 
 def spec(body: bodies.ReservationRequest) -> ReservationSpec:
-    """The request in the words of an object."""
+    """The request as the spec of a Reservation object."""
     return ReservationSpec(
         requested_resources=body.requested_resources,
         target_cluster_id=body.target_cluster_id,
@@ -87,9 +89,11 @@ def asks_the_same(found: Reservation, wanted: Reservation) -> bool:
 
 
 def check(body: bodies.ReservationRequest) -> None:
-    """Say what is wrong with a request that the API server has not taken, by the class that says it best."""
+    """Raises the error of a request that the API server has rejected, by the same class as the REST
+    API.
+    """
     quantities.wanted(body.requested_resources)
     if body.duration and durations.parse(body.duration) <= timedelta():
-        raise InvalidDuration(f"duration: {body.duration!r} is not above zero")
+        raise InvalidDuration(f"duration: {body.duration!r} must be greater than zero")
     if body.wait and durations.parse(body.wait) < timedelta():
-        raise InvalidDuration(f"wait: {body.wait!r} is below zero")
+        raise InvalidDuration(f"wait: {body.wait!r} must not be negative")

@@ -1,6 +1,6 @@
-"""What one cluster asks to borrow, as objects of its mailbox: for `communicators.kubernetes`.
+"""Reservation objects in the cluster's namespace, by which a requester reserves.
 
-An object is named after the key of its request, so whoever asks again finds what became of it.
+An object is named after the idempotency key of its request, so a repeated request finds it.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from kubelend.wire.broker_objects import Reservation
 
 
 class Requests:
-    """Asks for reservations, and knows the objects that stand for them."""
+    """Creates Reservation objects, and maps reservation IDs to them."""
 
     def __init__(self, asker: Asker) -> None:
         self.names: dict[str, str] = {}
-        """Of the objects, by the reservation's ID: a list is only read for what is not in here."""
+        """Object names by reservation ID; a list is only read for IDs that are missing."""
         self._asker = asker
 
     async def placed(self, wanted: Reservation) -> Reservation:
-        """The object that asks this: a new one, or the one that a former try has made."""
+        """The object of this request: a new one, or that of an earlier attempt."""
         slot, client = kube_asking.RESERVATIONS, self._asker.client
         while True:
             with contextlib.suppress(AlreadyExists), kube_asking.unreachable():
@@ -47,12 +47,12 @@ class Requests:
     async def _asked_again(self, found: Reservation, wanted: Reservation) -> Reservation:
         if not kube_asking.RESERVATIONS.is_answered(found):
             return found
-        question = self._asker.question("reserve")
+        call = self._asker.question("reserve")
         name = wanted.metadata.name
-        return await self._asker.ask(kube_asking.RESERVATIONS, name, question, {})
+        return await self._asker.ask(kube_asking.RESERVATIONS, name, call, {})
 
     async def outcome(self, found: Reservation) -> bodies.Reservation:
-        """What became of a request. One that was refused for good is not left lying about."""
+        """The result of a request. The object of a permanently rejected one is deleted."""
         try:
             instruction = mailboxes.instruction(kube_asking.granted(found.status.reply))
         except KubelendError as refusal:
@@ -60,7 +60,7 @@ class Requests:
                 await self._delete(found)
             raise
         if instruction is None:
-            raise BrokerUnreachable("the broker's answer is empty")
+            raise BrokerUnreachable("the broker's response is empty")
         self.names[instruction.reservation.id] = found.metadata.name
         return instruction.reservation
 
@@ -74,8 +74,10 @@ class Requests:
             )
 
     async def own(self) -> list[bodies.Instruction]:
-        """What this cluster borrows, or wants to."""
+        """Instructions for the reservations that this cluster has requested."""
         found = await self._asker.list(kube_asking.RESERVATIONS)
-        told = {one.metadata.name: kube_stream.said(one) for one in found}
-        self.names = {one.reservation.id: name for name, one in told.items() if one is not None}
-        return [one for one in told.values() if one is not None]
+        instructions = {one.metadata.name: kube_stream.said(one) for one in found}
+        self.names = {
+            one.reservation.id: name for name, one in instructions.items() if one is not None
+        }
+        return [one for one in instructions.values() if one is not None]

@@ -1,7 +1,7 @@
-"""What a mailbox tells as it changes: three watches joined into one, and what was told of it before.
+"""The instruction stream of a cluster namespace: three watches joined, and the revisions that were
+delivered.
 
-The transport `kubernetes` makes its stream of this. The order of two watches says nothing, so what counts is
-the revision that was last told of each reservation, and not one number for all.
+The order between two watches is undefined, so the revision is tracked per reservation.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kubelend.wire.broker_objects import Mailbox, Reservation
 from kubelend.wire.objects import Object, ProviderInstruction
 
 OPEN = frozenset({"Use", "Wait", "Hold"})
-"""Actions of what is not over."""
+"""Actions of unfinished reservations."""
 
 Ended = Callable[[], BrokerUnreachable]
 Event = Listed[Object] | Deleted[Object] | Object
@@ -30,20 +30,20 @@ Told = Reservation | ProviderInstruction
 
 
 class Diary:
-    """Up to which revision each side of each reservation was told."""
+    """The last delivered revision of each reservation, per role."""
 
     def __init__(self) -> None:
         self.seen = -1
-        """The ledger's revision up to which everything was told; below zero if nothing was."""
+        """The ledger's revision up to which everything was delivered; negative if nothing was."""
         self._told: dict[tuple[str, str], int] = {}
 
     def begin(self) -> None:
-        """What was told before means nothing any more."""
+        """Forget what was delivered."""
         self.seen = -1
         self._told.clear()
 
     def note(self, instruction: bodies.Instruction) -> bool:
-        """True if it is news."""
+        """Record a delivery; True if it is new."""
         key = instruction.role, instruction.reservation.id
         if instruction.revision <= self._told.get(key, -1):
             return False
@@ -55,18 +55,19 @@ class Diary:
 
 
 class Stream(NamedTuple):
-    """One stream that the broker has agreed to."""
+    """One stream that the broker has opened."""
 
     asker: Asker
     session: str
     revision: int
-    """Up to which the mailbox told everything when it was opened."""
+    """The ledger's revision that the namespace was complete to when the stream was opened."""
     diary: Diary
     is_new: bool
-    """Whether nothing told before counts: all that is open is told, and what is over passed by."""
+    """Whether earlier deliveries do not count: all unfinished reservations are delivered, finished
+    ones skipped."""
 
     async def told(self, events: Events) -> AsyncGenerator[bodies.Instruction, None]:
-        """Until it ends, by an error."""
+        """Yields instructions until an error ends the stream."""
         for instruction in _in_order(await self._first(events)):
             is_news = self.diary.note(instruction)
             self.diary.seen = max(self.diary.seen, min(instruction.revision, self.revision))
@@ -74,12 +75,12 @@ class Stream(NamedTuple):
                 yield instruction
         self.diary.seen = self.revision
         while True:
-            news = self._taken(await events.next())
-            if news is not None and self.diary.note(news):
-                yield news
+            update = self._taken(await events.next())
+            if update is not None and self.diary.note(update):
+                yield update
 
     async def _first(self, events: Events) -> list[Object]:
-        """All that is there, once each watch has begun."""
+        """All objects, once each watch has delivered its list."""
         found: list[Object] = []
         for _ in range(_WATCHES):
             event = await events.next()
@@ -94,7 +95,7 @@ class Stream(NamedTuple):
     def _taken(self, event: Event) -> bodies.Instruction | None:
         match event:
             case Listed():
-                raise BrokerUnreachable("the API server has forgotten where the stream was")
+                raise BrokerUnreachable("the watch was restarted by a new list")
             case Mailbox():
                 if event.status.session != self.session:
                     raise BrokerUnreachable("the broker ended the stream")
@@ -107,7 +108,7 @@ class Stream(NamedTuple):
 
 
 class Events:
-    """What the watches see, one after the other."""
+    """Events of all watches in one queue."""
 
     def __init__(self, asker: Asker, ended: Ended) -> None:
         self._asker = asker
@@ -121,7 +122,7 @@ class Events:
         return found
 
     def end(self) -> None:
-        """Have whoever waits go away."""
+        """Make the consumer stop."""
         self._queue.put_nowait(self._ended())
 
     @asynccontextmanager
@@ -147,13 +148,15 @@ class Events:
                     self._queue.put_nowait(change)
 
     def _report(self, problem: str) -> None:
-        """The agent does the long waiting itself, and asks meanwhile."""
+        """Ends the stream: the agent retries by itself, and polls meanwhile."""
         if problem:
-            self._queue.put_nowait(BrokerUnreachable(f"the mailbox cannot be seen: {problem}"))
+            self._queue.put_nowait(
+                BrokerUnreachable(f"cannot watch the cluster namespace: {problem}")
+            )
 
 
 def said(found: Told) -> bodies.Instruction | None:
-    """What the broker last said by an object."""
+    """The last instruction that the broker wrote into an object."""
     reply = found.status.reply if isinstance(found, Reservation) else found.spec.reply
     return mailboxes.instruction(reply)
 
@@ -162,5 +165,5 @@ _WATCHES = 3
 
 
 def _in_order(found: Iterable[Object]) -> list[bodies.Instruction]:
-    told = [said(one) for one in found if isinstance(one, Reservation | ProviderInstruction)]
-    return sorted((one for one in told if one is not None), key=lambda one: one.revision)
+    objects = [said(one) for one in found if isinstance(one, Reservation | ProviderInstruction)]
+    return sorted((one for one in objects if one is not None), key=lambda one: one.revision)

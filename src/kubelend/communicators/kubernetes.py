@@ -1,7 +1,8 @@
-"""The broker through a mailbox: a namespace of its cluster's API server that belongs to this cluster.
+"""The broker through a cluster namespace: a namespace of the broker's API server that belongs to this
+cluster.
 
-What a call asks for is written into an object, and the broker's answer is read from it; docs/transports.md
-shows how. Questions can be repeated: each has an ID, and a reservation is named after its key.
+A call is written into an object, and the broker's response is read from it; docs/transports.md shows
+how. Calls are idempotent: each has an ID, and a Reservation object is named after its idempotency key.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ from kubelend.wire import bodies, mailboxes, route
 from kubelend.wire.broker_objects import ClusterAdvertisement, Mailbox
 
 LEAVES_WITHIN: Final = 2.0
-"""Seconds that an agent which stops takes to say so. Whoever it does not reach finds out by its silence."""
+"""Seconds that a stopping agent takes to end its session. Otherwise the broker ends it by timeout."""
 
 
 async def connect(options: Options) -> KubernetesCommunicator:
-    """Read the kubeconfig; no connection is made before the first call."""
+    """Loads the kubeconfig; the first call opens the connection."""
     found = access.find(options.kubeconfig)
     namespace = options.namespace or found.namespace
     stack = AsyncExitStack()
@@ -50,10 +51,10 @@ async def connect(options: Options) -> KubernetesCommunicator:
 
 
 class KubernetesCommunicator:
-    """One cluster's conversation, by its account at the broker's API server."""
+    """One cluster's connection, identified by its account at the broker's API server."""
 
     def __init__(self, asker: Asker, timeout: timedelta, stack: AsyncExitStack) -> None:
-        """`stack` is closed at the end."""
+        """`stack` is closed with the communicator."""
         self._asker = asker
         self._timeout = timeout
         self._stack = stack
@@ -65,7 +66,7 @@ class KubernetesCommunicator:
         self._has_spoken = False
         self._is_closed = False
 
-    # -- lending
+    # -- provider
 
     async def publish(self, advertisement: bodies.Advertisement) -> bodies.Published:
         async with self._call():
@@ -77,18 +78,18 @@ class KubernetesCommunicator:
                 if not kube_asking.ADVERTISEMENTS.has_answered(found, question.id):
                     found = await self._applied(wanted)
             self._advertised = found
-            said = mailboxes.advertisement(kube_asking.granted(found.status.reply))
-            return bodies.Published(said, await self._holds())
+            accepted = mailboxes.advertisement(kube_asking.granted(found.status.reply))
+            return bodies.Published(accepted, await self._holds())
 
     async def acknowledge(self, reservation: str) -> bodies.Reservation:
-        shown: dict[str, object] = {"enforced": True, "phase": "Held", "message": ""}
-        return await self._provide(reservation, "acknowledge", "", shown)
+        status: dict[str, object] = {"enforced": True, "phase": "Held", "message": ""}
+        return await self._provide(reservation, "acknowledge", "", status)
 
     async def refuse(self, reservation: str, reason: str) -> bodies.Reservation:
-        shown: dict[str, object] = {"enforced": False, "phase": "Refused", "message": reason}
-        return await self._provide(reservation, "refuse", reason, shown)
+        status: dict[str, object] = {"enforced": False, "phase": "Refused", "message": reason}
+        return await self._provide(reservation, "refuse", reason, status)
 
-    # -- borrowing
+    # -- requester
 
     async def request(self, request: bodies.ReservationRequest, key: str) -> bodies.Reservation:
         async with self._call():
@@ -114,7 +115,7 @@ class KubernetesCommunicator:
     async def release(self, reservation: str) -> bodies.Reservation:
         return await self._use(reservation, "release")
 
-    # -- looking
+    # -- reading
 
     async def find(self, reservation: str) -> bodies.Reservation:
         async with self._call():
@@ -141,8 +142,8 @@ class KubernetesCommunicator:
         events = Events(self._asker, endings.closed)
         self._streams.add(events)
         try:
-            async with events.running(), aclosing(stream.told(events)) as told:
-                async for instruction in told:
+            async with events.running(), aclosing(stream.told(events)) as instructions:
+                async for instruction in instructions:
                     yield instruction
         finally:
             self._streams.discard(events)
@@ -163,7 +164,7 @@ class KubernetesCommunicator:
                     await self._leave()
         await self._stack.aclose()
 
-    # -- how
+    # -- helpers
 
     @asynccontextmanager
     async def _call(self) -> AsyncIterator[None]:
@@ -177,12 +178,14 @@ class KubernetesCommunicator:
             within = durations.short(self._timeout)
             raise BrokerUnreachable(f"the broker did not answer within {within}") from None
         except (BrokerUnreachable, RuntimeError):
-            if self._is_closed:  # the session has gone in the middle of it
+            if self._is_closed:  # closed during the call
                 raise endings.closed() from None
             raise
 
     async def _ask(self, call: str, text: str = "") -> Mailbox:
-        """Once it is answered, the mailbox tells all that the broker knew when it was asked."""
+        """After the response the namespace contains everything that the broker knew when it was
+        called.
+        """
         async with self._turn:
             try:
                 found = await self._asker.ask(
@@ -190,8 +193,8 @@ class KubernetesCommunicator:
                 )
             except NotFound as error:
                 raise BrokerUnreachable(
-                    f"namespace {self._asker.namespace} of the broker's cluster is no mailbox",
-                    hint="have an administrator apply what `kubelend mailbox create` prints",
+                    f"namespace {self._asker.namespace} of the broker's cluster has no session object",
+                    hint="have an administrator apply the output of `kubelend mailbox create`",
                 ) from error
         kube_asking.granted(found.status.reply)
         return found
@@ -206,7 +209,7 @@ class KubernetesCommunicator:
         )
 
     async def _applied(self, wanted: ClusterAdvertisement) -> ClusterAdvertisement:
-        """Written whole, so that nothing of what was said before is left."""
+        """Replaced as a whole, so that nothing of the previous advertisement is left."""
         slot, client, known = kube_asking.ADVERTISEMENTS, self._asker.client, self._advertised
         self._advertised = None
         while True:
@@ -219,23 +222,25 @@ class KubernetesCommunicator:
             known = None
 
     async def _holds(self) -> list[bodies.Reservation]:
-        told = sorted(await self._lending(), key=lambda one: one.revision)
-        held = (one.reservation for one in told if one.action == "Hold")
+        found = sorted(await self._lending(), key=lambda one: one.revision)
+        held = (one.reservation for one in found if one.action == "Hold")
         return [one for one in held if one.status.phase == "Reserved"]
 
     async def _read(self, reservation: str) -> tuple[Mailbox, bodies.Reservation]:
-        """What the broker says of it, also if it is over for so long that it is in no mailbox any more."""
+        """The broker's state, also of a reservation that finished too long ago to be in the
+        namespace.
+        """
         mailbox = await self._ask("read", reservation)
         found = mailboxes.reservation(mailbox.status.reply)
-        # A broker that does not answer for a single one has nothing but what is in the mailbox.
+        # An older broker does not respond for a single reservation: read the namespace.
         found = found or await self._lent(reservation) or await self._own(reservation)
         if found is None:
             raise no_reservation(reservation)
         return mailbox, found
 
     async def _own(self, reservation: str) -> bodies.Reservation | None:
-        told = await self._requests.own()
-        return next((one.reservation for one in told if one.reservation.id == reservation), None)
+        own = await self._requests.own()
+        return next((one.reservation for one in own if one.reservation.id == reservation), None)
 
     async def _use(self, reservation: str, call: str, text: str = "") -> bodies.Reservation:
         async with self._call():
@@ -250,37 +255,38 @@ class KubernetesCommunicator:
             return await self._requests.outcome(found)
 
     async def _name_of(self, reservation: str) -> str | None:
-        """Of its object; None if this cluster has none."""
+        """Of the Reservation object; None if this cluster has none."""
         if reservation not in self._requests.names:
             await self._requests.own()
         if reservation not in self._requests.names:
-            await self._ask("read")  # perhaps it was asked for elsewhere, a moment ago
+            await self._ask("read")  # it may have been requested elsewhere just now
             await self._requests.own()
         return self._requests.names.get(reservation)
 
     async def _use_unseen(self, reservation: str, call: str) -> bodies.Reservation:
-        """One that is in the archive can be given back once more, and nothing else."""
+        """An archived reservation can be released again, and nothing else."""
         mailbox, found = await self._read(reservation)
         if found.requester_id != mailbox.status.cluster_id:
             raise Forbidden(
-                f"{reservation} belongs to {found.requester_id}", hint="ask its requester"
+                f"{reservation} belongs to {found.requester_id}",
+                hint="only its requester may change it",
             )
         if call == "release" and found.status.phase in FINAL:
             return found
         raise _unusable(found)
 
     async def _lending(self) -> list[bodies.Instruction]:
-        told = map(kube_stream.said, await self._asker.list(kube_asking.INSTRUCTIONS))
-        return [one for one in told if one is not None]
+        found = map(kube_stream.said, await self._asker.list(kube_asking.INSTRUCTIONS))
+        return [one for one in found if one is not None]
 
     async def _lent(self, reservation: str) -> bodies.Reservation | None:
         name = mailboxes.instruction_name(reservation)
         found = await self._asker.find(kube_asking.INSTRUCTIONS, name)
-        told = None if found is None else kube_stream.said(found)
-        return None if told is None else told.reservation
+        instruction = None if found is None else kube_stream.said(found)
+        return None if instruction is None else instruction.reservation
 
     async def _provide(
-        self, reservation: str, call: str, text: str, shown: dict[str, object]
+        self, reservation: str, call: str, text: str, status: dict[str, object]
     ) -> bodies.Reservation:
         async with self._call():
             question, slot = self._asker.question(call, text), kube_asking.INSTRUCTIONS
@@ -288,16 +294,16 @@ class KubernetesCommunicator:
             if await self._lent(reservation) is None:
                 await self._ask("read")
             try:
-                found = await self._asker.ask(slot, name, question, shown)
+                found = await self._asker.ask(slot, name, question, status)
             except NotFound:
                 raise await self._not_lent(reservation) from None
-            told = mailboxes.instruction(kube_asking.granted(found.spec.reply))
-            if told is None:
-                raise BrokerUnreachable("the broker's answer is empty")
-            return told.reservation
+            instruction = mailboxes.instruction(kube_asking.granted(found.spec.reply))
+            if instruction is None:
+                raise BrokerUnreachable("the broker's response is empty")
+            return instruction.reservation
 
     async def _not_lent(self, reservation: str) -> KubelendError:
-        """Why it cannot be answered for."""
+        """The error for a reservation without a ProviderInstruction."""
         try:
             _, found = await self._read(reservation)
         except NotFound as error:
@@ -308,7 +314,7 @@ class KubernetesCommunicator:
 
 
 def _unusable(found: bodies.Reservation) -> KubelendError:
-    """Of one that is in no mailbox: it is over, or it has been taken out a moment ago."""
+    """For a reservation without an object: it has finished, or was removed a moment ago."""
     phase = found.status.phase
     if phase not in FINAL:
         return no_reservation(found.id)

@@ -1,4 +1,4 @@
-"""Reports how each call of the broker ended and how long it took: the agent's metrics count them."""
+"""Observes result and duration of each broker call, for the agent's metrics."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from kubelend.core.errors import KubelendError
 from kubelend.wire import bodies
 
 Report = Callable[[str, str, float], None]
-"""Told the call's name, `OK` or the error's code, and the seconds."""
+"""Called with the call's name, `OK` or the error code, and the seconds."""
 
 OK = "OK"
 
 
 class Measured(Wrapped):
-    """A call that its caller gave up has no outcome, and is not reported. A stream is when it breaks."""
+    """A call cancelled by its caller has no result and is not observed. A stream is observed when it
+    ends.
+    """
 
     def __init__(
         self,

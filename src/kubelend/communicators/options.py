@@ -1,4 +1,4 @@
-"""What a transport may need to know to reach the broker: one record for all, filled in by the settings."""
+"""Options of all transports, filled in from the agent's settings."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from kubelend.core.errors import InvalidSettings
 Report = Callable[[InvalidSettings], None]
 
 SILENCE = timedelta(seconds=40)
-"""A stream that says nothing for so long is dead: two signs of life have failed to come."""
+"""A stream without any data for this long is dead: two keepalives are missing."""
 
 
 class Options(msgspec.Struct, frozen=True):
-    """Each transport reads what it needs, and says what is missing."""
+    """Each transport reads what it needs, and reports what is missing."""
 
     url: str = ""
-    """Address of the broker."""
+    """Address of the broker (`--broker-url`)."""
     certificates: Path | None = None
-    """Directory with tls.crt, tls.key and ca.crt: who this cluster is, and which broker is trusted."""
+    """Directory with tls.crt, tls.key and ca.crt: this cluster's certificate and the trusted CA."""
     timeout: timedelta = timedelta(seconds=30)
-    """How long one try of a call may take."""
+    """Of one attempt of a call."""
     silence: timedelta = SILENCE
     instance: str = ""
-    """Which agent of this cluster it is, for a broker that lets only one speak at a time."""
+    """Identifies the agent process: of several with one cluster ID the broker accepts one."""
     kubeconfig: str = ""
-    """Of the cluster that the broker's objects are in; if empty what the environment says."""
+    """Of the cluster with the broker's objects; empty for the default of the environment."""
     namespace: str = ""
-    """This cluster's mailbox there; if empty the kubeconfig's own."""
+    """This cluster's namespace there; empty for the kubeconfig's own."""
     report: Report = lambda _: None
-    """Told why changed certificates could not be taken up."""
+    """Called with the error when changed certificates cannot be loaded."""

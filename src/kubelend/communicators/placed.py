@@ -1,4 +1,6 @@
-"""Tells the agent by its advertisements whether the broker listens to it or to another of its name."""
+"""Tells the `ActiveAgentGate` by each advertisement whether the broker accepts this agent as the
+active one.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from kubelend.wire import bodies
 
 
 class Placed(Wrapped):
-    """Advertisements come one after the other, so their answers cannot be out of order as others may."""
+    """Advertisements are sent one after the other, so their results cannot be reordered as those of
+    other calls.
+    """
 
     def __init__(self, inner: BrokerCommunicator, place: Place) -> None:
         super().__init__(inner)
@@ -29,5 +33,5 @@ class Placed(Wrapped):
             problem = refusal
             raise
         finally:
-            # Whatever else it came to, also if somebody lost patience, nobody has refused.
+            # Any other result, a timeout included, means that no other agent is active.
             self._place.heard(problem)

@@ -1,6 +1,6 @@
-"""Something around every call of a communicator: what all wrappers have in common, written down once.
+"""Middleware around a communicator: delays, metrics, and detection of a second active agent.
 
-A wrapper overrides `around`, and `stream` where that matters to it.
+A middleware overrides `wrap_call`, and `stream` if it handles streams.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ Answer = TypeVar("Answer")
 
 
 class Wrapped(ABC):
-    """A communicator that hands everything on to another."""
+    """Passes every call on to another communicator."""
 
     def __init__(self, inner: BrokerCommunicator) -> None:
         self._inner = inner
 
     @abstractmethod
     async def around(self, name: str, call: Callable[[], Awaitable[Answer]], /) -> Answer:
-        """Make one call, which is named after its method."""
+        """Make one call; `name` is that of its method."""
 
     async def publish(self, advertisement: bodies.Advertisement) -> bodies.Published:
         return await self.around("publish", lambda: self._inner.publish(advertisement))

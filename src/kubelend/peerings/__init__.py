@@ -1,1 +1,1 @@
-"""How two clusters are joined: the implementations of `agent.ports.Peering`."""
+"""How two clusters are connected: the implementations of `agent.ports.Peering`."""

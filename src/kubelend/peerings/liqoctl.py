@@ -1,15 +1,15 @@
-"""Peering by Liqo's own command line, in the way of the published agent, but sized and undone.
+"""Peering with Liqo's command line, sized per reservation and removed afterwards.
 
     connect     liqoctl peer --create-resource-slice=false            once for each provider
     size        liqoctl create resourceslice RESERVATION ...          a slice and a node for each reservation
     ready       kubectl get resourceslices/... nodes/...
     disconnect  kubectl delete resourceslices RESERVATION, and liqoctl unpeer after the last one
 
-Commands and flags are those of Liqo v1.2.0. There, `peer` with a size would resize the slice of whoever came
-first, an exit status of 0 does not mean that anything was granted, and no command deletes a slice: hence the
-slice of its own, and kubectl. Both clusters' kubeconfigs are in one directory, `<cluster ID>.kubeconfig`;
-without one of its own the agent's cluster is the one that liqoctl finds by itself. The cluster IDs of the
-broker have to be those of Liqo.
+Commands and flags are those of Liqo v1.2.0. There, `peer` with a size would resize the slice of the first
+reservation, exit code 0 does not mean that anything was granted, and no command deletes a slice: hence one
+slice per reservation, and kubectl. The kubeconfigs of both clusters are in one directory, named
+`<cluster ID>.kubeconfig`; without one for its own cluster the agent uses liqoctl's default. The broker's
+cluster IDs have to be those of Liqo.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from kubelend.peerings.turns import Turn, Turns
 
 LIMIT: Final = timedelta(minutes=5)
 LOOK_LIMIT: Final = timedelta(seconds=30)
-"""For a look at the own cluster, which has no other cluster to wait for."""
+"""For a `kubectl get` in the agent's own cluster, which waits for no other cluster."""
 
 BELIEVED_FOR: Final = timedelta(seconds=30)
-"""For how long at most a provider that could not be joined is not tried again: see `_Failure`."""
+"""Upper bound for not retrying a provider whose peering failed: see `_CachedFailure`."""
 
 GATEWAY: Final = ("--gw-server-service-type", "NodePort")
-"""How the two clusters' networks meet, as the published agent has it."""
+"""How the networks of the two clusters are connected; the default of the published agent."""
 
-_LATE: Final = "is the other cluster's API server reachable from here?"
+_LATE: Final = "check that the provider's API server is reachable from this cluster"
 _NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?", re.ASCII)
 
 
 class LiqoctlPeering:
-    """One command at a time for each provider; those for different providers do not wait for each other.
+    """Runs one command at a time per provider; different providers do not wait for each other.
 
-    A call takes twice `timeout` at most: once for the turn of another one, and once for its own.
+    A call takes at most twice `timeout`: once for waiting for another command, once for its own.
     """
 
-    def __init__(  # noqa: PLR0913 - all that it works with, and nothing behind its back
+    def __init__(  # noqa: PLR0913 - explicit dependencies
         self,
         kubeconfigs: Path,
         cluster: str,
@@ -61,7 +61,7 @@ class LiqoctlPeering:
         environment: Mapping[str, str] | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`cluster` is the agent's own; `arguments` go to `liqoctl peer`; `now` gives seconds."""
+        """`cluster` is the agent's own; `arguments` go to `liqoctl peer`; `now` returns seconds."""
         self._kubeconfigs = kubeconfigs
         self._cluster = cluster
         self._liqoctl_program = liqoctl
@@ -72,11 +72,11 @@ class LiqoctlPeering:
         self._now = now
         self._turns = Turns(timeout, now)
         self._failures: dict[str, _Failure] = {}
-        """What became of the last try to join, where that was nothing."""
+        """The cached failure of each provider whose last peering attempt failed."""
         self._joined: set[str] = set()
-        """Providers with which nothing has to be done again, as far as is known."""
+        """Providers that are peered, as far as is known."""
         self._users: dict[str, set[str]] = defaultdict(set)
-        """The reservations that count on a provider, perhaps without a slice yet."""
+        """The reservations that use a provider, possibly without a slice yet."""
         self._sized: dict[str, tuple[str, Resources]] = {}
 
     async def connect(self, peer: Peer) -> None:
@@ -139,11 +139,11 @@ class LiqoctlPeering:
         self._failures.pop(cluster, None)
 
     async def _drop_slice(self, peer: Peer, turn: Turn) -> set[str]:
-        """Have the reservation's slice gone; returns the names of the provider's others."""
+        """Delete the reservation's slice; returns the names of the provider's other slices."""
         found = slices.read(await self._look(turn, slices.SLICES, *_namespace(peer)))
         names = slices.present(found)
         if peer.reservation in names:
-            # Its end waits for the provider to agree, which is Liqo's to see to.
+            # Without waiting: Liqo finishes the deletion once the provider agrees.
             await self._kubectl(
                 turn,
                 "delete",
@@ -155,7 +155,7 @@ class LiqoctlPeering:
         return names - {peer.reservation}
 
     async def _is_joined(self, cluster: str, turn: Turn) -> bool:
-        """Asked first, because `unpeer` fails where there is no peering."""
+        """Checked first, because `unpeer` fails without a peering."""
         found = slices.read(await self._look(turn, f"{slices.CLUSTERS}/{cluster}"))
         return cluster in slices.present(found)
 
@@ -188,8 +188,8 @@ class LiqoctlPeering:
         remote = self._kubeconfigs / f"{cluster}.kubeconfig"
         if not remote.is_file():
             raise InvalidSettings(
-                f"there is no kubeconfig for {cluster}: {remote} is missing",
-                hint="get one from its administrator (`liqoctl generate peering-user`)",
+                f"kubeconfig of cluster {cluster} not found: {remote}",
+                hint="get one from the cluster's administrator (`liqoctl generate peering-user`)",
             )
         return (*self._own(), "--remote-kubeconfig", str(remote))
 
@@ -198,7 +198,7 @@ class LiqoctlPeering:
         return ("--kubeconfig", str(own)) if own.is_file() else ()
 
     def _patience(self, turn: Turn) -> tuple[str, str]:
-        """A little less than ours, so that it says by itself what it waited for."""
+        """Slightly shorter than the command's own limit, so that liqoctl reports what it waited for."""
         seconds = turn.left(self._timeout).total_seconds() * 0.9
         return "--timeout", f"{max(1, round(seconds))}s"
 
@@ -210,16 +210,16 @@ class LiqoctlPeering:
         return [peer.reservation, "--remote-cluster-id", peer.cluster, *sized, *self._own()]
 
     def _forget(self, peer: Peer) -> None:
-        """Somebody else may have undone what was made here: do it again when asked."""
+        """Somebody else may have removed what was created here: create it again on the next call."""
         self._joined.discard(peer.cluster)
         self._sized.pop(peer.reservation, None)
 
 
 class _Failure(NamedTuple):
-    """Why a provider could not be joined: believed for as long as it took to find out, within bounds.
+    """A failed peering attempt, cached for as long as the attempt took, within bounds.
 
-    Of many reservations with a provider that hangs, one finds out, and the others have it from here. What
-    fails quickly may be tried again quickly.
+    Of many reservations on a provider that hangs, one finds out and the others get the cached error.
+    What fails quickly may be retried quickly.
     """
 
     error: Unavailable
@@ -227,15 +227,15 @@ class _Failure(NamedTuple):
 
 
 def _namespace(peer: Peer) -> tuple[str, str]:
-    """Where Liqo keeps what concerns a provider."""
+    """The namespace in which Liqo keeps the objects of a provider."""
     return "--namespace", f"liqo-tenant-{peer.cluster}"
 
 
 def _check(peer: Peer) -> None:
-    """Names become arguments and a file's path: what is none must not reach a program."""
+    """Names become command arguments and a file path: invalid ones must not reach a program."""
     for name in (peer.cluster, peer.reservation):
         if not _NAME.fullmatch(name):
             raise InvalidInput(
-                f"{name[:64]!r} cannot be peered with",
-                hint="cluster IDs that Liqo knows have letters, digits and dashes",
+                f"{name[:64]!r}: not a valid Liqo cluster ID or slice name",
+                hint="use letters, digits and dashes",
             )

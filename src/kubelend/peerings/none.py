@@ -1,23 +1,23 @@
-"""No peering: reservations are made and kept, and how work reaches the provider is somebody else's matter."""
+"""No peering: reservations are made, and running workloads at the provider is left to other tools."""
 
 from __future__ import annotations
 
 from kubelend.agent.ports import Peer, Readiness
 
-READY = Readiness(is_ready=True, reason="no peering is configured")
+READY = Readiness(is_ready=True, reason="no peering configured")
 
 
 class NoPeering:
-    """Builds nothing, and is ready at once."""
+    """Creates nothing, and is ready at once."""
 
     async def connect(self, peer: Peer) -> None:
-        """Nothing to do."""
+        """Does nothing."""
 
     async def size(self, peer: Peer) -> None:
-        """Nothing to do."""
+        """Does nothing."""
 
-    async def ready(self, peer: Peer) -> Readiness:  # noqa: ARG002 - the same for all
+    async def ready(self, peer: Peer) -> Readiness:  # noqa: ARG002 - the port's signature
         return READY
 
     async def disconnect(self, peer: Peer) -> None:
-        """Nothing to do."""
+        """Does nothing."""

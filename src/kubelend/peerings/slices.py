@@ -1,7 +1,7 @@
-"""What Liqo's objects say of one reservation: whether its slice is granted, and its virtual node usable.
+"""Reads Liqo's objects: whether the slice of a reservation is granted, and its virtual node ready.
 
-The signals that count, by Liqo v1.2.0: the slice's two conditions and what it grants, then the node itself.
-Exit statuses of liqoctl and the conditions of a VirtualNode are no such signals: both come too early.
+What counts, as of Liqo v1.2.0: the two conditions of the slice and what it grants, then the node
+itself. Exit codes of liqoctl and the conditions of a VirtualNode come too early to be used.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ NODES = "nodes"
 CLUSTERS = "foreignclusters.core.liqo.io"
 
 LIQO_NAMES = {"gpu": "nvidia.com/gpu", "storage": "ephemeral-storage"}
-"""What Kubernetes calls the resources for which we have names of our own."""
+"""Kubernetes' names of the resources that Kubelend names differently."""
 
 
 class Condition(msgspec.Struct, frozen=True):
-    """Of a slice or of a node."""
+    """Of a slice or a node."""
 
     type: str
     status: str
@@ -33,14 +33,14 @@ class Condition(msgspec.Struct, frozen=True):
 
 
 class Metadata(msgspec.Struct, frozen=True, rename="camel"):
-    """As far as it matters here."""
+    """The fields that are read here."""
 
     name: str = ""
     deletion_timestamp: str | None = None
 
 
 class Status(msgspec.Struct, frozen=True):
-    """Of a slice or of a node."""
+    """Of a slice or a node."""
 
     conditions: list[Condition] = []
     resources: dict[str, str] = {}
@@ -50,7 +50,7 @@ class Status(msgspec.Struct, frozen=True):
 
 
 class Object(msgspec.Struct, frozen=True):
-    """A slice, a node, or a list of such."""
+    """A slice, a node, or a list of them."""
 
     kind: str = ""
     metadata: Metadata = Metadata()
@@ -59,28 +59,28 @@ class Object(msgspec.Struct, frozen=True):
 
 
 def read(output: bytes) -> Sequence[Object]:
-    """What `kubectl get -o json` found: nothing, one object or a list."""
+    """The output of `kubectl get -o json`: nothing, one object or a list."""
     if not output.strip():
         return ()
     try:
         found = msgspec.json.decode(output, type=Object)
     except msgspec.MsgspecError as problem:
-        raise UnexpectedAnswer(f"what kubectl says cannot be read: {problem}") from None
+        raise UnexpectedAnswer(f"cannot decode the output of kubectl: {problem}") from None
     return found.items if found.kind.endswith("List") else (found,)
 
 
 def present(found: Iterable[Object]) -> set[str]:
-    """The names of those that are not on their way out."""
+    """The names of objects that are not being deleted."""
     return {one.metadata.name for one in found if one.metadata.deletion_timestamp is None}
 
 
 def amounts(wanted: Resources) -> dict[str, str]:
-    """Quantities by Kubernetes' names."""
+    """Quantities by Kubernetes' resource names."""
     return {LIQO_NAMES.get(name, name): text for name, text in wanted.texts().items()}
 
 
 def readiness(found: Iterable[Object], peer: Peer) -> Readiness:
-    """Whether all of the reservation can be used."""
+    """Whether all of the reserved resources can be used."""
     known = {one.kind: one for one in found}
     granted, node = known.get("ResourceSlice"), known.get("Node")
     problem = _not_granted(granted, peer) or _not_usable(node, peer)
@@ -92,34 +92,36 @@ def readiness(found: Iterable[Object], peer: Peer) -> Readiness:
 
 def _not_granted(found: Object | None, peer: Peer) -> str:
     if found is None:
-        return f"there is no resource slice {peer.reservation} yet"
+        return f"ResourceSlice {peer.reservation} not found yet"
     if found.metadata.deletion_timestamp is not None:
-        return f"the resource slice {peer.reservation} is on its way out"
+        return f"ResourceSlice {peer.reservation} is being deleted"
     for kind in ("Authentication", "Resources"):
         condition = _condition(found, kind)
         if condition is None:
-            return f"{peer.cluster} has not answered for the slice's {kind.lower()} yet"
+            return (
+                f"ResourceSlice {peer.reservation}: {peer.cluster} has not set condition {kind} yet"
+            )
         if condition.status != "Accepted":
-            return f"{peer.cluster} does not accept the slice's {kind.lower()}: {_why(condition)}"
+            return f"ResourceSlice {peer.reservation}: {kind} not accepted: {_why(condition)}"
     return _less("granted", found.status.resources, peer)
 
 
 def _not_usable(node: Object | None, peer: Peer) -> str:
     if node is None:
-        return f"there is no virtual node {peer.reservation} yet"
+        return f"virtual node {peer.reservation} not found yet"
     condition = _condition(node, "Ready")
     if condition is None or condition.status != "True":
-        why = "it says nothing" if condition is None else _why(condition)
-        return f"the virtual node {peer.reservation} is not ready: {why}"
+        why = "it has no condition Ready" if condition is None else _why(condition)
+        return f"virtual node {peer.reservation} not ready: {why}"
     return _less("offered by the virtual node", node.status.allocatable, peer)
 
 
 def _less(how: str, texts: dict[str, str], peer: Peer) -> str:
-    """What is missing of what was reserved; empty if nothing is."""
+    """What is missing of the reserved resources; empty if nothing is."""
     try:
         there = resources.offered({_OURS.get(name, name): text for name, text in texts.items()})
     except InvalidInput as problem:
-        return f"what is {how} cannot be read: {problem.message}"
+        return f"invalid quantity in what is {how}: {problem.message}"
     missing = peer.resources.shortfall(there)
     return f"{missing.describe()} less is {how} than reserved" if missing else ""
 
@@ -128,7 +130,7 @@ _OURS = {liqo: ours for ours, liqo in LIQO_NAMES.items()}
 
 
 def _condition(found: Object, kind: str) -> Condition | None:
-    # A list of Liqo's may have several of one type; the last is the newest.
+    # Liqo may list several conditions of one type; the last is the latest.
     return next((one for one in reversed(found.status.conditions) if one.type == kind), None)
 
 

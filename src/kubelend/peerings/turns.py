@@ -1,8 +1,8 @@
-"""One at a time for each provider, for a bounded time, and with a way past those who wait.
+"""A lock per provider, with a time limit and priority for disconnecting.
 
-`peerings.liqoctl` takes a turn for all that it runs: two runs of liqoctl for one provider would undo each
-other's work. A provider that hangs makes turns long, so nobody waits for more than one of them to end, and
-whoever wants to part from it goes before those who want to join with it.
+Two runs of liqoctl for one provider would undo each other's work, so each command holds the lock. A
+hanging provider makes that long: a waiter gives up after one limit, and disconnecting goes before
+connecting.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from kubelend.core import durations
 from kubelend.core.errors import Unavailable
 
 SLACK: Final = timedelta(seconds=1)
-"""What a turn may take longer, for the end of what has run. Who came with it then hears why it failed."""
+"""How much longer a waiter waits than the holder may run, so that it gets the holder's error and not
+a timeout."""
 
 
 class Turn:
-    """The time that is left for one's own work."""
+    """The time left for the commands of the lock holder."""
 
     def __init__(self, cluster: str, limit: timedelta, now: Callable[[], float]) -> None:
         self._cluster = cluster
@@ -32,28 +33,30 @@ class Turn:
         self._end = now() + limit.total_seconds()
 
     def left(self, most: timedelta) -> timedelta:
-        """For the next command, `most` at most; `Unavailable` if nothing is left."""
-        left = timedelta(seconds=round(self._end - self._now(), 2))  # people read it, too
+        """For the next command, at most `limit`; `Unavailable` if no time is left."""
+        left = timedelta(seconds=round(self._end - self._now(), 2))  # also shown to people
         if left <= timedelta():
             raise Unavailable(
-                f"{self._cluster} has not been dealt with in {durations.short(self._limit)}"
+                f"peering commands for {self._cluster} exceeded {durations.short(self._limit)}"
             )
         return min(left, most)
 
 
 class Turns:
-    """Who has a turn, and who waits for one, by provider."""
+    """The lock of each provider, with its waiters."""
 
     def __init__(self, limit: timedelta, now: Callable[[], float]) -> None:
-        """`limit` is for one's own turn, and as much for waiting; `now` gives seconds."""
+        """`limit` is for the commands of one holder, and as much for waiting; `now` returns seconds."""
         self._limit = limit
         self._now = now
         self._lines: dict[str, _Line] = {}
-        """Of the providers with whom something is being done."""
+        """The waiters of each provider whose lock is held."""
 
     @asynccontextmanager
     async def turn(self, cluster: str, *, is_urgent: bool = False) -> AsyncIterator[Turn]:
-        """`Unavailable` if it does not come in time. An urgent one comes after the present one."""
+        """Acquire the lock; `Unavailable` if that takes too long. An urgent caller goes before all
+        others.
+        """
         await self._wait(cluster, is_urgent)
         try:
             yield Turn(cluster, self._limit, self._now)
@@ -70,7 +73,7 @@ class Turns:
                 await self._stand_in(line, cluster, is_urgent)
         except TimeoutError:
             raise Unavailable(
-                f"another command for {cluster} is running, for {durations.short(self._limit)}"
+                f"another peering command for {cluster} is still running after {durations.short(self._limit)}"
             ) from None
 
     async def _stand_in(self, line: _Line, cluster: str, is_urgent: bool) -> None:
@@ -83,7 +86,7 @@ class Turns:
             if called.cancelled():
                 with contextlib.suppress(ValueError):
                     waiting.remove(called)
-            else:  # called in the very moment
+            else:  # acquired at the same moment
                 self._pass_on(cluster)
             raise
 
@@ -99,7 +102,7 @@ class Turns:
 
 
 class _Line:
-    """Those who wait, while somebody has the turn."""
+    """Waiters, in order of arrival."""
 
     __slots__ = ("others", "urgent")
 

@@ -1,7 +1,7 @@
-"""What a simulated cluster is like, as its YAML file says it: records, and what may stand in them.
+"""The spec of a simulated cluster: the records of its YAML file.
 
-docs/simulated-clusters.md explains the file. Everything is checked when it is read, and errors name the
-field. Texts stay texts here; `worlds` asks for what they mean.
+docs/simulated-clusters.md explains the file. Everything is validated on decoding, with errors that name
+the field. Values stay strings here; `SimulatedCluster` reads them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kubelend.sources import documents, names
 from kubelend.wire import bodies
 
 Amounts = dict[str, str | int]
-"""Quantities by resource; a range ("100m..500m") where one is drawn for each pod."""
+"""Quantities by resource; a range ("100m..500m") from which a value is drawn for each pod."""
 
 Count = Annotated[int, Meta(ge=1, le=100_000)]
 
@@ -35,18 +35,18 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=bodies.camel):
-    """The common shape. A field that is not known is an error: nobody writes one for nothing."""
+    """Base of all records. Unknown fields are errors."""
 
 
 class Range(NamedTuple):
-    """Whole numbers from one to the other, both included."""
+    """Integers between both ends, inclusive."""
 
     low: int
     high: int
 
 
 class NodeGroup(Record, frozen=True):
-    """Nodes that are alike: `<name>-1` to `<name>-<count>`."""
+    """Equal nodes: `<name>-1` to `<name>-<count>`."""
 
     capacity: Amounts
     name: str = "node"
@@ -63,7 +63,7 @@ class NodeGroup(Record, frozen=True):
             self.amounts()
 
     def amounts(self) -> tuple[Resources, Resources]:
-        """Capacity and allocatable of each."""
+        """Capacity and allocatable of each node."""
         capacity = _offered(self.capacity, "capacity")
         if self.allocatable is None:
             return capacity, capacity
@@ -71,7 +71,7 @@ class NodeGroup(Record, frozen=True):
 
 
 class PodGroup(Record, frozen=True):
-    """Pods that are there from the start and stay: so many, or as many as make up a share of the cluster."""
+    """Pods that exist from the start and stay: a number of them, or a share of the cluster."""
 
     requests: Amounts
     count: Count | None = None
@@ -81,11 +81,11 @@ class PodGroup(Record, frozen=True):
         with _checked():
             self.amounts()
             if (self.count is None) == (not self.share):
-                raise InvalidInput("count, share: is to have one of the two")
+                raise InvalidInput("count, share: set exactly one of them")
             self.percent()
 
     def amounts(self) -> Resources:
-        """Of each pod."""
+        """Requests of each pod."""
         return resources.asked(_texts(self.requests), "requests")
 
     def percent(self) -> int:
@@ -94,18 +94,20 @@ class PodGroup(Record, frozen=True):
             return 0
         match = _SHARE.fullmatch(self.share)
         if match is None:
-            raise InvalidInput(f"share: {self.share!r} is no share", hint="write for example 40%")
+            raise InvalidInput(
+                f"share: {self.share!r} is not a percentage", hint="use for example 40%"
+            )
         return int(match["percent"])
 
 
 class Work(Record, frozen=True):
-    """Pods that come and go."""
+    """Pods that are created and deleted continuously."""
 
     rate: str
     requests: Amounts
     lifetime: str
     start: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
-    """How many are there already, each somewhere in its life."""
+    """How many exist at the start, each at a random point of its lifetime."""
 
     def __post_init__(self) -> None:
         with _checked():
@@ -114,25 +116,25 @@ class Work(Record, frozen=True):
             period(self.lifetime, "lifetime")
 
     def amounts(self) -> dict[str, Range]:
-        """What a pod asks for lies in these, by resource."""
+        """The range of each requested resource."""
         return {name: _amounts(name, str(text)) for name, text in self.requests.items()}
 
 
 class Failure(Record, frozen=True):
-    """A node that fails for a while, or leaves: a certain one at a certain time, or any one now and then."""
+    """A node that fails or is removed: a named one at a given time, or random ones at a rate."""
 
     node: str = ""
     at: str = ""
     rate: str = ""
     repair: str = ""
-    """How long it takes; for ever if empty."""
+    """How long the repair takes; never repaired if empty."""
     gone: bool = False
-    """Whether it leaves the cluster, with its pods; a repair is then another node that joins."""
+    """Whether it is removed from the cluster, with its pods; the repair is then a new node."""
 
     def __post_init__(self) -> None:
         with _checked():
             if bool(self.node and self.at) == bool(self.rate) or bool(self.node) != bool(self.at):
-                raise InvalidInput("is to have either node and at, or rate")
+                raise InvalidInput("set either node and at, or rate")
             if self.at:
                 moment(self.at, "at")
             if self.rate:
@@ -142,14 +144,14 @@ class Failure(Record, frozen=True):
 
 
 class Agent(Record, frozen=True):
-    """What is wrong with the agent's machine and network; the agent's process sees to it."""
+    """Faults of the agent's machine and network; the agent process injects them."""
 
     clock_skew: str = "0s"
     """How far its clock is ahead; negative if behind."""
     network_delay: str = "0s"
-    """What every call to the broker takes longer."""
+    """Added to every call to the broker."""
     dies_after: str = ""
-    """When its process ends, without a word; never if empty."""
+    """When its process exits abruptly; never if empty."""
 
     def __post_init__(self) -> None:
         with _checked("clockSkew"):
@@ -172,7 +174,7 @@ class Cost(bodies.Cost, frozen=True, forbid_unknown_fields=True):
 
 
 class Description(Record, frozen=True):
-    """A cluster that is not there."""
+    """A simulated cluster."""
 
     nodes: Annotated[list[NodeGroup], Meta(min_length=1)]
     cluster_id: str = ""
@@ -189,10 +191,10 @@ class Description(Record, frozen=True):
         with _checked():
             known = self.node_names()
             if len(set(known)) < len(known):
-                raise InvalidInput("nodes: two would have the same name")
+                raise InvalidInput("nodes: duplicate node name")
             for index, failure in enumerate(self.failures):
                 if failure.node and failure.node not in known:
-                    raise InvalidInput(f"failures[{index}].node: {failure.node} is not there")
+                    raise InvalidInput(f"failures[{index}].node: {failure.node} not found")
 
     def node_names(self) -> list[str]:
         return [
@@ -201,7 +203,7 @@ class Description(Record, frozen=True):
 
 
 def load(path: Path) -> Description:
-    """The description in a file."""
+    """Read the spec from a file."""
     try:
         text = path.read_bytes()
     except OSError as error:
@@ -210,7 +212,7 @@ def load(path: Path) -> Description:
 
 
 def parse(text: str | bytes, where: str) -> Description:
-    """The description in a text; errors begin with `where` it is from."""
+    """Parse the spec; errors begin with `where`."""
     try:
         found = documents.values(text.encode() if isinstance(text, str) else text)
         return documents.record(found, Description)
@@ -221,7 +223,7 @@ def parse(text: str | bytes, where: str) -> Description:
 
 
 def steady(nodes: int, pods: int, events_per_second: int, seed: int = 1) -> Description:
-    """A cluster with about so many pods, of which so many come or go each second, without end."""
+    """A cluster with about so many pods, of which so many are created or deleted each second."""
     room = 2 * -(-pods // nodes)
     work = Work(
         rate=f"{events_per_second // 2}.{5 * (events_per_second % 2)}/s",
@@ -234,15 +236,15 @@ def steady(nodes: int, pods: int, events_per_second: int, seed: int = 1) -> Desc
 
 
 def interval(rate: str) -> int:
-    """The microseconds from one to the next, on average."""
+    """The mean interval of a rate, in microseconds."""
     match = _RATE.fullmatch(rate)
     if match is None or not Fraction(match["count"]):
-        raise InvalidInput(f"rate: {rate!r} is no rate", hint="write for example 2/s, 30/m or 1/h")
+        raise InvalidInput(f"rate: {rate!r} is not a rate", hint="use for example 2/s, 30/m or 1/h")
     return max(int(_SECONDS[match["unit"]] * 1_000_000 / Fraction(match["count"])), 1)
 
 
 def moment(text: str, where: str) -> int:
-    """A duration in microseconds that is not below zero."""
+    """A duration in microseconds, not negative."""
     try:
         found = durations.parse(text) // _MICROSECOND
     except InvalidInput as problem:
@@ -253,14 +255,14 @@ def moment(text: str, where: str) -> int:
 
 
 def period(text: str, where: str) -> Range:
-    """A duration or a range of them ("30s..5m"), in microseconds."""
+    """A duration or a range of durations ("30s..5m"), in microseconds."""
     low, high = _ends(text)
     return _range(moment(low, where), moment(high, where), where)
 
 
 @contextmanager
 def _checked(field: str = "") -> Iterator[None]:
-    """What msgspec takes for a mistake in the text, and says where it is."""
+    """Raises errors as a class that msgspec reports with the field's path."""
     try:
         yield
     except KubelendError as problem:
@@ -268,7 +270,7 @@ def _checked(field: str = "") -> Iterator[None]:
 
 
 def _around(seconds: Fraction) -> str:
-    """A range of durations whose mean is this."""
+    """A range of durations with this mean."""
     return f"{int(seconds * 500_000)}us..{int(seconds * 1_500_000)}us"
 
 
@@ -296,5 +298,5 @@ def _ends(text: str) -> tuple[str, str]:
 
 def _range(low: int, high: int, where: str) -> Range:
     if high < low:
-        raise InvalidInput(f"{where}: ends below its beginning")
+        raise InvalidInput(f"{where}: the end is below the start")
     return Range(low, high)

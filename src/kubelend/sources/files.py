@@ -1,7 +1,12 @@
-"""Local objects as files that people can read, drop in, edit and remove: a cluster without Kubernetes.
+"""Local objects as YAML files that people can read, create, edit and delete: for a cluster without
+Kubernetes.
 
-`apps.agent` uses it beside a simulated cluster. The files and what they mean are the work of
-`folders.Folder`, in a thread of its own, for a disk may be slow; this side of it lives in the event loop.
+Files are `<directory>/<plural>/<namespace>.<name>.yaml`. `ObjectDirectory` reads and writes them in a
+thread of its own, because a disk may be slow; `FileObjects` lives in the event loop. A new file is a
+new object, an edited one a changed object, a removed one a deleted object. A file that was modified
+just now is read only once it has settled, because its writer may not be done; a file that has just
+vanished is checked again, because editors save like that. Nothing waits for that while it holds a lock:
+it would block other objects and other processes.
 """
 
 from __future__ import annotations
@@ -25,14 +30,14 @@ from kubelend.wire.objects import Kind, Object
 POLL: Final = timedelta(milliseconds=200)
 
 PATIENCE: Final = 0.5
-"""Seconds that a change waits for a file that somebody is at; then it is the caller's to try again."""
+"""Seconds that a write waits for a busy file; then the caller retries."""
 
 FIRST_PATIENCE: Final = 2.0
-"""Seconds that the first look at a kind waits: who asks what there is must not hear of less."""
+"""Seconds that the first scan of a kind waits for busy files, so that the first list is complete."""
 
 CLOSES_WITHIN: Final = 2.0
 MOST_TOLD: Final = 3
-"""Troubles that are named, of all that there are."""
+"""How many errors are listed; the others are counted."""
 
 log = structlog.get_logger("kubelend.objects")
 
@@ -40,7 +45,7 @@ Answer = TypeVar("Answer")
 
 
 class FileObjects:
-    """`agent.ports.LocalObjects` that outlive the process, in a directory of YAML files."""
+    """`agent.ports.LocalObjects` in a directory of YAML files."""
 
     def __init__(
         self,
@@ -49,7 +54,9 @@ class FileObjects:
         poll: timedelta = POLL,
         settle: timedelta = folders.SETTLE,
     ) -> None:
-        """`poll`: how often watches look at the disk. `settle`: how long a file rests before it is read."""
+        """`poll`: how often watches scan the disk. `settle`: how long a file is unmodified before it
+        is read.
+        """
         self._clock = clock
         self._folder = Folder(directory, clock(), settle)
         self._poll = poll.total_seconds()
@@ -64,14 +71,14 @@ class FileObjects:
 
     @property
     def problem(self) -> str:
-        """Why not all of the files can be used, each with its reason; empty if they can.
+        """The files that cannot be used, each with its error; empty if there are none.
 
-        As of the last look, so it costs nothing to ask often.
+        As of the last scan, so it is cheap to read.
         """
         files = [f"{file}: {why}" for file, why in sorted(self._folder.problems.items())]
-        told = [*sorted(set(self._troubles.values())), *files]
-        more = [f"and {len(told) - MOST_TOLD} more"] if len(told) > MOST_TOLD else []
-        return "; ".join([*told[:MOST_TOLD], *more])
+        errors = [*sorted(set(self._troubles.values())), *files]
+        more = [f"and {len(errors) - MOST_TOLD} more"] if len(errors) > MOST_TOLD else []
+        return "; ".join([*errors[:MOST_TOLD], *more])
 
     async def list(self, kind: type[Kind]) -> list[Kind]:
         await self._scan(kind)
@@ -103,17 +110,17 @@ class FileObjects:
                 await self._wait(kind, news)
 
     async def close(self) -> None:
-        """Finish what has begun, and let the thread go. A disk that hangs is not waited for."""
+        """Finish running jobs and stop the thread. Does not wait for a disk that hangs."""
         if self._is_closed:
             return
         self._is_closed = True
         last = asyncio.wrap_future(self._worker.submit(lambda: None))
         self._worker.shutdown(wait=False)
         await asyncio.wait([last], timeout=CLOSES_WITHIN)
-        last.cancel()  # or its end would be told to a loop that may be gone by then
+        last.cancel()  # its result must not reach a closed event loop
 
     async def _change(self, job: Callable[[], Answer]) -> Answer:
-        """Once more, if somebody is at the file. Meanwhile all other objects have their turns."""
+        """Retries while the file is busy, without blocking other objects."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + PATIENCE
         while True:
@@ -121,11 +128,11 @@ class FileObjects:
                 return await self._do(job)
             except folders.Restless as problem:
                 if loop.time() >= deadline:
-                    raise Unavailable(str(problem), hint="it is tried again") from problem
+                    raise Unavailable(str(problem), hint="the agent will retry") from problem
             await asyncio.sleep(self._nap)
 
     async def _scan(self, kind: type[Object]) -> bool:
-        """Look at the disk; True if something there does not rest yet."""
+        """Scan the disk; True if files are busy."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + FIRST_PATIENCE
         while await self._do(lambda: self._folder.scan(kind)):
@@ -137,7 +144,7 @@ class FileObjects:
         return False
 
     async def _look(self, kind: type[Object]) -> None:
-        """At the disk, and sooner again if something there does not rest yet."""
+        """Scan the disk and report errors; scan sooner again if files are busy."""
         loop = asyncio.get_running_loop()
         self._due[kind] = loop.time() + self._poll
         try:
@@ -150,7 +157,7 @@ class FileObjects:
             self._due[kind] = loop.time() + self._soon
 
     async def _wait(self, kind: type[Object], news: Subscription[Kind]) -> None:
-        """For news of our own doing, or else until it is time to look; one look serves all watches."""
+        """For a change made here, or until the next scan is due; one scan serves all watches."""
         loop = asyncio.get_running_loop()
         await news.wait(max(self._due[kind] - loop.time(), 0))
         if loop.time() >= self._due[kind]:
@@ -159,12 +166,14 @@ class FileObjects:
     def _report(self, kind: type[Object], trouble: str) -> None:
         if self._troubles.get(kind) != trouble:
             self._troubles[kind] = trouble
-            log.warning("cannot look at files", kind=kind.kind, problem=trouble)
+            log.warning("Scan of object files failed, will retry", kind=kind.kind, error=trouble)
 
     async def _do(self, job: Callable[[], Answer]) -> Answer:
-        """Have the thread do it. Once begun it is done, and told to the watches, whoever is cancelled."""
+        """Run a job in the thread. Once started it completes and reaches the watches, even if the
+        caller is cancelled.
+        """
         if self._is_closed:
-            raise Unavailable("the objects are closed")
+            raise Unavailable("the object store is closed")
         now, loop = self._clock(), asyncio.get_running_loop()
         future = loop.run_in_executor(self._worker, self._work, job, now)
         future.add_done_callback(self._tell)
@@ -192,7 +201,7 @@ class FileObjects:
 
 
 class _Done(NamedTuple, Generic[Answer]):
-    """What came of a job: an answer or an error, and either way what has changed."""
+    """Result or error of a job, and what it changed either way."""
 
     answer: Answer | None
     error: KubelendError | None

@@ -1,10 +1,5 @@
-"""Objects as files, `<directory>/<plural>/<namespace>.<name>.yaml`, which people may write and remove too.
-
-`files.FileObjects` has one thread that calls this; nothing here may be called by two at a time. What others
-do to the files is taken for what it means: a new file is a new object, an edited one a changed object, and a
-removed one a deleted object. A file that was written a moment ago is left alone until it rests, for its
-writer may not be done; so is a file that was there a moment ago and is not, for editors save like that.
-Nothing here waits for that: it would keep all other objects waiting, and other processes too.
+"""Objects as files in a directory, `<directory>/<plural>/<namespace>.<name>.yaml`. Used by one
+thread at a time.
 """
 
 from __future__ import annotations
@@ -29,7 +24,7 @@ SETTLE: Final = timedelta(milliseconds=50)
 
 GONE: Final = ".gone"
 GONE_FOR: Final = 60.0
-"""Seconds for which the file of a deleted object is still there, hidden: see `_bury`."""
+"""Seconds for which the file of a deleted object is kept, hidden: see `_move_to_deleted`."""
 
 _SUFFIX: Final = ".yaml"
 _LONGEST: Final = 255 - len("..new")
@@ -38,16 +33,16 @@ log = structlog.get_logger("kubelend.objects")
 
 
 class Restless(Exception):
-    """Somebody is at the file: it is read, and may be written, when it rests. Carries a sentence part."""
+    """The file is being modified; retry when it has settled. Carries part of a sentence."""
 
 
 class _Entry(msgspec.Struct):
     """What is known of one file."""
 
     found: Object | None = None
-    """What it said when it last made sense."""
+    """Its last valid content."""
     signature: Signature | None = None
-    """How it looked when it was last read or written."""
+    """Of the file when it was last read or written."""
     missed_since: float | None = None
 
 
@@ -67,21 +62,21 @@ class Folder:
 
     @property
     def problems(self) -> Mapping[str, str]:
-        """What is wrong with files that are ignored, by their path in the directory.
+        """The errors of files that are ignored, by their path in the directory.
 
-        Any thread may ask: what it gets is never changed, but replaced.
+        Safe to read from any thread: the mapping is replaced, never changed.
         """
         return self._problems
 
     def take_changes(self) -> list[Object | Deleted]:
-        """All that became of objects since the last call, in its order."""
+        """All changes of objects since the last call, in order."""
         changes, self._changes = self._changes, []
         return changes
 
-    # -- looking
+    # -- reading
 
     def scan(self, kind: type[Object]) -> bool:
-        """Take in what has changed on the disk; True if something there does not rest yet."""
+        """Read what has changed on the disk; True if files are busy."""
         seen = disks.signatures(self._directory / kind.plural, (_SUFFIX, ".yml"))
         entries = self._entries[kind]
         changed = {
@@ -94,14 +89,14 @@ class Folder:
         return bool(self._restless[kind])
 
     def glance(self, kind: type[Object], key: str) -> None:
-        """Take in what has changed of one object."""
+        """Read what has changed of one object."""
         name = _file_name(key)
         entry = self._entries[kind].get(name)
         if disks.signature(self._path(kind, name)) != (entry.signature if entry else None):
             with disks.locked(self._directory):
                 self._look(kind, name)
 
-    # -- changing
+    # -- writing files objects
 
     def apply(self, wanted: Kind) -> Kind:
         name = _file_name(wanted.key)
@@ -129,19 +124,21 @@ class Folder:
                 (self._directory / kind.plural).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InvalidSettings(
-                f"{self._directory} cannot be made: {error.strerror}",
+                f"{self._directory} cannot be created: {error.strerror}",
                 hint="choose a directory that this user may write to",
             ) from error
 
-    # -- what others did to a file
+    # -- changes made by others
 
     def _current(self, kind: type[Kind], name: str) -> Kind | None:
-        """The object as its file says it now: nobody's edit is to be overwritten unread."""
+        """The object as its file has it now: an edit must not be overwritten unread."""
         self._look(kind, name)
         if name in self._restless[kind]:
             raise Restless(f"{self._path(kind, name)} is being written")
         if problem := self._problems.get(f"{kind.plural}/{name}"):
-            raise Unavailable(f"{self._path(kind, name)} {problem}", hint="correct or remove it")
+            raise Unavailable(
+                f"{self._path(kind, name)}: {problem}", hint="correct or remove the file"
+            )
         entry = self._entries[kind].get(name)
         return None if entry is None else cast(Kind | None, entry.found)
 
@@ -165,7 +162,7 @@ class Folder:
             found = self._parse(kind, name, seen)
         except InvalidInput as error:
             problem = str(error)
-        if disks.signature(self._path(kind, name)) != seen:  # written while we read it
+        if disks.signature(self._path(kind, name)) != seen:  # modified while it was read
             self._restless[kind].add(name)
             return
         self._report(kind, name, problem)
@@ -176,20 +173,20 @@ class Folder:
 
     def _parse(self, kind: type[Object], name: str, seen: Signature) -> Object:
         if not name.endswith(_SUFFIX):
-            raise InvalidInput(f"is not read: its name is to end in {_SUFFIX}")
+            raise InvalidInput(f"ignored: the file name must end in {_SUFFIX}")
         if not seen.is_file:
-            raise InvalidInput("is no file")
+            raise InvalidInput("not a regular file")
         text = disks.read(self._path(kind, name), documents.LARGEST)
         found = documents.parse(text, kind)
         if _file_name(found.key) != name:
             raise InvalidInput(
-                f"metadata: says {found.key}", hint=f"name the file {_file_name(found.key)}"
+                f"metadata: is {found.key}", hint=f"rename the file to {_file_name(found.key)}"
             )
         return found
 
     def _take(self, found: Object, entry: _Entry, seen: Signature) -> None:
         meant = revisions.found_edited(entry.found, found, self.now)
-        if revisions.is_over(meant):  # its last finalizer was edited away
+        if revisions.is_over(meant):  # its last finalizer was removed by hand
             self._bury(meant)
         elif meant != found:
             self._write(meant)
@@ -198,8 +195,10 @@ class Folder:
             entry.signature = seen
 
     def _missed(self, kind: type[Object], name: str, entry: _Entry) -> None:
-        if disks.signature(self._directory / kind.plural) is None:  # no disk is no deletion
-            raise StoreFailed(f"{self._directory / kind.plural} is gone")
+        if (
+            disks.signature(self._directory / kind.plural) is None
+        ):  # an unmounted disk is not a deletion
+            raise StoreFailed(f"{self._directory / kind.plural} does not exist")
         now = time.monotonic()
         if entry.missed_since is None:
             entry.missed_since = now
@@ -211,7 +210,9 @@ class Folder:
             self._removed(entry.found)
 
     def _removed(self, found: Object) -> None:
-        """Somebody removed its file: gone, unless finalizers are left and no other store has seen to them."""
+        """The file was removed: the object is deleted, unless it has finalizers that no other
+        process has handled.
+        """
         if found.metadata.finalizers and not self._is_buried(found):
             self._write(revisions.delete(found, self.now))
         else:
@@ -224,7 +225,9 @@ class Folder:
             self._problems = {one: why for one, why in self._problems.items() if one != path}
         elif problem and self._problems.get(path) != problem:
             self._problems = {**self._problems, path: problem}
-            log.warning("file ignored", file=str(self._path(kind, name)), problem=problem)
+            log.warning(
+                "Ignoring invalid object file", file=str(self._path(kind, name)), error=problem
+            )
 
     # -- writing
 
@@ -248,10 +251,10 @@ class Folder:
         entry.found, entry.missed_since = found, None
 
     def _bury(self, found: Object) -> None:
-        """Move its file out of sight, where it stays for a while.
+        """Move the file to the hidden directory, where it is kept for a while.
 
-        Another store has perhaps last seen it with finalizers, and would take its file for one that was
-        removed too early, and put it back.
+        Another process may have last read it with finalizers, and would restore a file that was simply
+        removed.
         """
         name, graveyard = _file_name(found.key), self._directory / GONE / found.plural
         disks.move(self._path(type(found), name), graveyard / name)
@@ -280,9 +283,9 @@ class Folder:
 
 
 def _file_name(key: str) -> str:
-    """Namespaces have no dots, so the first one parts the two."""
+    """Namespaces have no dots, so the first one is the separator."""
     found = names.parse(key)
     name = f"{found.namespace}.{found.name}{_SUFFIX}"
     if len(name) > _LONGEST:
-        raise InvalidInput(f"{key} is too long for the name of a file")
+        raise InvalidInput(f"{key} is too long for a file name")
     return name

@@ -1,7 +1,7 @@
-"""Local objects where users of Kubernetes expect them: custom resources in the API server of their cluster.
+"""Local objects as custom resources of the agent's own cluster.
 
-`apps.real_cluster` uses it. Nothing is remembered here: each call asks the server, and each write names the
-version that it was made of, so that nobody undoes what another has done in the same moment.
+Stateless: each call reads from the API server, and each write names the version that it is based on, so
+that no concurrent change is lost.
 """
 
 from __future__ import annotations
@@ -22,17 +22,19 @@ from kubelend.sources import names, revisions
 from kubelend.wire.objects import Kind, Object
 
 TRIES: Final = 5
-"""For who has read nothing and so cannot be too late: others may be quicker a few times."""
+"""For writes without a `resource_version`, which are repeated after a conflict."""
 
 MOST_TOLD: Final = 3
-"""Objects that are named, of all that cannot be read."""
+"""How many undecodable objects are listed; the others are counted."""
 
 
 class KubernetesObjects:
-    """`agent.ports.LocalObjects` of the cluster that a client speaks with."""
+    """`agent.ports.LocalObjects` of the cluster that a client is connected to."""
 
     def __init__(self, client: Client, namespaces: Mapping[type[Object], str]) -> None:
-        """`namespaces`: where a kind is listed and watched; in all of them if it is not named, or empty."""
+        """`namespaces`: where a kind is listed and watched; all namespaces if it is missing or
+        empty.
+        """
         self._client = client
         self._namespaces = namespaces
         self._unseen: dict[str, str] = {}
@@ -41,15 +43,17 @@ class KubernetesObjects:
 
     @property
     def problem(self) -> str:
-        """Why not all of the objects can be used, each with its reason; empty if they can."""
-        told = sorted(self._unreadable.values())
-        more = [f"and {len(told) - MOST_TOLD} more"] if len(told) > MOST_TOLD else []
-        return "; ".join([*told[:MOST_TOLD], *more])
+        """The objects that cannot be decoded, each with its error; empty if there are none."""
+        errors = sorted(self._unreadable.values())
+        more = [f"and {len(errors) - MOST_TOLD} more"] if len(errors) > MOST_TOLD else []
+        return "; ".join([*errors[:MOST_TOLD], *more])
 
     @property
     def unseen(self) -> str:
         """Why some kinds cannot be watched now; empty if all can."""
-        return "; ".join(f"cannot see {kind}: {why}" for kind, why in sorted(self._unseen.items()))
+        return "; ".join(
+            f"cannot watch {kind}: {why}" for kind, why in sorted(self._unseen.items())
+        )
 
     async def list(self, kind: type[Kind]) -> list[Kind]:
         found = await self._client.list(resources.of(kind), self._namespace(kind))
@@ -101,7 +105,7 @@ class KubernetesObjects:
             self._report(kind.plural, "")
 
     async def _create(self, wanted: Kind) -> Kind:
-        """A new object: whatever else its metadata and its status said is not true of it."""
+        """A new object: server-set metadata and status of `wanted` do not apply to it."""
         return await self._client.create(resources.of(type(wanted)), revisions.blank(wanted))
 
     async def _edit(self, kept: Kind, wanted: Kind) -> Kind:
@@ -125,14 +129,14 @@ class KubernetesObjects:
                 change | {"metadata": metadata},
                 subresource=subresource,
             )
-        except NotFound as problem:  # it was there a moment ago
-            raise revisions.conflict(kept, "is gone") from problem
+        except NotFound as problem:  # deleted since it was read
+            raise revisions.conflict(kept, "was deleted") from problem
 
     def _namespace(self, kind: type[Object]) -> str:
         return self._namespaces.get(kind, "")
 
     def _taken(self, plural: str, event: watching.Change[Kind]) -> Kind | Deleted | Listed | None:
-        """What a watch is told. None of an object that does not fit its type: that is a `problem` here."""
+        """The event for the watcher. None for an object that cannot be decoded: that is a `problem`."""
         match event:
             case watching.Listed(objects, unreadable):
                 others = {at: why for at, why in self._unreadable.items() if at[0] != plural}

@@ -1,8 +1,8 @@
-"""A cluster of Kubernetes as its API server shows it: nodes and pods, by list and watch.
+"""The agent's cluster as its API server reports it: nodes and pods, by list and watch.
 
-`apps.real_cluster` uses it. Both kinds are followed at once and mirrored here, in the few fields that
-count, so that a gap in the one is answered by a snapshot of both. Of what changes in a real cluster most
-changes nothing of these fields, and is not handed on.
+Both kinds are watched at once and reduced on decoding to the few fields that count, so a list of
+thousands of pods is never in memory with their whole specs. A gap in one watch is answered by a
+snapshot of both. Most changes of a real cluster change none of these fields, and are dropped.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from kubelend.sources.merging import merged
 from kubelend.sources.mirrors import Gone, Kept, Mirror, Relisted
 
 UNFINISHED: Final = "status.phase!=Succeeded,status.phase!=Failed"
-"""A pod that finishes leaves this selection, and a watch says of it that it was deleted."""
+"""A pod that finishes leaves this selection, and the watch reports it as deleted."""
 
 Kind = TypeVar("Kind", bound=Object)
 
 
 class KubernetesSource:
-    """`agent.ports.ClusterSource` of the cluster that a client speaks with."""
+    """`agent.ports.ClusterSource` of the cluster that a client is connected to."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -38,12 +38,12 @@ class KubernetesSource:
 
     @property
     def problem(self) -> str:
-        return "; ".join(f"cannot see {kind}: {why}" for kind, why in self._problems.items())
+        return "; ".join(f"cannot watch {kind}: {why}" for kind, why in self._problems.items())
 
     async def identity(self) -> str:
         found = await self._client.find(sights.NAMESPACES, "kube-system")
         if found is None:
-            raise UnexpectedAnswer("there is no namespace kube-system", hint="give --cluster-id")
+            raise UnexpectedAnswer("namespace kube-system not found", hint="set --cluster-id")
         return found.metadata.uid
 
     async def changes(self) -> AsyncGenerator[Change, None]:
@@ -52,7 +52,7 @@ class KubernetesSource:
         of_nodes = self._mirrored(nodes, sights.NODES)
         of_pods = self._mirrored(pods, sights.PODS, UNFINISHED)
         events: AsyncGenerator[Change | Relisted, None] = merged(of_nodes, of_pods)
-        told = 0, 0
+        delivered = 0, 0
         async with aclosing(events):
             async for event in events:
                 listed = nodes.listings, pods.listings
@@ -60,16 +60,14 @@ class KubernetesSource:
                     continue
                 if not isinstance(event, Relisted):
                     yield event
-                elif (
-                    told != listed
-                ):  # else the list of the other kind came before this could be told
-                    told = listed
+                elif delivered != listed:  # else the snapshot for the other kind's list covers it
+                    delivered = listed
                     yield Snapshot(nodes.all(), pods.all())
 
     async def _mirrored(
         self, mirror: Mirror[Kept, Gone], resource: Resource[Kind], fields: str = ""
     ) -> AsyncGenerator[Kept | Gone | Relisted, None]:
-        """The changes of a kind, as far as they change something here."""
+        """The changes of a kind that change its projection."""
         report = functools.partial(self._report, resource.plural)
         events = watching.follow(self._client, resource, fields=fields, report=report)
         try:

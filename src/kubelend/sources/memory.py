@@ -1,4 +1,9 @@
-"""Local objects in memory: for tests, and for an agent that need not remember anything."""
+"""Local objects in memory: for tests, and for an agent without persistent state.
+
+`WatchableStore` is the part of every store that lives in the event loop: objects by kind and key, and
+their watchers. `FileObjects` uses it too, so that lists and watches agree whatever happens on the disk
+meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +17,7 @@ from kubelend.wire.objects import Kind, Object
 
 
 class MemoryObjects:
-    """`agent.ports.LocalObjects` that are gone with the process."""
+    """`agent.ports.LocalObjects` that are lost with the process."""
 
     def __init__(self, clock: Callable[[], datetime]) -> None:
         self._clock = clock

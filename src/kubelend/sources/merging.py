@@ -1,7 +1,4 @@
-"""Several endless streams as one: what comes first is handed on first.
-
-`kubernetes.KubernetesSource` hears of nodes and of pods by it.
-"""
+"""Merges endless streams into one, in order of arrival."""
 
 from __future__ import annotations
 
@@ -13,9 +10,9 @@ Event = TypeVar("Event")
 
 
 async def merged(*streams: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
-    """Each has one event waiting at most: who is slow to take them slows the streams down.
+    """Buffers at most one event per stream: a slow consumer slows the streams down.
 
-    Ends with the first that ends or fails. All are closed when this is.
+    Ends with the first stream that ends or fails. All are closed with this one.
     """
     waiting = {_next(stream): stream for stream in streams}
     try:
@@ -34,7 +31,7 @@ async def merged(*streams: AsyncGenerator[Event, None]) -> AsyncGenerator[Event,
 
 def _next(stream: AsyncGenerator[Event, None]) -> asyncio.Task[list[Event]]:
     async def take() -> list[Event]:
-        """None at its end: a task cannot raise what says so."""
+        """Empty at the end of the stream: a task cannot raise StopAsyncIteration."""
         async for event in stream:
             return [event]
         return []
@@ -52,6 +49,6 @@ async def _close(
         await asyncio.wait(waiting)
     for task in waiting:
         if not task.cancelled():
-            task.exception()  # or it would be called unseen
+            task.exception()  # retrieved, so that asyncio does not log it
     for stream in streams:
         await stream.aclose()

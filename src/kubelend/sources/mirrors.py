@@ -1,7 +1,4 @@
-"""All objects of one kind, as far as they are kept: what a stream of changes has come to.
-
-`kubernetes.KubernetesSource` has one of the nodes and one of the pods.
-"""
+"""A cache of the projections of one kind, fed by a watch."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ log = structlog.get_logger("kubelend.source")
 
 
 class Sight(Protocol[Kept_co]):
-    """An object as it was seen, and what is kept of it."""
+    """A decoded object and its projection."""
 
     @property
     def key(self) -> str: ...
@@ -31,23 +28,23 @@ class Sight(Protocol[Kept_co]):
 
 
 class Relisted(NamedTuple):
-    """All may be otherwise than before."""
+    """Everything may have changed."""
 
 
 RELISTED: Final = Relisted()
 
 
 class Mirror(Generic[Kept, Gone]):
-    """Feed it with `take`, which says what that changes here: often nothing."""
+    """`handle_event` returns what an event changes in the cache: often nothing."""
 
     def __init__(self, gone: Callable[[str], Gone], key_of: Callable[[Unreadable], str]) -> None:
         self.listings = 0
-        """How often all were listed."""
+        """How many lists were received."""
         self._gone = gone
         self._key_of = key_of
         self._kept: dict[str, Kept] = {}
         self._left_out: dict[str, str] = {}
-        """Those that cannot be read, by why: told once each."""
+        """The decode error of each undecodable object, to log it once."""
 
     def all(self) -> list[Kept]:
         return list(self._kept.values())
@@ -94,5 +91,5 @@ class Mirror(Generic[Kept, Gone]):
             self._left_out[key] = one.problem
             if known != one.problem:
                 name = f"{one.namespace}/{one.name}" if one.namespace else one.name
-                log.warning("left out", object=name, problem=one.problem)
+                log.warning("Skipping object that cannot be decoded", name=name, error=one.problem)
         return gone

@@ -1,6 +1,5 @@
-"""What an object may be called: names become file names, so nothing else may pass.
-
-`memory.MemoryObjects` and `files.FileObjects` refuse the same names that Kubernetes refuses.
+"""Validation of object keys: names become file names, so nothing else may pass. The rules of
+Kubernetes.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _NAME: Final = re.compile(rf"{_LABEL}(?:\.{_LABEL})*+", re.ASCII)
 
 
 class Name(NamedTuple):
-    """Which object of its kind."""
+    """Identifies an object of its kind."""
 
     namespace: str
     name: str
@@ -35,12 +34,12 @@ def parse(key: str) -> Name:
     namespace, _, name = key.partition("/")
     if len(namespace) > LONGEST_LABEL or not _NAMESPACE.fullmatch(namespace):
         raise InvalidInput(
-            f"{reprlib.repr(namespace)} is no namespace",
-            hint=f"write small letters, digits and dashes, at most {LONGEST_LABEL}",
+            f"{reprlib.repr(namespace)} is not a valid namespace",
+            hint=f"use lower-case letters, digits and dashes, at most {LONGEST_LABEL}",
         )
     if len(name) > LONGEST_NAME or not _NAME.fullmatch(name):
         raise InvalidInput(
-            f"{reprlib.repr(name)} is no name of an object",
-            hint=f"write small letters, digits, dashes and dots, at most {LONGEST_NAME}",
+            f"{reprlib.repr(name)} is not a valid object name",
+            hint=f"use lower-case letters, digits, dashes and dots, at most {LONGEST_NAME}",
         )
     return Name(namespace, name)

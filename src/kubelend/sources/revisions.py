@@ -1,12 +1,12 @@
-"""What becomes of an object when it is made, changed, deleted or found edited: the rules of Kubernetes.
+"""Semantics of an API server for stores without one: names, uid, generation, resourceVersion,
+finalizers. Pure.
 
-Pure, and the same wherever objects are kept: `memory.MemoryObjects` and `folders.Folder` write what these
-functions return, and nothing if that is what they have. `kube_objects` takes from here what Kubernetes leaves
-to its callers: which object was meant, and what a change leaves alone.
+`MemoryObjects` and `ObjectDirectory` write what these functions return, and nothing if it is the stored
+object. `KubernetesObjects` uses the checks that Kubernetes leaves to clients.
 
-Two marks let a file tell by itself what happened to it while nobody looked. A `uid` ends in a digest of the
-object's name, so a copy under another name is seen to be another object. A `resourceVersion` ends in a digest
-of the spec, so a spec that was edited by hand is seen to be another one.
+Two digests let a file show what happened to it while no process watched it. A `uid` ends in a digest of
+the object's key, so a copy under another name is recognised as another object. A `resourceVersion` ends
+in a digest of the spec, so a spec that was edited by hand is recognised.
 """
 
 from __future__ import annotations
@@ -28,15 +28,19 @@ _NUMBER: Final = re.compile("[0-9]{1,18}", re.ASCII)
 
 
 def apply(kept: Kind | None, wanted: Kind, now: datetime) -> Kind:
-    """As it is to be kept. The very `kept` if that is equal."""
+    """The object to store; `stored` itself if nothing changes."""
     check(kept, wanted)
     return created(wanted, now) if kept is None else _revised(kept, edited(kept, wanted))
 
 
 def edited(kept: Kind, wanted: Kind) -> Kind:
-    """The kept one with all that may be changed about it as wanted; its marks are left as they were."""
+    """The stored object with the changeable fields of the wanted one; uid, generation and version
+    stay.
+    """
     finalizers = wanted.metadata.finalizers
-    if kept.metadata.deletion_timestamp is not None:  # nothing new may keep it from going
+    if (
+        kept.metadata.deletion_timestamp is not None
+    ):  # no new finalizers on an object that is being deleted
         finalizers = tuple(name for name in finalizers if name in kept.metadata.finalizers)
     metadata = replace(
         kept.metadata,
@@ -48,7 +52,9 @@ def edited(kept: Kind, wanted: Kind) -> Kind:
 
 
 def set_status(kept: Kind | None, wanted: Kind) -> Kind | None:
-    """As it is to be kept; None if it is gone, or is another. The very `kept` if that is equal."""
+    """The object to store; None if it is gone or has another `uid`; `stored` itself if nothing
+    changes.
+    """
     if kept is None or wanted.metadata.uid not in ("", kept.metadata.uid):
         return None
     check(kept, wanted)
@@ -56,19 +62,21 @@ def set_status(kept: Kind | None, wanted: Kind) -> Kind | None:
 
 
 def delete(kept: Kind, now: datetime) -> Kind:
-    """As it is to be kept until its finalizers are gone. The very `kept` if it goes already."""
+    """The object to store until its finalizers are removed; `stored` itself if it is being deleted
+    already.
+    """
     if kept.metadata.deletion_timestamp is not None:
         return kept
     return _revised(kept, _with(kept, replace(kept.metadata, deletion_timestamp=now)))
 
 
 def is_over(found: Object) -> bool:
-    """Whether somebody wants it gone and nothing keeps it."""
+    """Whether it is being deleted and has no finalizers left."""
     return found.metadata.deletion_timestamp is not None and not found.metadata.finalizers
 
 
 def created(wanted: Kind, now: datetime) -> Kind:
-    """A new object, with the marks of one."""
+    """A new object, with server-set metadata."""
     new = blank(wanted)
     metadata = replace(
         new.metadata,
@@ -81,7 +89,7 @@ def created(wanted: Kind, now: datetime) -> Kind:
 
 
 def blank(wanted: Kind) -> Kind:
-    """As one asks for a new object: whatever else its metadata and its status said is not true of it."""
+    """A new object without server-set metadata and status."""
     given = wanted.metadata
     metadata = Metadata(
         given.name,
@@ -94,7 +102,9 @@ def blank(wanted: Kind) -> Kind:
 
 
 def found_edited(kept: Kind | None, found: Kind, now: datetime) -> Kind:
-    """What a file's text means, of an object that was `kept`. The very `found` if it is complete."""
+    """The object that a file means, whose stored object was `stored`. `found` itself if it is
+    complete.
+    """
     if not is_ours(found):
         return created(found, now) if kept is None else _rewritten(kept, found)
     if kept is None or kept.metadata.uid != found.metadata.uid:
@@ -111,30 +121,32 @@ def found_edited(kept: Kind | None, found: Kind, now: datetime) -> Kind:
 
 
 def is_ours(found: Object) -> bool:
-    """Whether a store has made it, under this name; else somebody has written it by hand."""
+    """Whether a store created it under this name; otherwise it was written by hand."""
     return found.metadata.uid.replace("-", "").endswith(_mark(found).hex())
 
 
 def is_untouched(found: Object) -> bool:
-    """Whether its spec is what a store has written."""
+    """Whether a store wrote its spec."""
     _, _, digest = found.metadata.resource_version.partition("-")
     return is_ours(found) and digest == _digest(found)
 
 
 def check(kept: Object | None, wanted: Object) -> None:
-    """`Conflict` if `wanted` was made of another object, or of an older version, than the kept one."""
+    """`Conflict` if `wanted` is based on another object, or on an older version, than the stored
+    one.
+    """
     uid, version = wanted.metadata.uid, wanted.metadata.resource_version
     if kept is None:
         if uid:
-            raise conflict(wanted, "is gone")
+            raise conflict(wanted, "was deleted")
     elif uid not in ("", kept.metadata.uid):
-        raise conflict(wanted, "is another one now")
+        raise conflict(wanted, "was recreated")
     elif version not in ("", kept.metadata.resource_version):
         raise conflict(wanted)
 
 
-def conflict(wanted: Object, problem: str = "has been changed by somebody else") -> Conflict:
-    return Conflict(f"{wanted.kind} {wanted.key} {problem}", hint="read it anew")
+def conflict(wanted: Object, problem: str = "was modified") -> Conflict:
+    return Conflict(f"{wanted.kind} {wanted.key} {problem}", hint="read the object again")
 
 
 def spec_of(found: Object) -> msgspec.Struct:
@@ -146,7 +158,7 @@ def status_of(found: Object) -> msgspec.Struct:
 
 
 class _Parts(Protocol):
-    """What every kind has, with a type of its own."""
+    """Fields of every kind."""
 
     spec: msgspec.Struct
     status: msgspec.Struct
@@ -157,7 +169,7 @@ def _parts(found: Object) -> _Parts:
 
 
 def _rewritten(kept: Kind, found: Kind) -> Kind:
-    """By hand, over the old one: what a person does not write stays, finalizers above all."""
+    """Written by hand over the old file: what a person does not write stays, above all finalizers."""
     metadata = replace(
         kept.metadata, labels=found.metadata.labels, annotations=found.metadata.annotations
     )
@@ -165,7 +177,7 @@ def _rewritten(kept: Kind, found: Kind) -> Kind:
 
 
 def _checked(found: Kind) -> Kind:
-    """As another store has written it, or a person has edited it since."""
+    """As another store wrote it, or as a person has edited it since."""
     if is_untouched(found):
         return found
     metadata = found.metadata
@@ -195,7 +207,7 @@ def _default_status(wanted: Object) -> object:
 
 
 def _new_uid(wanted: Object) -> str:
-    # The version's bits lie in the random part, so that the mark stays whole.
+    # The UUID's version bits are in the random part, so the digest stays intact.
     return str(uuid.UUID(bytes=secrets.token_bytes(10) + _mark(wanted), version=4))
 
 

@@ -1,7 +1,5 @@
-"""Objects by kind and name, and those who watch them: the part of every store that lives in the event loop.
-
-`memory.MemoryObjects` keeps its objects here; `files.FileObjects` keeps here what its files say, so that
-lists and watches agree whatever happens on the disk meanwhile.
+"""Objects by kind and key with their watchers: the part of every object store that lives in the
+event loop.
 """
 
 from __future__ import annotations
@@ -17,7 +15,9 @@ from kubelend.wire.objects import Kind, Object
 
 
 class Subscription(Generic[Kind]):
-    """What one watcher has not taken yet: of each object only the newest, so a slow one costs no memory."""
+    """Pending events of one watcher: only the latest of each object, so a slow watcher costs no
+    memory.
+    """
 
     def __init__(self) -> None:
         self._waiting: dict[str, Kind | Deleted] = {}
@@ -28,14 +28,14 @@ class Subscription(Generic[Kind]):
         self._news.set()
 
     def take(self) -> Kind | Deleted | None:
-        """The change that waits longest; None if none does."""
+        """The oldest pending event; None if there is none."""
         if not self._waiting:
             self._news.clear()
             return None
         return self._waiting.pop(next(iter(self._waiting)))
 
     async def wait(self, seconds: float | None = None) -> None:
-        """Until there is something to take, or for so long."""
+        """Until there is an event, or for so long."""
         try:
             async with asyncio.timeout(seconds):
                 await self._news.wait()
@@ -44,7 +44,7 @@ class Subscription(Generic[Kind]):
 
 
 class Shelf:
-    """Every object that is there, as it is now."""
+    """The current state of all objects."""
 
     def __init__(self) -> None:
         self._objects: defaultdict[type[Object], dict[str, Object]] = defaultdict(dict)
@@ -59,7 +59,7 @@ class Shelf:
         return cast(Kind | None, self._objects[kind].get(key))
 
     def put(self, found: Object) -> None:
-        """It is new, or otherwise than before; another one by its `uid` takes the place of the old."""
+        """Add or replace an object; one with another `uid` first deletes the previous one."""
         kind, old = type(found), self._objects[type(found)].get(found.key)
         if old is not None and old.metadata.uid != found.metadata.uid:
             self.drop(old)
@@ -67,13 +67,13 @@ class Shelf:
         self._tell(found, found)
 
     def drop(self, last: Object) -> None:
-        """It is gone, and this is what it was at last."""
+        """Delete the object; `last` is its last state."""
         self._objects[type(last)].pop(last.key, None)
         self._tell(last, Deleted(last))
 
     @contextmanager
     def subscribed(self, kind: type[Kind]) -> Iterator[Subscription[Kind]]:
-        """What changes from now on."""
+        """Receive the changes from now on."""
         subscription: Subscription[Kind] = Subscription()
         subscriptions = self._subscriptions[kind]
         subscriptions.append(cast(Subscription[Object], subscription))

@@ -1,7 +1,6 @@
-"""What an API server's nodes and pods are decoded into: each is reduced at once to the little that is kept.
+"""Projections of nodes and pods: on decoding each object is reduced to the few fields that count.
 
-So a list of thousands of pods is never in memory with all that their specs say. `kubernetes.KubernetesSource`
-follows these kinds. One with a quantity that cannot be read does not fit its type, and is told as such.
+An object with an invalid quantity is reported as undecodable.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from kubelend.kube.resources import Resource
 
 
 class NodeHead(NodeMetadata, frozen=True, gc=False):
-    """Nodes are in no namespace, but every kind can be asked for it."""
+    """Nodes have no namespace, but the client reads it of every kind."""
 
     uid: str = ""
     namespace: str = ""
 
 
 class SeenNode(msgspec.Struct, frozen=True, gc=False):
-    """A node, of which `kept` is left once it is decoded."""
+    """A node, of which only `projected` is left after decoding."""
 
     metadata: NodeHead
     spec: NodeSpec = NodeSpec()
@@ -47,7 +46,7 @@ class SeenNode(msgspec.Struct, frozen=True, gc=False):
 
 
 class SeenPod(msgspec.Struct, frozen=True, gc=False):
-    """A pod, of which `kept` is left once it is decoded."""
+    """A pod, of which only `projected` is left after decoding."""
 
     metadata: PodMetadata
     spec: PodSpec = PodSpec()
@@ -65,14 +64,15 @@ class SeenPod(msgspec.Struct, frozen=True, gc=False):
 
 
 class Namespace(msgspec.Struct, frozen=True, gc=False):
-    """As far as it is a name for its cluster."""
+    """The fields that identify a cluster."""
 
     metadata: NodeHead
 
 
 NODES: Final = Resource("", "v1", "nodes", "Node", SeenNode, namespaced=False, page=50)
 PODS: Final = Resource("", "v1", "pods", "Pod", SeenPod, page=50)
-"""Ten kilobytes each, of which a hundred bytes are kept: what is read at once decides on the agent's size."""
+"""Pods have ten kilobytes each, of which a hundred bytes are kept: the page size bounds the agent's
+memory."""
 NAMESPACES: Final = Resource("", "v1", "namespaces", "Namespace", Namespace, namespaced=False)
 
 _NODE_HEAD, _NODE_SPEC, _NODE_STATUS = NodeHead(""), NodeSpec(), NodeStatus()
@@ -81,7 +81,7 @@ _POD_HEAD, _POD_SPEC, _POD_STATUS = PodMetadata("", ""), PodSpec(), PodStatus()
 
 @contextmanager
 def _told_to_the_decoder() -> Iterator[None]:
-    """It knows this class of errors, and says of which object it was."""
+    """msgspec reports this class as a decode error of the object."""
     try:
         yield
     except InvalidInput as problem:

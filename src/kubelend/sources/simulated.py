@@ -1,7 +1,9 @@
-"""A described cluster instead of a real one: for the demo, the benchmarks and trying things out.
+"""A simulated cluster as a `ClusterSource`: for the demo, the benchmarks and for trying things out.
 
-`apps.agent` uses it with `--source=simulated`. What happens is the business of `worlds`; here it happens at
-its time.
+Chosen with `--source=simulated`. `SimulatedCluster` has no clock: it is the sequence of events that the
+seed determines, the same on every machine. Times are whole microseconds, amounts are integers, and each
+part of the spec has its own random numbers, so that changing one part leaves the others as they are.
+Only the next event of each kind and the end of each pod are in memory.
 """
 
 from __future__ import annotations
@@ -20,23 +22,23 @@ from kubelend.sources.descriptions import Description
 from kubelend.sources.worlds import World
 
 BATCH: Final = 500
-"""Steps that are caught up with before others have a turn."""
+"""Events processed before other tasks get a turn."""
 
 BACKLOG: Final = 10_000
-"""Changes that wait for a listener; one that is further behind gets a snapshot instead."""
+"""Changes buffered per consumer; one that is further behind gets a snapshot."""
 
 LONGEST_SLEEP: Final = 5.0
-"""Seconds, after which the clock is looked at again: it may have been set."""
+"""Seconds after which the clock is read again: it may have been set."""
 
 _MICROSECOND: Final = timedelta(microseconds=1)
 _NAMES: Final = uuid.UUID("6f0b7d0e-6c1b-4d0e-9d3c-2b1f6f4b8a11")
 
 
 class SimulatedSource:
-    """`agent.ports.ClusterSource` of a description. Its time begins when it is made."""
+    """Its time starts when it is created."""
 
     problem = ""
-    """There is nothing that could keep it from looking."""
+    """It cannot fail."""
 
     def __init__(self, description: Description, clock: Callable[[], datetime]) -> None:
         self.description = description
@@ -46,7 +48,7 @@ class SimulatedSource:
         self._listeners: list[_Listener] = []
 
     async def identity(self) -> str:
-        """Its ID, or one that is made from all that the description says."""
+        """The spec's ID, or one derived from the whole spec."""
         text = msgspec.json.encode(self.description, order="deterministic").decode()
         return self.description.cluster_id or str(uuid.uuid5(_NAMES, text))
 
@@ -67,7 +69,7 @@ class SimulatedSource:
             self._listeners.remove(listener)
 
     def _catch_up(self) -> bool:
-        """Let happen what is due, and tell all who listen; False if there is more of it."""
+        """Process due events and notify consumers; False if more are due."""
         now = (self._clock() - self._start) // _MICROSECOND
         for _ in range(BATCH):
             due = self._world.next_at
@@ -87,12 +89,12 @@ class SimulatedSource:
 
 
 class _Listener:
-    """What one caller of `changes` has not taken yet."""
+    """What one consumer of `changes` has not received yet."""
 
     def __init__(self) -> None:
         self.waiting: deque[Change] = deque()
         self.is_behind = True
-        """A snapshot is all that helps: at the beginning too."""
+        """Needs a snapshot, as at the beginning."""
 
     def put(self, changes: list[Change]) -> None:
         if self.is_behind:

@@ -1,10 +1,4 @@
-"""A simulated cluster without a clock: what happens in it, one thing after the other, as its seed has it.
-
-`simulated.SimulatedSource` plays it against a clock. The same description gives the same events on every
-machine: times are whole microseconds, amounts are whole numbers, and each part of the description rolls dice
-of its own, so that a change of one part leaves the others as they were. Nothing of the future is kept but the
-next thing of each kind and the end of each pod that is there.
-"""
+"""A simulated cluster without a clock: a sequence of events determined by the seed."""
 
 from __future__ import annotations
 
@@ -24,19 +18,19 @@ from kubelend.sources import descriptions
 from kubelend.sources.descriptions import Description, Failure, PodGroup, Range, Work
 
 _Action = Callable[[], list[Change]]
-"""On the agenda, the ID of a pod stands for its end: there are thousands, and a function takes more room."""
+"""In the heap a pod's ID stands for its end: there are thousands, and a closure takes more memory."""
 
 
 class Step(NamedTuple):
-    """What happens at one moment, all at once."""
+    """All changes of one point in time."""
 
     at: int
-    """Microseconds since the start, as all times here are."""
+    """Microseconds since the start, as all times here."""
     changes: list[Change]
 
 
 class World:
-    """The cluster as it is after the last step that was taken."""
+    """The cluster after its last step."""
 
     def __init__(self, description: Description) -> None:
         self._seed = description.seed
@@ -48,26 +42,26 @@ class World:
         self._free = {name: node.allocatable for name, node in self._nodes.items()}
         self._faults = {name: 0 if node.is_ready else 1 for name, node in self._nodes.items()}
         self._makes: dict[str, str] = {}
-        """The described name of each node that has joined in the place of another."""
+        """The spec's name of each node that has replaced another."""
         self._pods: dict[str, Pod] = {}
         self._pending: dict[str, None] = {}
         self._begin(description)
 
     def snapshot(self) -> Snapshot:
-        """All that is there."""
+        """The complete state."""
         return Snapshot(list(self._nodes.values()), list(self._pods.values()))
 
     @property
     def next_at(self) -> int | None:
-        """When the next step is due; None if nothing will ever happen."""
+        """When the next step is due; None if there is none."""
         return self._agenda[0][0] if self._agenda else None
 
     def step(self) -> Step:
-        """Let the next thing happen."""
+        """Process the next event."""
         self._now, _, action = heapq.heappop(self._agenda)
         return Step(self._now, self._depart(action) if isinstance(action, str) else action())
 
-    # -- what is going to happen
+    # -- scheduling
 
     def _begin(self, description: Description) -> None:
         for index, group in enumerate(description.pods):
@@ -121,10 +115,10 @@ class World:
     def _after(self, pause: int, action: _Action | str) -> None:
         heapq.heappush(self._agenda, (self._now + pause, next(self._order), action))
 
-    # -- what happens
+    # -- events
 
     def _arrive(self, pod: Pod) -> list[Change]:
-        """It goes to the first node that has room for it, or waits."""
+        """Scheduled on the first node with enough free resources; else pending."""
         for name, node in self._nodes.items():
             if _is_open(node) and pod.requests.fits_in(self._free[name]):
                 return [self._place(pod, name)]
@@ -139,7 +133,7 @@ class World:
 
     def _depart(self, id: str) -> list[Change]:
         pod = self._pods.pop(id, None)
-        if pod is None:  # it went with its node
+        if pod is None:  # deleted with its node
             return []
         if not pod.node:
             del self._pending[id]
@@ -186,7 +180,7 @@ class World:
         return [node]
 
     def _use_room(self, name: str) -> list[Change]:
-        """Only here has room come: what waits did not fit anywhere else."""
+        """Schedule pending pods: only this node has gained free resources."""
         placed: list[Change] = []
         if not _is_open(self._nodes[name]):
             return placed
@@ -201,7 +195,7 @@ class World:
         return sum((node.allocatable for node in self._nodes.values()), NOTHING)
 
     def _dice(self, name: str) -> Random:
-        return Random(f"{self._seed}/{name}")  # noqa: S311  the same numbers each time are the point
+        return Random(f"{self._seed}/{name}")  # noqa: S311  reproducible on purpose
 
 
 def _nodes(description: Description) -> dict[str, Node]:
@@ -220,7 +214,7 @@ def _is_open(node: Node) -> bool:
 
 
 def _count_of(requests: Resources, percent: int, total: Resources) -> int:
-    """As many as stay within the share in every resource that they ask for."""
+    """As many pods as stay within the share of every requested resource."""
     return min(
         (total.amount(name) * percent // (100 * amount) for name, amount in requests.items()),
         default=0,
@@ -228,7 +222,7 @@ def _count_of(requests: Resources, percent: int, total: Resources) -> int:
 
 
 def _drawn(dice: Random, amounts: dict[str, Range]) -> Resources:
-    # The sum with nothing shares its empty dictionary, instead of having one for each pod.
+    # Adding NOTHING shares its empty dictionary instead of one per pod.
     return NOTHING + Resources.of({name: _draw(dice, ends) for name, ends in amounts.items()})
 
 
@@ -237,5 +231,5 @@ def _draw(dice: Random, ends: Range) -> int:
 
 
 def _pause(dice: Random, mean: int) -> int:
-    """Around the mean in whole numbers: logarithms differ between machines."""
+    """Uniform around the mean, in integers: logarithms differ between machines."""
     return dice.randint(1, 2 * mean - 1)

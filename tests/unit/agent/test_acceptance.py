@@ -47,38 +47,38 @@ def test_it_accepts(case):
     [
         (
             {"wanted": "cpu=9,memory=8Gi"},
-            "asked for 9 CPU / 8Gi Memory, but only 8 CPU / 16Gi Memory is free now",
+            "requested 9 CPU / 8Gi Memory, but only 8 CPU / 16Gi Memory is free",
         ),
         (
             {"wanted": "cpu=1,memory=1Gi,example.com/fpga=1"},
-            "asked for 1 CPU / 1Gi Memory / 1 example.com/fpga, "
-            "but only 8 CPU / 16Gi Memory is free now",
+            "requested 1 CPU / 1Gi Memory / 1 example.com/fpga, "
+            "but only 8 CPU / 16Gi Memory is free",
         ),
         (
             {"keep_back": "cpu=5"},
-            "asked for 4 CPU / 8Gi Memory, but of the 8 CPU / 16Gi Memory that is free now "
+            "requested 4 CPU / 8Gi Memory, but of 8 CPU / 16Gi Memory free "
             "this cluster keeps back 5 CPU / 0 Memory",
         ),
         (
             {"max_lent": "cpu=5", "lent": [("x", "cpu=2,memory=1Gi")]},
-            "asked for 4 cpu, but this cluster lends 5 at most, of which 2 is lent",
+            "requested 4 cpu, but this cluster lends at most 5, of which 2 is lent",
         ),
         (
             {"max_lent": "memory=0"},
-            "asked for 8Gi memory, but this cluster lends 0 at most, of which 0 is lent",
+            "requested 8Gi memory, but this cluster lends at most 0, of which 0 is lent",
         ),
         (
             {"max_per_requester": "cpu=5", "lent": [("r", "cpu=2,memory=1Gi")]},
-            "asked for 4 cpu, but this cluster lends 5 to r at most, of which 2 is lent",
+            "requested 4 cpu, but this cluster lends at most 5 to r, of which 2 is lent",
         ),
         ({"deny": ["r"]}, "this cluster does not lend to r"),
         ({"deny": ["r"], "allow": ["r"]}, "this cluster does not lend to r"),
-        ({"allow": ["team-*"]}, "this cluster lends to others only, not to r"),
-        ({"hours": [NIGHTLY]}, "this cluster lends at other times: Mon-Fri 18:00-08:00"),
+        ({"allow": ["team-*"]}, "r is not in this cluster's list of allowed requesters"),
+        ({"hours": [NIGHTLY]}, "outside this cluster's lending hours: Mon-Fri 18:00-08:00"),
         ({"free": None, "deny": ["*"]}, "this cluster does not lend to r"),
         (
             {"free": None, "max_lent": "cpu=3"},
-            "asked for 4 cpu, but this cluster lends 3 at most, of which 0 is lent",
+            "requested 4 cpu, but this cluster lends at most 3, of which 0 is lent",
         ),
     ],
     ids=str,
@@ -92,5 +92,5 @@ def test_what_is_promised_beyond_what_is_there_shows_as_nothing_free():
     means = Means(None, free, [])
     question = Question("r", make.resources("cpu=1,memory=1Gi"), NOON)
     assert acceptance.refusal(question, means) == (
-        "asked for 1 CPU / 1Gi Memory, but only 0 CPU / 8Gi Memory is free now"
+        "requested 1 CPU / 1Gi Memory, but only 0 CPU / 8Gi Memory is free"
     )

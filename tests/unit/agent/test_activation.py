@@ -83,7 +83,7 @@ async def test_one_that_hangs_is_tried_again():
         rig.broker.hangs = True
         await rig.instruct("rsv-1", "one")
         await passed(10)
-        assert "not answered within 10s" in rig.problem
+        assert "did not answer within 10s" in rig.problem
         rig.broker.hangs = False
         await passed(60)
         assert rig.known("rsv-1").status.phase == "Active"

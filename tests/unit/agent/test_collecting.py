@@ -105,7 +105,7 @@ async def test_it_has_measured_once_all_was_seen():
     async with rig.running():
         await asyncio.sleep(60)
         assert not rig.collector.measured.is_set()
-        assert rig.standing.unready == "collector: has not begun yet"
+        assert rig.standing.unready == "collector: starting"
         rig.source.say(WHOLE)
         await settled()
         assert rig.collector.measured.is_set()
@@ -136,7 +136,7 @@ async def test_why_nothing_is_seen_is_told_once_and_so_is_its_end():
             rig.source.problem = ""
             await asyncio.sleep(1)
             assert rig.standing.problems == {}
-    assert [line["event"] for line in logged] == ["trouble", "well again"]
+    assert [line["event"] for line in logged] == ["Component unhealthy", "Component healthy"]
 
 
 @in_virtual_time
@@ -158,7 +158,7 @@ async def test_trouble_before_the_first_look_is_told():
     [
         pytest.param(InvalidQuantity("pod p: 'x' is no quantity"), "is no quantity", id="broken"),
         pytest.param(Unavailable("gone away"), "gone away", id="away"),
-        pytest.param(None, "no more changes", id="without a word"),
+        pytest.param(None, "ended unexpectedly", id="without a word"),
     ],
 )
 @in_virtual_time

@@ -260,7 +260,7 @@ async def test_one_that_the_broker_has_forgotten_is_finished():
         status = (await rig.instruction("default/rsv-1")).status
         assert (status.phase, status.message) == (
             "Finished",
-            "The broker knows no such reservation",
+            "Reservation not found on the broker",
         )
 
 

@@ -38,7 +38,7 @@ async def test_it_is_written_down_before_anything_is_built():
         key = await rig.instruct("rsv-1", "one")
         found = await rig.found(key)
         assert found.metadata.finalizers == (FINALIZER,)
-        assert (found.status.phase, found.status.message) == ("Connecting", "joining with one")
+        assert (found.status.phase, found.status.message) == ("Connecting", "connecting to one")
         assert found.status.peered_cluster_ids == ("one",)
         assert rig.peering.joined == set()
 
@@ -119,7 +119,7 @@ async def test_an_activation_that_fails_leaves_it_ready_and_is_tried_again():
         rig.broker.trouble = lambda: BrokerUnreachable("nobody answers")
         key = await rig.instruct("rsv-1", "one")
         assert (await rig.status(key)).phase == "Ready"
-        assert rig.problem == "default/rsv-1 is ready but not activated: nobody answers"
+        assert rig.problem == "default/rsv-1 is ready, but not activated: nobody answers"
         await passed(30)
         assert 4 <= len(rig.broker.activated) <= 10
         rig.broker.trouble = None
@@ -149,7 +149,7 @@ def test_what_was_not_activated_is_no_trouble_once_it_is_over(end):
         async with running() as rig:
             rig.broker.trouble = lambda: BrokerUnreachable("nobody answers")
             key = await rig.instruct("rsv-1", "one")
-            assert rig.problem == "default/rsv-1 is ready but not activated: nobody answers"
+            assert rig.problem == "default/rsv-1 is ready, but not activated: nobody answers"
             match end:
                 case "deleted":
                     await rig.delete(key)
@@ -219,7 +219,7 @@ def test_a_dead_provider_does_not_keep_it_from_the_next(how):
             status = await rig.status(key)
             assert (status.phase, status.peered_cluster_ids) == ("Ready", ("one", "two"))
             if how == "fails":
-                assert rig.problem == f"default/rsv-1 parting from one: {DOWN}"
+                assert rig.problem == f"default/rsv-1 disconnecting from one: {DOWN}"
             rig.peering.fails.clear()
             await passed(301)
             assert (await rig.status(key)).peered_cluster_ids == ("two",)
@@ -254,7 +254,7 @@ async def test_the_brokers_word_counts_before_the_object_is_written():
         rig.tell("rsv-1", "", "Pending")
         await settled()
         status = await rig.status(key)
-        assert (status.phase, status.message) == ("Connecting", "it has no provider now")
+        assert (status.phase, status.message) == ("Connecting", "no provider assigned")
         assert rig.peering.joined == set()
 
 

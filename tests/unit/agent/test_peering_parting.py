@@ -47,7 +47,7 @@ async def test_an_object_stays_until_it_is_parted_and_says_why():
         rig.peering.fails["disconnect"] = DOWN
         await rig.delete(key)
         assert (await rig.status(key)).message == str(DOWN)
-        assert rig.problem == f"default/rsv-1 parting from one: {DOWN}"
+        assert rig.problem == f"default/rsv-1 disconnecting from one: {DOWN}"
         rig.peering.fails.clear()
         await passed(60)
         assert await rig.is_gone(key)

@@ -144,7 +144,7 @@ async def test_a_status_is_set_though_somebody_changes_the_object_in_that_moment
         instruction = await house.instruction(found)
         assert instruction is not None
         assert (instruction.status.phase, instruction.metadata.labels) == ("Held", {"team": "a"})
-        assert [line["event"] for line in lines] == ["holding"]
+        assert [line["event"] for line in lines] == ["Reservation held"]
 
 
 @in_virtual_time
@@ -219,7 +219,7 @@ async def test_objects_that_cannot_be_read_are_reported_and_waited_for():
     async with house.lending():
         await sleep(10)
         assert house.standing.problems == {
-            "provider": "cannot read what was promised: no API server"
+            "provider": "cannot read ProviderInstructions: no API server"
         }
         house.objects.trouble = None
         await sleep(3)

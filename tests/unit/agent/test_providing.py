@@ -87,7 +87,7 @@ async def test_one_that_does_not_fit_is_refused_with_a_reason_and_goes_elsewhere
         await house.tell(found)
         assert house.broker.desk.target(found) == "other"
         assert house.broker.reasons == {
-            found: "asked for 3 CPU / 1Gi Memory, but only 2 CPU / 7Gi Memory is free now"
+            found: "requested 3 CPU / 1Gi Memory, but only 2 CPU / 7Gi Memory is free"
         }
         assert house.holds() == {}
         assert house.on_holds == []
@@ -118,7 +118,7 @@ async def test_of_two_that_come_at_once_for_the_last_capacity_the_second_is_refu
         await sleep(2)
         assert house.is_acknowledged(first)
         assert house.holds() == {first: make.resources("cpu=5,memory=1Gi")}
-        assert house.broker.reasons[second].endswith("only 3 CPU / 7Gi Memory is free now")
+        assert house.broker.reasons[second].endswith("only 3 CPU / 7Gi Memory is free")
 
 
 @in_virtual_time

@@ -31,9 +31,9 @@ async def test_an_hour_without_a_broker_costs_two_lines_of_log_and_nothing_else(
             rig.broker.trouble = None
             await until(3640)
             assert (await rig.shown()).status.published
-    assert [(line["event"], line["part"]) for line in logged] == [
-        ("trouble", "publisher"),
-        ("well again", "publisher"),
+    assert [(line["event"], line["component"]) for line in logged] == [
+        ("Component unhealthy", "publisher"),
+        ("Component healthy", "publisher"),
     ]
     assert rig.cpus()[:2] == ["1", "4608m"]  # what was measured last, and nothing of before
     # After 1, 2, 4, 8 and 16 s each 30 s, of which chance takes a quarter.
@@ -121,7 +121,7 @@ async def test_trouble_that_comes_again_is_told_again():
                 await until(second)
                 rig.broker.trouble = trouble
             await until(130)
-    assert [line["event"] for line in logged] == ["trouble", "well again"] * 2
+    assert [line["event"] for line in logged] == ["Component unhealthy", "Component healthy"] * 2
 
 
 @in_virtual_time

@@ -157,7 +157,7 @@ async def test_one_that_waits_in_the_queue_says_so_and_hears_when_it_is_served()
             "Waiting",
             "rsv-2",
         )
-        assert status.message.endswith("; waits until 2026-01-01T12:10:00Z")
+        assert status.message.endswith("; queued until 2026-01-01T12:10:00Z")
         assert await rig.instructions() == ["default/rsv-1"]
         await rig.delete("default/big")
         await rig.hear("rsv-2")
@@ -182,10 +182,10 @@ async def test_a_spec_that_changes_under_a_live_reservation_changes_nothing_and_
         await rig.change(key, requested_cpu="3")
         status = await rig.status(key)
         assert status.phase == "Reserved"
-        assert "to no effect: delete this object and make it anew" in status.message
+        assert "which has no effect: delete and recreate this object" in status.message
         assert status.observed_generation == 2
         await rig.change(key, requested_cpu="none")
-        assert "to no effect" in (await rig.status(key)).message
+        assert "which has no effect" in (await rig.status(key)).message
         await rig.change(key, requested_cpu="2")
         assert (await rig.status(key)).message == "Resources reserved in cluster p1"
         assert rig.broker.reserved == {"p1": "2 CPU / 1Gi Memory"}

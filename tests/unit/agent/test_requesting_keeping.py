@@ -126,7 +126,7 @@ async def test_a_renewal_that_fails_is_told_and_tried_again():
         status = await rig.status(key)
         assert (status.phase, status.reason) == ("Reserved", "BrokerUnreachable")
         assert status.message == (
-            "Resources reserved in cluster p1; could not be renewed: nobody answers"
+            "Resources reserved in cluster p1; renewal failed: nobody answers"
         )
         writes = await rig.writes(key)
         await passed(10 * 60)
@@ -148,7 +148,7 @@ async def test_one_that_could_not_be_renewed_in_time_is_expired_and_says_why():
         await passed(61)
         status = await rig.status(key)
         assert (status.phase, status.reason) == ("Expired", "Expired")
-        assert status.message.startswith("Its duration is over; could not be renewed: ")
+        assert status.message.startswith("Its duration is over; renewal failed: ")
 
 
 @in_virtual_time
@@ -157,7 +157,7 @@ async def test_a_renewal_that_is_refused_is_tried_again_too():
         key = await rig.wish(renew=True)
         rig.broker.trouble = errors.QuotaExceeded("budget is spent")
         await passed(45 * 60)
-        assert "could not be renewed: budget is spent" in (await rig.status(key)).message
+        assert "renewal failed: budget is spent" in (await rig.status(key)).message
         rig.broker.trouble = None
         await passed(61)
         assert (await rig.status(key)).reason == "Locked"
@@ -325,7 +325,7 @@ async def test_one_that_the_broker_has_forgotten_is_failed():
     async with running(objects=first.objects, broker=first.broker) as rig:
         status = await rig.status(key)
         assert (status.phase, status.reason) == ("Failed", "ReservationLost")
-        assert status.message == "The broker knows no reservation rsv-1"
+        assert status.message == "Reservation rsv-1 not found on the broker"
 
 
 @in_virtual_time

@@ -36,7 +36,7 @@ async def test_while_the_broker_is_away_it_stays_says_so_and_is_tried_again():
         await rig.delete(key)
         status = await rig.status(key)
         assert status.reason == "BrokerUnreachable"
-        assert status.message == "Waits to be given back before it goes: nobody answers"
+        assert status.message == "Deletion waits until the reservation is released: nobody answers"
         writes = await rig.writes(key)
         await passed(1800)
         assert await rig.writes(key) == writes

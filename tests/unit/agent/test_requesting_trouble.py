@@ -189,7 +189,7 @@ async def test_objects_that_cannot_be_watched_are_a_trouble_of_the_whole_and_are
     rig = requesters.Rig(objects=objects)
     task = asyncio.create_task(rig.requester.run())
     await passed(100)
-    assert "cannot see resourcerequests: the API server is away" in rig.standing.unready
+    assert "cannot watch resourcerequests: the API server is away" in rig.standing.unready
     objects.trouble = None
     await passed(31)
     assert rig.standing.problems == {}

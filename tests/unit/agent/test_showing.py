@@ -137,7 +137,7 @@ async def test_a_write_without_end_is_given_up():
         rig.display.show(advertisement("1"))
         await asyncio.sleep(11)
         assert rig.standing.problems == {
-            "advertisement": "default/adv could not be written within 10s"
+            "advertisement": "Advertisement default/adv: not written within 10s"
         }
         rig.objects.seconds = 0
         rig.display.show(advertisement("2"))

@@ -18,7 +18,7 @@ def lines():
 
 
 def events(lines):
-    return [(line["event"], line["part"], line.get("problem", "")) for line in lines]
+    return [(line["event"], line["component"], line.get("error", "")) for line in lines]
 
 
 def test_a_problem_is_told_once_and_its_end_once(standing, lines):
@@ -26,7 +26,10 @@ def test_a_problem_is_told_once_and_its_end_once(standing, lines):
         standing.report("publisher", "no broker")
     for _ in range(3):
         standing.report("publisher")
-    assert events(lines) == [("trouble", "publisher", "no broker"), ("well again", "publisher", "")]
+    assert events(lines) == [
+        ("Component unhealthy", "publisher", "no broker"),
+        ("Component healthy", "publisher", ""),
+    ]
     assert [line["log_level"] for line in lines] == ["warning", "info"]
 
 
@@ -55,7 +58,7 @@ def test_parts_do_not_hide_one_another(standing):
 def test_it_is_unready_until_every_expected_part_has_reported(standing):
     standing.expect("stream")
     standing.expect("collector")
-    assert standing.unready == "collector: has not begun yet; stream: has not begun yet"
+    assert standing.unready == "collector: starting; stream: starting"
     standing.report("collector")
     standing.report("stream", "cut")
     assert standing.unready == "stream: cut"

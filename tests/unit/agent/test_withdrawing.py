@@ -116,7 +116,7 @@ async def test_what_the_broker_does_not_know_any_more_is_withdrawn():
         instruction = await house.instruction(found)
         assert house.holds() == {}
         assert instruction is not None
-        assert instruction.status.message == "The broker knows no such reservation"
+        assert instruction.status.message == "Reservation not found on the broker"
 
 
 @in_virtual_time

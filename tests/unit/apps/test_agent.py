@@ -17,5 +17,5 @@ def test_an_agent_whose_work_has_not_begun_is_not_ready(tmp_path, transport, par
     texts = {"broker_transport": transport, "broker_cert_path": "certs", "source": "simulated"}
     settings = flags.parse(AgentSettings, texts | {"simulation": str(simulation)})
     process = agent.Process(settings, surroundings.of(settings), "berlin")
-    unready = "; ".join(f"{part}: has not begun yet" for part in parts)
+    unready = "; ".join(f"{part}: starting" for part in parts)
     assert process.standing.unready == unready

@@ -64,9 +64,9 @@ def test_a_policy_is_read_for_the_broker_and_for_the_agent(settings, write):
 @pytest.mark.parametrize(
     "text, problem",
     [
-        ("keepback: {cpu: 3}", "keepback: is not known here"),
+        ("keepback: {cpu: 3}", "keepback: unknown field"),
         ("keepBack: [cpu]", "keepBack"),
-        ("keepBack: {", "is no YAML"),
+        ("keepBack: {", "not valid YAML"),
         ("keepBack: {cpu: x}", "keepBack.cpu"),
     ],
     ids=["typo", "type", "no YAML", "amount"],
@@ -86,7 +86,7 @@ def test_the_namespace_of_the_pod_counts_if_no_flag_does(settings, monkeypatch):
     assert surroundings.of(settings()).namespace == "lending"
     assert surroundings.of(settings(instruction_namespace="other")).namespace == "other"
     monkeypatch.setenv("POD_NAMESPACE", "Bad_NS")
-    with pytest.raises(InvalidSettings, match="POD_NAMESPACE: 'Bad_NS' is no namespace"):
+    with pytest.raises(InvalidSettings, match="POD_NAMESPACE: 'Bad_NS' is not a valid namespace"):
         surroundings.of(settings())
 
 

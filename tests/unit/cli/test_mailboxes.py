@@ -22,4 +22,4 @@ def test_mistakes_are_told(capsys):
     assert main.run(["mailbox", "create", "--cluster-id", "a b"]) == 2
     assert "cannot have a mailbox" in capsys.readouterr().err
     assert main.run(["mailbox", "create", "--cluster-id", "a", "--namespace", "No"]) == 2
-    assert "'No' is no namespace" in capsys.readouterr().err
+    assert "'No' is not a valid namespace" in capsys.readouterr().err

@@ -26,8 +26,11 @@ async def test_no_name_is_no_broker():
 @pytest.mark.parametrize(
     "name, words",
     [
-        ("mqtt", "the transport 'mqtt' is unknown; use http or kubernetes, or none at all"),
-        ("HTTP", "the transport 'HTTP' is unknown"),
+        (
+            "mqtt",
+            "--broker-transport: unknown transport 'mqtt'; use http or kubernetes, or leave it empty",
+        ),
+        ("HTTP", "--broker-transport: unknown transport 'HTTP'"),
     ],
 )
 async def test_what_there_is_not_is_refused_clearly(name, words):

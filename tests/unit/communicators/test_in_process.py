@@ -6,8 +6,8 @@ from datetime import timedelta
 
 import pytest
 
+from in_process import InProcessCommunicator
 from kubelend.broker.writer import ACTOR
-from kubelend.communicators.in_process import InProcessCommunicator
 from kubelend.core.errors import BrokerUnreachable, InvalidInput, QueueFull
 from kubelend.core.journal import THE_BROKER
 from kubelend.wire import bodies
@@ -89,7 +89,7 @@ async def test_what_was_sent_is_not_shared(broker, lender):
 
 
 async def test_more_than_a_page_of_instructions_comes(broker, lender, monkeypatch):
-    monkeypatch.setattr("kubelend.communicators.in_process.PAGE", 2)
+    monkeypatch.setattr("in_process.PAGE", 2)
     borrower = InProcessCommunicator(broker.service, "borrower")
     small = bodies.ReservationRequest(bodies.Quantities("1m", "1Mi"))
     made = [await borrower.request(small, str(number)) for number in range(5)]

@@ -115,7 +115,7 @@ async def test_a_slice_on_its_way_out_is_neither_ready_nor_in_the_way(liqo, peer
     objects[0]["metadata"]["deletionTimestamp"] = "2026-01-01T12:00:00Z"
     file.write_bytes(msgspec.json.encode(objects))
     found = await peering.ready(OTHER)
-    assert found == (False, "the resource slice rsv-home-2 is on its way out")
+    assert found == (False, "ResourceSlice rsv-home-2 is being deleted")
     await made(liqo).disconnect(PEER)
     assert liqo.peered == set()
 
@@ -146,7 +146,7 @@ async def test_what_somebody_else_has_undone_is_made_again(liqo, peering):
     await join(peering, PEER)
     liqo.slice("one", PEER.reservation).unlink()
     (liqo.root / "peered" / "one").unlink()
-    assert (await peering.ready(PEER)).reason == "there is no resource slice rsv-home-1 yet"
+    assert (await peering.ready(PEER)).reason == "ResourceSlice rsv-home-1 not found yet"
     await join(peering, PEER)
     assert (await peering.ready(PEER)).is_ready
 
@@ -203,7 +203,8 @@ async def test_a_provider_that_hangs_is_tried_once_for_all_who_wait_for_it(liqo)
     assert time.monotonic() - began < 2 * SHORT.total_seconds()
     assert liqo.commands == ["liqoctl peer"]
     assert {str(problem) for problem in found} == {
-        "liqoctl peer timed out after 1.5s; is the other cluster's API server reachable from here?"
+        "liqoctl peer timed out after 1.5s;"
+        " check that the provider's API server is reachable from this cluster"
     }
     assert all(isinstance(problem, Unavailable) for problem in found)
 
@@ -330,7 +331,7 @@ async def test_a_program_that_cannot_be_run_is_named(liqo, tmp_path, program, pr
 async def test_a_missing_kubeconfig_is_named(liqo, peering):
     stranger = PEER._replace(cluster="stranger")
     path = liqo.kubeconfigs / "stranger.kubeconfig"
-    with pytest.raises(InvalidSettings, match=f"no kubeconfig for stranger: {path} is missing"):
+    with pytest.raises(InvalidSettings, match=f"kubeconfig of cluster stranger not found: {path}"):
         await peering.connect(stranger)
     path.write_text("{}")
     await peering.connect(stranger)
@@ -357,14 +358,26 @@ READY = [{"type": "Ready", "status": "True"}]
 @pytest.mark.parametrize(
     "conditions, granted, node, offered, reason",
     [
-        ([], {}, READY, GRANTED, "one has not answered for the slice's authentication yet"),
-        (ACCEPTED[:1], {}, READY, GRANTED, "one has not answered for the slice's resources yet"),
+        (
+            [],
+            {},
+            READY,
+            GRANTED,
+            "ResourceSlice rsv-home-1: one has not set condition Authentication yet",
+        ),
+        (
+            ACCEPTED[:1],
+            {},
+            READY,
+            GRANTED,
+            "ResourceSlice rsv-home-1: one has not set condition Resources yet",
+        ),
         (
             [ACCEPTED[0], {"type": "Resources", "status": "Denied", "message": "no more GPUs"}],
             {},
             READY,
             GRANTED,
-            "one does not accept the slice's resources: no more GPUs",
+            "ResourceSlice rsv-home-1: Resources not accepted: no more GPUs",
         ),
         (
             ACCEPTED,
@@ -373,13 +386,13 @@ READY = [{"type": "Ready", "status": "True"}]
             GRANTED,
             "0 CPU / 0 Memory / 1 GPU less is granted than reserved",
         ),
-        (ACCEPTED, GRANTED, None, {}, "there is no virtual node rsv-home-1 yet"),
+        (ACCEPTED, GRANTED, None, {}, "virtual node rsv-home-1 not found yet"),
         (
             ACCEPTED,
             GRANTED,
             [{"type": "Ready", "status": "False", "reason": "NetworkDown"}],
             GRANTED,
-            "the virtual node rsv-home-1 is not ready: NetworkDown",
+            "virtual node rsv-home-1 not ready: NetworkDown",
         ),
         (
             ACCEPTED,

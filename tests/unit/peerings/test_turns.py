@@ -135,7 +135,9 @@ async def test_nobody_waits_longer_than_a_turn_may_take(monkeypatch):
     order = Turns(timedelta(milliseconds=20), time.monotonic)
     async with asyncio.timeout(PATIENCE), order.turn("one"):
         for is_urgent in (False, True):
-            with pytest.raises(Unavailable, match="another command for one is running") as late:
+            with pytest.raises(
+                Unavailable, match="another peering command for one is still running"
+            ) as late:
                 async with order.turn("one", is_urgent=is_urgent):
                     pytest.fail("it is not its turn")
             assert late.value.retryable
@@ -151,5 +153,5 @@ def test_time_of_a_turn_is_shared_by_what_is_done_in_it():
     assert turn.left(LIMIT) == timedelta(seconds=2)
     assert turn.left(timedelta(seconds=1)) == timedelta(seconds=1)
     now += 2
-    with pytest.raises(Unavailable, match="one has not been dealt with in 10s"):
+    with pytest.raises(Unavailable, match="peering commands for one exceeded 10s"):
         turn.left(LIMIT)

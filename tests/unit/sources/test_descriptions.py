@@ -49,7 +49,7 @@ def test_allocatable_is_the_capacity_unless_said_otherwise():
     "text, problem",
     [
         pytest.param("", "expected object", id="empty"),
-        pytest.param("nodes: [", "is no YAML: line", id="no YAML"),
+        pytest.param("nodes: [", "not valid YAML: line", id="no YAML"),
         pytest.param("seed: 1", "x.yaml: nodes: is required", id="no nodes"),
         pytest.param("nodes: []", "nodes: ", id="empty nodes"),
         pytest.param(NODES + "sed: 1", "x.yaml: sed: unknown field", id="unknown field"),
@@ -71,7 +71,7 @@ def test_allocatable_is_the_capacity_unless_said_otherwise():
             "nodes: [{capacity: {cpu: 1}, name: A_b}]", "nodes[0].name: 'A_b'", id="node name"
         ),
         pytest.param(
-            "nodes: [{capacity: {cpu: 1}}, {capacity: {cpu: 1}}]", "same name", id="twice"
+            "nodes: [{capacity: {cpu: 1}}, {capacity: {cpu: 1}}]", "duplicate node name", id="twice"
         ),
         pytest.param(
             NODES + "pods: [{requests: {cpu: 1}}]", "pods[0]: count, share", id="how many"
@@ -87,12 +87,12 @@ def test_allocatable_is_the_capacity_unless_said_otherwise():
         ),
         pytest.param(
             NODES + "work: [{rate: 0/s, requests: {}, lifetime: 1s}]",
-            "work[0].rate: '0/s' is no rate",
+            "work[0].rate: '0/s' is not a rate",
             id="no rate",
         ),
         pytest.param(
             NODES + "work: [{rate: 1/s, requests: {cpu: 2..1}, lifetime: 1s}]",
-            "work[0].requests.cpu: ends below its beginning",
+            "work[0].requests.cpu: the end is below the start",
             id="range",
         ),
         pytest.param(
@@ -107,10 +107,10 @@ def test_allocatable_is_the_capacity_unless_said_otherwise():
         ),
         pytest.param(
             NODES + "failures: [{node: node-7, at: 1s}]",
-            "failures[0].node: node-7 is not there",
+            "failures[0].node: node-7 not found",
             id="failure of nothing",
         ),
-        pytest.param(NODES + "failures: [{node: node-1}]", "failures[0]: is to have", id="when"),
+        pytest.param(NODES + "failures: [{node: node-1}]", "failures[0]: set either", id="when"),
         pytest.param(
             NODES + "failures: [{node: node-1, at: 1s, rate: 1/h}]", "failures[0]", id="both ways"
         ),

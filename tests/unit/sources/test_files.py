@@ -194,7 +194,7 @@ async def test_edit_is_not_lost_to_a_status_written_right_after_it(objects, file
     made = await objects.apply(wish())
     edit(file, "requestedCPU: '1'", "requestedCPU: '4'")
     pending = ResourceRequestStatus(phase="Pending")
-    with pytest.raises(Conflict, match="changed by somebody else"):
+    with pytest.raises(Conflict, match="was modified"):
         await objects.set_status(replace(made, status=pending))
     stated = await objects.set_status(replace(await find(objects), status=pending))
     assert stated.spec.requested_cpu == "4"
@@ -261,9 +261,9 @@ async def test_directory_that_is_gone_deletes_nothing(objects, file, tmp_path):
     aside = file.parent.rename(tmp_path / "aside")
     with pytest.raises(StoreFailed, match="resourcerequests"):
         await objects.list(ResourceRequest)
-    with pytest.raises(StoreFailed, match="resourcerequests is gone"):
+    with pytest.raises(StoreFailed, match="resourcerequests does not exist"):
         await find(objects)
-    with pytest.raises(StoreFailed, match="resourcerequests is gone"):
+    with pytest.raises(StoreFailed, match="resourcerequests does not exist"):
         await objects.apply(wish())
     aside.rename(file.parent)
     assert await objects.list(ResourceRequest) == [made]

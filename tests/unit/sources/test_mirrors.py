@@ -70,7 +70,7 @@ def test_what_cannot_be_read_is_said_once_for_each_reason(mirror):
         mirror.take(unreadable("a", "is odder"))
         mirror.take(unreadable("a", is_deleted=True))
         mirror.take(unreadable("b"))
-    assert [(line["object"], line["problem"]) for line in logs] == [
+    assert [(line["name"], line["error"]) for line in logs] == [
         ("default/pod-a", "is odd"),
         ("default/pod-a", "is odder"),
         ("default/pod-b", "is odd"),

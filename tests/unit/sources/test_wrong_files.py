@@ -64,14 +64,14 @@ async def heard(watch):
 @pytest.mark.parametrize(
     "name, text, problem",
     [
-        pytest.param("a", "", "is no object", id="empty"),
-        pytest.param("a", "a: b: c", "is no YAML: line 1, column 5", id="no YAML"),
-        pytest.param("a", "\xff", "is no object", id="a text"),
-        pytest.param("a", b"\xff\xfe\xff", "is no YAML", id="no text"),
+        pytest.param("a", "", "not an object", id="empty"),
+        pytest.param("a", "a: b: c", "not valid YAML: line 1, column 5", id="no YAML"),
+        pytest.param("a", "\xff", "not an object", id="a text"),
+        pytest.param("a", b"\xff\xfe\xff", "not valid YAML", id="no text"),
         pytest.param("a", "a: &x [1]\nb: *x", "alias", id="alias"),
         pytest.param("a", "[" * 200_000, "nested", id="too deep"),
         pytest.param("a", "a" * (2**20 + 1), "bytes", id="too large"),
-        pytest.param("a", "a: " + "1" * 5000, "is no YAML", id="too large a number"),
+        pytest.param("a", "a: " + "1" * 5000, "not valid YAML", id="too large a number"),
         pytest.param("wish", BY_HAND.replace("v1alpha1", "v1"), "apiVersion", id="version"),
         pytest.param("wish", BY_HAND.replace("kind: R", "kind: X"), "kind", id="kind"),
         pytest.param(
@@ -84,16 +84,16 @@ async def heard(watch):
             id="missing",
         ),
         pytest.param(
-            "wish", BY_HAND + "  durration: 1h\n", "spec.durration: is no field", id="unknown"
+            "wish", BY_HAND + "  durration: 1h\n", "spec.durration: unknown field", id="unknown"
         ),
         pytest.param(
             "wish",
             BY_HAND + "  constraints: {regions: x}\n",
-            "spec.constraints.regions: is no field",
+            "spec.constraints.regions: unknown field",
             id="unknown inside",
         ),
-        pytest.param("other", BY_HAND, "name the file default.wish.yaml", id="name"),
-        pytest.param("wish", BY_HAND.replace("wish", "../x"), "no name", id="path"),
+        pytest.param("other", BY_HAND, "rename the file to default.wish.yaml", id="name"),
+        pytest.param("wish", BY_HAND.replace("wish", "../x"), "not a valid object name", id="path"),
     ],
 )
 async def test_file_that_is_wrong_is_reported_and_left_alone(
@@ -118,9 +118,9 @@ async def test_name_that_is_almost_right_is_reported(objects, file):
     file.with_name("default.dir.yaml").mkdir()
     os.mkfifo(file.with_name("default.pipe.yaml"))
     assert await objects.list(ResourceRequest) == []
-    assert "default.wish.yml: is not read" in objects.problem
-    assert "default.dir.yaml: is no file" in objects.problem
-    assert "default.pipe.yaml: is no file" in objects.problem
+    assert "default.wish.yml: ignored" in objects.problem
+    assert "default.dir.yaml: not a regular file" in objects.problem
+    assert "default.pipe.yaml: not a regular file" in objects.problem
     assert "notes" not in objects.problem
 
 
@@ -161,7 +161,7 @@ async def test_each_problem_is_logged_once(objects, file, capsys):
         await objects.list(ResourceRequest)
     file.write_text("wrong: [")
     await objects.list(ResourceRequest)
-    assert capsys.readouterr().out.count("file ignored") == 1
+    assert capsys.readouterr().out.count("Ignoring invalid object file") == 1
     file.write_text(BY_HAND.replace('"2"', "2"))
     await objects.list(ResourceRequest)
     assert capsys.readouterr().out.count("requestedCPU") == 1
@@ -177,7 +177,7 @@ async def test_object_stays_as_it_was_while_its_file_is_wrong(objects, file):
         objects.set_status(made),
         objects.delete(ResourceRequest, made.key),
     ):
-        with pytest.raises(Unavailable, match=r"default\.wish\.yaml is no YAML"):
+        with pytest.raises(Unavailable, match=r"default\.wish\.yaml: not valid YAML"):
             await change
     assert file.read_text() == "spec: ["
     file.write_text(right)
@@ -198,7 +198,7 @@ async def test_name_too_long_for_a_file_is_refused(objects):
 
 async def test_directory_that_cannot_be_made_is_a_wrong_setting(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(InvalidSettings, match="cannot be made"):
+    with pytest.raises(InvalidSettings, match="cannot be created"):
         FileObjects(tmp_path / "file" / "objects", lambda: make.T0)
 
 
