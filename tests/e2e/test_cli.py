@@ -138,7 +138,7 @@ def test_a_request_that_waits_in_vain_ends_with_exit_code_5(kubelend):
     code, out, err = kubelend("borrow --cpu 10 --memory 1Gi --wait 300ms")
     assert (code, out) == (5, "")
     assert "waits for capacity" in err.splitlines()[0]
-    assert "error: Nothing fitted in time" in err.splitlines()[1]
+    assert "error: No cluster fitted in time" in err.splitlines()[1]
 
 
 def test_a_request_that_waits_is_served_when_capacity_comes_free(kubelend, broker, certificates):

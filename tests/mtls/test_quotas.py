@@ -177,7 +177,7 @@ async def test_a_cluster_sees_its_own_quota_only(broker, admin, r):
         ({"cpu": "4"}, "unknown field `cpu`"),
         ({"amounts": {"cpu": "-4"}}, "amounts.cpu: '-4' is negative"),
         ({"reservations": -1}, "$.reservations"),
-        ({"budget": "much"}, "budget: 'much' is no price"),
+        ({"budget": "much"}, "budget: 'much' is not a price"),
         ({"budget": "1", "currency": "EURO COINS"}, "$.currency"),
     ],
     ids=str,

@@ -114,7 +114,7 @@ async def test_what_nobody_can_read_fails_without_a_call_and_names_the_field():
         key = await rig.wish(cpu="two")
         status = await rig.status(key)
         assert (status.phase, status.reason) == ("Failed", "InvalidQuantity")
-        assert status.message.startswith("spec.requestedCPU: 'two' is no quantity")
+        assert status.message.startswith("spec.requestedCPU: 'two' is not a quantity")
         assert rig.broker.calls == []
         assert (await rig.found(key)).metadata.finalizers == ()
         await rig.change(key, requested_cpu="2")

@@ -46,7 +46,7 @@ async def test_one_that_does_not_say_so_ends_without_being_told_whatever_the_clo
         await passed(1)
         status = await rig.status(key)
         assert (status.phase, status.reason) == ("Expired", "Expired")
-        assert status.message == "Its duration is over"
+        assert status.message == "Duration elapsed"
         assert rig.broker.named("renew") == []
         assert len(rig.broker.named("find")) == 1
 

@@ -136,7 +136,7 @@ def test_only_a_live_one_is_renewed(desk, phase):
     [
         (Reason.BY_REQUESTER, "Released by requester r"),
         (Reason.BY_ADMIN, "Released by an administrator"),
-        (Reason.DELETED, "Released, for its object was deleted"),
+        (Reason.DELETED, "Released because its object was deleted"),
     ],
 )
 def test_release_says_who_and_is_idempotent(desk, reason, message):

@@ -155,7 +155,7 @@ def test_unknown_names_are_not_found(ask):
 
 
 def test_unknown_event_is_a_mistake_of_ours():
-    with pytest.raises(TypeError, match="the ledger knows no Event"):
+    with pytest.raises(TypeError, match="unknown event: Event"):
         Ledger().apply(Event(make.T0))
 
 

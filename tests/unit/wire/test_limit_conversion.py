@@ -51,7 +51,7 @@ def test_amounts_are_rounded_against_lending_more():
         (LendingPolicy(deny=["a\nb"]), "policy.deny: 'a\\nb' names no cluster"),
         (LendingPolicy(keep_back={"cpu": "many"}), "policy.keepBack.cpu: "),
         (LendingPolicy(max_lent={"cpu": "-1"}), "policy.maxLent.cpu: '-1' is negative"),
-        (LendingPolicy(max_lent={"no such name!": "1"}), "is no Kubernetes resource name"),
+        (LendingPolicy(max_lent={"no such name!": "1"}), "is not a Kubernetes resource name"),
         (
             LendingPolicy(max_per_requester={"gpu": "1", "nvidia.com/gpu": "2"}),
             "policy.maxPerRequester.nvidia.com/gpu: is given twice",
@@ -126,8 +126,8 @@ def test_quota_without_a_budget_shows_no_money():
     "body, problem",
     [
         (QuotaRequest({"cpu": "x"}), "amounts.cpu: "),
-        (QuotaRequest(budget="-1"), "budget: '-1' is no price"),
-        (QuotaRequest(currency="E"), "currency: 'E' is no currency"),
+        (QuotaRequest(budget="-1"), "budget: '-1' is not a price"),
+        (QuotaRequest(currency="E"), "currency: 'E' is not a currency code"),
     ],
     ids=str,
 )
