@@ -245,7 +245,7 @@ def test_administrator_is_put_out_with_its_tokens_and_who_it_let_in_is_named(
     assert out == "admin mallory is revoked, and refused from now on; 2 tokens of it deleted\n"
     assert "It let in admin/eve: they stay, so look whether they should." in err
     code, _, err = Machine(tmp_path / "oscar").run(second)
-    assert (code, "this token is not known here" in err) == (FORBIDDEN, True)
+    assert (code, "unknown token or wrong secret" in err) == (FORBIDDEN, True)
 
 
 def in_its_place(command):

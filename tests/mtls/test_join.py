@@ -84,7 +84,7 @@ async def test_rejected_one_hears_that_its_token_is_used(broker):
     assert (await broker.admin().post("members", "cluster", "paris", "reject")).status == 204
     answer = await paris.ask(broker, token)
     assert answer.refusal == (403, "TokenRefused")
-    assert answer.problem.detail == "this token has been used up"
+    assert answer.problem.detail == "the token has no uses left"
 
 
 async def test_lost_answer_is_given_again_and_costs_no_second_use(broker, tmp_path):
@@ -125,7 +125,7 @@ async def test_used_token_lets_nobody_else_in(broker, tmp_path):
     token = await newcomers.token(broker)
     await Newcomer("edge-1").join(broker, token, tmp_path / "1")
     answer = await Newcomer("edge-2").ask(broker, token)
-    assert await refusal(answer) == (403, "TokenRefused", "this token has been used up")
+    assert await refusal(answer) == (403, "TokenRefused", "the token has no uses left")
 
 
 async def test_token_of_two_uses_lets_two_in(broker, tmp_path):
@@ -152,7 +152,7 @@ async def test_deleted_token_is_as_good_as_none(broker):
     token = await newcomers.token(broker)
     assert (await broker.admin().delete("tokens", token.split(".")[1])).status == 204
     answer = await Newcomer("edge-1").ask(broker, token)
-    assert await refusal(answer) == (403, "TokenRefused", "this token is not known here")
+    assert await refusal(answer) == (403, "TokenRefused", "unknown token or wrong secret")
 
 
 async def test_unknown_token_and_wrong_secret_are_answered_alike(broker):
@@ -161,7 +161,7 @@ async def test_unknown_token_and_wrong_secret_are_answered_alike(broker):
     unknown = await Newcomer("edge-1").ask(broker, f"{version}.{'b' * len(name)}.{secret}")
     mistaken = await Newcomer("edge-1").ask(broker, f"{version}.{name}.{wrong}")
     assert unknown.content == mistaken.content
-    assert await refusal(unknown) == (403, "TokenRefused", "this token is not known here")
+    assert await refusal(unknown) == (403, "TokenRefused", "unknown token or wrong secret")
 
 
 @pytest.mark.parametrize(

@@ -131,8 +131,8 @@ def _possible(ledger: Ledger, waiter: Reservation, now: datetime) -> Mask:
     if quotas.blocks(ledger, waiter):
         return np.zeros(len(fleet), np.bool_)
     possible = np.ones(len(fleet), np.bool_)
-    for refusal, mask in filters.verdicts(quotas.question_of(ledger, waiter, now), fleet):
-        if refusal not in _CURED_BY_WAITING:
+    for rejection, mask in filters.verdicts(quotas.question_of(ledger, waiter, now), fleet):
+        if rejection not in _CURED_BY_WAITING:
             possible &= mask
     for name, wanted in waiter.request.resources.items():
         ceiling, share = fleet.ceiling(name), fleet.share_left(name, waiter.requester)

@@ -183,8 +183,8 @@ def test_the_nearest_remedy_is_told_within_the_width():
 
 
 def test_an_explanation_without_any_cluster_is_a_sentence():
-    nobody = bodies.Explanation("no cluster advertises yet", 0, 0, {})
-    assert explanations.text(nobody, 80) == "no cluster advertises yet"
+    nobody = bodies.Explanation("no cluster has advertised yet", 0, 0, {})
+    assert explanations.text(nobody, 80) == "no cluster has advertised yet"
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def test_unknown_token_and_wrong_secret_are_told_the_same(desk, id, digest):
     create(desk)
     with pytest.raises(TokenRefused) as refused:
         enrolment.check_token(desk.ledger, TokenId(id), digest)
-    assert refused.value.message == "this token is not known here"
+    assert refused.value.message == "unknown token or wrong secret"
 
 
 # -- judging

@@ -331,7 +331,7 @@ def test_replayed_events_give_the_same_ledger():
 def test_reservation_is_never_overwritten_by_another_of_its_id(desk):
     held = desk.reserve("cpu=3,memory=1Gi")
     twin = make.Desk(desk.ledger)
-    with pytest.raises(errors.Conflict, match=f"{held} exists"):
+    with pytest.raises(errors.Conflict, match=f"{held} already exists"):
         twin.reserve("cpu=2,memory=1Gi", requester="other")
     assert desk[held].requester == "r"
     assert cpu(desk) == 5950
