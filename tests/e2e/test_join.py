@@ -139,7 +139,7 @@ def test_unbound_newcomer_waits_resumes_and_is_accepted(alice, tmp_path):
     assert pin.startswith("sha256:")
     assert pin in err
     _, _, err = alice.run(f"kubelend accept rome --key sha256:{'0' * 64}")
-    assert "another key asks" in err
+    assert "another key has requested" in err
     assert alice.paste(f"kubelend accept rome --key {pin}")[0] == "cluster rome is accepted\n"
     out, _ = machine.paste(command)
     assert out.startswith("certs/rome holds the certificate of cluster rome, valid until")

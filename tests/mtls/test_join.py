@@ -140,7 +140,7 @@ async def test_expired_token_is_refused_and_listed_for_a_day(broker):
     broker.clock.pass_time(newcomers.hours(1 / 6))
     answer = await Newcomer("edge-1").ask(broker, token)
     assert answer.refusal == (403, "TokenRefused")
-    assert answer.problem.detail.startswith("this token was good until")
+    assert answer.problem.detail.startswith("the token expired at")
     (listed,) = (await broker.admin().read("tokens"))["tokens"]
     assert listed["state"] == "Expired"
     broker.clock.pass_time(newcomers.hours(24))
@@ -167,14 +167,14 @@ async def test_unknown_token_and_wrong_secret_are_answered_alike(broker):
 @pytest.mark.parametrize(
     "made, who, status, why",
     [
-        ({"name": "paris"}, Newcomer("edge-1"), 403, "this token is for 'paris' alone"),
+        ({"name": "paris"}, Newcomer("edge-1"), 403, "the token is bound to 'paris'"),
         (
             {"role": "viewer"},
             Newcomer("edge-1"),
             403,
-            "this token is for a viewer, not for a cluster",
+            "the token is for role viewer, not for role cluster",
         ),
-        ({}, Newcomer("bob", Role.ADMIN), 403, "this token is for a cluster, not for a admin"),
+        ({}, Newcomer("bob", Role.ADMIN), 403, "the token is for role cluster, not for role admin"),
     ],
     ids=["bound", "other-role", "higher-role"],
 )
@@ -196,7 +196,11 @@ async def test_only_allowed_clusters_may_join_whatever_they_show(certificates, t
     async with newcomers.enrolling(certificates, tmp_path, allow_join="edge-*, lab-?") as broker:
         token = await newcomers.token(broker)
         answer = await Newcomer("berlin").ask(broker, token)
-        assert await refusal(answer) == (403, "Forbidden", "no cluster 'berlin' may join here")
+        assert await refusal(answer) == (
+            403,
+            "Forbidden",
+            "cluster 'berlin' is not allowed to join",
+        )
         assert (await broker.admin().post("tokens", {"name": "berlin"})).status == 403
         assert (await Newcomer("lab-1").ask(broker, token)).status == 202
 

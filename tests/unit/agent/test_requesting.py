@@ -129,7 +129,7 @@ async def test_a_refusal_is_failed_with_the_reason_and_what_would_help_and_is_no
         assert (status.phase, status.reason) == ("Failed", "NoCapacity")
         assert status.message == (
             "no suitable cluster: 0/2 clusters fit: 2 InsufficientCPU; "
-            "p1 fits if you ask for 1 cpu less"
+            "p1 fits if you request 1 cpu less"
         )
         await passed(3600)
         assert len(rig.broker.keys) == 1

@@ -76,7 +76,7 @@ EXPLANATION = bodies.Explanation(
             ["InsufficientCPU"],
             remedy=bodies.Remedy(
                 "agent-cluster-3",
-                "agent-cluster-3 fits if you ask for 50m cpu less, or wait until"
+                "agent-cluster-3 fits if you request 50m cpu less, or wait until"
                 " reservations there end",
             ),
         ),

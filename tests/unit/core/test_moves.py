@@ -172,7 +172,9 @@ def test_drained_cluster_can_be_drained_again(desk):
 def test_cluster_that_still_lends_is_not_removed(desk):
     held = desk.reserve("cpu=1,memory=1Gi")
     before = make.state(desk.ledger)
-    with pytest.raises(errors.Conflict, match="a still lends 1 reservation; drain the cluster first"):
+    with pytest.raises(
+        errors.Conflict, match="a still lends 1 reservation; drain the cluster first"
+    ):
         desk.remove("a")
     assert make.state(desk.ledger) == before
     desk.drain("a")
