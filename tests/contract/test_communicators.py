@@ -276,7 +276,9 @@ async def test_what_is_in_the_archive_is_found_and_nothing_more_can_be_done(star
         assert await borrower.find(found.id) == await lender.find(found.id) == over
         assert await borrower.release(found.id) == over
         for call in (borrower.activate, borrower.renew, lender.acknowledge):
-            with pytest.raises(WrongPhase, match=f"{found.id} is Released; it is over"):
+            with pytest.raises(
+                WrongPhase, match=f"{found.id} is Released; the reservation is finished"
+            ):
                 await call(found.id)
         with pytest.raises(Forbidden, match=f"{found.id} belongs to borrower"):
             await lender.release(found.id)

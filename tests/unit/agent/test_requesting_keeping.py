@@ -148,7 +148,7 @@ async def test_one_that_could_not_be_renewed_in_time_is_expired_and_says_why():
         await passed(61)
         status = await rig.status(key)
         assert (status.phase, status.reason) == ("Expired", "Expired")
-        assert status.message.startswith("Its duration is over; could not be renewed: ")
+        assert status.message.startswith("Duration elapsed; could not be renewed: ")
 
 
 @in_virtual_time

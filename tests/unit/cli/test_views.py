@@ -167,7 +167,7 @@ def test_an_explanation_ranks_the_clusters_and_says_what_would_help():
         "\n"
         "CLUSTER          FITS  SCORE   PRICE         WHY NOT, AND WHAT WOULD HELP\n"
         "agent-cluster-2  yes   0.8055  0.0287 USD/h  -\n"
-        "agent-cluster-3  no    -       -             InsufficientCPU: ask for 50m cpu\n"
+        "agent-cluster-3  no    -       -             InsufficientCPU: request 50m cpu\n"
         "                                             less, or wait until reservations\n"
         "                                             there end\n"
         "\n"
