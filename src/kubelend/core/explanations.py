@@ -1,5 +1,4 @@
-"""Explanations: rejection reasons per cluster, the distance of each cluster to a fit, and the
-suggested change.
+"""Explanations: rejection reasons per cluster, distance of each cluster to a fit, suggested change.
 
 One explanation serves REST, the command line, conditions and the dashboard, so that all show the
 same text. It uses the filters of the placement; a property test checks that they never disagree.
@@ -9,11 +8,11 @@ parts, each a share of the request:
 
 - **less of a resource**: the missing amount as a share of the requested one. 1 of 4 cores is 1/4.
 - **a higher maximum price**: the raise as a share of the full cost there. From 0.9 to 1 is 1/10 if
-it costs 1. Amounts that are given up are not paid for.
+  it costs 1. Amounts that are given up are not paid for.
 - **over budget**: likewise, the share by which the cost has to shrink.
 - **a price in another currency**: 1, as the largest raise, because the prices cannot be compared.
 - **a change without an amount**: 1/2 each. Dropping a label, a pin or an exclusion, or waiting: for
-reservations to end, for an opening, for requests of higher rank.
+  reservations to end, for an opening, for requests of higher rank.
 
 Requesting less to become cheaper is never a smaller change than allowing the price, because a share
 of a resource saves at most the same share of the price; so it is not considered.
