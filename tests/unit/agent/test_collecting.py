@@ -156,7 +156,9 @@ async def test_trouble_before_the_first_look_is_told():
 @pytest.mark.parametrize(
     "end, expected",
     [
-        pytest.param(InvalidQuantity("pod p: 'x' is not a quantity"), "is not a quantity", id="broken"),
+        pytest.param(
+            InvalidQuantity("pod p: 'x' is not a quantity"), "is not a quantity", id="broken"
+        ),
         pytest.param(Unavailable("gone away"), "gone away", id="away"),
         pytest.param(None, "no more changes", id="without a word"),
     ],

@@ -238,7 +238,9 @@ def test_same_key_with_another_token_needs_no_administrator(desk):
 def test_second_key_cannot_push_in_before_one_that_waits(desk):
     create(desk, token("a"), token("b"))
     join(desk, newcomer(key="k1"), "a")
-    with pytest.raises(Conflict, match="another key has already requested to join as cluster berlin"):
+    with pytest.raises(
+        Conflict, match="another key has already requested to join as cluster berlin"
+    ):
         join(desk, newcomer(key="k2"), "b")
     assert uses_left(desk, "b") == 1
     with pytest.raises(Conflict, match="another key has requested"):
