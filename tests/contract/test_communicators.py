@@ -192,7 +192,7 @@ async def test_no_capacity_comes_with_its_explanation(borrower, lender):
     too_much = bodies.ReservationRequest(bodies.Quantities("5", "1Gi"))
     with pytest.raises(NoCapacity, match="0/1 cluster fits: 1 InsufficientCPU") as refused:
         await borrower.request(too_much, "k")
-    assert refused.value.hint == "lender fits if you ask for 1 cpu less"
+    assert refused.value.hint == "lender fits if you request 1 cpu less"
     assert not refused.value.retryable
 
 
@@ -276,7 +276,9 @@ async def test_what_is_in_the_archive_is_found_and_nothing_more_can_be_done(star
         assert await borrower.find(found.id) == await lender.find(found.id) == over
         assert await borrower.release(found.id) == over
         for call in (borrower.activate, borrower.renew, lender.acknowledge):
-            with pytest.raises(WrongPhase, match=f"{found.id} is Released; it is over"):
+            with pytest.raises(
+                WrongPhase, match=f"{found.id} is Released; the reservation is finished"
+            ):
                 await call(found.id)
         with pytest.raises(Forbidden, match=f"{found.id} belongs to borrower"):
             await lender.release(found.id)

@@ -131,14 +131,14 @@ def test_no_capacity_is_exit_code_5_with_what_would_help(kubelend):
     code, out, err = kubelend("borrow --cpu 10 --memory 1Gi")
     assert (code, out) == (5, "")
     assert "0/2 clusters fit: 2 InsufficientCPU" in err
-    assert "lender-a fits if you ask for 2 cpu less" in err
+    assert "lender-a fits if you request 2 cpu less" in err
 
 
 def test_a_request_that_waits_in_vain_ends_with_exit_code_5(kubelend):
     code, out, err = kubelend("borrow --cpu 10 --memory 1Gi --wait 300ms")
     assert (code, out) == (5, "")
     assert "waits for capacity" in err.splitlines()[0]
-    assert "error: Nothing fitted in time" in err.splitlines()[1]
+    assert "error: No cluster fitted in time" in err.splitlines()[1]
 
 
 def test_a_request_that_waits_is_served_when_capacity_comes_free(kubelend, broker, certificates):

@@ -139,7 +139,7 @@ def test_unbound_newcomer_waits_resumes_and_is_accepted(alice, tmp_path):
     assert pin.startswith("sha256:")
     assert pin in err
     _, _, err = alice.run(f"kubelend accept rome --key sha256:{'0' * 64}")
-    assert "another key asks" in err
+    assert "another key has requested" in err
     assert alice.paste(f"kubelend accept rome --key {pin}")[0] == "cluster rome is accepted\n"
     out, _ = machine.paste(command)
     assert out.startswith("certs/rome holds the certificate of cluster rome, valid until")
@@ -245,7 +245,7 @@ def test_administrator_is_put_out_with_its_tokens_and_who_it_let_in_is_named(
     assert out == "admin mallory is revoked, and refused from now on; 2 tokens of it deleted\n"
     assert "It let in admin/eve: they stay, so look whether they should." in err
     code, _, err = Machine(tmp_path / "oscar").run(second)
-    assert (code, "this token is not known here" in err) == (FORBIDDEN, True)
+    assert (code, "unknown token or wrong secret" in err) == (FORBIDDEN, True)
 
 
 def in_its_place(command):

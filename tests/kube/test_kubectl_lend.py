@@ -128,7 +128,7 @@ def test_same_key_borrows_once_and_another_request_with_it_is_refused(site, deve
 def test_what_fits_nowhere_is_told_with_what_would_and_leaves_nothing(site, developer):
     said = developer.lend("borrow", "--cpu", "500", "--memory", "256Mi")
     assert (said.code, said.out) == (5, "")
-    assert re.search(rf"{PROVIDER} fits if you ask for \d+m? cpu less\n$", said.err)
+    assert re.search(rf"{PROVIDER} fits if you request \d+m? cpu less\n$", said.err)
     until(lambda: site.requests(AGENT) == [])
 
 

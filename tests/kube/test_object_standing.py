@@ -85,7 +85,7 @@ async def test_wish_that_has_to_wait_for_a_place_says_so(kube, namespace):
             Reservation, "second", lambda found: found.status.reason == "QueueFull"
         )
         assert (shown.status.phase, shown.status.kept) == ("", None)
-        assert shown.status.message.startswith("1 requests wait already")
+        assert shown.status.message.startswith("1 requests are already waiting")
         await quiet(broker)
         await broker.advertise("lender", "4")
         reserved = await broker.reserved("second")

@@ -58,5 +58,5 @@ def test_record_that_says_otherwise_than_the_journal_is_found(place, url, capsys
         store.load()
         store.commit([desk[held]], desk.ledger.revision)  # without its line
     code, out = audit(capsys, url, "--json")
-    expected = "the journal says that it is Reserved on a, and the store that it is Active on a"
+    expected = "it is Reserved on a in the audit log, but is Active on a in the store"
     assert (code, json.loads(out)["details"]) == (8, [f"{held}: {expected}"])

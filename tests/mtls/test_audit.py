@@ -61,7 +61,7 @@ async def test_refusals_are_told_and_change_nothing(broker):
     await b.post("advertisements", offer("a"))
     spoofed, forbidden, nothing = await log(broker, refused="true")
     assert (nothing["action"], nothing["code"]) == ("reserve", "NoCapacity")
-    assert "no cluster advertises yet" in nothing["message"]
+    assert "no cluster has advertised yet" in nothing["message"]
     assert (forbidden["action"], forbidden["code"]) == ("list_clusters", "Forbidden")
     assert (spoofed["action"], spoofed["code"]) == ("publish", "Forbidden")
     assert await log(broker, refused="false") == []

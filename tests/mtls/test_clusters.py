@@ -119,7 +119,7 @@ async def test_removed_cluster_is_forgotten(broker, admin, r):
     made = await r.reserve("3")
     refused = await admin.delete("clusters", "a")
     assert refused.refusal == (409, "Conflict")
-    assert refused.problem.error == "a still lends 1 reservation; drain it first"
+    assert refused.problem.error == "a still lends 1 reservation; drain the cluster first"
     await r.delete("reservations", made["id"])
     gone = await admin.delete("clusters", "a")
     assert (gone.status, gone.content) == (204, b"")

@@ -84,7 +84,7 @@ async def test_rejected_one_hears_that_its_token_is_used(broker):
     assert (await broker.admin().post("members", "cluster", "paris", "reject")).status == 204
     answer = await paris.ask(broker, token)
     assert answer.refusal == (403, "TokenRefused")
-    assert answer.problem.detail == "this token has been used up"
+    assert answer.problem.detail == "the token has no uses left"
 
 
 async def test_lost_answer_is_given_again_and_costs_no_second_use(broker, tmp_path):
@@ -125,7 +125,7 @@ async def test_used_token_lets_nobody_else_in(broker, tmp_path):
     token = await newcomers.token(broker)
     await Newcomer("edge-1").join(broker, token, tmp_path / "1")
     answer = await Newcomer("edge-2").ask(broker, token)
-    assert await refusal(answer) == (403, "TokenRefused", "this token has been used up")
+    assert await refusal(answer) == (403, "TokenRefused", "the token has no uses left")
 
 
 async def test_token_of_two_uses_lets_two_in(broker, tmp_path):
@@ -140,7 +140,7 @@ async def test_expired_token_is_refused_and_listed_for_a_day(broker):
     broker.clock.pass_time(newcomers.hours(1 / 6))
     answer = await Newcomer("edge-1").ask(broker, token)
     assert answer.refusal == (403, "TokenRefused")
-    assert answer.problem.detail.startswith("this token was good until")
+    assert answer.problem.detail.startswith("the token expired at")
     (listed,) = (await broker.admin().read("tokens"))["tokens"]
     assert listed["state"] == "Expired"
     broker.clock.pass_time(newcomers.hours(24))
@@ -152,7 +152,7 @@ async def test_deleted_token_is_as_good_as_none(broker):
     token = await newcomers.token(broker)
     assert (await broker.admin().delete("tokens", token.split(".")[1])).status == 204
     answer = await Newcomer("edge-1").ask(broker, token)
-    assert await refusal(answer) == (403, "TokenRefused", "this token is not known here")
+    assert await refusal(answer) == (403, "TokenRefused", "unknown token or wrong secret")
 
 
 async def test_unknown_token_and_wrong_secret_are_answered_alike(broker):
@@ -161,20 +161,20 @@ async def test_unknown_token_and_wrong_secret_are_answered_alike(broker):
     unknown = await Newcomer("edge-1").ask(broker, f"{version}.{'b' * len(name)}.{secret}")
     mistaken = await Newcomer("edge-1").ask(broker, f"{version}.{name}.{wrong}")
     assert unknown.content == mistaken.content
-    assert await refusal(unknown) == (403, "TokenRefused", "this token is not known here")
+    assert await refusal(unknown) == (403, "TokenRefused", "unknown token or wrong secret")
 
 
 @pytest.mark.parametrize(
     "made, who, status, why",
     [
-        ({"name": "paris"}, Newcomer("edge-1"), 403, "this token is for 'paris' alone"),
+        ({"name": "paris"}, Newcomer("edge-1"), 403, "the token is bound to 'paris'"),
         (
             {"role": "viewer"},
             Newcomer("edge-1"),
             403,
-            "this token is for a viewer, not for a cluster",
+            "the token is for role viewer, not for role cluster",
         ),
-        ({}, Newcomer("bob", Role.ADMIN), 403, "this token is for a cluster, not for a admin"),
+        ({}, Newcomer("bob", Role.ADMIN), 403, "the token is for role cluster, not for role admin"),
     ],
     ids=["bound", "other-role", "higher-role"],
 )
@@ -196,7 +196,11 @@ async def test_only_allowed_clusters_may_join_whatever_they_show(certificates, t
     async with newcomers.enrolling(certificates, tmp_path, allow_join="edge-*, lab-?") as broker:
         token = await newcomers.token(broker)
         answer = await Newcomer("berlin").ask(broker, token)
-        assert await refusal(answer) == (403, "Forbidden", "no cluster 'berlin' may join here")
+        assert await refusal(answer) == (
+            403,
+            "Forbidden",
+            "cluster 'berlin' is not allowed to join",
+        )
         assert (await broker.admin().post("tokens", {"name": "berlin"})).status == 403
         assert (await Newcomer("lab-1").ask(broker, token)).status == 202
 

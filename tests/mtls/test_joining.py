@@ -101,7 +101,7 @@ async def test_rejected_one_hears_so(broker, tmp_path):
     )
     await brokers.until(lambda: bool(told))
     await broker.admin().post("members", "cluster", "berlin", "reject")
-    with pytest.raises(TokenRefused, match="used up"):
+    with pytest.raises(TokenRefused, match="no uses left"):
         await waiting
 
 

@@ -97,13 +97,13 @@ async def test_available_stays_and_what_is_withheld_is_shown_beside_it(admin, te
             "OutsideOpeningHours",
             "a fits if you wait until it opens at 2026-01-01T18:00Z",
         ),
-        ({"keepBack": {"cpu": 2}}, "7", "KeptBack", "a fits if you ask for 1 cpu less"),
-        ({"maxLent": {"cpu": 4}}, "7", "LendingCapReached", "a fits if you ask for 3 cpu less"),
+        ({"keepBack": {"cpu": 2}}, "7", "KeptBack", "a fits if you request 1 cpu less"),
+        ({"maxLent": {"cpu": 4}}, "7", "LendingCapReached", "a fits if you request 3 cpu less"),
         (
             {"maxPerRequester": {"cpu": 4}},
             "5",
             "RequesterCapReached",
-            "a fits if you ask for 1 cpu less",
+            "a fits if you request 1 cpu less",
         ),
     ],
     ids=str,
@@ -154,9 +154,9 @@ async def test_policy_may_be_set_before_the_cluster_comes(broker, admin, team):
     [
         ({"keepback": {"cpu": "1"}}, "unknown field `keepback`"),
         ({"keepBack": {"cpu": "much"}}, "keepBack.cpu: 'much'"),
-        ({"hours": ["never"]}, "hours: 'never' is no opening hours"),
-        ({"hours": ["08:00-18:00 Atlantis/City"]}, "Atlantis/City is no time zone here"),
-        ({"allow": ["\x07"]}, "allow: '\\x07' names no cluster"),
+        ({"hours": ["never"]}, "hours: 'never' is not a valid opening-hours text"),
+        ({"hours": ["08:00-18:00 Atlantis/City"]}, "Atlantis/City is not a known time zone"),
+        ({"allow": ["\x07"]}, "allow: '\\x07' is not a cluster name or pattern"),
         ({"deny": ["x"] * 257}, "$.deny"),
     ],
     ids=lambda value: str(value)[:40],
@@ -178,7 +178,7 @@ async def test_advertised_policy_that_cannot_hold_is_refused(broker):
     body = offer("a", policy={"hours": ["25:00-26:00"]})
     answer = await broker.cluster("a").post("advertisements", body)
     assert answer.refusal == (400, "InvalidInput")
-    assert "policy.hours: '25:00-26:00': 25:00 is no time of day" in answer.problem.detail
+    assert "policy.hours: '25:00-26:00': 25:00 is not a time of day" in answer.problem.detail
 
 
 async def test_limits_and_what_is_used_of_them_outlive_a_restart(certificates, tmp_path):

@@ -95,9 +95,9 @@ async def test_amount_that_is_needed_is_not_left_empty(r, name):
     asked, offered = wish(), offer("r")
     asked["requestedResources"][name] = offered["resources"]["capacity"][name] = ""
     code, detail = await refusal(r, "reservations", content=encoded(asked))
-    assert (code, detail) == ("InvalidQuantity", f"requestedResources.{name}: '' is no quantity")
+    assert (code, detail) == ("InvalidQuantity", f"requestedResources.{name}: '' is not a quantity")
     code, detail = await refusal(r, "advertisements", content=encoded(offered))
-    assert (code, detail) == ("InvalidQuantity", f"resources.capacity.{name}: '' is no quantity")
+    assert (code, detail) == ("InvalidQuantity", f"resources.capacity.{name}: '' is not a quantity")
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ async def test_quota_that_is_exceeded_is_a_final_refusal_with_numbers(broker, ad
     assert answer.refusal == (403, "QuotaExceeded")
     assert "retryable" not in answer.json
     assert answer.problem.detail == "r holds 30 of 32 cpu, and 4 more would exceed its quota"
-    assert answer.problem.hint == "ask for 2 cpu less"
+    assert answer.problem.hint == "request 2 cpu less"
     assert (
         broker.metric(
             "kubelend_http_requests_rejected_total", route="reserve", code="QuotaExceeded"
@@ -76,8 +76,8 @@ async def test_explain_shows_the_quota_beside_the_clusters(admin, r):
     explained = (await r.post("explain", wish("3"))).json
     assert explained["quota"] == [
         "r has 0 of 0 reservations, and one more would exceed its quota;"
-        " release one, or wait until one ends",
-        "r holds 0 of 2 cpu, and 3 more would exceed its quota; ask for 1 cpu less",
+        " release a reservation, or wait until one ends",
+        "r holds 0 of 2 cpu, and 3 more would exceed its quota; request 1 cpu less",
     ]
     assert explained["summary"] == "1/1 cluster fits"
     planned = await r.post("reservations", wish("3"), dryRun="true")
@@ -112,7 +112,7 @@ async def test_budget_refuses_what_is_too_dear_and_says_what_it_leaves(broker, a
     assert answer.refusal == (409, "NoCapacity")
     assert answer.problem.detail == "no suitable cluster: 0/1 cluster fits: 1 OverBudget"
     assert answer.problem.hint == (
-        "a fits if you ask for less, or for less time (your budget leaves 0.5 EUR per hour)"
+        "a fits if you request less, or for a shorter time (your budget leaves 0.5 EUR per hour)"
     )
     assert broker.metric("kubelend_placement_failures_total", reason="OverBudget") == 1
     await r.reserve("4", duration="30m")
@@ -132,7 +132,7 @@ async def test_renewal_over_the_budget_is_refused(admin, r):
     answer = await r.post("reservations", made["id"], "renew", {"duration": "3h"})
     assert answer.refusal == (403, "QuotaExceeded")
     assert answer.problem.detail == (
-        f"r may spend 1 EUR a day, which leaves 0.25 per hour, and {made['id']} costs 0.5"
+        f"the budget of r, 1 EUR a day, leaves 0.25 per hour, but {made['id']} costs 0.5"
     )
     renewed = await r.post("reservations", made["id"], "renew", {"duration": "2h"})
     assert renewed.status == 200
@@ -182,7 +182,7 @@ async def test_a_cluster_sees_its_own_quota_only(broker, admin, r):
         ({"cpu": "4"}, "unknown field `cpu`"),
         ({"amounts": {"cpu": "-4"}}, "amounts.cpu: '-4' is negative"),
         ({"reservations": -1}, "$.reservations"),
-        ({"budget": "much"}, "budget: 'much' is no price"),
+        ({"budget": "much"}, "budget: 'much' is not a price"),
         ({"budget": "1", "currency": "EURO COINS"}, "$.currency"),
     ],
     ids=str,

@@ -111,5 +111,5 @@ async def test_a_refusal_says_why_and_what_would_help(lenders, objects):
     assert (status.reason, status.message) == (
         "NoCapacity",
         "no suitable cluster: 0/2 clusters fit: 2 InsufficientCPU; "
-        "large fits if you ask for 1 cpu less",
+        "large fits if you request 1 cpu less",
     )

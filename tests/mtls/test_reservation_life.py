@@ -76,7 +76,7 @@ async def test_what_is_over_cannot_be_used_or_kept_also_long_after(start, step):
     answer = await r.post("reservations", made["id"], step)
     assert answer.refusal == (409, "WrongPhase")
     assert answer.problem.detail == f"{made['id']} is Released"
-    assert answer.problem.hint == "it is over: ask for a new one"
+    assert answer.problem.hint == "the reservation is finished; request a new one"
 
 
 async def test_archived_reservation_can_still_be_explained(start):
@@ -142,7 +142,7 @@ async def test_expiry_is_seen_at_once_by_whoever_asks(broker, a, r):
     assert (await r.reserve("8"))["targetClusterID"] == "a"
     status = (await r.read("reservations", made["id"]))["status"]
     assert (status["phase"], status["reason"]) == ("Released", "Expired")
-    assert status["message"] == "Its duration is over"
+    assert status["message"] == "Duration elapsed"
 
 
 async def test_broker_ends_what_is_over_by_itself(broker, a, r):

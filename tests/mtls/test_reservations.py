@@ -71,13 +71,13 @@ async def test_what_fits_nowhere_is_refused_with_a_count_of_the_reasons(r, field
 
 async def test_without_any_cluster_the_refusal_says_so(r):
     answer = await r.post("reservations", wish())
-    assert answer.problem.detail == "no suitable cluster: no cluster advertises yet"
+    assert answer.problem.detail == "no suitable cluster: no cluster has advertised yet"
 
 
 @pytest.mark.usefixtures("fleet")
 async def test_refusal_says_what_would_help_and_it_does(r):
     answer = await r.post("reservations", wish("17", "1Gi"))
-    assert answer.problem.hint == "large fits if you ask for 1 cpu less"
+    assert answer.problem.hint == "large fits if you request 1 cpu less"
     remedy = answer.json["explanation"]["remedy"]
     assert remedy == {"clusterID": "large", "text": answer.problem.hint, "less": {"cpu": "1"}}
     assert (await r.reserve("16", "1Gi"))["targetClusterID"] == "large"

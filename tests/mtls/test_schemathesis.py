@@ -69,8 +69,8 @@ UNSAYABLE = re.compile(
     r"|invisible characters"  # Unicode's classes, which regular expressions have no common words for
     r"|request is corrupt"  # what is between BEGIN and END
     r"|ttl: .* is more than"  # a duration has a largest value
-    r"|is no time zone|begins when it ends"  # of opening hours
-    r"|names no cluster"  # as with invisible characters
+    r"|is not a known time zone|begins and ends at the same time"  # of opening hours
+    r"|is not a cluster name or pattern"  # as with invisible characters
 )
 """Demands that JSON Schema has no words for."""
 

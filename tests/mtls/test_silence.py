@@ -38,8 +38,7 @@ async def test_requester_is_sent_on_and_the_provider_hears_of_it_when_it_is_back
     assert moved.told == ("requester", "Use", made["id"])
     assert moved.data["message"] == "Use oslo for 1 CPU / 1Gi Memory"
     assert moved.data["reservation"]["status"]["message"] == (
-        "Resources locked in cluster oslo."
-        " Moved from paris, which has not been heard since 12:00:00 UTC"
+        "Resources locked in cluster oslo. Moved from paris, unreachable since 12:00:00 UTC"
     )
     async with paris.stream(after=use.id) as stream:
         assert (await stream.event()).told == ("provider", "Withdraw", made["id"])
@@ -66,7 +65,7 @@ async def test_what_fits_nowhere_else_is_counted_and_told(broker, log):
     status = (await r.read("reservations", made["id"]))["status"]
     assert (status["phase"], status["reason"]) == ("Reserved", "ProviderSilent")
     assert status["message"] == (
-        "Kept in cluster paris, which has not been heard since 12:00:00 UTC; no other fits yet"
+        "Stays in cluster paris, unreachable since 12:00:00 UTC; no other cluster fits yet"
     )
     kept = {"phase": "Reserved", "reason": "ProviderSilent"}
     assert broker.metric("kubelend_reservations", **kept) == 1

@@ -70,7 +70,7 @@ async def test_waiter_whose_time_is_over_fails_and_is_not_served_later(broker, a
     broker.clock.pass_time(30 * make.SECOND)
     failed = (await r.read("reservations", waiting["id"]))["status"]
     assert (failed["phase"], failed["reason"]) == ("Failed", "WaitTimedOut")
-    assert failed["message"] == ("Nothing fitted in time: 0/1 cluster fits: 1 InsufficientCPU")
+    assert failed["message"] == ("No cluster fitted in time: 0/1 cluster fits: 1 InsufficientCPU")
     assert failed["finishedAt"] == "2026-01-01T12:00:30Z"
     await a.advertise("99", "99Gi")
     assert await r.phase_of(waiting["id"]) == "Failed"

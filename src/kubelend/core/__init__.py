@@ -1,1 +1,1 @@
-"""The rules of lending, pure: no I/O, no clock, no logging, no asyncio."""
+"""The domain: pure, without I/O, clock, logging or asyncio."""

@@ -1,7 +1,7 @@
-"""What the requesters with a quota hold, wait for and spend: the ledger keeps it up to date.
+"""Quota usage: held and waiting resources, and daily spend, of requesters with a quota.
 
-Only they have an account, so a fleet without quotas pays nothing for it. All of it follows from the
-reservations at hand, and is never stored.
+Only requesters with a quota are tracked. The usage is derived from the reservations in the ledger
+and never stored.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kubelend.core.spending import MONEY, Span, Spending
 
 
 class Account:
-    """One requester."""
+    """Usage of one requester."""
 
     def __init__(self, quota: Quota, reservations: Iterable[Reservation] = ()) -> None:
         self.quota = quota
@@ -34,7 +34,7 @@ class Account:
             self.add(reservation)
 
     def copy(self) -> Self:
-        """As it is now: what changes later does not change the copy."""
+        """An independent copy."""
         twin = copy(self)
         twin.spending = self.spending.copy()
         return twin
@@ -60,13 +60,13 @@ class Account:
             self.spending.remove(span)
 
     def counts_alike(self, one: Reservation, other: Reservation) -> bool:
-        """Whether nothing of one reservation changes that is counted here."""
+        """Whether two versions of a reservation count the same."""
         waits = (one.phase is Phase.PENDING) == (other.phase is Phase.PENDING)
         holds = one.is_live == other.is_live
         return holds and waits and list(self.spans(one)) == list(self.spans(other))
 
     def spans(self, reservation: Reservation) -> Iterator[Span]:
-        """When it costs how much, as far as the budget counts it."""
+        """The cost intervals of a reservation that count against the budget."""
         if self.quota.budget is None:
             return
         for charge in reservation.charges:
@@ -77,7 +77,7 @@ class Account:
             yield span
 
     def running(self, reservation: Reservation) -> Span | None:
-        """The part at its present provider: until it ends, or until it ended."""
+        """The cost interval at the current provider."""
         since, until = reservation.reserved_at, reservation.expires_at
         if not reservation.hourly or reservation.currency != self.quota.currency:
             return None
@@ -88,9 +88,10 @@ class Account:
         return Span(micros(since), micros(until), reservation.hourly)
 
     def most(self, since: datetime, until: datetime, without: Span | None = None) -> int | None:
-        """What something may cost per hour in this time, in billionths; None without a budget.
+        """The highest hourly price that the budget allows in this time, in billionths; None without
+        a budget.
 
-        `without` is what it costs already: a reservation that moves pays for one place only.
+        `without` is an interval to disregard: a moving reservation pays for one provider only.
         """
         if self.quota.budget is None or until <= since:
             return None
@@ -102,12 +103,12 @@ class Account:
         return max(most, 0)
 
     def spent(self, now: datetime) -> int:
-        """What this day costs, in billionths, with what is promised until it ends."""
+        """The cost of the current day in billionths, including that of reservations until they expire."""
         return (self.spending.on(instants.day_of(now)) + MONEY // 2) // MONEY
 
 
 class Accounts:
-    """All of them. Only the ledger changes them."""
+    """Usage by requester. Only the ledger changes it."""
 
     def __init__(self) -> None:
         self.by_requester: dict[ClusterId, Account] = {}
@@ -118,7 +119,7 @@ class Accounts:
     def open(
         self, requester: ClusterId, quota: Quota | None, reservations: Iterable[Reservation]
     ) -> None:
-        """Begin to count anew; with no quota, count no more."""
+        """Rebuilds the usage of a requester; stops tracking it if it has no quota."""
         if quota is None:
             self.by_requester.pop(requester, None)
             return
@@ -126,14 +127,14 @@ class Accounts:
         self.by_requester[requester] = Account(quota, own)
 
     def move(self, before: Reservation | None, after: Reservation) -> bool:
-        """A reservation has changed; True if somebody who waits may see that."""
+        """Applies a change of a reservation; True if waiting requests of the requester must be retried."""
         account = self.by_requester.get(after.requester)
         if account is None or (before is not None and account.counts_alike(before, after)):
             return False
         if before is not None:
             account.remove(before)
         account.add(after)
-        # Who begins to wait takes nothing from those who wait already, and leaves nothing to them.
+        # A request that starts to wait neither takes from nor frees anything for those already waiting.
         begins_to_wait = before is None and after.phase is Phase.PENDING
         return account.waits > 0 and not begins_to_wait
 
@@ -143,7 +144,7 @@ class Accounts:
             account.remove(reservation)
 
     def kept_until(self, reservation: Reservation) -> datetime | None:
-        """The end of the day for which a finished reservation has to stay at hand; None if for none."""
+        """Until when a finished reservation counts against a daily budget; None if it does not."""
         account = self.by_requester.get(reservation.requester)
         if account is None or reservation.phase not in FINAL:
             return None
@@ -151,7 +152,7 @@ class Accounts:
         return instants.instant(DAY * (max(days) + 1)) if days else None
 
     def waiting_for_money(self) -> Iterator[ClusterId]:
-        """Who waits and has a budget: what it leaves changes with the time."""
+        """Requesters with a budget and waiting requests: their remaining budget changes with time."""
         for requester, account in self.by_requester.items():
             if account.waits and account.quota.budget is not None:
                 yield requester

@@ -1,6 +1,8 @@
-"""The invariants, checked from scratch: what a ledger keeps up to date must equal what its records say.
+"""Consistency checks: invariants of a ledger, and the store against its audit log.
 
-Run by `kubelend audit` on a store, and after every benchmark and fault test.
+`kubelend audit` runs them on a store, and tests run them after every benchmark and fault test. The
+indexes of a ledger must equal what its records imply. The replay of the audit log finds records
+that are missing in the store.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from kubelend.core.resources import Resources
 
 
 def violations(ledger: Ledger) -> list[str]:
-    """Every broken invariant, a sentence each; empty when all hold."""
+    """All violated invariants, one sentence each."""
     return [
         *_reserved_is_the_sum_of_live_reservations(ledger),
         *_free_is_what_is_left(ledger),
@@ -32,7 +34,9 @@ def violations(ledger: Ledger) -> list[str]:
 
 
 def overcommitted(ledger: Ledger) -> list[ClusterId]:
-    """Clusters whose own pods grew into what they had promised: not our doing, but worth knowing."""
+    """Clusters whose own pods use resources they have lent: not a fault of the broker, but worth
+    reporting.
+    """
     return [
         found for found in ledger.clusters if any(n < 0 for _, n in ledger.available(found).items())
     ]
@@ -62,13 +66,13 @@ def _free_is_what_is_left(ledger: Ledger) -> Iterator[str]:
         for name in ("cpu", "memory", "gpu", "storage", *extended):
             column = ledger.fleet.free(name)
             if column is not None and int(column[row]) != available.amount(name):
-                yield f"{cluster}: the index has {column[row]} {name} free, not {available.amount(name)}"
+                yield f"{cluster}: the fleet has {column[row]} {name} free, not {available.amount(name)}"
     if sorted(ledger.clusters) != ledger.fleet.ids:
-        yield "the index does not hold the clusters of the ledger"
+        yield "the fleet does not contain the clusters of the ledger"
 
 
 def _lendable(ledger: Ledger, cluster: Cluster) -> Resources:
-    """What may be lent, worked out from the records alone."""
+    """The lendable amount, computed from the records alone."""
     reserved = ledger.reserved(cluster.id)
     available = (cluster.ceiling - reserved).clamped()
     holds = lending.stricter(cluster.advertisement.policy, ledger.limits(cluster.id).policy)
@@ -82,11 +86,11 @@ def _accounts_count_every_reservation(ledger: Ledger) -> Iterator[str]:
         if limits.quota is not None
     }
     if quotas.keys() != ledger.accounts.by_requester.keys():
-        yield "the accounts are not those of the requesters with a quota"
+        yield "the quota usage does not cover exactly the requesters with a quota"
     for name, account in ledger.accounts.by_requester.items():
         own = [found for found in ledger.reservations.values() if found.requester == name]
         if name in quotas and _sums(account) != _sums(Account(quotas[name], own)):
-            yield f"{name}: the account is not the sum of its reservations"
+            yield f"{name}: the quota usage is not the sum of its reservations"
 
 
 def _sums(account: Account) -> tuple[object, ...]:
@@ -105,7 +109,7 @@ def _loans_count_every_reservation(ledger: Ledger) -> Iterator[str]:
         for provider, lent in ledger.fleet.loans.of(requester).items()
     }
     if counted != sums:
-        yield "what each requester has of each provider is not the sum of its reservations"
+        yield "the amounts lent per requester are not the sums of its reservations"
 
 
 def _records_are_consistent(ledger: Ledger) -> Iterator[str]:
@@ -115,24 +119,24 @@ def _records_are_consistent(ledger: Ledger) -> Iterator[str]:
 
 def _problems(found: Reservation) -> Iterator[str]:
     if found.is_live and (found.target is None or found.expires_at is None):
-        yield f"is {found.phase} without a target and an end"
+        yield f"is {found.phase} without a target and an expiry"
     if found.target == found.requester:
-        yield "is lent by its own requester"
+        yield "has its requester as provider"
     if found.phase is Phase.PENDING and found.wait_until is None:
-        yield "waits without an end"
+        yield "is Pending without a wait timeout"
     if not found.is_live and found.phase is not Phase.PENDING and found.finished_at is None:
-        yield f"is {found.phase} without a time"
+        yield f"is {found.phase} without a finish time"
     if not found.request.resources:
-        yield "holds nothing"
+        yield "requests no resources"
 
 
 def _earmarks_are_kept(ledger: Ledger) -> Iterator[str]:
     waiters = [waiter for waiter in ledger.waiting() if waiter.earmark is not None]
     for waiter in waiters:
         if waiter.earmark is not None and ledger.earmarked(waiter.earmark) != waiter:
-            yield f"{waiter.id}: {waiter.earmark} is not kept for it"
+            yield f"{waiter.id}: {waiter.earmark} is not nominated for it"
     if len(waiters) != ledger.fleet.earmarks:
-        yield f"the index keeps {ledger.fleet.earmarks} clusters for {len(waiters)} waiters"
+        yield f"the fleet has {ledger.fleet.earmarks} nominations for {len(waiters)} waiting requests"
 
 
 def _tally_counts_every_reservation(ledger: Ledger) -> Iterator[str]:
@@ -140,7 +144,7 @@ def _tally_counts_every_reservation(ledger: Ledger) -> Iterator[str]:
     for phase, reason in sorted({*counted, *ledger.tally}):
         tallied, actual = ledger.tally[phase, reason], counted[phase, reason]
         if tallied != actual:
-            yield f"the tally of {phase} because of {reason} is {tallied}, not {actual}"
+            yield f"the count of {phase} with reason {reason} is {tallied}, not {actual}"
 
 
 def _keys_are_unique(ledger: Ledger) -> Iterator[str]:
@@ -151,7 +155,7 @@ def _keys_are_unique(ledger: Ledger) -> Iterator[str]:
     )
     for (requester, key), count in keys.items():
         if count > 1:
-            yield f"{requester}: {count} reservations share the key {key!r}"
+            yield f"{requester}: {count} reservations share the idempotency key {key!r}"
 
 
 def _revisions_are_in_the_past(ledger: Ledger) -> Iterator[str]:

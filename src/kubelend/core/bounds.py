@@ -1,9 +1,4 @@
-"""What lending policies withhold, as columns beside those of the fleet; there only while there are policies.
-
-Headroom that is kept back and the cap on what is lent are folded into what the fleet shows as free, so
-that a decision reads one column as ever; what is here tells the reasons apart. Lists of requesters and
-opening hours are the same on many clusters, so each of them is judged once.
-"""
+"""Lending policies as columns; see `columns`."""
 
 from __future__ import annotations
 
@@ -20,31 +15,31 @@ from kubelend.core.models import ClusterId
 from kubelend.core.openings import Openings
 
 ADMISSIONS = 256
-"""Requesters whose masks are kept: the number of those who may ask is not bounded, so this one is."""
+"""Cache size; the number of requesters is unbounded, so the cache is bounded."""
 
 
 class Bound:
-    """One resource over all clusters. A row without a policy has what limits nothing."""
+    """Policy limits of one resource. A row without a policy has values that do not limit."""
 
-    def __init__(self, room: int) -> None:
-        self.available: Ints = np.zeros(room, np.int64)
-        """What is there, whatever a policy says; only kept for rows with a policy."""
-        self.kept_back: Ints = np.zeros(room, np.int64)
-        self.cap_left: Ints = np.full(room, FOREVER, np.int64)
-        """What may still be lent in total."""
-        self.share: Ints = np.full(room, FOREVER, np.int64)
-        """What one requester may have."""
+    def __init__(self, capacity: int) -> None:
+        self.available: Ints = np.zeros(capacity, np.int64)
+        """Available amount regardless of the policy; only maintained for rows with a policy."""
+        self.kept_back: Ints = np.zeros(capacity, np.int64)
+        self.cap_left: Ints = np.full(capacity, FOREVER, np.int64)
+        """What may still be lent under the total cap."""
+        self.share: Ints = np.full(capacity, FOREVER, np.int64)
+        """The cap per requester."""
 
     def arrays(self) -> tuple[Ints, Ints, Ints, Ints]:
         return self.available, self.kept_back, self.cap_left, self.share
 
     def bind(self, row: int, name: str, lending: Lending) -> None:
-        """Write what a policy says of this resource, whatever is lent."""
+        """Writes the limits of a policy that do not depend on what is lent."""
         self.kept_back[row] = lending.keep_back.amount(name)
         self.share[row] = lending.max_per_requester.get(name, FOREVER)
 
     def withhold(self, row: int, available: int, cap_left: int) -> int:
-        """Write what is there and may still be lent; gives what of it is free."""
+        """Writes the available amount and the remaining cap; returns the free amount."""
         self.available[row], self.cap_left[row] = available, cap_left
         return min(max(available - int(self.kept_back[row]), 0), cap_left)
 
@@ -52,15 +47,15 @@ class Bound:
         self.available[row] = self.kept_back[row] = 0
         self.cap_left[row] = self.share[row] = FOREVER
 
-    def grow(self, room: int) -> None:
-        self.available = widened(self.available, room)
-        self.kept_back = widened(self.kept_back, room)
-        self.cap_left = widened(self.cap_left, room)
-        self.share = widened(self.share, room)
+    def grow(self, capacity: int) -> None:
+        self.available = widened(self.available, capacity)
+        self.kept_back = widened(self.kept_back, capacity)
+        self.cap_left = widened(self.cap_left, capacity)
+        self.share = widened(self.share, capacity)
 
 
 class Admission(NamedTuple):
-    """Which clusters lend to a requester, as far as their lists say."""
+    """Clusters whose allow and deny lists admit a requester."""
 
     allowed: Mask
     not_denied: Mask
@@ -69,25 +64,25 @@ class Admission(NamedTuple):
 
 
 class Bounds:
-    """The policies of a fleet, a row each."""
+    """The policies of all clusters, one row each."""
 
-    def __init__(self, room: int) -> None:
-        self.bound: Mask = np.zeros(room, np.bool_)
+    def __init__(self, capacity: int) -> None:
+        self.bound: Mask = np.zeros(capacity, np.bool_)
         """Rows with a policy."""
-        self.sharing: Mask = np.zeros(room, np.bool_)
-        """Rows that limit the share of one requester."""
+        self.sharing: Mask = np.zeros(capacity, np.bool_)
+        """Rows with a cap per requester."""
         self.policies = self.shares = 0
-        """How many there are of both."""
-        self.access: Coded[Access] = Coded(room)
-        self.openings = Openings(room)
+        """Number of such rows."""
+        self.access: Coded[Access] = Coded(capacity)
+        self.openings = Openings(capacity)
         self._columns: dict[str, Bound] = {}
         self._admissions: dict[ClusterId, Admission] = {}
-        self._room = room
+        self._capacity = capacity
 
-    # -- what the fleet writes
+    # -- written by the fleet
 
     def bind(self, row: int, lending: Lending | None) -> bool:
-        """Write whom a policy lends to and when; True if its hours are others than before."""
+        """Writes lists and hours of a policy; True if the hours changed."""
         has_share = lending is not None and bool(lending.max_per_requester)
         self.policies += int(lending is not None) - int(self.bound[row])
         self.shares += int(has_share) - int(self.sharing[row])
@@ -101,7 +96,7 @@ class Bounds:
         return self.openings.set(row, () if lending is None else lending.hours)
 
     def inserted(self, row: int) -> None:
-        """A row was made in between, still with what the one behind it has."""
+        """Resets an inserted row, which still has the values of the row behind it."""
         self.bound[row] = self.sharing[row] = False
         self.access.codes[row] = self.openings.hours.codes[row] = 0
         for column in self._columns.values():
@@ -109,37 +104,37 @@ class Bounds:
         self._admissions.clear()
 
     def removed(self) -> None:
-        """A row that had no policy any more was closed up."""
+        """Invalidates caches after a row was removed."""
         self._admissions.clear()
 
     def drop(self, name: str) -> None:
-        """No cluster offers this resource any more."""
+        """Drops the column of a resource that no cluster offers any more."""
         self._columns.pop(name, None)
 
-    def grow(self, room: int) -> None:
-        self._room = room
-        self.bound, self.sharing = widened(self.bound, room), widened(self.sharing, room)
-        self.access.codes = widened(self.access.codes, room)
-        self.openings.hours.codes = widened(self.openings.hours.codes, room)
+    def grow(self, capacity: int) -> None:
+        self._capacity = capacity
+        self.bound, self.sharing = widened(self.bound, capacity), widened(self.sharing, capacity)
+        self.access.codes = widened(self.access.codes, capacity)
+        self.openings.hours.codes = widened(self.openings.hours.codes, capacity)
         for column in self._columns.values():
-            column.grow(room)
+            column.grow(capacity)
 
     def arrays(self) -> Iterator[npt.NDArray[np.generic]]:
-        """Every array with a place per row, to be shifted by insertions and removals."""
+        """All arrays with a value per row, which insertions and removals shift."""
         yield from (self.bound, self.sharing, self.access.codes, self.openings.hours.codes)
         for column in self._columns.values():
             yield from column.arrays()
 
-    # -- what filters read
+    # -- read by filters
 
     def column(self, name: str) -> Bound:
         known = self._columns.get(name)
         if known is None:
-            known = self._columns[name] = Bound(self._room)
+            known = self._columns[name] = Bound(self._capacity)
         return known
 
     def admission(self, requester: ClusterId, size: int) -> Admission:
-        """Kept until any list changes."""
+        """Cached until any list changes."""
         known = self._admissions.get(requester)
         if known is None:
             if len(self._admissions) >= ADMISSIONS:

@@ -1,4 +1,7 @@
-"""All reservations at hand, and how to find them: by key, and by the clusters that they concern."""
+"""Indexes of the ledger: reservations, held resources, wait queue, deadlines, limits and members.
+
+Each is maintained by the ledger alone.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,12 @@ from kubelend.core.models import ClusterId, RequestKey, Reservation, Reservation
 
 
 class Catalogue:
-    """The reservations of one ledger. Only the ledger changes it."""
+    """Reservations by ID, by idempotency key and by cluster."""
 
     def __init__(self) -> None:
         self.by_id: dict[ReservationId, Reservation] = {}
         self.tally: Counter[tuple[Phase, Reason]] = Counter()
-        """How many are in each phase, and why."""
+        """Number of reservations by phase and reason."""
         self._by_key: dict[tuple[ClusterId, RequestKey], ReservationId] = {}
         self._by_cluster: defaultdict[ClusterId, dict[ReservationId, None]] = defaultdict(dict)
 
@@ -25,7 +28,7 @@ class Catalogue:
         return None if found is None else self.by_id[found]
 
     def touching(self, cluster: ClusterId) -> Iterator[Reservation]:
-        """What a cluster asked for, lends or lent, in no particular order."""
+        """Reservations with this cluster as requester, provider or previous provider, unordered."""
         return (self.by_id[found] for found in self._by_cluster.get(cluster, ()))
 
     def put(self, before: Reservation | None, after: Reservation) -> None:
@@ -38,7 +41,7 @@ class Catalogue:
             self._set_key(after)
 
     def fill(self, reservations: Sequence[Reservation]) -> None:
-        """Put many that are new."""
+        """Adds many new reservations."""
         self.by_id.update(zip(map(attrgetter("id"), reservations), reservations, strict=True))
         self.tally.update(map(attrgetter("phase", "reason"), reservations))
         for reservation in reservations:
@@ -63,7 +66,7 @@ class Catalogue:
         if gone.request.key is None:
             return
         key = gone.requester, gone.request.key
-        if self._by_key.get(key) == gone.id:  # else another has it by now
+        if self._by_key.get(key) == gone.id:  # otherwise the key belongs to a newer reservation
             del self._by_key[key]
 
     def _index(self, reservation: Reservation) -> None:

@@ -1,4 +1,4 @@
-"""A column of values that many rows share: each is judged once, and rows refer to it by number."""
+"""Dictionary-encoded column: each distinct value is evaluated once, and rows refer to it by code."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ Value = TypeVar("Value", bound=Hashable)
 
 
 class Coded(Generic[Value]):
-    """The number of each row's value; 0 for a row without one."""
+    """The code of each row's value; 0 for a row without one."""
 
-    def __init__(self, room: int) -> None:
-        self.codes: Ints = np.zeros(room, np.int64)
+    def __init__(self, capacity: int) -> None:
+        self.codes: Ints = np.zeros(capacity, np.int64)
         self._numbers: dict[Value, int] = {}
         self._uses: dict[Value, int] = {}
         self._unused: list[int] = []
         self._values: list[Value | None] = [None]
 
     def __len__(self) -> int:
-        """How many different values there are."""
+        """Number of distinct values."""
         return len(self._numbers)
 
     def values(self) -> list[Value]:
@@ -33,7 +33,7 @@ class Coded(Generic[Value]):
         return self._values[int(self.codes[row])]
 
     def set(self, row: int, value: Value | None) -> bool:
-        """Give a row its value, or none; True if it is another than before."""
+        """Sets or clears the value of a row; True if it changed."""
         before = self.value(row)
         if before == value:
             return False
@@ -43,7 +43,7 @@ class Coded(Generic[Value]):
         return True
 
     def judged(self, judge: Callable[[Value], bool], size: int) -> Mask:
-        """The rows whose value passes, and those without one."""
+        """Rows whose value satisfies the predicate, and rows without a value."""
         verdicts = [value is None or judge(value) for value in self._values]
         mask: Mask = np.array(verdicts, np.bool_)[self.codes[:size]]
         return mask

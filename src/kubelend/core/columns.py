@@ -1,4 +1,10 @@
-"""Arrays with a place for each cluster: their types, one resource as such arrays, and how they grow."""
+"""Column types of the fleet: resources, lending policies, dictionary-encoded values and opening hours.
+
+Policy columns exist only while some cluster has a policy. Kept-back amounts and the total cap are
+folded into the free amounts of the fleet, so that a placement reads one column; the columns here
+tell the rejection reasons apart. Allow lists and opening hours are shared by many clusters, so they
+are dictionary-encoded and evaluated once per distinct value.
+"""
 
 from __future__ import annotations
 
@@ -13,34 +19,34 @@ Mask = npt.NDArray[np.bool_]
 Scalar = TypeVar("Scalar", bound=np.generic)
 
 LOWEST, HIGHEST = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)
-"""What a column of integers can hold."""
+"""Range of an integer column."""
 NEVER, FOREVER = LOWEST, HIGHEST
 
 
 class Column:
-    """One resource over all clusters."""
+    """One resource of all clusters."""
 
-    def __init__(self, room: int) -> None:
-        self.free: Ints = np.zeros(room, np.int64)
-        """What can be promised now, never below zero; without what a policy withholds."""
-        self.ceiling: Ints = np.zeros(room, np.int64)
-        """The same if nothing were reserved."""
-        self.free_float: Floats = np.zeros(room, np.float64)
-        self.allocatable: Floats = np.ones(room, np.float64)
-        """What is free, policy or not, and its divisor, for scores: a share needs no exactness."""
+    def __init__(self, capacity: int) -> None:
+        self.free: Ints = np.zeros(capacity, np.int64)
+        """What can be lent now, never negative; without what a policy withholds."""
+        self.ceiling: Ints = np.zeros(capacity, np.int64)
+        """What could be lent if nothing were reserved."""
+        self.free_float: Floats = np.zeros(capacity, np.float64)
+        self.allocatable: Floats = np.ones(capacity, np.float64)
+        """Free amount regardless of policies, and its divisor, as floats for scores."""
 
     def arrays(self) -> tuple[Ints, Ints, Floats, Floats]:
         return self.free, self.ceiling, self.free_float, self.allocatable
 
-    def grow(self, room: int) -> None:
-        self.free = widened(self.free, room)
-        self.ceiling = widened(self.ceiling, room)
-        self.free_float = widened(self.free_float, room)
-        self.allocatable = widened(self.allocatable, room)
+    def grow(self, capacity: int) -> None:
+        self.free = widened(self.free, capacity)
+        self.ceiling = widened(self.ceiling, capacity)
+        self.free_float = widened(self.free_float, capacity)
+        self.allocatable = widened(self.allocatable, capacity)
 
 
-def widened(array: npt.NDArray[Scalar], room: int) -> npt.NDArray[Scalar]:
-    """The same with more places at its end."""
-    wide = np.zeros((*array.shape[:-1], room), array.dtype)
+def widened(array: npt.NDArray[Scalar], capacity: int) -> npt.NDArray[Scalar]:
+    """Copies the array into a longer one."""
+    wide = np.zeros((*array.shape[:-1], capacity), array.dtype)
     wide[..., : array.shape[-1]] = array
     return wide

@@ -1,8 +1,9 @@
-"""Everything a caller can make the ledger do, as generators of events.
+"""Commands: generators of events with a result, including those that set policies and quotas.
 
-A command looks at the ledger, yields an event, and finds it applied when it goes on; its return value is
-the answer. It raises before its first event or not at all, so a refused command has changed nothing.
-`run` drives one, and then serves whoever waits for what came free.
+A command reads the ledger and yields events; each is applied before the command continues. It
+raises before its first event or not at all, so a rejected command has changed nothing.
+`run_command` drives a command, serves the wait queue with freed capacity and builds the audit
+entries.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from kubelend.core.models import (
 )
 
 MOST_FORGOTTEN = 5000
-"""At a time: the rest can wait for the next second, and callers need not wait for all of them."""
+"""Evictions per run, to bound the time in which callers wait; the rest follow in the next run."""
 
 Answer = TypeVar("Answer")
 Command = Generator[Event, None, Answer]
@@ -53,7 +54,7 @@ Command = Generator[Event, None, Answer]
 def run(
     ledger: Ledger, command: Command[Answer], now: datetime, actor: Actor = THE_BROKER
 ) -> tuple[Answer, list[Change]]:
-    """Drive a command to its answer; returns it with all that a store has to keep, the journal too."""
+    """Runs a command; returns its result and all changes to persist, including audit entries."""
     changes: list[Change] = []
     answer = _drive(ledger, command, changes, actor)
     if ledger.freed or ledger.shifted:
@@ -69,7 +70,7 @@ def advertise(
     now: datetime,
     certificate_until: datetime | None = None,
 ) -> Command[Cluster]:
-    """Believe a cluster for as long as it says, but not longer than the broker's own limit."""
+    """Stores an advertisement, valid for the time the cluster requests but at most `stale_after`."""
     valid_for = advertisement.valid_for
     valid_for = stale_after if valid_for is None else min(valid_for, stale_after)
     yield Advertised(now, advertisement, now + valid_for, certificate_until)
@@ -79,12 +80,12 @@ def advertise(
 def reserve(
     ledger: Ledger, request: Request, new_id: ReservationId, max_waiting: int, now: datetime
 ) -> Command[ReservationId | NoFit]:
-    """Lock the amount on the best cluster, or queue the request if it would rather wait than hear no."""
+    """Reserves the resources on the best cluster; enqueues the request if none fits and it may wait."""
     known = None if request.key is None else ledger.by_key(request.requester, request.key)
     if known is not None:
         return _same_request(known, request).id
     if new_id in ledger.reservations:
-        raise Conflict(f"{new_id} exists already", hint="ask again")
+        raise Conflict(f"{new_id} already exists", hint="retry the request")
     answer = decision.decide(quotas.admit(ledger, request, now), ledger.fleet)
     if isinstance(answer, NoFit):
         if not request.wait:
@@ -96,13 +97,13 @@ def reserve(
 
 
 def activate(ledger: Ledger, reservation: ReservationId, now: datetime) -> Command[None]:
-    """The requester uses it. Saying so twice changes nothing."""
+    """Marks the reservation as in use. Idempotent."""
     found = ledger.reservation(reservation)
     if found.phase is Phase.ACTIVE:
         return
     if found.phase is not Phase.RESERVED:
         raise WrongPhase(
-            f"{found.id} is {found.phase}", hint="only a Reserved one can become Active"
+            f"{found.id} is {found.phase}", hint="only a Reserved reservation can be activated"
         )
     yield Activated(now, reservation)
 
@@ -110,9 +111,9 @@ def activate(ledger: Ledger, reservation: ReservationId, now: datetime) -> Comma
 def renew(
     ledger: Ledger, reservation: ReservationId, duration: timedelta, now: datetime
 ) -> Command[None]:
-    """Keep it for this long from now. It never ends earlier than before: to end it, release it.
+    """Extends the reservation to `duration` from now; never shortens it.
 
-    The price stays as it was agreed, and the requester's budget has to allow for it.
+    The agreed price stays, and the requester's budget has to cover it.
     """
     found = ledger.reservation(reservation)
     if not found.is_live or found.expires_at is None:
@@ -127,7 +128,7 @@ def renew(
 def release(
     ledger: Ledger, reservation: ReservationId, reason: Reason, now: datetime
 ) -> Command[None]:
-    """Give it back, once; releasing what is finished changes nothing."""
+    """Releases the reservation. Idempotent."""
     found = ledger.reservation(reservation)
     if found.phase in FINAL:
         return
@@ -137,7 +138,7 @@ def release(
 def retire(
     ledger: Ledger, reservation: ReservationId, reason: Reason, now: datetime
 ) -> Command[None]:
-    """Give it back if it is held, and forget it at once: its name may mean something else from now on."""
+    """Releases the reservation and evicts it immediately, so that its name can be reused."""
     if reservation in ledger.reservations:
         yield from release(ledger, reservation, reason, now)
         yield Forgotten(now, reservation)
@@ -146,7 +147,7 @@ def retire(
 def acknowledge(
     ledger: Ledger, reservation: ReservationId, provider: ClusterId, now: datetime
 ) -> Command[None]:
-    """The provider has set the capacity aside."""
+    """Records that the provider holds the resources. Idempotent."""
     found = _held_by(ledger, reservation, provider)
     if found.acknowledged_at is None:
         yield Acknowledged(now, reservation)
@@ -155,9 +156,9 @@ def acknowledge(
 def refuse(
     ledger: Ledger, reservation: ReservationId, provider: ClusterId, why: str, now: datetime
 ) -> Command[None]:
-    """The provider will not serve it: place it on the next best cluster, or fail it.
+    """Moves the reservation off a provider that refuses it, or fails it if no other cluster fits.
 
-    Saying so twice, because the first answer was lost, changes nothing.
+    Idempotent, so that a retry after a lost response has no effect.
     """
     if has_refused(ledger.reservation(reservation), provider):
         return
@@ -173,13 +174,13 @@ def refuse(
 
 
 def has_refused(found: Reservation, provider: ClusterId) -> bool:
-    """Whether its refusal has had its effect: it was moved away from there, or failed there."""
+    """Whether a refusal by this provider has already been processed."""
     failed = found.reason is Reason.REFUSED and found.target == provider
     return failed or provider in found.left
 
 
 def cordon(ledger: Ledger, cluster: ClusterId, why: str, now: datetime) -> Command[Cluster]:
-    """Close a cluster to new reservations; those it has stay."""
+    """Excludes a cluster from new placements; existing reservations stay."""
     if ledger.cluster(cluster).cordon != why:
         yield Cordoned(now, cluster, why)
     return ledger.cluster(cluster)
@@ -194,7 +195,7 @@ def uncordon(ledger: Ledger, cluster: ClusterId, now: datetime) -> Command[Clust
 def drain(
     ledger: Ledger, cluster: ClusterId, why: str, now: datetime
 ) -> Command[list[ReservationId]]:
-    """Cordon a cluster and move what it lends to others; what fits nowhere else is released."""
+    """Cordons a cluster and moves its reservations; releases those that fit nowhere else."""
     yield from cordon(ledger, cluster, why, now)
     lent = ledger.lent_by(cluster)
     for found in lent:
@@ -208,36 +209,36 @@ def drain(
 
 
 def moved(ledger: Ledger, found: Reservation, target: ClusterId, now: datetime) -> Placed:
-    """To another provider. It keeps the end that was promised, but not the price."""
+    """The event that moves a reservation. The expiry stays, the price is that of the new provider."""
     expires_at = found.expires_at or now + found.request.duration
     prices = ledger.cluster(target).advertisement.prices
     return transitions.placed(found, target, prices, expires_at, Reason.MOVED, now)
 
 
 def remove(ledger: Ledger, cluster: ClusterId, now: datetime) -> Command[None]:
-    """Forget a cluster that lends nothing."""
+    """Deletes a cluster without live reservations."""
     ledger.cluster(cluster)
     lent = ledger.lent_by(cluster)
     if lent:
         noun = "reservation" if len(lent) == 1 else "reservations"
-        raise Conflict(f"{cluster} still lends {len(lent)} {noun}", hint="drain it first")
+        raise Conflict(f"{cluster} still lends {len(lent)} {noun}", hint="drain the cluster first")
     yield from _forget_offer(ledger, cluster, now)
 
 
 def withdraw(ledger: Ledger, cluster: ClusterId, now: datetime) -> Command[None]:
-    """Forget what a cluster offers. What it lends stays lent, and counts again when it is back."""
+    """Deletes the offer of a cluster. Its reservations stay and count again when it advertises again."""
     if cluster in ledger.clusters:
         yield from _forget_offer(ledger, cluster, now)
 
 
 def expire(ledger: Ledger, retention: timedelta, now: datetime) -> Command[None]:
-    """End what is over, forget what ended long ago, and note what has opened."""
+    """Ends overdue reservations, evicts finished ones after retention, and updates opening hours."""
     ledger.tick(now)
     for found in ledger.overdue(now):
         if found.phase is Phase.PENDING:
             yield from _time_out(ledger, found, now)
         else:
-            yield Released(now, found.id, Reason.EXPIRED, "Its duration is over")
+            yield Released(now, found.id, Reason.EXPIRED, "Duration elapsed")
     for found in islice(ledger.finished_before(now - retention), MOST_FORGOTTEN):
         yield Forgotten(now, found.id)
 
@@ -261,7 +262,7 @@ def _apply(ledger: Ledger, event: Event, changes: list[Change], actor: Actor) ->
 
 
 def _forget_offer(ledger: Ledger, cluster: ClusterId, now: datetime) -> Command[None]:
-    """Whoever it was kept for looks for another."""
+    """Deletes the cluster; the request it was nominated for is nominated elsewhere."""
     waiter = ledger.earmarked(cluster)
     yield Removed(now, cluster)
     if waiter is not None:
@@ -280,7 +281,7 @@ def _same_request(known: Reservation, request: Request) -> Reservation:
 def _released(found: Reservation, reason: Reason) -> str:
     match reason:
         case Reason.DELETED:
-            return "Released, for its object was deleted"
+            return "Released because its object was deleted"
         case Reason.BY_ADMIN:
             return "Released by an administrator"
     return f"Released by requester {found.requester}"
@@ -295,7 +296,7 @@ def _enqueue(
     now: datetime,
 ) -> Command[ReservationId]:
     if ledger.waiting_count >= max_waiting:
-        raise QueueFull(f"{max_waiting} requests wait already", hint="try again later")
+        raise QueueFull(f"{max_waiting} requests are already waiting", hint="retry later")
     message = f"Waiting: {answer.explanation}"
     waiter = Reservation(new_id, request, now, message=message, wait_until=now + request.wait)
     yield Requested(now, waiter)
@@ -309,15 +310,16 @@ def _held_by(ledger: Ledger, reservation: ReservationId, provider: ClusterId) ->
         raise Forbidden(f"{reservation} is not placed on {provider}")
     if not found.is_live:
         raise WrongPhase(
-            f"{found.id} is {found.phase}", hint="it is over: nothing need be held for it"
+            f"{found.id} is {found.phase}",
+            hint="the reservation is finished; release the held resources",
         )
     return found
 
 
 def _time_out(ledger: Ledger, waiter: Reservation, now: datetime) -> Command[None]:
-    """A late sweep ends holds and waits together: what came free first may be what it waited for."""
+    """Serves the queue once more before failing the request: the same run may just have freed capacity."""
     yield from waiting.serve(ledger, now)
     if ledger.reservation(waiter.id).phase is Phase.PENDING:
         answer = decision.decide(quotas.question_of(ledger, waiter, now), ledger.fleet)
         why = f": {answer.explanation}" if isinstance(answer, NoFit) else ""
-        yield Failed(now, waiter.id, Reason.WAIT_TIMED_OUT, f"Nothing fitted in time{why}")
+        yield Failed(now, waiter.id, Reason.WAIT_TIMED_OUT, f"No cluster fitted in time{why}")

@@ -1,4 +1,4 @@
-"""Who serves a request: filter, score, choose. Equal inputs give equal decisions."""
+"""Placement: filter, score, choose. Deterministic."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from kubelend.core.models import ClusterId
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """Yes: this cluster, with the score that won."""
+    """The chosen cluster with its score."""
 
     cluster: ClusterId
     score: float
 
 
 class NoFit(msgspec.Struct, frozen=True):
-    """No, and why."""
+    """No cluster fits; the explanation says why."""
 
     explanation: Explanation
 
 
-def decide(question: Question, fleet: Fleet) -> Placement | NoFit:
+def decide(query: Question, fleet: Fleet) -> Placement | NoFit:
     """The best cluster that fits, or the reasons why none does."""
-    placement = choose(question, fleet)
-    return placement or NoFit(explanations.explain(question, fleet, limit=0))
+    placement = choose(query, fleet)
+    return placement or NoFit(explanations.explain(query, fleet, limit=0))
 
 
-def choose(question: Question, fleet: Fleet) -> Placement | None:
-    """The same for who need not be told why not."""
-    feasible = filters.passing(question, fleet)
-    best = policies.best(question.request, fleet, feasible)
+def choose(query: Question, fleet: Fleet) -> Placement | None:
+    """The best cluster that fits, without an explanation if none does."""
+    feasible = filters.passing(query, fleet)
+    best = policies.best(query.request, fleet, feasible)
     return None if best is None else Placement(fleet.ids[best.row], best.score)

@@ -1,8 +1,7 @@
-"""Durations as Go writes them ("1h30m", "90s", "500ms"): existing flags, bodies and objects do.
+"""Go durations ("1h30m", "90s", "500ms"), as flags, bodies and objects contain them.
 
-Called by the wire layer, the settings and the command line. Inside, a duration is a `timedelta`,
-which counts whole microseconds. A finer part is rounded away from zero: to many a setting zero
-means "off" or "none", and somebody who wrote "1ns" did not say that.
+Internally a duration is a `timedelta`, which counts whole microseconds. A finer part is rounded
+away from zero, because for many settings zero means "off".
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ from typing import Final
 from kubelend.core import errors
 
 LONGEST: Final = timedelta(microseconds=(2**63 - 1) // 1000)
-"""About 292 years, all that Go can count: so a Go program can read whatever we print."""
+"""About 292 years, the maximum of Go's time.Duration."""
 
 MAX_LENGTH: Final = 64
-"""Longer texts are refused unread."""
+"""Longer texts are rejected without parsing."""
 
 
 @functools.lru_cache(maxsize=1024)
 def parse(text: str) -> timedelta:
-    """The duration which the text says, or `InvalidDuration`."""
+    """Parses a text; raises `InvalidDuration`."""
     if len(text) > MAX_LENGTH:
         raise _invalid(text, f"has {len(text)} characters, more than {MAX_LENGTH}")
     match = _TEXT.fullmatch(text)
@@ -40,7 +39,7 @@ def parse(text: str) -> timedelta:
 
 
 def text(duration: timedelta) -> str:
-    """The very text which Go prints: "1h0m0s", "1m30s", "1.5ms", "0s"."""
+    """Formats a duration as Go does: "1h0m0s", "1m30s", "1.5ms", "0s"."""
     microseconds = duration // _MICROSECOND
     sign, microseconds = ("-", -microseconds) if microseconds < 0 else ("", microseconds)
     if microseconds < _SECOND:
@@ -54,7 +53,7 @@ def text(duration: timedelta) -> str:
 
 
 def short(duration: timedelta) -> str:
-    """For people, and still a Go duration: `text` without zeros at its end. "1h30m", "2h"."""
+    """The Go format without trailing zero units: "1h30m", "2h"."""
     full = text(duration)
     full = full[:-2] if full.endswith("m0s") else full
     return full[:-2] if full.endswith("h0m") else full
@@ -65,16 +64,16 @@ _SECOND: Final = 1_000_000
 _MICROSECONDS: Final = {
     "ns": Fraction(1, 1000),
     "us": Fraction(1),
-    "\u00b5s": Fraction(1),  # the micro sign, which Go prints
-    "\u03bcs": Fraction(1),  # the Greek letter mu, which looks the same
+    "\u00b5s": Fraction(1),  # micro sign, which Go prints
+    "\u03bcs": Fraction(1),  # Greek letter mu
     "ms": Fraction(1000),
     "s": Fraction(_SECOND),
     "m": Fraction(60 * _SECOND),
     "h": Fraction(3600 * _SECOND),
 }
 
-# Possessive throughout: each character is looked at once, whatever the text. Longer units come
-# first, so that "ms" is not read as "m".
+# Possessive quantifiers: linear time for any input. Longer units come first, so that "ms" is not
+# parsed as "m".
 _NUMBER: Final = r"(?=\.?[0-9])[0-9]*+\.?+[0-9]*+"
 _UNIT: Final = "|".join(sorted(_MICROSECONDS, key=len, reverse=True))
 _PART: Final = re.compile(rf"({_NUMBER})({_UNIT})", re.ASCII)
@@ -88,7 +87,7 @@ _HINT: Final = "write numbers with units, for example 1h30m, 90s or 500ms"
 def _problem(text: str) -> str:
     match = _UNKNOWN_UNIT.fullmatch(text)
     if match is None:
-        return "is no duration"
+        return "is not a duration"
     unit = match["unit"]
     return f"has the unknown unit {unit!r}" if unit else "has a number without a unit"
 
@@ -106,7 +105,7 @@ def _text_below_a_second(microseconds: int) -> str:
 
 
 def _decimal(amount: int, unit: int) -> str:
-    """`amount / unit` in as few digits as say it exactly; `unit` is a power of ten."""
+    """`amount / unit` in the fewest digits that are exact; `unit` is a power of ten."""
     whole, part = divmod(amount, unit)
     fraction = str(unit + part)[1:].rstrip("0")
     return f"{whole}.{fraction}" if fraction else str(whole)

@@ -1,8 +1,9 @@
-"""How somebody gets in: tokens, the judgement of a newcomer, and certificates; commands as in `commands`.
+"""Enrolment: join tokens, decisions on join requests, certificates, revocation and removal.
+Commands as in `commands`.
 
-A newcomer shows a token and the key that it wants a certificate for. Whoever asks a second time with the
-same token and the same key has lost the answer, or waits for an administrator: that costs no second use.
-A name that is taken is never given to another key by a token alone.
+An applicant presents a token and the public key to be certified. A repeated request with the same
+token and key is a retry and costs no second use: the response was lost, or the applicant waits for
+approval. A token alone never assigns an existing name to another key.
 """
 
 from __future__ import annotations
@@ -42,29 +43,33 @@ from kubelend.core.models import ClusterId, Record
 from kubelend.core.roles import Role
 
 JOINING = (Role.CLUSTER, Role.VIEWER, Role.ADMIN)
-"""What a token can be for. A proxy speaks for everyone: its certificate is made where the authority is."""
+"""Roles that can join with a token. A proxy acts for everyone, so its certificate is issued at the
+CA only.
+"""
 
 MOST_TOKENS = 1000
 SHORTEST_TTL, LONGEST_TTL = timedelta(seconds=1), timedelta(days=30)
 
 REVOKED = "revoked"
-"""How the reason begins for which a revoked cluster is cordoned."""
+"""Prefix of the cordon reason of a revoked cluster."""
 
 _NO_DIGEST = "0" * 64
-"""Stands for the digest of a token that does not exist, so that looking for one takes as long."""
+"""Compared instead of the digest of an unknown token, so that the check takes constant time."""
 
 
 class Door(Record, frozen=True):
-    """Which clusters are let in, by patterns such as `edge-*`. People come with tokens in their names."""
+    """Which clusters may join, by patterns such as `edge-*`. Users join with tokens bound to their
+    names.
+    """
 
     allow: tuple[str, ...] = ("*",)
-    """Names that may join at all."""
+    """Names that may join."""
     auto_accept: tuple[str, ...] = ()
-    """Names that need no administrator to say yes, though the token is not bound to them."""
+    """Names accepted without approval, even if the token is not bound to them."""
 
 
 class Newcomer(Record, frozen=True):
-    """Who asks to join, as its certificate request says."""
+    """The subject of a join request, from its CSR."""
 
     role: Role
     name: str
@@ -73,23 +78,28 @@ class Newcomer(Record, frozen=True):
 
 
 class Judgement(NamedTuple):
-    """What becomes of a newcomer; nothing has changed yet."""
+    """Decision on a join request, before anything is changed."""
 
     member: Member
     token: Token | None
-    """As it is after this use; None if this costs none."""
+    """The token after this use; None if no use is consumed."""
     let_in: bool
-    """Whether it gets a certificate now. If not, it waits."""
+    """Whether a certificate is issued now; otherwise the applicant waits."""
 
 
 def create_token(ledger: Ledger, token: Token, door: Door, now: datetime) -> Command[Token]:
-    """Let somebody in who will come with this token."""
+    """Creates a join token."""
     if token.role not in JOINING:
-        raise Forbidden(f"no {token.role} joins with a token", hint="see `kubelend ca issue`")
+        raise Forbidden(
+            f"role {token.role} cannot join with a token", hint="see `kubelend ca issue`"
+        )
     if len(ledger.registry.tokens) >= MOST_TOKENS:
-        raise Conflict(f"there are {MOST_TOKENS} tokens", hint="delete some: `kubelend token list`")
+        raise Conflict(
+            f"limit of {MOST_TOKENS} tokens reached",
+            hint="delete unused tokens, see `kubelend token list`",
+        )
     if token.id in ledger.registry.tokens:
-        raise Conflict(f"there is a token {token.id}", hint="ask again")
+        raise Conflict(f"token {token.id} already exists", hint="retry the request")
     if token.name:
         check_name(token.role, token.name, door)
     yield TokenCreated(now, token)
@@ -97,31 +107,33 @@ def create_token(ledger: Ledger, token: Token, door: Door, now: datetime) -> Com
 
 
 def delete_token(ledger: Ledger, token: TokenId, now: datetime) -> Command[None]:
-    """Nobody comes in with it any more, nor hears what became of a request made with it."""
+    """Deletes a token. Join requests made with it can no longer be queried."""
     if token not in ledger.registry.tokens:
         raise NotFound(f"no token {token!r}", hint="see `kubelend token list`")
     yield TokenRemoved(now, token)
 
 
 def check_token(ledger: Ledger, token: TokenId, digest: str) -> Token:
-    """The token that somebody shows. Without its secret nothing is learnt, nor by the time it takes."""
+    """Returns the presented token after a constant-time comparison of its secret."""
     found = ledger.registry.tokens.get(token)
     kept = _NO_DIGEST if found is None else found.digest
     if not hmac.compare_digest(kept.encode(), digest.encode()) or found is None:
         raise TokenRefused(
-            "this token is not known here", hint="ask an administrator for a new one"
+            "unknown token or wrong secret", hint="ask an administrator for a new token"
         )
     return found
 
 
 def check_name(role: Role, name: str, door: Door) -> None:
-    """Refuse a cluster that may not join, whatever it shows."""
+    """Raises `Forbidden` for a cluster whose name may not join."""
     if role is Role.CLUSTER and not _matches(name, door.allow):
-        raise Forbidden(f"no cluster {name!r} may join here", hint="see --allow-join of the broker")
+        raise Forbidden(
+            f"cluster {name!r} is not allowed to join", hint="see --allow-join of the broker"
+        )
 
 
 def judge(ledger: Ledger, newcomer: Newcomer, token: Token, door: Door, now: datetime) -> Judgement:
-    """Let in, wait or refuse; the token's secret has been checked."""
+    """Decides on a join request: accept, wait or refuse. The token's secret has been checked."""
     _check_meant(token, newcomer)
     check_name(newcomer.role, newcomer.name, door)
     known = ledger.registry.members.get(member_id(newcomer.role, newcomer.name))
@@ -139,7 +151,7 @@ def judge(ledger: Ledger, newcomer: Newcomer, token: Token, door: Door, now: dat
 def join(
     ledger: Ledger, judged: Judgement, certificate: Certificate | None, now: datetime
 ) -> Command[Member]:
-    """Write down what was judged; with the certificate, if it is let in."""
+    """Records a join decision, with the certificate if the applicant is accepted."""
     member = judged.member
     if judged.token is not None:
         yield TokenUsed(now, judged.token)
@@ -161,15 +173,16 @@ def accept(
     *,
     keep_old: bool = False,
 ) -> Command[Member]:
-    """Say yes to who waits, or to who was revoked: what it shows from then on is believed again.
+    """Accepts a waiting or revoked member.
 
-    With a key, only to that one. If another key was in, its certificates are refused from now on, unless
-    they are kept. Saying it again changes nothing.
+    With a key, only if that key has applied. Certificates of a previous key are revoked unless
+    `keep_old`. Idempotent.
     """
     found = ledger.registry.member(role, name)
     if key and key != (found.asks or found.key):
         raise Conflict(
-            f"another key asks to join as {role} {name}", hint="compare it: `kubelend get members`"
+            f"another key has requested to join as {role} {name}",
+            hint="compare the keys with `kubelend get members`",
         )
     if _is_another_key(found) and not keep_old:
         gone = found.revoked("another key was accepted", by, now)
@@ -182,11 +195,12 @@ def accept(
 
 
 def reject(ledger: Ledger, role: Role, name: str, now: datetime) -> Command[None]:
-    """Say no to who waits. One that was in before stays what it is."""
+    """Rejects a join request. An existing membership is unchanged."""
     found = ledger.registry.member(role, name)
     if not found.asks:
         raise Conflict(
-            f"{role} {name} does not ask to join", hint="to keep it out: `kubelend revoke`"
+            f"{role} {name} has no pending join request",
+            hint="to deny access, use `kubelend revoke`",
         )
     if found.standing is Standing.PENDING:
         yield MemberRemoved(now, found.id)
@@ -195,10 +209,10 @@ def reject(ledger: Ledger, role: Role, name: str, now: datetime) -> Command[None
 
 
 def check_renewal(ledger: Ledger, role: Role, name: str) -> Member | None:
-    """The member that wants a newer certificate, if its older one came from here; none who is revoked."""
+    """The member that renews its certificate, if it has a record; raises `Revoked`."""
     found = ledger.registry.members.get(member_id(role, name))
     if found is not None and found.standing is Standing.REVOKED:
-        raise Revoked(f"{role} {name} is revoked", hint="join anew with a token")
+        raise Revoked(f"{role} {name} is revoked", hint="join again with a token")
     return found
 
 
@@ -209,7 +223,7 @@ def certify(
     now: datetime,
     shown_until: datetime | None = None,
 ) -> Command[Member]:
-    """It showed an older certificate of the same name, which ends then, and gets a newer one."""
+    """Records a renewed certificate for the holder of a valid one, which expires at `shown_until`."""
     found = check_renewal(ledger, holder.role, holder.name)
     if found is None or found.standing is Standing.PENDING:
         waiting = "" if found is None else found.asks
@@ -230,23 +244,26 @@ def certify(
 def _check_meant(token: Token, newcomer: Newcomer) -> None:
     if token.role is not newcomer.role:
         raise TokenRefused(
-            f"this token is for a {token.role}, not for a {newcomer.role}",
+            f"the token is for role {token.role}, not for role {newcomer.role}",
             hint=f"join with --role {token.role}, or ask for another token",
         )
     if token.name not in {"", newcomer.name}:
         raise TokenRefused(
-            f"this token is for {token.name!r} alone", hint="join by that name, or ask for another"
+            f"the token is bound to {token.name!r}",
+            hint="join with that name, or ask for another token",
         )
 
 
 def _check_usable(token: Token, now: datetime) -> None:
     if token.expires_at <= now:
         raise TokenRefused(
-            f"this token was good until {token.expires_at:%Y-%m-%dT%H:%M:%SZ}",
-            hint="ask an administrator for a new one",
+            f"the token expired at {token.expires_at:%Y-%m-%dT%H:%M:%SZ}",
+            hint="ask an administrator for a new token",
         )
     if token.uses_left <= 0:
-        raise TokenRefused("this token has been used up", hint="ask an administrator for a new one")
+        raise TokenRefused(
+            "the token has no uses left", hint="ask an administrator for a new token"
+        )
 
 
 def _has_asked(known: Member, key: str) -> bool:
@@ -258,15 +275,15 @@ def _returning(known: Member, newcomer: Newcomer, used: Token, now: datetime) ->
         return Judgement(replace(known, token=used.id), used, True)
     if known.asks not in {"", newcomer.key}:
         raise Conflict(
-            f"another key asks to join as {known.role} {known.name} already",
-            hint="an administrator has to say yes or no to it: `kubelend accept` or `reject`",
+            f"another key has already requested to join as {known.role} {known.name}",
+            hint="an administrator has to decide first: `kubelend accept` or `reject`",
         )
     asking = replace(known, asks=newcomer.key, asked_at=now, token=used.id)
     return Judgement(asking, used, False)
 
 
 def _is_unheard_of(ledger: Ledger, cluster: ClusterId) -> bool:
-    """One with a certificate from elsewhere has the name already, though it never joined."""
+    """False also for a cluster that never joined but uses a certificate from another CA."""
     return cluster not in ledger.clusters and next(ledger.touching(cluster), None) is None
 
 
@@ -275,7 +292,7 @@ def _is_expected(newcomer: Newcomer, door: Door) -> bool:
 
 
 def _matches(name: str, patterns: tuple[str, ...]) -> bool:
-    # A name may have brackets, which mean something else in a pattern.
+    # Exact names first: a name may contain brackets.
     return name in patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
@@ -306,13 +323,13 @@ def _is_another_key(found: Member) -> bool:
 
 
 def _advertised_until(ledger: Ledger, member: Member) -> datetime | None:
-    """When the certificate ends with which a cluster advertised, which may be from elsewhere."""
+    """Expiry of the certificate with which a cluster advertised, which may be from another CA."""
     found = ledger.clusters.get(ClusterId(member.name)) if member.role is Role.CLUSTER else None
     return None if found is None else found.certificate_until
 
 
 def _accepted(found: Member, by: str, now: datetime) -> Member:
-    # The old key of a revoked one is not taken back with it.
+    # The previous key of a revoked member is not accepted again.
     is_in = found.standing is Standing.ACCEPTED
     return replace(
         found,
@@ -327,7 +344,7 @@ def _accepted(found: Member, by: str, now: datetime) -> Member:
 
 
 def _reopen(ledger: Ledger, role: Role, name: str, now: datetime) -> Command[None]:
-    """A cluster that was closed because it was revoked, and for nothing else."""
+    """Uncordons a cluster that was cordoned only because of its revocation."""
     found = ledger.clusters.get(ClusterId(name)) if role is Role.CLUSTER else None
     if found is not None and (found.cordon or "").startswith(REVOKED):
         yield Uncordoned(now, found.id)

@@ -1,4 +1,4 @@
-"""What the journal says of each event. Pure; called for every event that is applied."""
+"""Audit entries of events."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from kubelend.core.members import Member, Token
 from kubelend.core.models import Cluster, Reservation
 
 _UNTOLD = (Earmarked, Forgotten)
-"""How the broker keeps house: nobody's right or share changes by it."""
+"""Internal bookkeeping without effect on what a cluster holds or may do."""
 
 
 def before(ledger: Ledger, event: Event) -> Subject | None:
-    """The record that an event is about to change; None if there is none yet."""
+    """The record that an event will change; None if it is new."""
     match event:
         case Requested():
             return None
@@ -41,11 +41,11 @@ def before(ledger: Ledger, event: Event) -> Subject | None:
             return ledger.registry.before(event)
         case LimitsEvent():
             return ledger.rulebook.limits.get(event.cluster)
-    raise TypeError(f"the ledger knows no {type(event).__name__}")
+    raise TypeError(f"unknown event: {type(event).__name__}")
 
 
 def entry_of(actor: Actor, event: Event, before: Subject | None, change: Change) -> Entry | None:
-    """The entry of an event, with the record before it; None if there is nothing to tell."""
+    """The audit entry of an event; None if it is not audited."""
     if isinstance(event, _UNTOLD) or _says_the_same(event, before, change):
         return None
     after = change if isinstance(change, Subject) else None
@@ -54,7 +54,7 @@ def entry_of(actor: Actor, event: Event, before: Subject | None, change: Change)
 
 
 def name_of(record: Subject | None) -> str:
-    """`kind/name` of a record."""
+    """The audit subject of a record: `kind/name`."""
     match record:
         case Reservation():
             return f"reservation/{record.id}"
@@ -66,11 +66,13 @@ def name_of(record: Subject | None) -> str:
             return f"token/{record.id}"
         case Limits():
             return f"limits/{record.id}"
-    raise TypeError(f"no subject: {record!r}")
+    raise TypeError(f"not an audited record: {record!r}")
 
 
 def _says_the_same(event: Event, before: Subject | None, change: Change) -> bool:
-    """An advertisement comes every few seconds, and mostly measures anew what is known."""
+    """Whether an advertisement only updates measurements: these arrive every few seconds and are
+    not audited.
+    """
     if not (isinstance(event, Advertised) and isinstance(before, Cluster)):
         return False
     old, new = before.advertisement, event.advertisement

@@ -1,42 +1,42 @@
-"""Everything that can go wrong, in one tree. Callers catch the class that says what to do next.
+"""The error hierarchy. Callers catch the class that tells them how to react.
 
     KubelendError
-    ├── InvalidInput             the caller must change what it sent
-    │   ├── InvalidQuantity      a text is no Kubernetes quantity, or not in range
-    │   ├── InvalidDuration      a text is no Go duration, or not in range
-    │   ├── InvalidIdentity      a certificate's subject names no usable cluster
-    │   ├── InvalidGrant         a text is no grant, or none that counts here
-    │   ├── TooSlow              a request did not arrive in time; retryable
-    │   └── KeyReused            an idempotency key came back with another request
-    ├── Forbidden                the caller is known, and may not do this
-    │   ├── Revoked              its certificate is not believed any more
-    │   ├── TokenRefused         a token that is wrong, over, or for somebody else
-    │   ├── QuotaExceeded        it would hold, wait for or spend more than it may
-    │   └── Unauthenticated      an API server does not believe who calls
+    ├── InvalidInput             the caller must change the request
+    │   ├── InvalidQuantity      not a Kubernetes quantity, or out of range
+    │   ├── InvalidDuration      not a Go duration, or out of range
+    │   ├── InvalidIdentity      the certificate's subject names no valid cluster or user
+    │   ├── InvalidGrant         not a valid grant of this broker
+    │   ├── TooSlow              the request was not received in time; retryable
+    │   └── KeyReused            an idempotency key was used for a different request
+    ├── Forbidden                the caller is authenticated but not authorized
+    │   ├── Revoked              the caller's certificate is revoked
+    │   ├── TokenRefused         the join token is wrong, expired, used up, or for another name
+    │   ├── QuotaExceeded        the requester's quota or budget would be exceeded
+    │   └── Unauthenticated      the Kubernetes API server rejected the credentials
     ├── NotFound                 no such cluster, reservation or route
-    │   └── Hidden               there is, but the caller is not to know; the same on the wire
-    ├── MethodNotAllowed         the route exists, but not with this method
-    ├── Conflict                 the state of the object does not allow it
+    │   └── Hidden               exists, but not visible to the caller; the same on the wire
+    ├── MethodNotAllowed         the route does not support this method
+    ├── Conflict                 the current state of the object does not allow the operation
     │   ├── NoCapacity           no cluster fits the request; carries the explanation
     │   ├── WrongPhase           the reservation's phase does not allow the transition
-    │   ├── IdentityInUse        another agent speaks for this cluster; retryable
-    │   ├── AlreadyExists        an object of that name is there
-    │   └── Gone                 an API server does not keep that version any more: read anew
-    ├── LimitExceeded            too much, or too often; retryable after a delay
-    │   ├── RateLimited          more calls per second than this cluster may make
-    │   ├── QueueFull            more waiting requests than the broker keeps
-    │   └── BodyTooLarge         a body over the limit; final
-    ├── Unavailable              the broker cannot answer now; retryable
-    │   ├── StoreFailed          the store refused a write or a read
-    │   ├── NotReady             the broker is starting, stopping or replaying
-    │   ├── NotLeader            another broker decides; this one answers questions
-    │   └── BrokerUnreachable    no connection, or no answer in time
-    │       └── CertificateRefused   the broker hangs up on the caller's certificate
-    ├── UnexpectedAnswer         the other side answered what its contract does not know
-    └── InvalidSettings          flags, environment or files do not make a runnable process
+    │   ├── IdentityInUse        another agent is active for this cluster; retryable
+    │   ├── AlreadyExists        an object with that name exists
+    │   └── Gone                 the resource version was compacted: list again
+    ├── LimitExceeded            a limit was exceeded; retryable after a delay
+    │   ├── RateLimited          too many requests per second
+    │   ├── QueueFull            the wait queue of the broker is full
+    │   └── BodyTooLarge         the body exceeds the size limit; not retryable
+    ├── Unavailable              the broker cannot respond now; retryable
+    │   ├── StoreFailed          the store failed to read or write
+    │   ├── NotReady             the broker is starting, stopping or loading its store
+    │   ├── NotLeader            another replica is the leader; this one serves reads only
+    │   └── BrokerUnreachable    no connection, or no response in time
+    │       └── CertificateRefused   the broker rejected the caller's certificate
+    ├── UnexpectedAnswer         the response does not match the API contract
+    └── InvalidSettings          flags, environment or files are not a valid configuration
 
-Each class has a stable `code`, which crosses the wire, and says whether trying the same again may help.
-The HTTP status of each is in `wire.problems`; the client raises the class which the broker raised.
+Each class has a stable `code`, which crosses the wire, and a flag `retryable`. `wire.problems` maps
+classes to HTTP statuses; a client raises the same class that the broker raised.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ if TYPE_CHECKING:
 
 
 class KubelendError(Exception):
-    """The root. `message` is one sentence for a person; `hint` says what to do, where that is known."""
+    """Base class of all errors. `message` is one sentence for a person; `hint` says what to do
+    about it.
+    """
 
     code: ClassVar[str] = "Internal"
     retryable: ClassVar[bool] = False
@@ -64,90 +66,90 @@ class KubelendError(Exception):
 
 
 class InvalidInput(KubelendError):
-    """The caller must change what it sent."""
+    """The request is invalid; the caller must change it."""
 
     code = "InvalidInput"
 
 
 class InvalidQuantity(InvalidInput):
-    """A text is no Kubernetes quantity, or its value is not in range."""
+    """The text is not a Kubernetes quantity, or its value is out of range."""
 
     code = "InvalidQuantity"
 
 
 class InvalidDuration(InvalidInput):
-    """A text is no Go duration, or its value is not in range."""
+    """The text is not a Go duration, or its value is out of range."""
 
     code = "InvalidDuration"
 
 
 class InvalidIdentity(InvalidInput):
-    """A certificate's subject names no usable cluster or person."""
+    """The certificate's subject does not name a valid cluster or user."""
 
     code = "InvalidIdentity"
 
 
 class InvalidGrant(InvalidInput):
-    """A text is no grant of this broker, or none that counts here and now."""
+    """The text is not a valid grant of this broker."""
 
     code = "InvalidGrant"
 
 
 class TooSlow(InvalidInput):
-    """A request began and did not arrive in time; nothing of it has happened."""
+    """The request was not received completely in time; it had no effect."""
 
     code = "TooSlow"
     retryable = True
 
 
 class KeyReused(InvalidInput):
-    """An idempotency key came back with another request. Use a new key for a new request."""
+    """The idempotency key was already used for a different request. Use a new key for a new request."""
 
     code = "KeyReused"
 
 
 class Forbidden(KubelendError):
-    """The caller is known, and may not do this."""
+    """The caller is authenticated but not authorized."""
 
     code = "Forbidden"
 
 
 class Revoked(Forbidden):
-    """The caller's certificate is not believed any more."""
+    """The caller's certificate is revoked."""
 
     code = "Revoked"
 
 
 class TokenRefused(Forbidden):
-    """The token that somebody wants to join with is wrong, over, or for somebody else."""
+    """The join token is wrong, expired, used up, or issued for another role or name."""
 
     code = "TokenRefused"
 
 
 class QuotaExceeded(Forbidden):
-    """The caller would hold, wait for or spend more than an administrator allows it."""
+    """The request would exceed the quota or budget of the requester."""
 
     code = "QuotaExceeded"
 
 
 class Unauthenticated(Forbidden):
-    """An API server does not believe who calls, or does not hear it."""
+    """The Kubernetes API server rejected the credentials."""
 
     code = "Unauthenticated"
 
 
 class NotFound(KubelendError):
-    """No such cluster, reservation or route, or none that the caller may see."""
+    """The cluster, reservation or route does not exist, or is not visible to the caller."""
 
     code = "NotFound"
 
 
 class Hidden(NotFound):
-    """It exists, but not for this caller, who must not hear even that: the same code and words."""
+    """The object exists, but the caller must not learn that: same code and text as `NotFound`."""
 
 
 class MethodNotAllowed(KubelendError):
-    """The route exists, but not with this method; `allowed` are those it has."""
+    """The route does not support this method; `allowed` lists the supported ones."""
 
     code = "MethodNotAllowed"
 
@@ -157,13 +159,13 @@ class MethodNotAllowed(KubelendError):
 
 
 class Conflict(KubelendError):
-    """The state of the object does not allow it."""
+    """The current state of the object does not allow the operation."""
 
     code = "Conflict"
 
 
 class NoCapacity(Conflict):
-    """No cluster fits the request. `explanation` says why, per cluster, and what would help."""
+    """No cluster fits the request. `explanation` gives the rejection reasons and a suggestion."""
 
     code = "NoCapacity"
 
@@ -181,26 +183,26 @@ class WrongPhase(Conflict):
 
 
 class IdentityInUse(Conflict):
-    """Another agent speaks for this cluster. It may stop, or fall silent."""
+    """Another agent is active for this cluster. Retryable: that agent may stop or time out."""
 
     code = "IdentityInUse"
     retryable = True
 
 
 class AlreadyExists(Conflict):
-    """An object of that name is there, and was not to be changed."""
+    """An object with that name already exists."""
 
     code = "AlreadyExists"
 
 
 class Gone(Conflict):
-    """An API server does not keep a version that old any more. Read what is there now, and go on from it."""
+    """The requested resource version was compacted. List again and continue from there."""
 
     code = "Gone"
 
 
 class LimitExceeded(KubelendError):
-    """Too much, or too often. The same call may pass after `retry_after` seconds."""
+    """A limit was exceeded. The same call may succeed after `retry_after` seconds."""
 
     code = "LimitExceeded"
     retryable = True
@@ -211,26 +213,26 @@ class LimitExceeded(KubelendError):
 
 
 class RateLimited(LimitExceeded):
-    """More calls per second than this caller may make."""
+    """The caller exceeded its request rate."""
 
     code = "RateLimited"
 
 
 class QueueFull(LimitExceeded):
-    """More waiting requests than the broker keeps."""
+    """The wait queue of the broker is full."""
 
     code = "QueueFull"
 
 
 class BodyTooLarge(LimitExceeded):
-    """A body over the limit. Sending it again does not help."""
+    """The body exceeds the size limit. Retrying does not help."""
 
     code = "BodyTooLarge"
     retryable = False
 
 
 class Unavailable(KubelendError):
-    """The broker cannot answer now. The same call may pass later, after `retry_after` seconds if told."""
+    """The broker cannot respond now. Retry later, after `retry_after` seconds if it is set."""
 
     code = "Unavailable"
     retryable = True
@@ -241,49 +243,51 @@ class Unavailable(KubelendError):
 
 
 class StoreFailed(Unavailable):
-    """The store failed. A change may have been kept or not; the same call again, with the same
-    `Idempotency-Key` where it takes one, tells.
+    """The store failed, and the change may or may not be durable. Retry with the same
+    `Idempotency-Key`, where the call takes one, to find out.
     """
 
     code = "StoreFailed"
 
 
 class NotReady(Unavailable):
-    """The broker is starting, stopping or replaying its store."""
+    """The broker is starting, stopping or loading its store."""
 
     code = "NotReady"
 
 
 class NotLeader(Unavailable):
-    """Another broker decides; this one answers questions, and changes nothing."""
+    """Another broker replica is the leader; this one serves reads only."""
 
     code = "NotLeader"
 
 
 class BrokerUnreachable(Unavailable):
-    """No connection to the broker, or no answer in time."""
+    """The broker could not be reached or did not respond in time."""
 
     code = "BrokerUnreachable"
 
 
 class CertificateRefused(BrokerUnreachable):
-    """The broker hangs up on the caller's certificate. The same call passes once there is another one."""
+    """The broker closed the connection because of the caller's certificate. Retry with another
+    certificate.
+    """
 
     code = "CertificateRefused"
 
 
 class UnexpectedAnswer(KubelendError):
-    """The other side answered what its contract does not know."""
+    """The response does not match the API contract."""
 
     code = "UnexpectedAnswer"
 
 
 class InvalidSettings(KubelendError):
-    """Flags, environment or files do not make a runnable process."""
+    """Flags, environment or files are not a valid configuration."""
 
     code = "InvalidSettings"
 
 
 def no_reservation(name: str, kind: type[NotFound] = NotFound) -> NotFound:
-    """To whom it does not concern, one that exists must look like one that does not."""
+    """Builds the same error for a missing reservation and for one the caller may not see."""
     return kind(f"no reservation {name!r}", hint="see `kubelend get reservations`")

@@ -1,7 +1,8 @@
-"""All that can happen to the ledger, as values. Nothing else changes it.
+"""Events, the changes a store persists, and the working set it loads.
 
-An event says what was decided; `ledger.apply` works out the record that follows. The store keeps the
-records (`Change`), not the events, so that its size follows what exists and not how long it has run.
+An event describes a decision; `Ledger.apply` computes the resulting record and is the only
+mutation. Stores persist records (`Change`), not events, so that their size depends on what exists
+and not on uptime. The class name of an event is its action in the audit log.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from kubelend.core.models import Advertisement, Cluster, ClusterId, Reservation,
 
 
 class Event(msgspec.Struct, frozen=True):
-    """Something that happened at a time."""
+    """Base of all events."""
 
     at: datetime
 
@@ -45,13 +46,13 @@ class Removed(Event, frozen=True):
 
 
 class Requested(Event, frozen=True):
-    """A new reservation: placed at once, or Pending."""
+    """A new reservation: Reserved or Pending."""
 
     reservation: Reservation
 
 
 class ReservationEvent(Event, frozen=True):
-    """Something that happened to a reservation which exists."""
+    """An event of an existing reservation."""
 
     reservation: ReservationId
 
@@ -67,25 +68,27 @@ class Placed(ReservationEvent, frozen=True):
     hourly: int = 0
     currency: str = ""
     why: str = ""
-    """Why it has left the provider before, as a sentence; empty where somebody knows who did it."""
+    """Why it left the previous provider, appended to the message; empty if the audit entry has an
+    actor who caused it.
+    """
 
 
 class Stranded(ReservationEvent, frozen=True):
-    """Its provider is silent and no other fits: it stays, and says so."""
+    """The provider is unreachable and no other cluster fits; the reservation stays on it."""
 
     message: str
 
 
 class Regained(ReservationEvent, frozen=True):
-    """Its provider is heard again."""
+    """The provider is reachable again."""
 
 
 class Acknowledged(ReservationEvent, frozen=True):
-    """The provider has set the capacity aside."""
+    """The provider holds the resources."""
 
 
 class Activated(ReservationEvent, frozen=True):
-    """The requester uses it."""
+    """The requester has started to use it."""
 
 
 class Renewed(ReservationEvent, frozen=True):
@@ -103,11 +106,11 @@ class Failed(ReservationEvent, frozen=True):
 
 
 class Forgotten(ReservationEvent, frozen=True):
-    """Finished long ago: the ledger drops it, the store archives it."""
+    """The retention of a finished reservation has passed: the ledger evicts it, the store archives it."""
 
 
 class LimitsEvent(Event, frozen=True):
-    """An administrator set limits for a cluster."""
+    """An administrator changed the limits of a cluster."""
 
     cluster: ClusterId
 
@@ -121,33 +124,33 @@ class QuotaSet(LimitsEvent, frozen=True):
 
 
 class MembershipEvent(Event, frozen=True):
-    """Something that happened to a member or a token."""
+    """An event of a member or a token."""
 
 
 class MemberChanged(MembershipEvent, frozen=True):
-    """What a member is from now on. The subclasses say why."""
+    """Carries the new record of a member. The subclasses give the cause."""
 
     member: Member
 
 
 class JoinRequested(MemberChanged, frozen=True):
-    """It waits for an administrator."""
+    """The member waits for approval."""
 
 
 class JoinRejected(MemberChanged, frozen=True):
-    """It waits no more, and stays what it was."""
+    """An administrator rejected the join request; an existing membership is unchanged."""
 
 
 class MemberAccepted(MemberChanged, frozen=True):
-    """It may have certificates."""
+    """The member may obtain certificates."""
 
 
 class CertificateIssued(MemberChanged, frozen=True):
-    """It has been given one: at first, or in place of an older one."""
+    """A certificate was issued or renewed."""
 
 
 class MemberRevoked(MemberChanged, frozen=True):
-    """None of its certificates is believed any more."""
+    """All existing certificates of the member are rejected from now on."""
 
 
 class MemberRemoved(MembershipEvent, frozen=True):
@@ -155,7 +158,7 @@ class MemberRemoved(MembershipEvent, frozen=True):
 
 
 class TokenChanged(MembershipEvent, frozen=True):
-    """What a token is from now on. The subclasses say why."""
+    """Carries the new record of a token. The subclasses give the cause."""
 
     token: Token
 
@@ -165,7 +168,7 @@ class TokenCreated(TokenChanged, frozen=True):
 
 
 class TokenUsed(TokenChanged, frozen=True):
-    """Somebody came in with it, and it has one use less."""
+    """A member joined with the token; it has one use less."""
 
 
 class TokenRemoved(MembershipEvent, frozen=True):
@@ -173,30 +176,30 @@ class TokenRemoved(MembershipEvent, frozen=True):
 
 
 class Dropped(msgspec.Struct, frozen=True):
-    """A store's instruction: this cluster exists no more."""
+    """Store change: delete this cluster."""
 
     cluster: ClusterId
 
 
 class Archived(msgspec.Struct, frozen=True):
-    """A store's instruction: keep this finished reservation out of the working set."""
+    """Store change: move this finished reservation from the working set to the archive."""
 
     reservation: ReservationId
 
 
 class Erased(msgspec.Struct, frozen=True):
-    """A store's instruction: this member, token or set of limits exists no more."""
+    """Store change: delete this member, token or set of limits."""
 
     kind: Kind
     id: str
 
 
 class Cut(msgspec.Struct, frozen=True):
-    """A store's instruction: the journal need not keep its lines up to this one any longer."""
+    """Store change: audit log lines up to this number may be deleted."""
 
     line: int
 
 
 Kind = Literal["member", "token", "limits"]
 Change = Cluster | Reservation | Member | Token | Limits | Dropped | Archived | Erased | Entry | Cut
-"""What an event did, as a store has to keep it: the new record, that one is gone, or a line to tell."""
+"""A change that a store persists: a new record, a deletion or archival, or an audit log entry."""

@@ -1,4 +1,4 @@
-"""The common shape of what is read of Kubernetes' own objects; `nodes` and `requests` say of which."""
+"""Base of partially decoded Kubernetes objects."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ import msgspec
 
 
 class Excerpt(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """Some fields of an object, or of a part of one; the others are passed over."""
+    """Some fields of an object; unknown fields are ignored."""

@@ -1,7 +1,26 @@
-"""Why a request fits where it fits and nowhere else, and the smallest change that would help.
+"""Explanations: rejection reasons per cluster, distance of each cluster to a fit, suggested change.
 
-One explanation serves REST, the command line, conditions and the dashboard, so that all of them say
-the same words. It is computed with the filters of the decision; a property says that they never disagree.
+One explanation serves REST, the command line, conditions and the dashboard, so that all show the
+same text. It uses the filters of the placement; a property test checks that they never disagree.
+
+The **distance** is the size of the change that would make a request fit a cluster: the sum of its
+parts, each a share of the request:
+
+- **less of a resource**: the missing amount as a share of the requested one. 1 of 4 cores is 1/4.
+- **a higher maximum price**: the raise as a share of the full cost there. From 0.9 to 1 is 1/10 if
+  it costs 1. Amounts that are given up are not paid for.
+- **over budget**: likewise, the share by which the cost has to shrink.
+- **a price in another currency**: 1, as the largest raise, because the prices cannot be compared.
+- **a change without an amount**: 1/2 each. Dropping a label, a pin or an exclusion, or waiting: for
+  reservations to end, for an opening, for requests of higher rank.
+
+Requesting less to become cheaper is never a smaller change than allowing the price, because a share
+of a resource saves at most the same share of the price; so it is not considered.
+
+The changed request has to be valid: requested CPU and memory stay above zero, and the maximum price
+can be represented. The distance is infinite if no change helps. Distances are whole billionths, as
+scores are, so that 0.1 + 0.2 equals 0.3; of equally near clusters the one with the smaller ID is
+first.
 """
 
 from __future__ import annotations
@@ -21,7 +40,7 @@ from kubelend.core.remedies import Remedy
 
 
 class Candidate(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One cluster in the light of one request."""
+    """How one cluster fares for a request."""
 
     cluster: ClusterId
     refusals: tuple[Refusal, ...] = ()
@@ -32,58 +51,61 @@ class Candidate(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """All clusters in the light of one request; `candidates` are the best and the nearest of them."""
+    """How all clusters fare for a request; `candidates` are the best and the nearest of them."""
 
     total: int
     fitting: int
     refusals: dict[Refusal, int]
-    """How many clusters have this as their first refusal; with `fitting` they add up to `total`."""
+    """Number of clusters by their first rejection reason; together with `fitting` they add up to
+    `total`.
+    """
     candidates: tuple[Candidate, ...] = ()
     remedy: Remedy | None = None
     quota: tuple[QuotaExceeded, ...] = ()
-    """What of the requester's own quota a request would exceed, whatever the clusters say."""
+    """Limits of the requester's quota that the request would exceed, independent of the clusters.
+    """
 
     def __str__(self) -> str:
         if not self.total:
-            return "no cluster advertises yet"
+            return "no cluster has advertised yet"
         counts = sorted(self.refusals.items(), key=lambda item: (-item[1], item[0]))
-        why = ", ".join(f"{count} {refusal}" for refusal, count in counts)
+        why = ", ".join(f"{count} {rejection}" for rejection, count in counts)
         noun = "cluster fits" if self.total == 1 else "clusters fit"
         return f"{self.fitting}/{self.total} {noun}" + (f": {why}" if why else "")
 
 
 def no_capacity(explanation: Explanation) -> NoCapacity:
-    """The same as an error: what a caller hears that wanted a cluster and not an explanation."""
+    """The explanation as an error, for callers that requested a placement."""
     hint = "" if explanation.remedy is None else explanation.remedy.text
     return NoCapacity(f"no suitable cluster: {explanation}", hint=hint, explanation=explanation)
 
 
-def explain(question: Question, fleet: Fleet, limit: int) -> Explanation:
-    """Count the refusals over all clusters, and look closely at the first `limit` of them."""
-    verdicts = list(filters.verdicts(question, fleet))
-    feasible, refusals = _histogram(verdicts, len(fleet))
-    near = nearness.measure(question, fleet, verdicts)
+def explain(query: Question, fleet: Fleet, limit: int) -> Explanation:
+    """Counts the rejections of all clusters and details the first `limit` candidates."""
+    verdicts = list(filters.verdicts(query, fleet))
+    feasible, rejections = _histogram(verdicts, len(fleet))
+    near = nearness.measure(query, fleet, verdicts)
     return Explanation(
         total=len(fleet),
         fitting=int(feasible.sum()),
-        refusals=refusals,
-        candidates=_candidates(question, fleet, verdicts, feasible, near, limit),
-        remedy=None if feasible.any() else _nearest_remedy(question, fleet, verdicts, near),
+        refusals=rejections,
+        candidates=_candidates(query, fleet, verdicts, feasible, near, limit),
+        remedy=None if feasible.any() else _nearest_remedy(query, fleet, verdicts, near),
     )
 
 
 def _histogram(verdicts: Verdicts, total: int) -> tuple[Mask, dict[Refusal, int]]:
     remaining, counts = np.ones(total, np.bool_), {}
-    for refusal, mask in verdicts:
+    for rejection, mask in verdicts:
         refused = int((remaining & ~mask).sum())
         if refused:
-            counts[refusal] = refused
+            counts[rejection] = refused
         remaining &= mask
     return remaining, counts
 
 
 def _candidates(
-    question: Question,
+    query: Question,
     fleet: Fleet,
     verdicts: Verdicts,
     feasible: Mask,
@@ -92,22 +114,20 @@ def _candidates(
 ) -> tuple[Candidate, ...]:
     if not limit or not len(fleet):
         return ()
-    request = question.request
+    request = query.request
     weights = policies.of(request).weights
     scores = policies.weigh(weights, request, fleet, feasible) / policies.BILLION
     hourly = filters.hourly(request, fleet)
     merit = np.where(feasible, -scores, near.distance)
     order = np.lexsort((_between_equals(request, fleet, feasible), merit, ~feasible))[:limit]
     return tuple(
-        _candidate(
-            question, fleet, verdicts, near, int(row), float(scores[row]), float(hourly[row])
-        )
+        _candidate(query, fleet, verdicts, near, int(row), float(scores[row]), float(hourly[row]))
         for row in order
     )
 
 
 def _between_equals(request: Request, fleet: Fleet, feasible: Mask) -> Floats:
-    """As `policies.best` tells equals apart, so that the first candidate is the one it chooses."""
+    """The tie-break of `scoring.best_row`, so that the first candidate is the chosen cluster."""
     then = policies.of(request).then
     if not then:
         return np.zeros(len(fleet), np.float64)
@@ -115,7 +135,7 @@ def _between_equals(request: Request, fleet: Fleet, feasible: Mask) -> Floats:
 
 
 def _candidate(
-    question: Question,
+    query: Question,
     fleet: Fleet,
     verdicts: Verdicts,
     near: Nearness,
@@ -123,28 +143,28 @@ def _candidate(
     score: float,
     hourly: float,
 ) -> Candidate:
-    refusals = tuple(refusal for refusal, mask in verdicts if not mask[row])
+    rejections = tuple(rejection for rejection, mask in verdicts if not mask[row])
     currency = remedies.currency(fleet, row)
     return Candidate(
         fleet.ids[row],
-        refusals,
-        score=None if refusals else score,
+        rejections,
+        score=None if rejections else score,
         price=hourly if currency else None,
         currency=currency,
-        remedy=remedies.remedy(question, fleet, row, refusals, near),
+        remedy=remedies.remedy(query, fleet, row, rejections, near),
     )
 
 
 def _nearest_remedy(
-    question: Question, fleet: Fleet, verdicts: Verdicts, near: Nearness
+    query: Question, fleet: Fleet, verdicts: Verdicts, near: Nearness
 ) -> Remedy | None:
     distance = near.distance
     for _ in range(min(_TRIES, len(fleet))):
         row = int(distance.argmin())
         if not np.isfinite(distance[row]):
             return None
-        refusals = tuple(refusal for refusal, mask in verdicts if not mask[row])
-        found = remedies.remedy(question, fleet, row, refusals, near)
+        rejections = tuple(rejection for rejection, mask in verdicts if not mask[row])
+        found = remedies.remedy(query, fleet, row, rejections, near)
         if found is not None:
             return found
         distance[row] = np.inf
@@ -152,4 +172,4 @@ def _nearest_remedy(
 
 
 _TRIES = 8
-"""Of the nearest clusters some may be beyond remedy: those that never open, for example."""
+"""Some of the nearest clusters may have no suggestion, for example those that never open."""

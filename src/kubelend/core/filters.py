@@ -1,8 +1,7 @@
-"""Which clusters can serve a request: one small function per reason to refuse.
+"""Filters: one function per rejection reason.
 
-A filter returns the mask of the clusters that pass, or None when it has nothing to say about this
-request, which is the common case and costs nothing. `FILTERS` gives their order, which is the order
-in which refusals are reported.
+A filter returns the mask of clusters that pass, or None if it does not apply to the request, which
+is the common case and free. `FILTERS` defines their order, in which rejections are reported.
 """
 
 from __future__ import annotations
@@ -25,18 +24,22 @@ from kubelend.core.refusals import INSUFFICIENT, Refusal
 from kubelend.core.selections import Selection
 
 NEWEST = HIGHEST
-"""The ticket of a request that does not wait yet: every waiter of its priority ranks before it."""
+"""The ticket of a request that is not queued: every waiting request of the same priority ranks
+above it.
+"""
 
 
 class Purse(NamedTuple):
-    """What a budget leaves for a request: so many billionths per hour, in this currency only."""
+    """The highest hourly price that a budget allows, in billionths of one currency."""
 
     most: int
     currency: str
 
 
 class Question(msgspec.Struct, frozen=True):
-    """Where can this go, now? `left` are clusters it must not return to."""
+    """A request to be placed, with its rank. `excluded_before` are previous providers, never tried
+    again.
+    """
 
     request: Request
     now: datetime
@@ -48,40 +51,40 @@ class Question(msgspec.Struct, frozen=True):
 Filter = Callable[[Question, Fleet], Mask | None]
 
 
-def passing(question: Question, fleet: Fleet) -> Mask:
-    """The clusters that pass every filter: what `verdicts` says, folded together without detours."""
-    request = question.request
-    everyone = fleet.usable(micros(question.now))
+def passing(query: Question, fleet: Fleet) -> Mask:
+    """Clusters that pass every filter: the fast path of `filter_masks`."""
+    request = query.request
+    feasible = fleet.usable(micros(query.now))
     requester = fleet.find(request.requester)
     if requester is not None:
-        everyone[requester] = False
+        feasible[requester] = False
     for name, wanted in request.resources.items():
         free = fleet.free(name)
-        everyone &= False if free is None else free >= wanted
+        feasible &= False if free is None else free >= wanted
     if fleet.bounds is not None:
-        _bind(everyone, question, fleet, fleet.bounds)
-    is_plain = request.constraints is UNCONSTRAINED and question.purse is None
-    for looks in _SELDOM if is_plain else _RARE:
-        mask = looks(question, fleet)
+        _bind(feasible, query, fleet, fleet.bounds)
+    is_plain = request.constraints is UNCONSTRAINED and query.purse is None
+    for passes in _SELDOM if is_plain else _RARE:
+        mask = passes(query, fleet)
         if mask is not None:
-            everyone &= mask
-    return everyone
+            feasible &= mask
+    return feasible
 
 
-def verdicts(question: Question, fleet: Fleet) -> Iterator[tuple[Refusal, Mask]]:
-    """Each filter that applies, with the clusters it lets pass."""
-    for refusal, looks in FILTERS:
-        mask = looks(question, fleet)
+def verdicts(query: Question, fleet: Fleet) -> Iterator[tuple[Refusal, Mask]]:
+    """The mask of each filter that applies, with its rejection reason."""
+    for rejection, passes in FILTERS:
+        mask = passes(query, fleet)
         if mask is not None:
-            yield refusal, mask
+            yield rejection, mask
 
 
-def not_the_requester(question: Question, fleet: Fleet) -> Mask | None:
-    return _all_but((question.request.requester,), fleet)
+def not_the_requester(query: Question, fleet: Fleet) -> Mask | None:
+    return _all_but((query.request.requester,), fleet)
 
 
-def pinned(question: Question, fleet: Fleet) -> Mask | None:
-    wanted = question.request.constraints.pinned
+def pinned(query: Question, fleet: Fleet) -> Mask | None:
+    wanted = query.request.constraints.pinned
     if wanted is None:
         return None
     mask = np.zeros(len(fleet), np.bool_)
@@ -91,120 +94,120 @@ def pinned(question: Question, fleet: Fleet) -> Mask | None:
     return mask
 
 
-def not_excluded(question: Question, fleet: Fleet) -> Mask | None:
-    return _all_but(question.request.constraints.excluded, fleet)
+def not_excluded(query: Question, fleet: Fleet) -> Mask | None:
+    return _all_but(query.request.constraints.excluded, fleet)
 
 
-def not_left(question: Question, fleet: Fleet) -> Mask | None:
-    return _all_but(question.left, fleet)
+def not_left(query: Question, fleet: Fleet) -> Mask | None:
+    return _all_but(query.left, fleet)
 
 
-def allowed(question: Question, fleet: Fleet) -> Mask | None:
-    admission = _admission(question, fleet)
+def allowed(query: Question, fleet: Fleet) -> Mask | None:
+    admission = _admission(query, fleet)
     return None if admission is None else admission.allowed
 
 
-def not_denied(question: Question, fleet: Fleet) -> Mask | None:
-    admission = _admission(question, fleet)
+def not_denied(query: Question, fleet: Fleet) -> Mask | None:
+    admission = _admission(query, fleet)
     return None if admission is None else admission.not_denied
 
 
-def fresh(question: Question, fleet: Fleet) -> Mask:
-    return fleet.valid_until > micros(question.now)
+def fresh(query: Question, fleet: Fleet) -> Mask:
+    return fleet.valid_until > micros(query.now)
 
 
-def not_cordoned(question: Question, fleet: Fleet) -> Mask | None:  # noqa: ARG001 - every filter has this shape
+def not_cordoned(query: Question, fleet: Fleet) -> Mask | None:  # noqa: ARG001 - signature of all filters
     return fleet.open
 
 
-def within_hours(question: Question, fleet: Fleet) -> Mask | None:
-    return fleet.within_hours(micros(question.now))
+def within_hours(query: Question, fleet: Fleet) -> Mask | None:
+    return fleet.within_hours(micros(query.now))
 
 
-def labelled(question: Question, fleet: Fleet) -> Mask | None:
-    wanted = question.request.constraints.labels
+def labelled(query: Question, fleet: Fleet) -> Mask | None:
+    wanted = query.request.constraints.labels
     if not wanted:
         return None
     return _all_of([fleet.with_label(key, value) for key, value in wanted.items()])
 
 
-def same_currency(question: Question, fleet: Fleet) -> Mask | None:
-    """Only a maximum price and a budget need one. A cluster without a price asks for none."""
+def same_currency(query: Question, fleet: Fleet) -> Mask | None:
+    """Applies to a maximum price and to a budget. A cluster without prices passes."""
     needed = []
-    if question.request.constraints.max_price is not None:
-        needed.append(in_its_currency(question.request, fleet))
-    if question.purse is not None:
-        needed.append(fleet.currency == currency_code(question.purse.currency))
+    if query.request.constraints.max_price is not None:
+        needed.append(in_its_currency(query.request, fleet))
+    if query.purse is not None:
+        needed.append(fleet.currency == currency_code(query.purse.currency))
     return _all_of(needed) | (fleet.currency == UNPRICED) if needed else None
 
 
-def affordable(question: Question, fleet: Fleet) -> Mask | None:
-    """A price in another currency is neither above the maximum nor below: `same_currency` says so."""
-    request, maximum = question.request, question.request.constraints.max_price
+def affordable(query: Question, fleet: Fleet) -> Mask | None:
+    """A price in another currency passes: `same_currency` rejects it."""
+    request, maximum = query.request, query.request.constraints.max_price
     if maximum is None:
         return None
     return (hourly(request, fleet) <= prices.limit(maximum)) | ~in_its_currency(request, fleet)
 
 
-def within_budget(question: Question, fleet: Fleet) -> Mask | None:
-    """Exact to the billionth: floats decide where they can, and whole numbers where it is close."""
-    if question.purse is None:
+def within_budget(query: Question, fleet: Fleet) -> Mask | None:
+    """Exact to the billionth: floats decide unless the price is close to the limit, then integers do."""
+    if query.purse is None:
         return None
-    wanted, most = question.request.resources, question.purse.most
-    asked = hourly(question.request, fleet) * prices.BILLIONTHS
-    limit = most + 0.5  # what is agreed is rounded
+    wanted, most = query.request.resources, query.purse.most
+    asked = hourly(query.request, fleet) * prices.BILLIONTHS
+    limit = most + 0.5  # the agreed cost is rounded
     fits: Mask = asked < limit * (1 - _DOUBT)
     for row in np.flatnonzero(~fits & (asked <= limit * (1 + _DOUBT))):
         known = fleet.prices[row]
         fits[row] = known is None or known.agreed(wanted) <= most
-    fits |= fleet.currency != currency_code(question.purse.currency)
+    fits |= fleet.currency != currency_code(query.purse.currency)
     return fits
 
 
-def enough(name: str, question: Question, fleet: Fleet) -> Mask | None:
-    """Whether it is there at all, whatever a policy withholds."""
-    wanted = question.request.resources.amount(name)
+def enough(name: str, query: Question, fleet: Fleet) -> Mask | None:
+    """Whether the amount is available regardless of policies."""
+    wanted = query.request.resources.amount(name)
     if not wanted:
         return None
     available = fleet.available(name)
     return np.zeros(len(fleet), np.bool_) if available is None else available >= wanted
 
 
-def enough_extended(question: Question, fleet: Fleet) -> Mask | None:
-    wanted = question.request.resources.extended
+def enough_extended(query: Question, fleet: Fleet) -> Mask | None:
+    wanted = query.request.resources.extended
     if not wanted:
         return None
-    masks = [enough(name, question, fleet) for name in wanted]
+    masks = [enough(name, query, fleet) for name in wanted]
     return _all_of([mask for mask in masks if mask is not None])
 
 
-def not_kept_back(question: Question, fleet: Fleet) -> Mask | None:
+def not_kept_back(query: Question, fleet: Fleet) -> Mask | None:
     def left(name: str, there: Ints) -> Ints | None:
         bound = fleet.bound(name)
         return None if bound is None else there - bound.kept_back[: len(fleet)]
 
-    return _not_withheld(question, fleet, left)
+    return _not_withheld(query, fleet, left)
 
 
-def under_cap(question: Question, fleet: Fleet) -> Mask | None:
+def under_cap(query: Question, fleet: Fleet) -> Mask | None:
     def left(name: str, _: Ints) -> Ints | None:
         bound = fleet.bound(name)
         return None if bound is None else bound.cap_left[: len(fleet)]
 
-    return _not_withheld(question, fleet, left)
+    return _not_withheld(query, fleet, left)
 
 
-def within_share(question: Question, fleet: Fleet) -> Mask | None:
+def within_share(query: Question, fleet: Fleet) -> Mask | None:
     def left(name: str, _: Ints) -> Ints | None:
-        return fleet.share_left(name, question.request.requester)
+        return fleet.share_left(name, query.request.requester)
 
-    return _not_withheld(question, fleet, left)
+    return _not_withheld(query, fleet, left)
 
 
-def not_held(question: Question, fleet: Fleet) -> Mask | None:
+def not_held(query: Question, fleet: Fleet) -> Mask | None:
     if not fleet.earmarks:
         return None
-    return fleet.open_to(question.request.priority, question.ticket)
+    return fleet.open_to(query.request.priority, query.ticket)
 
 
 FILTERS: tuple[tuple[Refusal, Filter], ...] = (
@@ -221,7 +224,7 @@ FILTERS: tuple[tuple[Refusal, Filter], ...] = (
     (Refusal.CURRENCY_MISMATCH, same_currency),
     (Refusal.TOO_EXPENSIVE, affordable),
     (Refusal.OVER_BUDGET, within_budget),
-    *((refusal, partial(enough, name)) for name, refusal in INSUFFICIENT.items()),
+    *((rejection, partial(enough, name)) for name, rejection in INSUFFICIENT.items()),
     (Refusal.INSUFFICIENT_EXTENDED, enough_extended),
     (Refusal.KEPT_BACK, not_kept_back),
     (Refusal.LENDING_CAP_REACHED, under_cap),
@@ -231,14 +234,15 @@ FILTERS: tuple[tuple[Refusal, Filter], ...] = (
 
 _SELDOM = (not_left, not_held)
 _RARE = (*_SELDOM, pinned, not_excluded, labelled, same_currency, affordable, within_budget)
-"""What applies to few requests, and among them to those without constraints and budgets."""
+"""Filters that `feasible_clusters` evaluates for requests without and with constraints or a budget.
+"""
 
 _DOUBT = 1e-12
-"""Floating point is trusted with a price that differs by more than this part of it."""
+"""Relative tolerance below which floats do not decide about a price."""
 
 
 def hourly(request: Request, fleet: Fleet | Selection) -> Floats:
-    """What each cluster asks per hour for this request, in its own currency; zero without a price."""
+    """Hourly cost of the request on each cluster, in its own currency; zero without prices."""
     amounts = request.resources
     cpu, memory, gpu, storage = fleet.rates
     costs: Floats = amounts.cpu * cpu + amounts.memory * memory
@@ -248,39 +252,41 @@ def hourly(request: Request, fleet: Fleet | Selection) -> Floats:
 
 
 def in_its_currency(request: Request, fleet: Fleet) -> Mask:
-    """The clusters whose prices can be compared with the maximum of the request."""
+    """Clusters with prices in the currency of the request's maximum price."""
     currency = request.constraints.currency or prices.DEFAULT_CURRENCY
     same: Mask = fleet.currency == currency_code(currency)
     return same
 
 
-def _bind(everyone: Mask, question: Question, fleet: Fleet, bounds: Bounds) -> None:
-    """Leave out who does not lend to this requester, or not so much; what is free is so by itself."""
-    request = question.request
+def _bind(feasible: Mask, query: Question, fleet: Fleet, bounds: Bounds) -> None:
+    """Removes clusters whose policy rejects the requester. Withheld amounts are already out of the
+    free column.
+    """
+    request = query.request
     if bounds.access:
-        everyone &= bounds.admission(request.requester, len(fleet)).admitted
+        feasible &= bounds.admission(request.requester, len(fleet)).admitted
     if bounds.shares:
         for name, wanted in request.resources.items():
             left = fleet.share_left(name, request.requester)
-            everyone &= left is None or left >= wanted
+            feasible &= left is None or left >= wanted
 
 
-def _admission(question: Question, fleet: Fleet) -> Admission | None:
+def _admission(query: Question, fleet: Fleet) -> Admission | None:
     if fleet.bounds is None or not fleet.bounds.access:
         return None
-    return fleet.bounds.admission(question.request.requester, len(fleet))
+    return fleet.bounds.admission(query.request.requester, len(fleet))
 
 
 def _not_withheld(
-    question: Question, fleet: Fleet, room: Callable[[str, Ints], Ints | None]
+    query: Question, fleet: Fleet, left_of: Callable[[str, Ints], Ints | None]
 ) -> Mask | None:
-    """Where policies leave room. What is not there at all is missing, and not withheld."""
+    """Clusters where the policy leaves enough. A resource that is not available at all is not withheld."""
     if fleet.bounds is None:
         return None
     mask = np.ones(len(fleet), np.bool_)
-    for name, wanted in question.request.resources.items():
+    for name, wanted in query.request.resources.items():
         there = fleet.available(name)
-        left = None if there is None else room(name, there)
+        left = None if there is None else left_of(name, there)
         if there is not None and left is not None:
             mask &= (left >= wanted) | (there < wanted)
     return mask

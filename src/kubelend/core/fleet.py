@@ -1,8 +1,9 @@
-"""All clusters as columns of numbers, so that a decision over thousands is a few passes over memory.
+"""The fleet: all clusters as numpy columns, so that a placement over thousands is a few vector
+operations.
 
-The ledger keeps it up to date; filters and scores read it. Rows are in the order of cluster IDs, so the
-first of equal scores is the smaller ID. Scratch buffers are reused: what a score function returns is
-valid until the next decision.
+The ledger maintains it; filters and scores read it. Rows are ordered by cluster ID, so the first of
+equal scores has the smaller ID. Scratch buffers are reused: the result of a score function is valid
+until the next placement.
 """
 
 from __future__ import annotations
@@ -25,55 +26,55 @@ from kubelend.core.resources import NOTHING, Resources
 
 UNPRICED = -1
 NO_EARMARK = LOWEST
-"""The priority of a cluster that nobody waits for: every request ranks above it."""
+"""Priority in rows without a nomination: every request ranks above it."""
 
 LABEL_MASKS = 256
-"""Labels come from requests, so the number of those remembered is bounded."""
+"""Cache size; the labels come from requests, so the cache is bounded."""
 
 _NAMED = ("cpu", "memory", "gpu", "storage")
 
 
 def currency_code(currency: str) -> int:
-    """A currency of at most eight letters as an integer that fits a column."""
+    """A currency code of at most eight letters as an integer."""
     return int.from_bytes(currency.encode("ascii"))
 
 
 class Fleet:
-    """The clusters, a row each."""
+    """All clusters, one row each."""
 
-    def __init__(self, room: int = 64) -> None:
+    def __init__(self, capacity: int = 64) -> None:
         self.ids: list[ClusterId] = []
         self.labels: list[dict[str, str]] = []
         self.prices: list[Prices | None] = []
         self.earmarks = 0
         self.bounds: Bounds | None = None
-        """What policies withhold; None while no cluster has one."""
+        """Columns of the lending policies; None while no cluster has one."""
         self.loans = Loans()
         self._extended: list[frozenset[str]] = []
         self._offers: Counter[str] = Counter()
-        """How many clusters offer each extended resource: whether one does must not take a search."""
-        self._columns = {name: Column(room) for name in _NAMED}
-        self._valid_until = np.zeros(room, np.int64)
-        self._open = np.zeros(room, np.bool_)
-        self._usable = np.zeros(room, np.bool_)
-        """Open and fresh, as it is from `_usable_from` to `_usable_until`: few clusters turn stale."""
+        """Number of clusters that offer each extended resource."""
+        self._columns = {name: Column(capacity) for name in _NAMED}
+        self._valid_until = np.zeros(capacity, np.int64)
+        self._open = np.zeros(capacity, np.bool_)
+        self._usable = np.zeros(capacity, np.bool_)
+        """Neither cordoned, stale nor closed; cached from `_usable_from` to `_usable_until`."""
         self._usable_from = self._usable_until = NEVER
-        self._currency = np.full(room, UNPRICED, np.int64)
-        self._rates = np.zeros((len(_NAMED), room), np.float64)
-        self._earmark_priority = np.full(room, NO_EARMARK, np.int64)
-        self._earmark_ticket = np.zeros(room, np.int64)
+        self._currency = np.full(capacity, UNPRICED, np.int64)
+        self._rates = np.zeros((len(_NAMED), capacity), np.float64)
+        self._earmark_priority = np.full(capacity, NO_EARMARK, np.int64)
+        self._earmark_ticket = np.zeros(capacity, np.int64)
         self._label_masks: dict[tuple[str, str], Mask] = {}
-        self._scratch = np.empty((4, room), np.float64)
+        self._scratch = np.empty((4, capacity), np.float64)
         self._rows = slice(0)
-        """Those of every array that are in use."""
+        """The part of every array that is in use."""
 
     def __len__(self) -> int:
         return len(self.ids)
 
-    # -- what the ledger writes
+    # -- written by the ledger
 
     def put(self, cluster: Cluster, free: Resources) -> None:
-        """Add a cluster or write its row anew; its earmark stays."""
+        """Adds or rewrites the row of a cluster; its nomination stays."""
         row = self._row_for(cluster.id)
         advertisement = cluster.advertisement
         self._valid_until[row] = micros(cluster.valid_until)
@@ -89,24 +90,24 @@ class Fleet:
             column.free[row] = column.free_float[row] = free.amount(name)
 
     def renew(self, cluster: Cluster) -> None:
-        """The hot path of an advertisement: only how long it is believed has changed."""
+        """Hot path of an advertisement that only extends the validity."""
         row = self.find(cluster.id)
         if row is not None:
             self._valid_until[row] = micros(cluster.valid_until)
             self._set_usable(row)
 
     def set_free(self, cluster: ClusterId, free: Resources, changed: Resources) -> None:
-        """The hot path of a reservation: only what is free has changed, of what it asks for."""
+        """Hot path of a reservation: updates the free amounts of the requested resources."""
         row = self.find(cluster)
         if row is None:
             return
-        for name, _ in changed.items():  # noqa: PERF102 - it is no dictionary
+        for name, _ in changed.items():  # noqa: PERF102 - not a dict
             column = self._columns.get(name)
             if column is not None:
                 column.free[row] = column.free_float[row] = free.amount(name)
 
     def bind(self, cluster: Cluster, lending: Lending | None) -> None:
-        """Write what the policy of a cluster says, or that it has none. To be done after each `put`."""
+        """Writes or clears the policy of a cluster. Call it after each `put`."""
         if lending is None and self.bounds is None:
             return
         row = self.find(cluster.id)
@@ -130,7 +131,9 @@ class Fleet:
     def withhold(
         self, cluster: ClusterId, lending: Lending, available: Resources, reserved: Resources
     ) -> None:
-        """Take what a policy withholds off what is free. To be done after each `put` and `set_free`."""
+        """Subtracts what a policy withholds from the free amounts. Call it after each `put` and
+        `set_free`.
+        """
         row, bounds = self.find(cluster), self.bounds
         if row is None or bounds is None:
             return
@@ -140,7 +143,7 @@ class Fleet:
             column.free[row] = bounds.column(name).withhold(row, available.amount(name), left)
 
     def set_earmark(self, cluster: ClusterId, rank: tuple[int, int] | None) -> None:
-        """Keep a cluster for the waiter of this priority and ticket, or for nobody."""
+        """Nominates a cluster for the request of this priority and ticket, or clears the nomination."""
         row = self.find(cluster)
         if row is None:
             return
@@ -164,14 +167,14 @@ class Fleet:
             self.bounds.removed()
         self._label_masks.clear()
 
-    # -- what filters and scores read
+    # -- read by filters and scores
 
     def find(self, cluster: ClusterId) -> int | None:
         row = bisect_left(self.ids, cluster)
         return row if row < len(self.ids) and self.ids[row] == cluster else None
 
     def page(self, after: str, limit: int) -> list[ClusterId]:
-        """The next cluster IDs after one, in order."""
+        """The next page of cluster IDs."""
         start = bisect_right(self.ids, after) if after else 0
         return self.ids[start : start + limit]
 
@@ -180,7 +183,7 @@ class Fleet:
         return None if column is None else column.free[self._rows]
 
     def available(self, name: str) -> Ints | None:
-        """The same with what policies withhold."""
+        """Free amounts without the effect of policies."""
         free = self.free(name)
         if free is None or self.bounds is None:
             return free
@@ -188,13 +191,13 @@ class Fleet:
         return np.where(self.bounds.bound[:size], self.bounds.column(name).available[:size], free)
 
     def bound(self, name: str) -> Bound | None:
-        """What policies say of a resource; None if there are none, or nobody offers it."""
+        """Policy limits of a resource; None if there are no policies or no cluster offers it."""
         if self.bounds is None or name not in self._columns:
             return None
         return self.bounds.column(name)
 
     def share_left(self, name: str, requester: ClusterId) -> Ints | None:
-        """What each cluster would lend to a requester beside what it has; None as above."""
+        """What each cluster may still lend to a requester under its cap per requester; None as above."""
         bound = self.bound(name)
         if bound is None:
             return None
@@ -213,7 +216,7 @@ class Fleet:
         return None if column is None else column.ceiling[self._rows]
 
     def shares(self, name: str) -> tuple[Floats, Floats] | None:
-        """What is free and what is allocatable, as floats to divide; the divisor is never zero."""
+        """Free and allocatable amounts as floats for scores; the divisor is never zero."""
         column = self._columns.get(name)
         if column is None:
             return None
@@ -224,13 +227,13 @@ class Fleet:
         return self._valid_until[self._rows]
 
     def usable(self, now: int) -> Mask:
-        """The clusters that are neither closed nor stale now, as a new array."""
+        """Clusters that are neither cordoned, stale nor outside their hours, as a new array."""
         if not self._usable_from <= now < self._usable_until:
             self._look_again(now)
         return self._usable[self._rows].copy()
 
     def within_hours(self, now: int) -> Mask | None:
-        """The clusters that are within their opening hours; None if none has any."""
+        """Clusters within their opening hours; None if none has any."""
         if self.bounds is None or not self.bounds.openings.hours:
             return None
         self.bounds.openings.look(now)
@@ -243,7 +246,7 @@ class Fleet:
         return self.bounds.openings.is_open(row)
 
     def opened(self, now: int) -> list[ClusterId]:
-        """The clusters that have opened since this was asked last."""
+        """Clusters that have opened since the last call."""
         if self.bounds is None:
             return []
         self.bounds.openings.look(now)
@@ -255,22 +258,22 @@ class Fleet:
 
     @property
     def currency(self) -> Ints:
-        """The code of each cluster's currency, or UNPRICED."""
+        """Currency code of each cluster, or UNPRICED."""
         return self._currency[self._rows]
 
     @property
     def rates(self) -> Floats:
-        """Currency per hour of a milli-core, byte, device and byte, a line each."""
+        """Currency per hour of a milli-core, byte, device and byte, one array row each."""
         return self._rates[:, self._rows]
 
     def open_to(self, priority: int, ticket: int) -> Mask:
-        """The clusters not kept for a waiter that ranks before this priority and ticket."""
+        """Clusters not nominated for a request that ranks above this priority and ticket."""
         held_by, since = self._earmark_priority[self._rows], self._earmark_ticket[self._rows]
         open_to: Mask = (held_by < priority) | ((held_by == priority) & (since >= ticket))
         return open_to
 
     def with_label(self, key: str, value: str) -> Mask:
-        """The clusters that carry a label; kept until any cluster's labels change."""
+        """Clusters with a label; cached until the labels of any cluster change."""
         mask = self._label_masks.get((key, value))
         if mask is None:
             if len(self._label_masks) >= LABEL_MASKS:
@@ -282,7 +285,7 @@ class Fleet:
         return mask
 
     def scratch(self, number: int) -> Floats:
-        """One of a few reused buffers, as long as the fleet."""
+        """A reused buffer with one value per cluster."""
         return self._scratch[number, self._rows]
 
     # -- helpers
@@ -309,22 +312,22 @@ class Fleet:
             self.bounds.inserted(row)
         self._label_masks.clear()
 
-    def _grow(self, room: int) -> None:
+    def _grow(self, capacity: int) -> None:
         if self.bounds is not None:
-            self.bounds.grow(room)
+            self.bounds.grow(capacity)
         for column in self._columns.values():
-            column.grow(room)
-        self._valid_until = widened(self._valid_until, room)
-        self._open = widened(self._open, room)
-        self._usable = widened(self._usable, room)
-        self._currency = widened(self._currency, room)
-        self._rates = widened(self._rates, room)
-        self._earmark_priority = widened(self._earmark_priority, room)
-        self._earmark_ticket = widened(self._earmark_ticket, room)
-        self._scratch = np.empty((4, room), np.float64)
+            column.grow(capacity)
+        self._valid_until = widened(self._valid_until, capacity)
+        self._open = widened(self._open, capacity)
+        self._usable = widened(self._usable, capacity)
+        self._currency = widened(self._currency, capacity)
+        self._rates = widened(self._rates, capacity)
+        self._earmark_priority = widened(self._earmark_priority, capacity)
+        self._earmark_ticket = widened(self._earmark_ticket, capacity)
+        self._scratch = np.empty((4, capacity), np.float64)
 
     def _arrays(self) -> Iterator[npt.NDArray[np.generic]]:
-        """Every array with a place per row: what an insertion and a removal have to shift."""
+        """All arrays with a value per row, which insertions and removals shift."""
         for column in self._columns.values():
             yield from column.arrays()
         yield from (self._valid_until, self._open, self._usable, self._currency, self._rates)
@@ -333,7 +336,7 @@ class Fleet:
             yield from self.bounds.arrays()
 
     def _set_extended(self, row: int, names: frozenset[str]) -> None:
-        """Add the columns of new names, and drop those which no cluster offers any more."""
+        """Adds columns for new extended resources and drops those no cluster offers any more."""
         before, self._extended[row] = self._extended[row], names
         if before == names:
             return
@@ -348,7 +351,7 @@ class Fleet:
                     self.bounds.drop(name)
 
     def _set_usable(self, row: int) -> None:
-        """A fresh and open row joins at once; any other change has all of them looked at again."""
+        """Marks a usable row immediately; any other change invalidates the cache."""
         if self._open[row] and self._usable_until <= self._valid_until[row]:
             self._usable[row] = self._usable_until == NEVER or self._was_open(row)
         else:

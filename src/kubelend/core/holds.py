@@ -1,4 +1,4 @@
-"""What is promised of each cluster: its live reservations, and their sum."""
+"""Live reservations per cluster, and their sum."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kubelend.core.resources import NOTHING, Resources
 
 
 class Holds:
-    """Those of one ledger. Only the ledger changes them."""
+    """Resources held on each cluster by live reservations."""
 
     def __init__(self) -> None:
         self._sums: dict[ClusterId, Resources] = {}
@@ -19,7 +19,7 @@ class Holds:
         return self._sums.get(cluster, NOTHING)
 
     def on(self, cluster: ClusterId) -> Collection[ReservationId]:
-        """In no particular order."""
+        """Unordered."""
         return self._lent.get(cluster, ())
 
     def add(self, cluster: ClusterId, found: Reservation) -> None:

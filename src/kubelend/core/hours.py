@@ -1,9 +1,4 @@
-"""Opening hours: `Mon-Fri 18:00-08:00 Europe/Rome`, and whether a clock on the wall there is within them.
-
-Days are optional (every day), so is the zone (UTC). Hours over midnight belong to the day on which they
-begin. What counts is the time that a clock on the wall shows: one that is put forward skips the hours in
-between, one that is put back goes through them twice.
-"""
+"""Opening hours such as `Mon-Fri 18:00-08:00 Europe/Rome`; the rules are in `lending`."""
 
 from __future__ import annotations
 
@@ -18,7 +13,7 @@ from zoneinfo import ZoneInfo
 from kubelend.core.errors import InvalidInput
 
 HORIZON: Final = 15
-"""Days within which a change is looked for: hours come back every week, unless the clock skips them."""
+"""Days searched for the next change: hours repeat weekly, unless a clock change skips them."""
 
 _NAMES: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _EVERY_DAY: Final = frozenset(range(7))
@@ -33,14 +28,14 @@ _WHOLE_DAY: Final = 24 * 60
 
 
 class Window(NamedTuple):
-    """One text of opening hours."""
+    """A parsed text of opening hours."""
 
     days: frozenset[int]
-    """On which they begin; Monday is 0."""
+    """Weekdays on which the window begins; Monday is 0."""
     start: int
     """Minutes since midnight."""
     end: int
-    """More than a day's minutes if it is on the day after."""
+    """More than the minutes of a day if it ends on the next day."""
     zone: tzinfo
 
     def is_open(self, at: datetime) -> bool:
@@ -52,20 +47,22 @@ class Window(NamedTuple):
         )
 
     def edges(self, day: date) -> Iterator[datetime]:
-        """Every instant of a local day at which it may open or close."""
+        """All times of a local day at which the window may open or close."""
         for minute in {self.start, self.end % _WHOLE_DAY}:
             wall = datetime.combine(day, time(*divmod(minute, 60)), self.zone)
             yield wall.astimezone(UTC)
-            yield wall.replace(fold=1).astimezone(UTC)  # if the clock is put back over it
+            yield wall.replace(fold=1).astimezone(
+                UTC
+            )  # the second occurrence, if clocks are set back
         turned = _clock_change(day, self.zone)
         if turned is not None:
             yield turned
 
 
 class Timetable:
-    """When something is open that has to be open by several lists of hours at once.
+    """Several lists of opening hours, all of which have to be open.
 
-    The texts were checked when they came in.
+    The texts have been validated before.
     """
 
     def __init__(self, lists: tuple[tuple[str, ...], ...]) -> None:
@@ -75,7 +72,7 @@ class Timetable:
         return all(any(window.is_open(at) for window in windows) for windows in self._lists)
 
     def next_change(self, at: datetime) -> datetime | None:
-        """The next instant at which it opens or closes; None if not within the horizon."""
+        """The next time at which it opens or closes; None if not within `SEARCH_DAYS`."""
         return self._change_within(at, 1) or self._change_within(at, HORIZON)
 
     def _change_within(self, at: datetime, days: int) -> datetime | None:
@@ -85,7 +82,7 @@ class Timetable:
 
     def _edges(self, at: datetime, days: int) -> Iterator[datetime]:
         for window in chain.from_iterable(self._lists):
-            # Days of the calendar there: every 24 hours would miss one when the clock is put forward.
+            # Local calendar days: steps of 24 hours would miss one when clocks are set forward.
             today = at.astimezone(window.zone).date()
             for ahead in range(days + 2):
                 yield from window.edges(today + timedelta(days=ahead))
@@ -93,15 +90,16 @@ class Timetable:
 
 @lru_cache(maxsize=1024)
 def parse(text: str) -> Window:
-    """The hours which a text says, or `InvalidInput`."""
+    """Parses a text; raises `InvalidInput`."""
     match = _TEXT.fullmatch(text) if len(text) <= 160 else None
     if match is None:
-        raise InvalidInput(f"{text[:80]!r} is no opening hours", hint=_HINT)
+        raise InvalidInput(f"{text[:80]!r} is not a valid opening-hours text", hint=_HINT)
     start = _minutes(match["start"], text, _WHOLE_DAY - 1)
     end = _minutes(match["end"], text, _WHOLE_DAY)
     if start == end:
         raise InvalidInput(
-            f"{text[:80]!r} begins when it ends", hint="write 00:00-24:00 for a whole day"
+            f"{text[:80]!r} begins and ends at the same time",
+            hint="write 00:00-24:00 for a whole day",
         )
     days = _EVERY_DAY if match["days"] is None else _days(match["days"], text)
     zone = UTC if match["zone"] is None else _zone(match["zone"], text)
@@ -112,7 +110,7 @@ _NEVER: Final = Window(frozenset(), 0, 1, UTC)
 
 
 def _known(text: str) -> Window:
-    """What was written where a zone is known may be read where it is not: then nothing is lent."""
+    """A stored text may name a time zone that this host does not know: then it never opens."""
     try:
         return parse(text)
     except InvalidInput:
@@ -122,7 +120,7 @@ def _known(text: str) -> Window:
 def _minutes(text: str, whole: str, most: int) -> int:
     hours, minutes = map(int, text.split(":"))
     if minutes > 59 or hours * 60 + minutes > most:
-        raise InvalidInput(f"{whole[:80]!r}: {text} is no time of day", hint=_HINT)
+        raise InvalidInput(f"{whole[:80]!r}: {text} is not a time of day", hint=_HINT)
     return hours * 60 + minutes
 
 
@@ -132,7 +130,8 @@ def _days(text: str, whole: str) -> frozenset[int]:
         first, _, last = part.partition("-")
         if first not in _NAMES or (last or first) not in _NAMES:
             raise InvalidInput(
-                f"{whole[:80]!r}: {part} is no day or days", hint="write for example Mon-Fri,Sun"
+                f"{whole[:80]!r}: {part} is not a day or range of days",
+                hint="write for example Mon-Fri,Sun",
             )
         begin, end = _NAMES.index(first), _NAMES.index(last or first)
         found.update((begin + step) % 7 for step in range((end - begin) % 7 + 1))
@@ -146,12 +145,12 @@ def _zone(name: str, whole: str) -> tzinfo:
         return ZoneInfo(name)
     except (ValueError, KeyError, OSError):
         raise InvalidInput(
-            f"{whole[:80]!r}: {name} is no time zone here", hint="write one such as Europe/Rome"
+            f"{whole[:80]!r}: {name} is not a known time zone", hint="write one such as Europe/Rome"
         ) from None
 
 
 def _clock_change(day: date, zone: tzinfo) -> datetime | None:
-    """When the clocks of a zone are changed on a day; None on nearly all days."""
+    """The time at which the UTC offset of a zone changes on a day; None on nearly all days."""
     early = datetime.combine(day, time(), zone).astimezone(UTC)
     late = early + timedelta(hours=26)
     if early.astimezone(zone).utcoffset() == late.astimezone(zone).utcoffset():

@@ -1,4 +1,4 @@
-"""Instants and days as whole numbers: they fit a column, and money can be counted by them exactly."""
+"""Timestamps as integer microseconds, which fit numpy columns and allow exact cost arithmetic."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Final
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 HOUR: Final = 3_600_000_000
-"""Microseconds, as all numbers here are."""
+"""In microseconds, as all integers of this module."""
 DAY: Final = 24 * HOUR
 
 _MICROSECOND: Final = timedelta(microseconds=1)
 
 
 def micros(at: datetime) -> int:
-    """Microseconds since 1970."""
+    """Microseconds since the Unix epoch."""
     return (at - EPOCH) // _MICROSECOND
 
 
@@ -24,10 +24,10 @@ def instant(at: int) -> datetime:
 
 
 def time_of_day(at: datetime, now: datetime) -> str:
-    """An instant as it is told to people: with its date, unless that is today's."""
+    """Formats a timestamp for messages; the date is omitted if it is today."""
     return f"{at:%H:%M:%S} UTC" if at.date() == now.date() else f"{at:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def day_of(at: datetime) -> int:
-    """The number of the UTC day that an instant falls into."""
+    """Number of the UTC day that contains the timestamp."""
     return micros(at) // DAY

@@ -1,12 +1,13 @@
-"""What a cluster has, what its pods use of it, and what it has promised to others.
+"""Inventory of the local cluster: capacity, usage by pods, and holds for other clusters.
 
-The collector feeds it one change after the other; the publisher and the provider read it. Every sum
-follows the changes, so that one pod's costs the same however many pods and nodes there are.
+The collector applies changes; the publisher and the provider read totals. All sums are incremental,
+so a pod change costs the same for any number of pods and nodes.
 
-Pods that other clusters run here are use and promise at once, and must not count twice. A hold is
-what is set aside for one reservation, and of each only the larger counts: max(reserved, used). Its
-guests are those of its requester which run on a virtual node of its name. Guests under another name
-may belong to any of their cluster's other holds, hence these and those are compared as sums.
+Pods offloaded here by other clusters are both usage and held resources, and must not count twice. A
+hold is set aside for one reservation, and the larger of held and used counts: max(held, used). The
+pods of a hold are those of its requester on the virtual node with the reservation's name. Offloaded
+pods on another virtual node may belong to any other hold of their cluster, so these are compared as
+sums.
 """
 
 from __future__ import annotations
@@ -25,48 +26,48 @@ from kubelend.core.resources import NOTHING, Resources
 
 
 class Hold(NamedTuple):
-    """What is set aside for a reservation."""
+    """Resources held for a reservation."""
 
     requester: str
     resources: Resources
 
 
 class Totals(msgspec.Struct, frozen=True):
-    """The sums over all nodes that count: ready, schedulable, and of this cluster."""
+    """Sums over the nodes that count as capacity: ready, schedulable and not virtual."""
 
     capacity: Resources
     allocatable: Resources
     allocated: Resources
-    """What is used beyond the holds: the broker, which is told this, knows what it has reserved."""
+    """Usage beyond the holds; the broker subtracts the reserved amounts itself."""
     pending: Resources
-    """What unfinished pods ask for that are on no node yet. It is no part of `allocated`."""
+    """Requests of unfinished pods without a node. Not part of `allocated`."""
     largest: Resources
-    """The most that is free on one node, of each resource by itself; holds are on no node."""
+    """The largest free amount on a single node, per resource; ignores holds."""
     free: Resources
-    """As `Inventory.free`: below zero where more is promised than there is."""
+    """As `Inventory.free`: negative if more is held than available."""
     nodes: int
     pods: int
-    """The unfinished ones on these nodes."""
+    """Number of unfinished pods on these nodes."""
 
 
 class Inventory:
-    """The nodes, pods and holds of one cluster, and their sums."""
+    """Nodes, pods and holds of the local cluster, and their sums."""
 
     def __init__(self) -> None:
         self.is_measured = False
-        """Whether anybody has looked yet: before that nothing is known, which is not to have nothing."""
+        """Whether the first list is complete; before that the totals are unknown, not zero."""
         self._nodes: dict[str, Node] = {}
-        """Only those that count."""
+        """Only nodes that count as capacity."""
         self._pods: dict[str, Pod] = {}
-        """Only unfinished ones, wherever they are."""
+        """Unfinished pods on any node or none."""
         self._use: dict[str, _Use] = {}
-        """By the node's name, also of nodes that do not count or are not known; "" for no node."""
+        """By node name, including nodes that do not count or are unknown; "" for no node."""
         self._own = _Use()
-        """The sum over the nodes that count."""
+        """The sum over nodes that count as capacity."""
         self._holds: dict[str, Hold] = {}
 
     def reset(self, nodes: Iterable[Node], pods: Iterable[Pod]) -> None:
-        """Only these are there, whatever was known; holds stay."""
+        """Replaces all nodes and pods; holds stay."""
         self._nodes, self._pods, self._use, self._own = {}, {}, {}, _Use()
         self.is_measured = True
         for node in nodes:
@@ -75,7 +76,7 @@ class Inventory:
             self.put_pod(pod)
 
     def put_node(self, node: Node) -> None:
-        """It is new, or otherwise than before."""
+        """Adds or updates a node."""
         known = self._nodes.get(node.name)
         if not nodes.is_own(node):
             self.drop_node(node.name)
@@ -85,12 +86,12 @@ class Inventory:
                 self._own.include(self._use[node.name])
 
     def drop_node(self, name: str) -> None:
-        """It is gone. Pods that are still said to be on it count nowhere."""
+        """Deletes a node. Pods still assigned to it no longer count."""
         if self._nodes.pop(name, None) is not None and name in self._use:
             self._own.exclude(self._use[name])
 
     def put_pod(self, pod: Pod) -> None:
-        """It is new, or otherwise than before. Its node may be yet unknown."""
+        """Adds or updates a pod. Its node may be unknown yet."""
         if pod.is_finished:
             self.drop_pod(pod.id)
         elif self._pods.get(pod.id) != pod:
@@ -102,7 +103,6 @@ class Inventory:
                 self._own.include(use)
 
     def drop_pod(self, id: str) -> None:
-        """It is gone."""
         pod = self._pods.pop(id, None)
         if pod is None:
             return
@@ -137,10 +137,10 @@ class Inventory:
         )
 
     def free(self, without: str = "") -> Resources:
-        """What is neither used nor promised: below zero where that is more than there is.
+        """Resources neither used nor held; negative if overcommitted.
 
-        `without` is a reservation whose own share counts as free, so that one can see whether it
-        still fits. Guests that may be its own or another's do not speak against it.
+        `without` is a reservation whose own hold counts as free, to check whether it still fits.
+        Offloaded pods that may belong to it or to another hold do not count against it.
         """
         held = sum((hold.resources for hold in self._holds.values()), NOTHING)
         return self._allocatable() - self._allocated() - held + self._share(without)
@@ -162,7 +162,7 @@ class Inventory:
         return own - guests + beyond
 
     def _compared(self) -> Iterator[tuple[Resources, Resources]]:
-        """What is held and what is used, in pairs that belong together."""
+        """Pairs of held and used resources that belong together."""
         held: dict[str, Resources] = {}
         used: dict[str, Resources] = {}
         for reservation, hold in self._holds.items():
@@ -188,7 +188,7 @@ class Inventory:
 
 
 class _Sum:
-    """How many pods, and what they ask for together."""
+    """Number of pods and the sum of their requests."""
 
     __slots__ = ("amounts", "pods")
 
@@ -206,7 +206,7 @@ class _Sum:
 
 
 class _Use(_Sum):
-    """The same, and of each group of guests apart: as many as have pods."""
+    """The same, with separate sums per group of offloaded pods."""
 
     __slots__ = ("guests",)
 

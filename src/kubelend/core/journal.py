@@ -1,8 +1,9 @@
-"""The journal: who did what, from where, what was before and after; and who was refused, and why.
+"""The audit log: who did what, from where, the fields before and after, and rejected calls with
+their reason.
 
-Each line is sealed with a digest over itself and the digest before it, so a line that is changed, taken
-out or put in breaks the chain from there on. Stores keep the lines in the same transaction as the
-change they tell of; `kubelend audit verify` walks them.
+Lines are hash-chained: each has a digest over itself and the digest of the line before it, so a
+changed, removed or inserted line breaks the chain. Stores write the lines in the same transaction
+as the change; `kubelend audit verify` verifies the chain.
 """
 
 from __future__ import annotations
@@ -23,37 +24,37 @@ Facts = dict[str, Any]
 
 
 class Actor(Record, frozen=True):
-    """Who did it, as the certificate says, and from which address."""
+    """The caller, from its certificate, and its address."""
 
     name: str
     role: str
     remote: str = ""
     via: str = ""
-    """The proxy that passed the call on, if one did."""
+    """The proxy that forwarded the call, if any."""
 
 
 THE_BROKER = Actor("broker", "broker")
-"""What nobody asked for: an expiry, a waiter that is served."""
+"""Actor of actions without a caller, such as expiry or serving the queue."""
 
 
 class Entry(msgspec.Struct, frozen=True, gc=False):
-    """What a line is made from. Cheap to make: it is written out only when it is kept."""
+    """An entry before it is chained. Cheap to create; encoded only when it is stored."""
 
     at: datetime
     actor: Actor
     action: str
-    """The name of the event, or of the route that was refused."""
+    """The event class, or the route of a rejected call."""
     subject: str
     """`kind/name`."""
     before: Subject | None = None
     after: Subject | None = None
     code: str = ""
-    """Why it was refused; empty if it was done."""
+    """Error code of a rejected call; empty if it succeeded."""
     message: str = ""
 
 
 class Told(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A line's text, as JSON."""
+    """The JSON text of a line."""
 
     number: int
     at: datetime
@@ -67,7 +68,7 @@ class Told(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Line(NamedTuple):
-    """A sealed entry."""
+    """A chained entry."""
 
     number: int
     text: bytes
@@ -75,18 +76,18 @@ class Line(NamedTuple):
 
     @property
     def head(self) -> Head:
-        """Where the chain stands behind this line."""
+        """The head of the chain after this line."""
         return Head(self.number, self.digest)
 
 
 class Head(NamedTuple):
-    """Where a chain stands: the next line is sealed with this."""
+    """Head of a chain: number and digest of its last line."""
 
     number: int
     digest: bytes
 
 
-CUT = "JournalCut"
+CUT = "AuditLogTruncated"
 START = Head(0, bytes(32))
 
 _encode = msgspec.json.Encoder().encode
@@ -94,7 +95,7 @@ _decode = msgspec.json.Decoder(Told).decode
 
 
 def seal(entries: Iterable[Entry], head: Head) -> list[Line]:
-    """The lines that follow `head`."""
+    """Chains the entries to `head`."""
     number, digest = head
     lines = []
     for entry in entries:
@@ -106,18 +107,18 @@ def seal(entries: Iterable[Entry], head: Head) -> list[Line]:
 
 
 def told(line: Line) -> Told:
-    """What a line says; `msgspec.MsgspecError` if it is none of ours."""
+    """Decodes a line; raises `msgspec.MsgspecError`."""
     return _decode(line.text)
 
 
 def cut(last: Line, now: datetime, moment: datetime) -> Entry:
-    """What the journal tells when it loses all lines up to `last`; without it they would be missing."""
-    message = f"Lines from before {moment:%Y-%m-%dT%H:%M:%SZ} are not kept any longer"
+    """The entry that records a truncation up to `last`; without it the lines would count as missing."""
+    message = f"Lines from before {moment:%Y-%m-%dT%H:%M:%SZ} were deleted after their retention"
     return Entry(now, THE_BROKER, CUT, _cut_subject(last.head), message=message)
 
 
 def breaks(lines: Iterable[Line], start: Head, end: Head) -> Iterator[str]:
-    """Where the chain from `start` to `end` is broken, a sentence each; none if it is whole."""
+    """Verifies the chain from `start` to `end`; yields one sentence per fault."""
     at = start
     is_attested = start == START
     for line in lines:
@@ -125,14 +126,14 @@ def breaks(lines: Iterable[Line], start: Head, end: Head) -> Iterator[str]:
         if line.number != at.number + 1:
             yield _gap(at.number + 1, line.number - 1)
         elif sha256(at.digest + line.text).digest() != line.digest:
-            yield f"line {line.number} is not what was written"
+            yield f"line {line.number} was modified"
         at = line.head
     if not is_attested:
-        yield f"lines up to {start.number} are missing, and no line tells that they were cut off"
+        yield f"lines up to {start.number} are missing, and no line records their truncation"
     if at.number < end.number:
         yield _gap(at.number + 1, end.number)
     elif at != end:
-        yield f"the journal ends with line {at.number}, and not as line {end.number} did"
+        yield f"the audit log ends with line {at.number}, which is not the recorded line {end.number}"
 
 
 def _attests(line: Line, start: Head) -> bool:
@@ -143,8 +144,8 @@ def _attests(line: Line, start: Head) -> bool:
 
 
 def _cut_subject(head: Head) -> str:
-    """With the digest: so nobody can put another beginning in its place."""
-    return f"journal/{head.number}:{head.digest.hex()}"
+    """Contains the digest, so that the beginning cannot be replaced."""
+    return f"audit-log/{head.number}:{head.digest.hex()}"
 
 
 def _gap(first: int, last: int) -> str:
@@ -178,7 +179,7 @@ def _difference(before: Facts, after: Facts) -> tuple[Facts, Facts]:
 
 
 def facts(record: Subject) -> Facts:
-    """What of a record is worth a line: what somebody decided, not what is measured all the time."""
+    """The audited fields of a record: decisions, not measurements that change all the time."""
     return {
         name: value for name, value in _all_facts(record).items() if value not in (None, "", {})
     }

@@ -1,8 +1,8 @@
-"""Who has promised what to whom: the state of the broker, changed by events alone.
+"""The ledger: the broker's state of clusters, reservations, members and limits.
 
-`apply` is the only mutation. What is reserved on a cluster is the sum of the live reservations on it,
-kept up to date here and never stored, so a lost or rewritten advertisement cannot lose a lock. The
-ledger neither reads a clock nor does I/O: replaying the same events gives the same ledger.
+`apply` is the only mutation. The reserved amount of a cluster is the sum of its live reservations;
+it is maintained here and never stored, so a lost or rewritten advertisement cannot lose a lock. The
+ledger does no I/O and reads no clock: replaying the same events yields the same ledger.
 """
 
 from __future__ import annotations
@@ -57,21 +57,25 @@ from kubelend.core.schedules import Schedule
 
 
 class Ledger:
-    """Clusters, reservations, and what follows from them."""
+    """Clusters, reservations and the indexes derived from them."""
 
     def __init__(self) -> None:
         self.revision = 0
-        """Counts events; never goes back, so it orders everything that was ever visible."""
+        """Number of applied events; monotonic, so it orders all visible states."""
         self.fleet = Fleet()
         self.registry = Registry()
         self.rulebook = Rulebook()
         self.accounts = Accounts()
         self.freed: set[ClusterId] = set()
-        """Clusters on which a waiter may now fit; whoever serves the waiters empties it."""
+        """Clusters on which a waiting request may fit now; cleared by `waiting.serve_queue`."""
         self.shifted: set[ClusterId] = set()
-        """Requesters with a quota whose waiters may fare otherwise now; emptied by the same."""
+        """Requesters with a changed quota usage, whose waiting requests must be retried; cleared by
+        `waiting.serve_queue`.
+        """
         self.horizon = 0
-        """Whoever has seen this revision has missed nothing that is forgotten by now."""
+        """The highest revision among evicted records, as etcd's compacted revision: a watcher that
+        has seen it has missed nothing.
+        """
         self._clusters: dict[ClusterId, Cluster] = {}
         self._catalogue = Catalogue()
         self._holds = Holds()
@@ -81,7 +85,7 @@ class Ledger:
 
     @classmethod
     def restore(cls, records: Records) -> Self:
-        """The ledger that these records were written from."""
+        """Rebuilds the ledger from stored records."""
         ledger = cls()
         ledger.registry = Registry(records.members, records.tokens)
         reservations = records.in_order()
@@ -98,10 +102,10 @@ class Ledger:
         ledger.shifted.clear()
         return ledger
 
-    # -- the only road for changes
+    # -- mutation
 
     def apply(self, event: Event) -> Change:
-        """Take an event in, and say what a store has to keep of it."""
+        """Applies an event; returns the change that a store has to persist."""
         self.revision += 1
         match event:
             case Advertised():
@@ -123,13 +127,13 @@ class Ledger:
             case LimitsEvent():
                 change = self._limited(event)
             case _:
-                raise TypeError(f"the ledger knows no {type(event).__name__}")
+                raise TypeError(f"unknown event: {type(event).__name__}")
         return change
 
     def adopt(self, changes: Iterable[Change], revision: int) -> None:
-        """Take in what was changed in another broker's ledger, as `apply` has returned it there.
+        """Applies changes that the leader's `apply` returned.
 
-        What goes may never have been seen here: somebody had deleted its object before.
+        A deleted record may be unknown here: its object may have been deleted before it was replicated.
         """
         for change in changes:
             match change:
@@ -151,7 +155,7 @@ class Ledger:
         self.freed.clear()
         self.shifted.clear()
 
-    # -- questions
+    # -- queries
 
     @property
     def clusters(self) -> Mapping[ClusterId, Cluster]:
@@ -163,18 +167,20 @@ class Ledger:
 
     @property
     def tally(self) -> Counter[tuple[Phase, Reason]]:
-        """How many reservations are in each phase, and why."""
+        """Number of reservations by phase and reason."""
         return self._catalogue.tally
 
     def limits(self, cluster: ClusterId) -> Limits:
-        """What an administrator has set for a cluster; no limits if nothing."""
+        """The limits of a cluster; empty limits if none are set."""
         return self.rulebook.limits.get(cluster) or Limits(cluster)
 
     def cluster(self, cluster: ClusterId) -> Cluster:
         try:
             return self._clusters[cluster]
         except KeyError:
-            raise NotFound(f"no cluster {cluster!r}", hint="it has not advertised yet") from None
+            raise NotFound(
+                f"no cluster {cluster!r}", hint="the cluster has not advertised yet"
+            ) from None
 
     def reservation(self, reservation: ReservationId) -> Reservation:
         try:
@@ -187,14 +193,14 @@ class Ledger:
         return self._holds.total(cluster)
 
     def available(self, cluster: ClusterId) -> Resources:
-        """Allocatable - allocated - reserved; below zero where a cluster filled up under its promises."""
+        """Allocatable - allocated - reserved; negative if the cluster is overcommitted."""
         return self._clusters[cluster].ceiling - self.reserved(cluster)
 
     def by_key(self, requester: ClusterId, key: RequestKey) -> Reservation | None:
         return self._catalogue.by_key(requester, key)
 
     def touching(self, cluster: ClusterId) -> Iterator[Reservation]:
-        """What a cluster asked for, lends or lent, in no particular order."""
+        """Reservations with this cluster as requester, provider or previous provider, unordered."""
         return self._catalogue.touching(cluster)
 
     def lent_by(self, cluster: ClusterId) -> list[Reservation]:
@@ -206,11 +212,11 @@ class Ledger:
         return len(self._holds.on(cluster))
 
     def waiting(self) -> list[Reservation]:
-        """Who waits, in the order in which they are served: by priority, then by age."""
+        """Waiting requests in the order in which they are served: by priority, then by age."""
         return self._queue.in_order()
 
     def earmarked(self, cluster: ClusterId) -> Reservation | None:
-        """The waiter that a cluster is kept for."""
+        """The waiting request for which a cluster is nominated."""
         return self._queue.earmarked(cluster)
 
     @property
@@ -218,15 +224,17 @@ class Ledger:
         return len(self._queue)
 
     def overdue(self, now: datetime) -> Iterator[Reservation]:
-        """Whose deadline has passed, earliest first. Each must be ended before the next is asked for."""
+        """Reservations whose deadline has passed, earliest first. End each before advancing the
+        iterator.
+        """
         return self._schedule.overdue(now)
 
     def finished_before(self, moment: datetime) -> Iterator[Reservation]:
-        """Who finished before a moment. Each must be forgotten before the next is asked for."""
+        """Reservations finished before `moment`. Evict each before advancing the iterator."""
         return self._schedule.finished_before(moment)
 
     def next_deadline(self) -> datetime | None:
-        """Nothing happens by itself before this moment: no reservation ends, no waiter's cluster opens."""
+        """The earliest time at which a reservation ends or a cluster opens for a waiting request."""
         due = self._schedule.next()
         bounds = self.fleet.bounds
         if bounds is None or not self._queue or bounds.openings.opens_at is None:
@@ -234,7 +242,9 @@ class Ledger:
         return bounds.openings.opens_at if due is None else min(due, bounds.openings.opens_at)
 
     def tick(self, now: datetime) -> None:
-        """Note what time alone brings to those who wait: clusters open, and budgets have more room."""
+        """Updates `capacity_freed` and `quota_changed` for time-based changes: opening hours and
+        daily budgets.
+        """
         if not self._queue:
             return
         self.freed.update(self.fleet.opened(micros(now)))
@@ -243,7 +253,7 @@ class Ledger:
             self._minute = minute
             self.shifted.update(self.accounts.waiting_for_money())
 
-    # -- what each event does
+    # -- event handlers
 
     def _advertised(self, event: Advertised) -> Change:
         known = self._clusters.get(event.advertisement.cluster)
@@ -320,7 +330,7 @@ class Ledger:
         return cluster
 
     def _write(self, cluster: Cluster) -> None:
-        """Into the fleet, with the policy that holds for it."""
+        """Writes the row of a cluster in the fleet, including its effective policy."""
         self.fleet.put(cluster, self.available(cluster.id).clamped())
         holds = self.rulebook.judge(cluster)
         self.fleet.bind(cluster, holds)
@@ -337,7 +347,7 @@ class Ledger:
             self.fleet.withhold(cluster, holds, available, reserved)
 
     def _take_over(self, reservations: Sequence[Reservation]) -> None:
-        """Before there are clusters, each of which then sees at once what it has promised."""
+        """Runs before clusters are loaded, so that each row is written with its reserved amount."""
         self._catalogue.fill(reservations)
         self._schedule.fill(reservations)
         for reservation in reservations:
@@ -378,7 +388,7 @@ class Ledger:
         if holds_on is not None:
             self.fleet.loans.add(holds_on, found)
             if holds_on in self.fleet.loans.watched:
-                self.shifted.add(found.requester)  # its share of that one is smaller now
+                self.shifted.add(found.requester)  # its remaining cap on that provider changed
 
     def _count_free(self, cluster: ClusterId, changed: Resources) -> None:
         if cluster in self._clusters:
@@ -387,7 +397,10 @@ class Ledger:
                 self._withhold(cluster)
 
     def _same(self, news: Reservation) -> Reservation | None:
-        """What is known of it; another that had its name until now is given back and forgotten."""
+        """The known version of a replicated reservation.
+
+        A different reservation that had the same name is released and evicted first.
+        """
         known = self.reservations.get(news.id)
         if known is None or known.ticket == news.ticket:
             return known

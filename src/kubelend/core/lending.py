@@ -1,7 +1,11 @@
-"""To whom a provider lends, how much and when: what it says itself, what an administrator says for it,
-and what holds of both.
+"""Lending policies and opening hours.
 
-The stricter of the two wins in every point. The fleet folds the outcome into its columns; see `bounds`.
+A provider advertises a policy and an administrator may set another; the stricter of both applies in
+every point. The fleet stores the effective policy in columns; see `PolicyColumns`.
+
+Opening hours are written `Mon-Fri 18:00-08:00 Europe/Rome`. Days default to every day and the zone
+to UTC. Hours over midnight belong to the day on which they begin. Local wall-clock time applies:
+hours skipped by a change to daylight saving time do not occur, and repeated hours occur twice.
 """
 
 from __future__ import annotations
@@ -22,30 +26,30 @@ Names = tuple[str, ...]
 
 
 class LendingPolicy(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """What a provider lends, to whom, and when. What is not said is not limited."""
+    """What a provider lends, to whom, and when. An empty field does not limit."""
 
     allow: Names = ()
-    """Requesters that it lends to; to everyone if empty."""
+    """Requesters that may borrow; everyone if empty."""
     deny: Names = ()
-    """Requesters that it does not lend to, whatever `allow` says."""
+    """Requesters that may not borrow, even if in `allow`."""
     keep_back: Resources = NOTHING
-    """What stays free for itself, beside what its own pods have."""
+    """Resources that stay free for the provider, in addition to those its pods use."""
     max_lent: dict[str, int] = {}
-    """The most that is lent in total, by resource; zero lends none of it."""
+    """The most lent in total, by resource; zero lends none."""
     max_per_requester: dict[str, int] = {}
-    """The same for each requester."""
+    """The most lent to each requester, by resource."""
     hours: tuple[str, ...] = ()
-    """When new reservations may start, each as `Mon-Fri 18:00-08:00 Europe/Rome`; always if empty."""
+    """When new reservations may start, each `Mon-Fri 18:00-08:00 Europe/Rome`; always if empty."""
 
 
 NO_POLICY = LendingPolicy()
 
 
 class Access(NamedTuple):
-    """To whom a provider lends. Hashable, because many providers share one."""
+    """The allow and deny lists of a provider. Hashable, because many providers share one."""
 
     allow: tuple[Names, ...] = ()
-    """Every one of these lists has to name a requester."""
+    """A requester has to match each of these lists."""
     deny: Names = ()
 
     def allows(self, requester: str) -> bool:
@@ -59,17 +63,17 @@ EVERYONE = Access()
 
 
 class Lending(msgspec.Struct, frozen=True):
-    """What holds for one provider."""
+    """The effective policy of one provider."""
 
     access: Access
     keep_back: Resources
     max_lent: dict[str, int]
     max_per_requester: dict[str, int]
     hours: tuple[tuple[str, ...], ...]
-    """Every one of these lists has to be open."""
+    """Each of these lists has to be open."""
 
     def lendable(self, available: Resources, reserved: Resources) -> Resources:
-        """What of the available may be lent, while so much is lent already; never below zero."""
+        """The part of the available resources that may be lent, given what is reserved; never negative."""
         rest = dict((available - self.keep_back).clamped().items())
         for name, most in self.max_lent.items():
             if name in rest:
@@ -78,7 +82,7 @@ class Lending(msgspec.Struct, frozen=True):
 
 
 def stricter(advertised: LendingPolicy | None, ordered: LendingPolicy | None) -> Lending | None:
-    """What holds of a provider's own policy and the administrator's; None if nothing is limited."""
+    """Combines a provider's own policy with the administrator's; None if nothing is limited."""
     if advertised is None and ordered is None:
         return None
     one, other = advertised or NO_POLICY, ordered or NO_POLICY
@@ -94,30 +98,31 @@ def stricter(advertised: LendingPolicy | None, ordered: LendingPolicy | None) ->
 
 
 def matches(name: str, names: Names) -> bool:
-    """Whether a name is among names and patterns."""
+    """Whether a name matches one of the names and patterns."""
     return _matcher(names).matches(name)
 
 
 def check_names(names: Names, where: str) -> None:
-    """Refuse what can match no name, before anything depends on it."""
+    """Raises `InvalidInput` for a pattern that cannot match any name."""
     for name in names:
         if not name.strip() or not name.isprintable():
             raise InvalidInput(
-                f"{where}: {name[:40]!r} names no cluster", hint="write a name such as team-*"
+                f"{where}: {name[:40]!r} is not a cluster name or pattern",
+                hint="write a name such as team-*",
             )
         try:
             re.compile(fnmatch.translate(name))
         except re.error as problem:
-            raise InvalidInput(f"{where}: {name[:40]!r} is no pattern: {problem}") from None
+            raise InvalidInput(f"{where}: {name[:40]!r} is not a pattern: {problem}") from None
 
 
 class _Matcher:
-    """Names by look-up, and only patterns one by one: lists may be long."""
+    """Matches exact names by lookup, and only patterns one by one: lists may be long."""
 
     def __init__(self, names: Names) -> None:
         patterns = [name for name in names if not _WILD.isdisjoint(name)]
         self._exact = frozenset(names)
-        """All of them: a cluster may be called `edge[1]`, and means itself by that."""
+        """Patterns too: a cluster may be named `edge[1]`."""
         self._patterns = [re.compile(fnmatch.translate(pattern)).match for pattern in patterns]
 
     def matches(self, name: str) -> bool:

@@ -1,4 +1,6 @@
-"""The phases of a reservation, why it is in one, and which may follow which. All of it is API."""
+"""Enums that are API: roles, phases of a reservation with their reasons and allowed transitions,
+and reasons why a cluster was rejected for a request.
+"""
 
 from __future__ import annotations
 
@@ -6,36 +8,38 @@ from enum import StrEnum
 
 
 class _Word(StrEnum):
-    """A text in every way: enumerations would hash their names in Python, on every look into a set."""
+    """A StrEnum with the hash of `str`: `Enum.__hash__` is implemented in Python and is slow in sets."""
 
     __hash__ = str.__hash__
 
 
 class Phase(_Word):
-    """Where a reservation stands."""
+    """Phase of a reservation."""
 
-    PENDING = "Pending"  # asked for, and waiting for capacity
-    RESERVED = "Reserved"  # a provider is chosen and the amount is locked there
-    ACTIVE = "Active"  # the requester uses it
-    RELEASED = "Released"  # given back; final
-    FAILED = "Failed"  # never had, or lost without the requester's wish; final
+    PENDING = "Pending"  # waiting for capacity
+    RESERVED = "Reserved"  # placed; the resources are locked on the provider
+    ACTIVE = "Active"  # in use by the requester
+    RELEASED = "Released"  # resources released; final
+    FAILED = "Failed"  # never placed, or lost its provider; final
 
 
 class Reason(_Word):
-    """Why a reservation is in its phase."""
+    """Reason for the current phase."""
 
-    WAITING = "Waiting"  # Pending: nothing fits yet
-    LOCKED = "Locked"  # Reserved: placed at the first provider
-    MOVED = "Moved"  # Reserved: placed anew, for the one before refused, was drained or silent
-    IN_USE = "InUse"  # Active: the requester said so
-    PROVIDER_SILENT = "ProviderSilent"  # Reserved, Active: its provider is, and no other fits
-    BY_REQUESTER = "ReleasedByRequester"  # Released: the requester gave it back
-    BY_ADMIN = "ReleasedByAdmin"  # Released: an administrator took it back
-    DELETED = "Deleted"  # Released: somebody deleted its object in Kubernetes
-    EXPIRED = "Expired"  # Released: its duration is over
-    DRAINED = "Drained"  # Released: its provider was drained, and no other fits
-    WAIT_TIMED_OUT = "WaitTimedOut"  # Failed: nothing fitted within the time it would wait
-    REFUSED = "ProviderRefused"  # Failed: its provider refused, and no other fits
+    WAITING = "Waiting"  # Pending: no cluster fits yet
+    LOCKED = "Locked"  # Reserved: placed on its first provider
+    MOVED = "Moved"  # Reserved: moved; the previous provider refused, was drained or unreachable
+    IN_USE = "InUse"  # Active: activated by the requester
+    PROVIDER_SILENT = (
+        "ProviderSilent"  # Reserved, Active: provider unreachable, no other cluster fits
+    )
+    BY_REQUESTER = "ReleasedByRequester"  # Released: released by the requester
+    BY_ADMIN = "ReleasedByAdmin"  # Released: released by an administrator
+    DELETED = "Deleted"  # Released: its Kubernetes object was deleted
+    EXPIRED = "Expired"  # Released: its duration has elapsed
+    DRAINED = "Drained"  # Released: provider drained, no other cluster fits
+    WAIT_TIMED_OUT = "WaitTimedOut"  # Failed: no cluster fitted within the wait timeout
+    REFUSED = "ProviderRefused"  # Failed: provider refused, no other cluster fits
 
 
 LIVE = frozenset({Phase.RESERVED, Phase.ACTIVE})
@@ -48,7 +52,9 @@ FOLLOWS: dict[Phase, frozenset[Phase]] = {
     Phase.RELEASED: frozenset(),
     Phase.FAILED: frozenset(),
 }
-"""Active goes back to Reserved when it moves to another provider: the requester has to connect anew."""
+"""Active returns to Reserved when the reservation moves: the requester has to connect to the new
+provider.
+"""
 
 
 def may_follow(phase: Phase, next_phase: Phase) -> bool:

@@ -1,6 +1,6 @@
-"""How administrators set and lift limits; commands as in `commands`.
+"""Commands that set and clear policies and quotas.
 
-What is held already stays, whatever a new limit says: limits bound what is taken from now on.
+Existing reservations stay, whatever a new limit says: limits apply to new placements.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kubelend.core.models import ClusterId
 def set_policy(
     ledger: Ledger, cluster: ClusterId, policy: LendingPolicy, now: datetime
 ) -> Command[Limits]:
-    """Say for a provider to whom it lends, how much and when; it need not have advertised yet."""
+    """Sets the administrators' policy of a provider, which may not have advertised yet."""
     wanted = None if policy == NO_POLICY else policy
     if ledger.limits(cluster).policy != wanted:
         yield PolicySet(now, cluster, wanted)
@@ -27,14 +27,14 @@ def set_policy(
 
 
 def clear_policy(ledger: Ledger, cluster: ClusterId, now: datetime) -> Command[None]:
-    """Only what the provider says itself holds from now on."""
+    """Removes the administrators' policy; the provider's own policy stays in force."""
     if ledger.limits(cluster).policy is None:
         raise NotFound(f"no policy is set for {cluster!r}", hint="see `kubelend policy show`")
     yield PolicySet(now, cluster, None)
 
 
 def set_quota(ledger: Ledger, cluster: ClusterId, quota: Quota, now: datetime) -> Command[Limits]:
-    """Bound what a requester may hold, wait for and spend; if nothing is bounded, only count it."""
+    """Sets a quota; an empty quota only enables usage accounting."""
     if ledger.limits(cluster).quota != quota:
         yield QuotaSet(now, cluster, quota)
     return ledger.limits(cluster)
@@ -47,4 +47,4 @@ def clear_quota(ledger: Ledger, cluster: ClusterId, now: datetime) -> Command[No
 
 
 def no_quota(cluster: ClusterId) -> NotFound:
-    return NotFound(f"{cluster!r} has no quota", hint="an administrator may set one")
+    return NotFound(f"{cluster!r} has no quota", hint="an administrator can set one")

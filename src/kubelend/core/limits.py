@@ -1,7 +1,7 @@
-"""The limits that an administrator has set, for a cluster as a provider and as a requester.
+"""Limits set by administrators, per cluster.
 
-A policy bounds what it lends, beside what its own advertisement says (see `lending`); a quota bounds
-what it borrows, waits for and spends (see `quotas`).
+A policy limits what the cluster lends as a provider, in addition to its own advertised policy (see
+`lending`); a quota limits what it borrows, waits for and spends as a requester (see `quotas`).
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from kubelend.core.models import ClusterId, Record
 
 
 class Quota(Record, frozen=True):
-    """The most that a requester may hold and wait for at a time, and spend in a day."""
+    """The most a requester may hold and wait for at a time, and spend per day."""
 
     amounts: dict[str, int] = msgspec.field(default_factory=dict)
-    """By resource; one that is not named has no such limit, and zero allows none."""
+    """By resource. A resource that is not named is unlimited; zero allows none."""
     reservations: int | None = None
-    """Live and waiting ones together."""
+    """Number of live and waiting reservations together."""
     budget: int | None = None
-    """Billionths of `currency` for each day (UTC)."""
+    """Billionths of `currency` per UTC day."""
     currency: str = "USD"
 
 
 class Limits(Record, frozen=True):
-    """What an administrator has set for one cluster, which need not have advertised yet."""
+    """Limits of one cluster, which may not have advertised yet."""
 
     cluster: ClusterId
     policy: LendingPolicy | None = None

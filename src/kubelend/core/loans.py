@@ -1,4 +1,4 @@
-"""What each requester has on the providers that limit the share of one: few, so they are kept apart."""
+"""Lent amounts per requester, for providers with a cap per requester."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ class Loans:
 
     def __init__(self) -> None:
         self.watched: set[ClusterId] = set()
-        """The providers whose loans are counted."""
+        """Providers with a cap per requester."""
         self._by_requester: dict[ClusterId, dict[ClusterId, Resources]] = {}
 
     def of(self, requester: ClusterId) -> Mapping[ClusterId, Resources]:
         return self._by_requester.get(requester, {})
 
     def watch(self, provider: ClusterId, lent: Iterable[Reservation]) -> None:
-        """Begin to count, with what it lends now."""
+        """Starts tracking a provider with its current reservations."""
         if provider in self.watched:
             return
         self.watched.add(provider)

@@ -1,7 +1,7 @@
-"""Who belongs: the records of those that joined, and of the tokens that let them.
+"""Records of members and join tokens.
 
-A member need not exist for a certificate to be believed: an authority that the broker trusts may have
-issued it elsewhere. But what is written here decides: who waits is not in yet, who is revoked is out.
+A certificate is accepted without a member record if another trusted CA has issued it. But a record
+decides: a Pending member has no access, a Revoked one has lost it.
 """
 
 from __future__ import annotations
@@ -19,51 +19,55 @@ MemberId = NewType("MemberId", str)
 TokenId = NewType("TokenId", str)
 
 BY_CERTIFICATE = "its older certificate"
-"""What decided on a member that nobody let in: it showed a certificate from elsewhere, and renewed it."""
+"""`decided_by` of a member that no administrator approved: it renewed a certificate from another CA.
+"""
 
 
 class Standing(StrEnum):
-    """Where a member stands. The values are API."""
+    """Status of a membership. The values are API."""
 
-    PENDING = "Pending"  # it asked to join, and an administrator has to say yes
-    ACCEPTED = "Accepted"  # it may have certificates
-    REVOKED = "Revoked"  # none of the certificates it has is believed
+    PENDING = "Pending"  # waiting for approval by an administrator
+    ACCEPTED = "Accepted"  # may obtain certificates
+    REVOKED = "Revoked"  # all its certificates are rejected
 
 
 class Certificate(Record, frozen=True):
-    """The newest certificate that the broker issued to a member: what tells it from others."""
+    """The latest certificate that the broker issued to a member."""
 
     serial: str
     issued_at: datetime
     ends_at: datetime
     authority: str
-    """The pin of the authority that signed it: who has moved to a new one, and who has not."""
+    """The pin of the issuing CA; shows which members have moved to a new CA."""
 
 
 class Member(Record, frozen=True):
-    """A cluster or a person by role and name, for a cluster may have the name of a person."""
+    """A cluster or user. Role and name identify it, because a cluster may have the name of a user."""
 
     role: Role
     name: str
     standing: Standing
     asked_at: datetime
     key: str = ""
-    """The pin of its public key: whoever asks again with the same one has only lost the answer."""
+    """The pin of its public key: a repeated request with the same key is a retry."""
     asks: str = ""
-    """The pin of another key that asks to join in this name, and waits; empty if none does."""
+    """The pin of another key with a pending join request under this name; empty if none."""
     token: TokenId | None = None
-    """With which it last asked."""
+    """The token of its last join request."""
     decided_at: datetime | None = None
     decided_by: str = ""
     certificate: Certificate | None = None
     certified_until: datetime | None = None
-    """When the last of its certificates ends, which need not be the newest."""
+    """Expiry of its longest-lived certificate, which may not be the latest."""
     revoked_at: datetime | None = None
-    """Certificates from before this moment stay refused, also after a later return."""
+    """Certificates issued before this time stay rejected, even after the member is accepted again.
+    """
     reason: str = ""
-    """Why it was revoked."""
+    """Reason of the revocation."""
     forget_at: datetime | None = None
-    """It was removed, and is revoked until its last certificate has ended: then the record goes."""
+    """When the record of a removed member is deleted: it stays revoked until its last certificate
+    expires.
+    """
     revision: int = 0
 
     @property
@@ -72,20 +76,20 @@ class Member(Record, frozen=True):
 
     @property
     def was_let_in(self) -> bool:
-        """Whether an administrator said yes to it, by a token or by name."""
+        """Whether an administrator approved it, by a token or by name."""
         return self.standing is Standing.ACCEPTED and self.decided_by != BY_CERTIFICATE
 
     def was_let_in_by(self, admin: str) -> bool:
         return self.was_let_in and self.decided_by == admin
 
     def certified(self, certificate: Certificate, shown_until: datetime | None = None) -> Self:
-        """The same with a newer certificate; the one that it showed for it may end later."""
+        """Returns the record with a new certificate; the one presented for it may expire later."""
         ends = (self.certified_until, certificate.ends_at, shown_until)
         until = max(end for end in ends if end is not None)
         return replace(self, certificate=certificate, certified_until=until)
 
     def revoked(self, why: str, by: str, now: datetime) -> Self:
-        """The same, with none of its certificates believed any more."""
+        """Returns the record with all its certificates revoked."""
         return replace(
             self,
             standing=Standing.REVOKED,
@@ -98,18 +102,20 @@ class Member(Record, frozen=True):
         )
 
     def is_in_with(self, key: str) -> bool:
-        """Whether the holder of this key may have certificates in its name."""
+        """Whether the holder of this key may obtain certificates under its name."""
         return self.standing is Standing.ACCEPTED and self.key == key
 
     def _after_all_certificates(self, now: datetime) -> datetime:
-        """Now. But after a return, certificates start on the next whole second, and that may be later."""
+        """The current time; or later, because after a re-acceptance certificates start at the next
+        whole second.
+        """
         if self.certificate is None or self.revoked_at is None:
             return now
         return max(now, self.certificate.issued_at + timedelta(seconds=1))
 
 
 class Token(Record, frozen=True):
-    """A permission to join. The secret itself is nowhere but with those it was given to."""
+    """A permission to join. The secret itself is not stored."""
 
     id: TokenId
     digest: str
@@ -120,7 +126,7 @@ class Token(Record, frozen=True):
     expires_at: datetime
     uses_left: int = 1
     name: str = ""
-    """The only name that may join with it; empty for any."""
+    """The only name that may join with it; any if empty."""
     revision: int = 0
 
 

@@ -1,7 +1,7 @@
-"""The records of the domain: what is advertised, asked for and reserved. Frozen; changed by `replace`.
+"""Records of the domain: advertisements, clusters, requests, reservations, quotas and limits.
 
-They are what the ledger holds and what stores keep, so a new field needs a default: a record written
-by an older version must still load.
+Records are frozen and changed by `replace`. Stores persist them as they are, so a new field needs a
+default: a record written by an older version must still load.
 """
 
 from __future__ import annotations
@@ -21,25 +21,28 @@ ReservationId = NewType("ReservationId", str)
 RequestKey = NewType("RequestKey", str)
 
 REGION_LABEL = "topology.kubernetes.io/region"
-"""A region is a label like any other, under the name that Kubernetes nodes carry it."""
+"""The well-known node label for the region; clusters advertise it like any other label."""
 
 
 class Record(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """The common shape of all records: immutable, and stored without what is default.
+    """Base of all records: immutable, default values omitted when stored.
 
-    They are trees, so the collector of cycles need not look at them: there are hundreds of thousands.
+    Records are acyclic, so they are excluded from garbage collection: there are hundreds of
+    thousands of them.
     """
 
 
 class Advertisement(Record, frozen=True):
-    """What a cluster says of itself. Reserved and available are the broker's, so they are not here."""
+    """The resources a cluster reports. The broker computes reserved and available, so they are not
+    here.
+    """
 
     cluster: ClusterId
     capacity: Resources
     allocatable: Resources
     allocated: Resources
     sent_at: datetime
-    """The sender's clock: shown, never judged by."""
+    """From the sender's clock: displayed only, never used for decisions."""
     name: str = ""
     prices: Prices | None = None
     labels: dict[str, str] = {}
@@ -49,16 +52,16 @@ class Advertisement(Record, frozen=True):
 
 
 class Cluster(Record, frozen=True):
-    """A cluster as the broker knows it."""
+    """A registered cluster with its latest advertisement."""
 
     advertisement: Advertisement
     received_at: datetime
     valid_until: datetime
-    """From here on the advertisement is stale, and nothing new is placed on the cluster."""
+    """From this time on the advertisement is stale and the cluster gets no new reservations."""
     cordon: str | None = None
-    """Why an admin closed it to new reservations; None while it is open."""
+    """Why an administrator cordoned the cluster; None if it is schedulable."""
     certificate_until: datetime | None = None
-    """When the certificate ends that it last advertised with."""
+    """Expiry of the client certificate used for the latest advertisement."""
     revision: int = 0
 
     @property
@@ -67,14 +70,14 @@ class Cluster(Record, frozen=True):
 
     @property
     def ceiling(self) -> Resources:
-        """What could be lent if nothing were reserved."""
+        """Allocatable minus allocated: the most that can be lent."""
         return self.advertisement.allocatable - self.advertisement.allocated
 
     def is_stale(self, now: datetime) -> bool:
         return now >= self.valid_until
 
     def offers_the_same_as(self, before: Cluster) -> bool:
-        """Whether all that decisions go by has stayed: most advertisements only say "still here"."""
+        """Whether nothing relevant to placement changed; most advertisements are only heartbeats."""
         old, new = before.advertisement, self.advertisement
         return (
             new.allocatable == old.allocatable
@@ -87,7 +90,7 @@ class Cluster(Record, frozen=True):
 
 
 class Constraints(Record, frozen=True):
-    """Where a request may go, beside where it fits."""
+    """Placement constraints of a request beside its resources."""
 
     labels: dict[str, str] = {}
     pinned: ClusterId | None = None
@@ -95,15 +98,15 @@ class Constraints(Record, frozen=True):
     max_price: int | None = None
     """Billionths of `currency` per hour, for the whole request."""
     currency: str = ""
-    """In which prices are compared; if none is named, a maximum is one of `prices.DEFAULT_CURRENCY`."""
+    """Currency of `max_price`; `prices.DEFAULT_CURRENCY` if empty."""
 
 
 UNCONSTRAINED = Constraints()
-"""Most requests may go anywhere; they share this one."""
+"""Shared by the many requests without constraints."""
 
 
 class Request(Record, frozen=True):
-    """What a cluster asks for; every way of asking ends in this record."""
+    """A request for resources, whichever API it was submitted through."""
 
     requester: ClusterId
     resources: Resources
@@ -117,7 +120,7 @@ class Request(Record, frozen=True):
 
 
 class Charge(Record, frozen=True):
-    """What a reservation has cost at a provider that it has left."""
+    """The cost of a reservation at a previous provider."""
 
     since: datetime
     until: datetime
@@ -126,7 +129,7 @@ class Charge(Record, frozen=True):
 
 
 class Reservation(Record, frozen=True):
-    """One request and what became of it."""
+    """A request with its current state."""
 
     id: ReservationId
     request: Request
@@ -136,11 +139,14 @@ class Reservation(Record, frozen=True):
     message: str = ""
     target: ClusterId | None = None
     left: tuple[ClusterId, ...] = ()
-    """Providers it was placed on before: they refused, were drained or fell silent."""
+    """Previous providers, which refused, were drained or became unreachable; never tried again."""
     earmark: ClusterId | None = None
-    """While waiting: the cluster whose capacity is kept for it, so that smaller requests cannot starve it."""
+    """While Pending: the cluster nominated for this request, as `nominatedNodeName` in
+    kube-scheduler. Requests that rank lower are not placed there, so that smaller requests cannot
+    starve it.
+    """
     ticket: int = 0
-    """The revision of its creation: its place among waiters of the same priority."""
+    """The revision of its creation; orders waiting requests of the same priority."""
     wait_until: datetime | None = None
     reserved_at: datetime | None = None
     expires_at: datetime | None = None
@@ -148,9 +154,9 @@ class Reservation(Record, frozen=True):
     activated_at: datetime | None = None
     finished_at: datetime | None = None
     hourly: int = 0
-    """Billionths of `currency` per hour, as agreed when it was placed."""
+    """Billionths of `currency` per hour, fixed at placement."""
     currency: str = ""
-    """Empty while it is not placed, and where the provider asks for nothing."""
+    """Empty while Pending, and if the provider publishes no prices."""
     charges: tuple[Charge, ...] = ()
     revision: int = 0
 
@@ -160,7 +166,7 @@ class Reservation(Record, frozen=True):
 
     @property
     def touched(self) -> set[ClusterId]:
-        """Every cluster that it concerns or has concerned."""
+        """The requester and all current and previous providers."""
         touched = {self.requester, *self.left}
         if self.target is not None:
             touched.add(self.target)
@@ -168,12 +174,12 @@ class Reservation(Record, frozen=True):
 
     @property
     def is_live(self) -> bool:
-        """Whether it holds capacity on its target."""
+        """Whether it holds resources on its target (Reserved or Active)."""
         return self.phase in LIVE
 
     @property
     def deadline(self) -> datetime | None:
-        """When the broker ends it by itself; None once it is finished."""
+        """When the broker ends it: wait timeout or expiry; None once it is finished."""
         return (
             self.wait_until
             if self.phase is Phase.PENDING

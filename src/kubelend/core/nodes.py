@@ -1,4 +1,4 @@
-"""The machines of a cluster, as far as lending needs to know them."""
+"""Nodes, projected to the fields needed for lending."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kubelend.core.resources import NOTHING, Resources
 
 
 class Node(msgspec.Struct, frozen=True, gc=False):
-    """One node. Sources make it of what Kubernetes says; only these fields are kept."""
+    """The projection of a Node."""
 
     name: str
     capacity: Resources = NOTHING
@@ -43,7 +43,7 @@ class NodeStatus(Excerpt, frozen=True, gc=False):
 
 
 class KubernetesNode(Excerpt, frozen=True, gc=False):
-    """A Node of Kubernetes, as far as it says what it has and whether it may be used."""
+    """The fields of a Kubernetes Node that are decoded."""
 
     metadata: NodeMetadata
     spec: NodeSpec = NodeSpec()
@@ -51,7 +51,7 @@ class KubernetesNode(Excerpt, frozen=True, gc=False):
 
 
 def node_of(found: KubernetesNode) -> Node:
-    """The little that is kept of it. `InvalidInput` names the node and a quantity that cannot be read."""
+    """Projects a Node; raises `InvalidInput` that names the node and the invalid quantity."""
     where = f"node {found.metadata.name}: status"
     labels = found.metadata.labels
     return Node(
@@ -67,12 +67,12 @@ def node_of(found: KubernetesNode) -> Node:
 
 
 def is_own(node: Node) -> bool:
-    """Whether it counts as capacity: a machine of this cluster on which pods can be placed now."""
+    """Whether the node counts as capacity: ready, schedulable and not virtual."""
     return node.is_ready and node.is_schedulable and not is_virtual(node)
 
 
 def is_virtual(node: Node) -> bool:
-    """Whether it stands for another cluster: what is borrowed must never be lent on."""
+    """Whether it represents another cluster: borrowed capacity must not be lent again."""
     return (
         _LIQO in node.labels
         or _VIRTUAL_KUBELET in node.labels
@@ -96,5 +96,5 @@ def _renamed(name: str) -> str:
 
 
 def _is_counter(name: str) -> bool:
-    """Pods take of these without asking: as no request says how much is left, none can be lent."""
+    """Pods consume these without requests, so the free amount is unknown and cannot be lent."""
     return name == "pods" or name.startswith("attachable-volumes-")

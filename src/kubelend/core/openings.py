@@ -1,4 +1,4 @@
-"""Which clusters are open at a time. A timetable is looked at once between two of its changes."""
+"""Opening hours as a column. Each distinct list is evaluated once between two of its changes."""
 
 from __future__ import annotations
 
@@ -18,40 +18,40 @@ Hours = tuple[tuple[str, ...], ...]
 
 
 class Openings:
-    """The opening hours of a fleet, a row each."""
+    """The opening hours of all clusters, one row each."""
 
-    def __init__(self, room: int) -> None:
-        self.hours: Coded[Hours] = Coded(room)
+    def __init__(self, capacity: int) -> None:
+        self.hours: Coded[Hours] = Coded(capacity)
         self.opens_at: datetime | None = None
-        """No cluster that is closed opens before this moment; None if none will."""
+        """The earliest time at which a closed cluster opens; None if none will."""
         self._states: dict[Hours, _State] = {}
         self._opened: set[Hours] = set()
 
     def set(self, row: int, hours: Hours) -> bool:
-        """Give a row its hours; True if they are others than before."""
+        """Sets the hours of a row; True if they changed."""
         changed = self.hours.set(row, hours or None)
         if changed:
-            self.opens_at = instants.EPOCH  # nobody has looked at them yet
+            self.opens_at = instants.EPOCH  # not evaluated yet
         return changed
 
     def look(self, now: int) -> int:
-        """Bring all of them up to date; gives until when nothing changes."""
+        """Evaluates all hours; returns the time of the next change."""
         self._states = {hours: self._looked_at(hours, now) for hours in self.hours.values()}
         closed = [state.until for state in self._states.values() if not state.is_open]
         self.opens_at = instant(min(closed)) if closed else None
         return min((state.until for state in self._states.values()), default=FOREVER)
 
     def is_open(self, row: int) -> bool:
-        """As of the last look."""
+        """As of the last `refresh`."""
         hours = self.hours.value(row)
         return hours is None or self._states[hours].is_open
 
     def open(self, size: int) -> Mask:
-        """The rows that are open, as of the last look."""
+        """Open rows, as of the last `refresh`."""
         return self.hours.judged(lambda hours: self._states[hours].is_open, size)
 
     def opened(self, size: int) -> Ints:
-        """The rows that have opened since this was asked last."""
+        """Rows that have opened since the last call."""
         opened, self._opened = self._opened, set()
         if not opened:
             return np.empty(0, np.int64)
@@ -60,7 +60,7 @@ class Openings:
         )
 
     def next_opening(self, row: int, now: datetime) -> datetime | None:
-        """When a row that is closed opens; None if not within days."""
+        """When a closed row opens; None if not within `SEARCH_DAYS`."""
         hours = self.hours.value(row)
         return None if hours is None else Timetable(hours).next_change(now)
 
@@ -77,7 +77,7 @@ class Openings:
 
 
 class _State(NamedTuple):
-    """A timetable between two of its changes."""
+    """Whether hours are open, between two changes."""
 
     is_open: bool
     since: int

@@ -1,4 +1,4 @@
-"""The work of a cluster, as far as lending needs to know it."""
+"""Pods, projected to the fields needed for lending."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from kubelend.core.resources import NOTHING, Resources
 
 
 class Guest(NamedTuple):
-    """Whose pod it really is: one that another cluster runs here."""
+    """The origin of a pod that another cluster offloaded here."""
 
     origin: str
     """The consumer's cluster ID: `offloading.liqo.io/origin`."""
     virtual_node: str
-    """Its virtual node, which is named after its resource slice: `offloading.liqo.io/nodename`."""
+    """The consumer's virtual node, named after its ResourceSlice: `offloading.liqo.io/nodename`."""
 
 
 class Pod(msgspec.Struct, frozen=True, gc=False):
-    """One pod. Sources make it of what Kubernetes says; only these fields are kept."""
+    """The projection of a Pod."""
 
     id: str
-    """Its UID: a pod that is made anew under its old name is another one."""
+    """The UID: a recreated pod with the same name is another pod."""
     node: str = ""
-    """Empty while it is not scheduled."""
+    """Empty until it is scheduled."""
     requests: Resources = NOTHING
-    """By the scheduler's rules, see `core.requests`."""
+    """Effective requests by the scheduler's rules."""
     is_finished: bool = False
     guest: Guest | None = None

@@ -1,7 +1,7 @@
-"""How the best of the fitting clusters is found: scores, and policies as weights over them.
+"""Scoring: score functions, and policies as weights over them.
 
 A score is a number per cluster, higher is better, about 0 to 1 for clusters that fit. A policy is a
-record of weights; of clusters with equal totals, `then` decides, and after it the smaller cluster ID.
+record of weights; `tie_break` decides between equal totals, then the smaller cluster ID.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ Score = Callable[[Request, Clusters, Mask], Floats]
 BILLION = 1e9
 
 FEW = 8
-"""Where fewer than one in so many clusters fit, only those are scored."""
+"""Only the feasible clusters are scored if they are fewer than one in this many."""
 
 
 class Policy(msgspec.Struct, frozen=True):
-    """Weights by the name of a score."""
+    """Weights by score name."""
 
     weights: Mapping[str, float]
     then: Mapping[str, float] = {}
@@ -43,7 +43,7 @@ def of(request: Request) -> Policy:
 
 
 def check(policy: str, weights: Mapping[str, float]) -> None:
-    """Refuse a policy or weight that does not exist, before anything is decided by it."""
+    """Raises `InvalidInput` for an unknown policy or an invalid weight."""
     if policy not in POLICIES:
         raise InvalidInput(
             f"policy: {policy[:40]!r} is unknown", hint=f"choose one of {_known(POLICIES)}"
@@ -60,7 +60,7 @@ def check(policy: str, weights: Mapping[str, float]) -> None:
 
 
 def headroom(request: Request, fleet: Clusters, _: Mask) -> Floats:
-    """The mean share left free, over the resources asked for, once the request is served."""
+    """The mean free share after placement, over the requested resources."""
     total, term = fleet.scratch(0), fleet.scratch(1)
     (first, wanted), *others = request.resources.items()
     _share_left(first, wanted, fleet, total)
@@ -71,14 +71,14 @@ def headroom(request: Request, fleet: Clusters, _: Mask) -> Floats:
 
 
 def packing(request: Request, fleet: Clusters, feasible: Mask) -> Floats:
-    """The opposite: fill one cluster before opening the next, so that large requests still fit."""
+    """Bin packing, the opposite of headroom: fills one cluster first, so that large requests still fit."""
     total = headroom(request, fleet, feasible)
     np.subtract(1.0, total, out=total)
     return total
 
 
 def balance(request: Request, fleet: Clusters, _: Mask) -> Floats:
-    """How even the shares left free are, so that no cluster is left with memory but no CPU."""
+    """How even the free shares after placement are, so that no cluster is left with memory but no CPU."""
     most, least, term = fleet.scratch(0), fleet.scratch(2), fleet.scratch(1)
     most.fill(-np.inf)
     least.fill(np.inf)
@@ -92,22 +92,26 @@ def balance(request: Request, fleet: Clusters, _: Mask) -> Floats:
 
 
 def price(request: Request, fleet: Clusters, feasible: Mask) -> Floats:
-    """1 for the cheapest that fits, 0 for the dearest; without a comparable price, in the middle."""
+    """1 for the cheapest feasible cluster, 0 for the most expensive; in between without a
+    comparable price.
+    """
     costs = hourly(request, fleet)
     comparable = _in_one_currency(request, fleet, feasible)
     asked = costs[feasible & comparable]
     if not len(asked) or asked.min() == asked.max():
         costs.fill(1.0)
         return costs
-    cheapest, dearest = asked.min(), asked.max()
-    costs[~comparable] = (cheapest + dearest) / 2
-    np.subtract(dearest, costs, out=costs)
-    costs /= dearest - cheapest
+    lowest, highest = asked.min(), asked.max()
+    costs[~comparable] = (lowest + highest) / 2
+    np.subtract(highest, costs, out=costs)
+    costs /= highest - lowest
     return costs
 
 
 def _in_one_currency(request: Request, fleet: Clusters, feasible: Mask) -> Mask:
-    """Prices in the currency that the request names, or else in the one that most of who fit ask for."""
+    """Clusters priced in the currency of the request, or else in the most common one among feasible
+    clusters.
+    """
     named = request.constraints.currency
     code = currency_code(named) if named else _commonest(fleet.currency[feasible])
     same: Mask = fleet.currency == code
@@ -115,7 +119,7 @@ def _in_one_currency(request: Request, fleet: Clusters, feasible: Mask) -> Mask:
 
 
 def _commonest(currencies: Ints) -> int:
-    """Of equally common ones always the same; UNPRICED if nobody asks for anything."""
+    """Deterministic between equally common ones; UNPRICED if no cluster has prices."""
     asked = currencies[currencies != UNPRICED]
     if not len(asked) or (asked == asked[0]).all():
         return int(asked[0]) if len(asked) else UNPRICED
@@ -139,14 +143,14 @@ POLICIES: dict[str, Policy] = {
 
 
 class Best(NamedTuple):
-    """A row of the fleet and the score that won."""
+    """A row of the fleet and its score."""
 
     row: int
     score: float
 
 
 def best(request: Request, fleet: Fleet, feasible: Mask) -> Best | None:
-    """The best of the clusters that fit, or None if none does."""
+    """The best feasible cluster, or None."""
     fitting = int(np.count_nonzero(feasible))
     if not fitting:
         return None
@@ -175,7 +179,7 @@ def weigh(
 ) -> Floats:
     """The weighted mean of scores, in whole billionths.
 
-    Rounded, because 0.1 + 0.5 and 0.2 + 0.4 are equal to everyone but a processor.
+    Rounded, so that 0.1 + 0.5 and 0.2 + 0.4 compare equal.
     """
     if len(weights) == 1:
         (name,) = weights

@@ -1,8 +1,9 @@
-"""What a cluster asks for what it lends: exact decimal prices per hour, and what a request would cost.
+"""Exact decimal prices per hour, and the cost of a request.
 
-Published prices are decimal texts per core-hour, GB-hour (10^9 bytes) and device-hour. They are kept as
-whole billionths of the currency, so that what a lender wrote is what a borrower reads. Comparing two
-offers needs only an ordering, so `filters.hourly` works in floating point; what is agreed is exact.
+Prices are published as decimal texts per core-hour, GB-hour (10^9 bytes) and device-hour, and
+stored as integer billionths of the currency, so that a published price is displayed unchanged.
+Comparing offers only needs an ordering, so `filters.hourly_costs` uses floats; the agreed cost is
+exact.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from kubelend.core.resources import Resources
 
 BILLIONTHS = 10**9
 DEFAULT_CURRENCY = "USD"
-"""Of a price, or of a maximum, that names none."""
+"""Currency of a price or maximum price that names none."""
 CEILING = 10**9
-"""No price above a billion per unit and hour: a typing error, and far inside what a float tells apart."""
+"""Highest price per unit and hour. Anything above is a typing error; floats are exact enough below it.
+"""
 
 _TOLERANCE = 1 + 1e-12
 _LONGEST = 20
@@ -30,7 +32,7 @@ _CURRENCY = re.compile(r"[A-Za-z]{3,8}", re.ASCII)
 
 
 class Prices(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Billionths of `currency` per hour of one core, GB or device; what is not named costs nothing."""
+    """Billionths of `currency` per hour of one core, GB or device; zero if not published."""
 
     currency: str
     cpu: int = 0
@@ -39,7 +41,7 @@ class Prices(msgspec.Struct, frozen=True, omit_defaults=True):
     storage: int = 0
 
     def rates(self) -> tuple[float, float, float, float]:
-        """Currency per hour of one milli-core, byte, device and byte: the units of `Resources`."""
+        """Currency per hour of one milli-core, byte, device and byte, the units of `Resources`."""
         return (
             self.cpu / BILLIONTHS / 1000,
             self.memory / BILLIONTHS / 10**9,
@@ -48,7 +50,7 @@ class Prices(msgspec.Struct, frozen=True, omit_defaults=True):
         )
 
     def agreed(self, amounts: Resources) -> int:
-        """What these amounts cost per hour, in whole billionths: what a reservation is placed for."""
+        """Cost per hour in billionths, as agreed at placement."""
         billionths = (
             amounts.cpu * self.cpu * 10**6
             + amounts.memory * self.memory
@@ -59,11 +61,12 @@ class Prices(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def parse(text: str, where: str) -> int:
-    """Read a decimal text as billionths: `0.05` is 50,000,000."""
+    """Parses a decimal text into billionths: `0.05` is 50,000,000."""
     billionths = _billionths(text) if len(text) <= _LONGEST else None
     if billionths is None:
         raise InvalidInput(
-            f"{where}: {text[:24]!r} is no price", hint="write a plain decimal number such as 0.05"
+            f"{where}: {text[:24]!r} is not a price",
+            hint="write a plain decimal number such as 0.05",
         )
     return billionths
 
@@ -77,7 +80,7 @@ def _billionths(text: str) -> int | None:
 
 
 def limit(billionths: int) -> float:
-    """The highest hourly price within a maximum. One computed as 0.30000000000000004 is not above 0.3."""
+    """The highest float cost that is within a maximum price; tolerates rounding errors."""
     return billionths / BILLIONTHS * _TOLERANCE
 
 
@@ -88,9 +91,9 @@ def text(billionths: int) -> str:
 
 
 def parse_currency(text_: str, where: str) -> str:
-    """A currency code in capitals; compared as text, never converted."""
+    """A currency code in upper case; compared as text, never converted."""
     if not _CURRENCY.fullmatch(text_):
         raise InvalidInput(
-            f"{where}: {text_[:24]!r} is no currency", hint="write a code such as EUR"
+            f"{where}: {text_[:24]!r} is not a currency code", hint="write a code such as EUR"
         )
     return text_.upper()

@@ -1,14 +1,15 @@
-"""Kubernetes quantities: text to exact number and back, without a float on the way.
+"""Kubernetes quantities: exact parsing and formatting, without floats.
 
-Every amount that enters or leaves the system is such a text ("500m", "256Mi", "1e3"). Called by
-`core.resources`, which knows what each amount measures, and by whoever prints a single amount.
+Every amount that enters or leaves the system is such a text ("500m", "256Mi", "1e3").
+`core.resources` assigns units to them.
 
-A quantity is `coefficient * 10**exponent`, and remembers the notation in which it was written,
-because Kubernetes prints it in the same one again. Ours is stricter than Kubernetes:
-- a value over 2**63-1 is an error, and not capped in silence;
-- a value finer than nano stays exact, so that the caller chooses how it is rounded;
-- a text without a digit ("Ki", "-", ".") is an error, and not zero;
-- an exponent beyond 64 is an error, whatever stands before it.
+A quantity is `coefficient * 10**exponent` and keeps the notation in which it was written, because
+Kubernetes prints it in the same notation. Parsing is stricter than in Kubernetes:
+
+- a value over 2**63-1 is an error instead of being capped;
+- a value finer than nano stays exact, so that the caller chooses the rounding;
+- a text without a digit ("Ki", "-", ".") is an error instead of zero;
+- an exponent beyond 64 is an error.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ LARGEST: Final = 2**63 - 1
 """The largest magnitude of any amount: what Kubernetes, SQLite and numpy can all hold."""
 
 MAX_LENGTH: Final = 64
-"""Longer texts are refused unread. The longest canonical text has 30 characters."""
+"""Longer texts are rejected without parsing. The longest canonical text has 30 characters."""
 
 MAX_EXPONENT: Final = 64
-"""Exponents beyond it, either way, are refused before any power is computed."""
+"""Larger absolute exponents are rejected before any power is computed."""
 
 
 REMEMBERED: Final = 2**12
-"""Texts and amounts whose conversion is remembered: a large fleet sends the same ones all day."""
+"""Size of conversion caches: a large fleet sends the same texts all the time."""
 
 
 class Format(enum.Enum):
-    """The three notations of Kubernetes, by the names which Kubernetes gives them."""
+    """The three notations of Kubernetes, under their Kubernetes names."""
 
     DECIMAL_SI = "DecimalSI"  # 12M
     BINARY_SI = "BinarySI"  # 12Mi
@@ -46,9 +47,9 @@ class Format(enum.Enum):
 
 
 class Quantity(msgspec.Struct, frozen=True):
-    """An exact number in a notation. Made by `parse` or `of`, never by hand: both strip trailing
-    zeros off the coefficient, so that equal values make equal records, and a value is whole if and
-    only if its exponent is not negative.
+    """An exact number in a notation. Create it with `parse` or `of`: both strip trailing zeros off
+    the coefficient, so that equal values are equal records, and a value is an integer if and only
+    if its exponent is not negative.
 
     >>> str(Quantity.parse("1.5Gi"))
     '1536Mi'
@@ -62,27 +63,29 @@ class Quantity(msgspec.Struct, frozen=True):
 
     @staticmethod
     def parse(text: str) -> Quantity:
-        """What the text says, or `InvalidQuantity`. Cached: the same texts return all day."""
+        """Parses a text; raises `InvalidQuantity`. Cached."""
         return _parse(text)
 
     @classmethod
     def of(cls, amount: int, places: int, format: Format) -> Quantity:
         """`amount` units of `10**-places`: `of(5950, 3, Format.DECIMAL_SI)` is 5950m.
 
-        Of any size: a sum over many clusters may exceed `LARGEST` and is still to be shown.
+        Not limited to `MAX_AMOUNT`: the sum over many clusters may exceed it and is still displayed.
         """
         return cls(*_without_trailing_zeros(amount, -places), format)
 
     def rounded_up(self, places: int) -> int:
-        """In units of `10**-places`, towards positive infinity: never less than was meant."""
+        """In units of `10**-places`, rounded towards positive infinity."""
         return _ceiling(self.coefficient, self.exponent + places)
 
     def rounded_down(self, places: int) -> int:
-        """In units of `10**-places`, towards negative infinity: never more than there is."""
+        """In units of `10**-places`, rounded towards negative infinity."""
         return _floor(self.coefficient, self.exponent + places)
 
     def __str__(self) -> str:
-        """As Kubernetes prints it: no fraction, and the largest suffix that loses nothing."""
+        """The canonical form of Kubernetes: no fraction, and the largest suffix that loses no
+        precision.
+        """
         coefficient, exponent = _at_least_nano(self.coefficient, self.exponent)
         if self.format is Format.BINARY_SI and exponent >= 0:
             whole = coefficient * 10**exponent
@@ -92,15 +95,15 @@ class Quantity(msgspec.Struct, frozen=True):
 
 
 def plain_amount(text: str, places: int) -> int | None:
-    """The amount in units of `10**-places`, if it is one of the common texts: a short cut past `parse`.
+    """Fast path of `parse` for common texts, in units of `10**-places`.
 
-    None for any other text, which may be right or wrong. A large fleet sends more different texts
-    than are worth remembering, and almost all of them are whole numbers with one of these suffixes.
+    Returns None for any other text, valid or not. A large fleet sends more distinct texts than the
+    cache holds, and almost all are integers with one of these suffixes.
     """
     length = 0 if text.isdigit() else 2 if text.endswith("i") else 1
     digits, suffix = (text[:-length], text[-length:]) if length else (text, "")
     factor = _PLAIN_FACTORS.get((suffix, places))
-    # Other alphabets have digits too, and Python would read them.
+    # Non-ASCII digits pass isdigit() and int().
     if factor is None or not digits.isdigit() or not digits.isascii() or len(digits) > 15:
         return None
     amount = int(digits) * factor
@@ -108,7 +111,7 @@ def plain_amount(text: str, places: int) -> int | None:
 
 
 def plain_text(amount: int, places: int, format: Format) -> str | None:
-    """The canonical text of so many units of `10**-places`, if it is a common one: the way back."""
+    """Fast path of formatting: the canonical text of `amount` units of `10**-places`, or None."""
     if amount <= 0 or format is Format.DECIMAL_EXPONENT:
         return None if amount else "0"
     if format is Format.BINARY_SI and (places or amount >= 1024):
@@ -121,7 +124,7 @@ def plain_text(amount: int, places: int, format: Format) -> str | None:
 
 
 _PLAIN_SUFFIXES: Final = {0: "", 3: "m"}
-"""What follows a number of units of `10**-places` that is no multiple of a thousand."""
+"""Suffix by `places`, for amounts that are not a multiple of a thousand."""
 
 
 _PLAIN_FACTORS: Final = {
@@ -157,11 +160,11 @@ _BINARY_SUFFIXES: Final = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
 _SUFFIX_OF_EXPONENT: Final = {exponent: suffix for suffix, exponent in _DECIMAL_SUFFIXES.items()}
 _SUFFIXES: Final = {
     **{suffix: _Suffix(1024**i, 0, Format.BINARY_SI) for i, suffix in enumerate(_BINARY_SUFFIXES)},
-    # After the binary ones: a bare number is DecimalSI.
+    # After the binary suffixes: a number without suffix is DecimalSI.
     **{suffix: _Suffix(1, power, Format.DECIMAL_SI) for suffix, power in _DECIMAL_SUFFIXES.items()},
 }
 
-# Possessive throughout: each character is looked at once, whatever the text. An exponent is tried
+# Possessive quantifiers: linear time for any input. An exponent is tried
 # before a suffix, so that "1E3" is a thousand while "1E" is an exa.
 _TEXT: Final = re.compile(
     r"(?P<sign>[+-]?+)(?=\.?[0-9])(?P<whole>[0-9]*+)\.?+(?P<fraction>[0-9]*+)"
@@ -178,7 +181,7 @@ def _parse(text: str) -> Quantity:
         raise _invalid(text, f"has {len(text)} characters, more than {MAX_LENGTH}")
     match = _TEXT.fullmatch(text)
     if match is None:
-        raise _invalid(text, "is no quantity")
+        raise _invalid(text, "is not a quantity")
     suffix = _suffix(text, match)
     sign, whole, fraction = match.group("sign", "whole", "fraction")
     coefficient = int(f"{sign}{whole}{fraction}") * suffix.factor
@@ -214,7 +217,7 @@ def _without_trailing_zeros(coefficient: int, exponent: int) -> tuple[int, int]:
 
 
 def _floor(coefficient: int, exponent: int) -> int:
-    """The largest integer that is not over `coefficient * 10**exponent`."""
+    """The largest integer not above `coefficient * 10**exponent`."""
     power: int = 10 ** abs(exponent)
     return coefficient * power if exponent >= 0 else coefficient // power
 
@@ -224,7 +227,7 @@ def _ceiling(coefficient: int, exponent: int) -> int:
 
 
 def _at_least_nano(coefficient: int, exponent: int) -> tuple[int, int]:
-    """Finer than nano has no notation. As Kubernetes does, away from zero: some is never none."""
+    """Rounds to nano, the finest notation, away from zero as Kubernetes does."""
     if exponent >= -9:
         return coefficient, exponent
     nanos = _ceiling(abs(coefficient), exponent + 9)

@@ -1,4 +1,4 @@
-"""Who waits for capacity, and which cluster is kept for whom."""
+"""Waiting requests and nominated clusters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kubelend.core.models import ClusterId, Reservation, ReservationId
 
 
 class Queue:
-    """The waiters of one ledger, over its own reservations. Only the ledger changes it."""
+    """Waiting requests, and the clusters nominated for them."""
 
     def __init__(self, reservations: Mapping[ReservationId, Reservation]) -> None:
         self._reservations = reservations
@@ -21,17 +21,17 @@ class Queue:
         return len(self._waiting)
 
     def in_order(self) -> list[Reservation]:
-        """As they are served: by priority, then by age."""
+        """In serving order: by priority, then by age."""
         waiters = [self._reservations[found] for found in self._waiting]
         return sorted(waiters, key=lambda waiter: (-waiter.request.priority, waiter.ticket))
 
     def earmarked(self, cluster: ClusterId) -> Reservation | None:
-        """The waiter that a cluster is kept for."""
+        """The waiting request for which a cluster is nominated."""
         found = self._earmarked.get(cluster)
         return None if found is None else self._reservations[found]
 
     def put(self, before: Reservation | None, after: Reservation, fleet: Fleet) -> ClusterId | None:
-        """Take a change in; gives the cluster that is not kept for it any more."""
+        """Applies a change of a reservation; returns the cluster that is no longer nominated for it."""
         if after.phase is Phase.PENDING:
             self._waiting[after.id] = None
         else:
@@ -43,12 +43,12 @@ class Queue:
             del self._earmarked[had]
             fleet.set_earmark(had, None)
         else:
-            had = None  # somebody before it has taken the earmark over
+            had = None  # a request of higher rank has taken over the nomination
         if after.earmark is not None:
             self._earmarked[after.earmark] = after.id
             fleet.set_earmark(after.earmark, (after.request.priority, after.ticket))
         return had
 
     def drop(self, cluster: ClusterId) -> None:
-        """A cluster that exists no more is kept for nobody."""
+        """Removes the nomination of a deleted cluster."""
         self._earmarked.pop(cluster, None)

@@ -1,8 +1,8 @@
-"""What a requester may still ask for: its quota, and what its budget leaves for one more hour.
+"""Quota and budget checks.
 
-Amounts and numbers count what is held and what waits, so that serving a waiter exceeds nothing. A budget
-is money for each UTC day; see `spending`. Called for every request, so for a requester without a quota
-it is one look into a dictionary.
+Amounts and counts include both held and waiting requests, so that serving a waiting request never
+exceeds a quota. A budget is money per UTC day; see `DailySpend`. The check runs for every request;
+for a requester without a quota it is a single dictionary lookup.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from kubelend.core.spending import Span
 
 
 def admit(ledger: Ledger, request: Request, now: datetime) -> Question:
-    """Where can this request go now? `QuotaExceeded` if nowhere, because of what its requester has."""
+    """The placement query of a new request; raises `QuotaExceeded` if its amounts or count exceed
+    the quota.
+    """
     account = ledger.accounts.by_requester.get(request.requester)
     if account is None:
         return Question(request, now)
@@ -34,7 +36,7 @@ def admit(ledger: Ledger, request: Request, now: datetime) -> Question:
 
 
 def question(ledger: Ledger, request: Request, now: datetime) -> Question:
-    """The same, whatever the quota says of amounts and numbers."""
+    """The placement query of a request, without checking amounts and count."""
     account = ledger.accounts.get(request.requester)
     if account is None:
         return Question(request, now)
@@ -42,7 +44,9 @@ def question(ledger: Ledger, request: Request, now: datetime) -> Question:
 
 
 def question_of(ledger: Ledger, found: Reservation, now: datetime) -> Question:
-    """Where can this reservation go, with its place in the queue and without where it has been?"""
+    """The placement query of an existing reservation, with its rank in the queue and without its
+    previous providers.
+    """
     left = found.left if found.target is None else (*found.left, found.target)
     asked = Question(found.request, now, found.ticket, left)
     account = ledger.accounts.get(found.requester)
@@ -57,7 +61,7 @@ def question_of(ledger: Ledger, found: Reservation, now: datetime) -> Question:
 def excesses(
     ledger: Ledger, request: Request, asked: Reservation | None = None
 ) -> tuple[QuotaExceeded, ...]:
-    """Every way in which a request would exceed its requester's quota, as it would hear of it.
+    """All errors that a request would raise because of its requester's quota.
 
     `asked` is the reservation of this request: while it waits, it does not count against itself.
     """
@@ -71,7 +75,7 @@ def excesses(
 
 
 def blocks(ledger: Ledger, waiter: Reservation) -> bool:
-    """Whether a waiter must go on waiting, because its quota was lowered after it came."""
+    """Whether a waiting request exceeds a quota that was lowered after it was accepted."""
     account = ledger.accounts.get(waiter.requester)
     if account is None:
         return False
@@ -85,22 +89,22 @@ def blocks(ledger: Ledger, waiter: Reservation) -> bool:
 
 
 def check_renewal(ledger: Ledger, found: Reservation, until: datetime) -> None:
-    """Refuse to keep a reservation for longer than the requester's budget pays for."""
+    """Raises `QuotaExceeded` if the requester's budget does not cover the renewal."""
     account = ledger.accounts.get(found.requester)
     if account is None or account.quota.budget is None or not found.hourly:
         return
     currency, budget = account.quota.currency, prices.text(account.quota.budget)
     if found.currency != currency:
         raise QuotaExceeded(
-            f"{found.id} costs {found.currency}, and {found.requester} may spend {currency} only",
-            hint="borrow from a cluster with that currency",
+            f"{found.id} costs {found.currency}, but {found.requester} has a budget in {currency} only",
+            hint="borrow from a cluster that charges in that currency",
         )
     most = account.most(found.expires_at or until, until)
     if most is not None and found.hourly > most:
         raise QuotaExceeded(
-            f"{found.requester} may spend {budget} {currency} a day, which leaves"
-            f" {prices.text(most)} per hour, and {found.id} costs {prices.text(found.hourly)}",
-            hint="renew it for less time, or release others",
+            f"the budget of {found.requester}, {budget} {currency} a day, leaves"
+            f" {prices.text(most)} per hour, but {found.id} costs {prices.text(found.hourly)}",
+            hint="renew it for a shorter time, or release other reservations",
         )
 
 
@@ -112,18 +116,18 @@ def _purse(
 
 
 def _from(now: datetime, span: Span | None) -> Span | None:
-    """The part of it that is still to come."""
+    """The part of the interval after `now`."""
     return None if span is None else span._replace(since=max(span.since, micros(now)))
 
 
 def _excesses(account: Account, request: Request) -> Iterator[QuotaExceeded]:
-    """What a request would exceed, and what would help, a sentence each."""
+    """One error with a hint for each limit that the request would exceed."""
     who, most = request.requester, account.quota.reservations
     if most is not None and account.holds + account.waits >= most:
         yield QuotaExceeded(
             f"{who} has {account.holds + account.waits} of {most} reservations,"
             " and one more would exceed its quota",
-            hint="release one, or wait until one ends",
+            hint="release a reservation, or wait until one ends",
         )
     for name, wanted in request.resources.items():
         cap = account.quota.amounts.get(name)
@@ -150,5 +154,5 @@ def _too_much(account: Account, who: str, name: str, wanted: int) -> str:
 
 
 def _less(name: str, wanted: int, excess: int) -> str:
-    release = "release some of it, or wait until it ends"
-    return f"ask for {resources.text(name, excess)} {name} less" if excess < wanted else release
+    release = "release some of it, or wait until reservations end"
+    return f"request {resources.text(name, excess)} {name} less" if excess < wanted else release

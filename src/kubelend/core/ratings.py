@@ -1,4 +1,4 @@
-"""The score from 0 to 100 that people see beside a cluster: how much of it is free."""
+"""The display score of a cluster: the free share, from 0 to 100."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _BANDS = ((90, "Excellent"), (70, "Good"), (50, "Moderate"))
 
 
 def score(available: Resources, allocatable: Resources) -> Fraction:
-    """Half for CPU and half for memory; zero where a cluster has none of either."""
+    """Half for CPU and half for memory; zero if a cluster has none of either."""
     if not allocatable.cpu or not allocatable.memory:
         return Fraction(0)
     free = available.clamped()
@@ -18,11 +18,11 @@ def score(available: Resources, allocatable: Resources) -> Fraction:
 
 
 def text(rating: Fraction) -> str:
-    """Two decimals, as the advertisement's status shows it."""
+    """Two decimals, as in the status of a ClusterAdvertisement."""
     hundredths = int(rating * 100 + Fraction(1, 2))
     return f"{hundredths // 100}.{hundredths % 100:02d}"
 
 
 def band(rating: Fraction) -> str:
-    """The word for a score: Excellent, Good, Moderate or Limited."""
+    """The band of a score: Excellent, Good, Moderate or Limited."""
     return next((name for floor, name in _BANDS if rating >= floor), "Limited")

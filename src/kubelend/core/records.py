@@ -1,4 +1,4 @@
-"""The whole working set, as stores load it and as a ledger is restored from it."""
+"""The records a store loads at startup, and the changes it replicates."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from kubelend.core.models import Cluster, Reservation
 
 
 class Records(NamedTuple):
-    """All that is at hand. What is archived is not, and neither is the journal."""
+    """All live records of a store, from which a ledger is restored; without archived reservations
+    and the audit log.
+    """
 
     clusters: Sequence[Cluster]
     reservations: Sequence[Reservation]
@@ -25,9 +27,9 @@ class Records(NamedTuple):
     limits: Sequence[Limits] = ()
 
     def in_order(self) -> list[Reservation]:
-        """The reservations, oldest first; none is promised a cluster that is not there.
+        """The reservations, oldest first, without nominations of clusters that no longer exist.
 
-        A cluster may have been taken away while no broker looked: then its waiter looks for another.
+        A cluster may have been deleted while no broker was running; its waiter is nominated again.
         """
         offered_or_none = {None, *(cluster.id for cluster in self.clusters)}
         known = (
@@ -38,7 +40,7 @@ class Records(NamedTuple):
 
 
 class News(NamedTuple):
-    """What one commit has changed, for whoever has seen all that was before it."""
+    """The changes of one commit, for a replica that has applied all earlier ones."""
 
     changes: Sequence[Change]
     revision: int

@@ -1,4 +1,4 @@
-"""Why a cluster cannot serve a request: machine-readable, in the order in which filters look."""
+"""Reasons why a cluster is rejected for a request, in the order in which the filters run."""
 
 from __future__ import annotations
 
@@ -6,36 +6,32 @@ from enum import StrEnum
 
 
 class Refusal(StrEnum):
-    """One reason of one cluster. The values are API."""
+    """Why one cluster was rejected. The values are API."""
 
-    IS_REQUESTER = "IsRequester"  # a cluster does not lend to itself
-    NOT_PINNED = "NotPinned"  # the request names another cluster
+    IS_REQUESTER = "IsRequester"  # a cluster does not borrow from itself
+    NOT_PINNED = "NotPinned"  # the request is pinned to another cluster
     EXCLUDED = "Excluded"  # the request excludes it
-    LEFT_BEFORE = "LeftBefore"  # it refused this reservation, was drained of it or silent
-    REQUESTER_NOT_ALLOWED = "RequesterNotAllowed"  # it lends to others only
-    REQUESTER_DENIED = "RequesterDenied"  # it does not lend to this requester
-    STALE = "Stale"  # its advertisement is too old to be believed
-    CORDONED = "Cordoned"  # an administrator closed it to new reservations
-    OUTSIDE_OPENING_HOURS = "OutsideOpeningHours"  # it lends at other times
-    LABEL_MISMATCH = "LabelMismatch"  # it lacks a label that the request wants
+    LEFT_BEFORE = "LeftBefore"  # a previous provider: it refused, was drained or unreachable
+    REQUESTER_NOT_ALLOWED = "RequesterNotAllowed"  # the requester is not on its allow list
+    REQUESTER_DENIED = "RequesterDenied"  # the requester is on its deny list
+    STALE = "Stale"  # its advertisement has expired
+    CORDONED = "Cordoned"  # cordoned by an administrator
+    OUTSIDE_OPENING_HOURS = "OutsideOpeningHours"  # outside its opening hours
+    LABEL_MISMATCH = "LabelMismatch"  # lacks a label that the request requires
     CURRENCY_MISMATCH = (
-        "CurrencyMismatch"  # its price cannot be compared with the maximum, or the budget
+        "CurrencyMismatch"  # priced in another currency than the maximum price or the budget
     )
-    TOO_EXPENSIVE = "TooExpensive"  # its price for this request is above the maximum
-    OVER_BUDGET = "OverBudget"  # its price is above what the requester's budget leaves
+    TOO_EXPENSIVE = "TooExpensive"  # costs more than the maximum price
+    OVER_BUDGET = "OverBudget"  # costs more than the requester's remaining budget
     INSUFFICIENT_CPU = "InsufficientCPU"
     INSUFFICIENT_MEMORY = "InsufficientMemory"
     INSUFFICIENT_GPU = "InsufficientGPU"
     INSUFFICIENT_STORAGE = "InsufficientStorage"
     INSUFFICIENT_EXTENDED = "InsufficientExtendedResource"
-    KEPT_BACK = "KeptBack"  # it would fit, but for what the cluster keeps for itself
-    LENDING_CAP_REACHED = "LendingCapReached"  # it would lend more in total than it wants to
-    REQUESTER_CAP_REACHED = (
-        "RequesterCapReached"  # it would lend more to this requester than it wants to
-    )
-    HELD_FOR_WAITER = (
-        "HeldForWaiter"  # its capacity is kept for a request that waits longer or matters more
-    )
+    KEPT_BACK = "KeptBack"  # fits only into what the policy keeps back for the cluster itself
+    LENDING_CAP_REACHED = "LendingCapReached"  # would exceed the policy's total cap
+    REQUESTER_CAP_REACHED = "RequesterCapReached"  # would exceed the policy's cap per requester
+    HELD_FOR_WAITER = "HeldForWaiter"  # nominated for a waiting request of higher rank
 
 
 INSUFFICIENT = {

@@ -1,7 +1,6 @@
-"""Who belongs, as the ledger keeps it: members and tokens, changed by events alone.
+"""Index of members and tokens.
 
-The API asks it on every call whether a certificate is still believed, so that is one look into a
-dictionary.
+The API checks on every call whether a certificate is revoked, which is a single dictionary lookup.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from kubelend.core.roles import Role
 
 
 class Registry:
-    """Members and tokens. Only the ledger applies events to it."""
+    """Members and tokens by ID."""
 
     def __init__(self, members: Iterable[Member] = (), tokens: Iterable[Token] = ()) -> None:
         self._members = {member.id: member for member in members}
@@ -43,20 +42,18 @@ class Registry:
     def member(self, role: Role, name: str) -> Member:
         found = self._members.get(member_id(role, name))
         if found is None:
-            raise NotFound(
-                f"no {role} {name!r} has joined", hint="`kubelend get members` shows who"
-            )
+            raise NotFound(f"no {role} {name!r} has joined", hint="see `kubelend get members`")
         return found
 
     def check(self, role: Role, name: str, not_before: datetime) -> None:
-        """Refuse a certificate of a revoked member, and one from before it was revoked."""
+        """Raises `Revoked` for a certificate of a revoked member, or one issued before the revocation."""
         found = self._members.get(member_id(role, name))
         if found is None or found.revoked_at is None:
             return
         if found.standing is Standing.REVOKED or not_before < found.revoked_at:
             raise Revoked(
                 f"the certificate of {role} {name} was revoked at {found.revoked_at:%Y-%m-%dT%H:%M:%SZ}",
-                hint="join anew with a token from an administrator",
+                hint="join again with a token from an administrator",
             )
 
     def apply(self, event: MembershipEvent, revision: int) -> Change:
@@ -75,10 +72,10 @@ class Registry:
             case TokenRemoved():
                 del self._tokens[event.token]
                 return Erased("token", event.token)
-        raise TypeError(f"the registry knows no {type(event).__name__}")
+        raise TypeError(f"not a membership event: {type(event).__name__}")
 
     def adopt(self, change: Member | Token | Erased) -> None:
-        """Take in what another broker's registry has changed."""
+        """Applies a replicated change."""
         match change:
             case Member():
                 self._members[change.id] = change
@@ -90,7 +87,7 @@ class Registry:
                 self._tokens.pop(TokenId(change.id), None)
 
     def before(self, event: MembershipEvent) -> Member | Token | None:
-        """What the event is about to change; None if it is new."""
+        """The record that the event will change; None if it is new."""
         match event:
             case MemberChanged():
                 return self._members.get(event.member.id)
@@ -100,4 +97,4 @@ class Registry:
                 return self._tokens.get(event.token.id)
             case TokenRemoved():
                 return self._tokens.get(event.token)
-        raise TypeError(f"the registry knows no {type(event).__name__}")
+        raise TypeError(f"not a membership event: {type(event).__name__}")

@@ -1,14 +1,15 @@
-"""What a pod asks of its node, by the rules of Kubernetes' own scheduler.
+"""Projections of Node and Pod, and effective pod requests as kube-scheduler computes them.
 
-Called by the sources that read a real cluster: they decode a Pod into `KubernetesPod`, which has only
-the fields that matter here, and keep the small `core.pods.Pod` that `pod_of` makes of it.
+The source of a real cluster decodes a Pod into `KubernetesPod`, which has only the fields needed
+here, and caches the small `Pod` that `project_pod` makes of it.
 
-The rules are those of Kubernetes 1.34. Where releases differ the larger amount is taken, for a cluster
-must not offer what its own scheduler holds to be taken: an allocation is counted also before the
-container's resources are reported, and a resize in progress counts at its largest per container.
+The rules are those of Kubernetes 1.34. Where releases differ the larger amount is taken, because a
+cluster must not offer what its own scheduler considers allocated: an allocation counts even before
+the container's resources are reported, and a resize in progress counts at its largest per
+container.
 
-Amounts are added up in billionths, to which Kubernetes itself rounds what is finer, and rounded up
-once, in the end: ten containers of "100u" take one thousandth of a core and not ten.
+Amounts are summed in billionths, the precision of Kubernetes quantities, and rounded up once at the
+end: ten containers of "100u" use one thousandth of a core and not ten.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from kubelend.core.quantities import LARGEST, REMEMBERED, Quantity
 from kubelend.core.resources import NOTHING, Resources
 
 Texts = dict[str, str]
-"""Quantities by the name of the resource, as Kubernetes writes them."""
+"""Kubernetes quantities by resource name."""
 
 
 class Requirements(Excerpt, frozen=True, gc=False):
@@ -35,7 +36,7 @@ class Requirements(Excerpt, frozen=True, gc=False):
 class Container(Excerpt, frozen=True, gc=False):
     name: str = ""
     restart_policy: str = ""
-    """Of an init container: "Always" makes it a sidecar, which stays while the others run."""
+    """For an init container: "Always" makes it a sidecar."""
     resources: Requirements = Requirements()
 
 
@@ -50,9 +51,9 @@ class PodSpec(Excerpt, frozen=True, gc=False):
 class ContainerStatus(Excerpt, frozen=True, gc=False):
     name: str = ""
     resources: Requirements | None = None
-    """What it really runs with; None if the node has not said so."""
+    """Resources the container runs with; None if the node has not reported them."""
     allocated_resources: Texts = {}
-    """What its node has set aside for it."""
+    """Resources the node has allocated to the container."""
 
 
 class PodCondition(Excerpt, frozen=True, gc=False):
@@ -63,12 +64,13 @@ class PodCondition(Excerpt, frozen=True, gc=False):
 class PodStatus(Excerpt, frozen=True, gc=False):
     phase: str = ""
     resize: str = ""
-    """Until 1.32; the condition `PodResizePending` says it since."""
+    """Until 1.32; replaced by the condition `PodResizePending`."""
     conditions: tuple[PodCondition, ...] = ()
     container_statuses: tuple[ContainerStatus, ...] = ()
     init_container_statuses: tuple[ContainerStatus, ...] = ()
     resources: Requirements = Requirements()
-    """As in `ContainerStatus`, of the pod as a whole and with its overhead; so is the next one."""
+    """As in `ContainerStatus`, for the pod as a whole including overhead; likewise the next field.
+    """
     allocated_resources: Texts = {}
 
 
@@ -80,7 +82,7 @@ class PodMetadata(Excerpt, frozen=True, gc=False):
 
 
 class KubernetesPod(Excerpt, frozen=True, gc=False):
-    """A Pod of Kubernetes, as far as it says what it asks for, where, and for whom."""
+    """The fields of a Kubernetes Pod that are decoded."""
 
     metadata: PodMetadata
     spec: PodSpec = PodSpec()
@@ -88,7 +90,7 @@ class KubernetesPod(Excerpt, frozen=True, gc=False):
 
 
 def pod_of(found: KubernetesPod) -> Pod:
-    """The little that is kept of it. `InvalidInput`, as of `requests_of`."""
+    """Projects a Pod; raises `InvalidInput` as `effective_requests`."""
     is_finished = found.status.phase in ("Succeeded", "Failed")
     return Pod(
         id=found.metadata.uid,
@@ -100,11 +102,11 @@ def pod_of(found: KubernetesPod) -> Pod:
 
 
 def requests_of(found: KubernetesPod) -> Resources:
-    """What its node must have for it. A pod on no node yet asks for the same.
+    """Effective requests of a pod, scheduled or not.
 
-    `InvalidInput` names the pod and the resource whose quantity cannot be read or is out of range.
-    An API server lets none of the first kind in, and no node has room for the second: it is safe
-    to leave such a pod out, and wise to say so.
+    `InvalidInput` names the pod and the resource whose quantity is invalid or out of range. The API
+    server admits none of the former and no node fits the latter, so the pod can be skipped, but it
+    should be logged.
     """
     try:
         total = _of_containers(found)
@@ -117,7 +119,7 @@ def requests_of(found: KubernetesPod) -> Resources:
 
 
 Nanos = dict[str, int]
-"""Billionths by the name of the resource: of a core, of a byte, of a device."""
+"""Billionths of a core, byte or device by resource name."""
 
 _OURS: Final = {"ephemeral-storage": "storage"}
 _MANAGED_BY, _SHADOW = "liqo.io/managed-by", "shadowpod"
@@ -125,8 +127,9 @@ _ORIGIN, _VIRTUAL_NODE = "offloading.liqo.io/origin", "offloading.liqo.io/nodena
 
 
 def _of_containers(found: KubernetesPod) -> Nanos:
-    """Init containers run one after the other, each beside the sidecars that were started before it;
-    then the containers run beside all sidecars. The pod needs the most that it ever needs."""
+    """Init containers run in sequence, each beside the sidecars started before it; then the
+    containers run beside all sidecars. The effective request is the maximum over time.
+    """
     status, is_infeasible = found.status, _is_infeasible(found.status)
     known = {one.name: one for one in (*status.container_statuses, *status.init_container_statuses)}
     running: Nanos = {}
@@ -147,9 +150,9 @@ def _of_containers(found: KubernetesPod) -> Nanos:
 def _of_container(
     container: Container, status: ContainerStatus | None, is_infeasible: bool
 ) -> Nanos:
-    """The largest of what it is to have, has, and has been promised, while it is being resized.
+    """The largest of requested, actual and allocated resources during a resize.
 
-    A resize that its node can never make does not count as wanted.
+    An infeasible resize does not count as requested.
     """
     wanted = container.resources.requests
     if status is None:
@@ -161,7 +164,7 @@ def _of_container(
 
 
 def _of_pod(found: KubernetesPod) -> Nanos:
-    """What it asks for as a whole, which stands in for the sum of its containers' requests."""
+    """Pod-level requests, which replace the sum of the containers' requests."""
     wanted = _nanos(found.spec.resources.requests)
     actual = _largest((found.status.resources.requests, found.status.allocated_resources))
     overhead = _nanos(found.spec.overhead)
@@ -209,7 +212,7 @@ def _rounded(name: str, nanos: int) -> int:
     unit = 10**6 if name == "cpu" else 10**9
     amount = -(-nanos // unit)
     if amount > LARGEST:
-        raise errors.InvalidQuantity(f"{name}: is out of range", hint="ask for less")
+        raise errors.InvalidQuantity(f"{name}: is out of range", hint="request less")
     return amount
 
 
@@ -223,14 +226,14 @@ def _raise(most: Nanos, others: Nanos) -> None:
         most[name] = max(most.get(name, 0), amount)
 
 
-# The pods of one deployment ask for the same: one record of it serves them all.
+# Pods of one Deployment have equal requests and share one record.
 @functools.lru_cache(maxsize=REMEMBERED)
 def _shared(amounts: tuple[tuple[str, int], ...]) -> Resources:
     return Resources.of(dict(amounts))
 
 
 def _guest_of(labels: Texts) -> Guest | None:
-    """Whose it is, by the labels that Liqo puts on the pods it brings here."""
+    """The origin of an offloaded pod, from the labels that Liqo sets."""
     if labels.get(_MANAGED_BY) != _SHADOW or not labels.get(_ORIGIN):
         return None
     return _guest(labels[_ORIGIN], labels.get(_VIRTUAL_NODE, ""))

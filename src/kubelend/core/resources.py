@@ -1,9 +1,7 @@
-"""The vector of amounts that is asked for, offered, held and given back, and all its arithmetic.
+"""Resource vectors and their arithmetic; the display score of a cluster.
 
-Called by everything that counts: the ledger, the decision, the wire layer. Amounts are exact
-integers in fixed units (milli-CPU, bytes, whole devices), so that a sum of holds is a sum and never
-nearly one. Texts become amounts through `asked`, which rounds up, or `offered`, which rounds down:
-no rounding can promise what is not there.
+Amounts are exact integers in fixed units (milli-CPU, bytes, whole devices). `parse_requested`
+rounds up and `parse_offered` rounds down, so that rounding never promises more than a cluster has.
 """
 
 from __future__ import annotations
@@ -20,9 +18,9 @@ from kubelend.core import errors
 from kubelend.core.quantities import LARGEST, Format, Quantity, plain_amount, plain_text
 
 
-# Without gc: no cycle can pass through integers, and there are hundreds of thousands of these.
+# gc=False: instances are acyclic, and there are hundreds of thousands of them.
 class Resources(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """Amounts by resource. They may be negative: a cluster that lent too much must show.
+    """Amounts by resource. Amounts may be negative: an overcommitted cluster has to be visible.
 
     >>> (asked({"cpu": "2", "memory": "1Gi"}) - asked({"cpu": "500m"})).describe()
     '1500m CPU / 1Gi Memory'
@@ -37,11 +35,13 @@ class Resources(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     storage: int = 0
     """Bytes."""
     extended: dict[str, int] = {}
-    """Any other resource, by its Kubernetes name, in whole units. Shared, hence never changed."""
+    """Extended resources by their Kubernetes name, in whole units. Shared between vectors: do not
+    mutate.
+    """
 
     @classmethod
     def of(cls, amounts: Mapping[str, int]) -> Resources:
-        """The vector of amounts by name: the inverse of `items`. Understands Kubernetes' GPU name."""
+        """The inverse of `items`. Accepts `nvidia.com/gpu` for `gpu`."""
         parts: dict[str, int] = {}
         for name, amount in amounts.items():
             field = _ALIASES.get(name, name)
@@ -49,7 +49,7 @@ class Resources(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         return _vector(parts)
 
     def __post_init__(self) -> None:
-        # A zero that is written out must not make two equal vectors different.
+        # Explicit zeros are dropped, so that equal vectors compare equal.
         if self.extended and 0 in self.extended.values():
             some = {name: amount for name, amount in self.extended.items() if amount}
             msgspec.structs.force_setattr(self, "extended", some)
@@ -73,7 +73,7 @@ class Resources(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         )
 
     def __bool__(self) -> bool:
-        """Whether any part is not zero."""
+        """Whether any amount is not zero."""
         return bool(self.cpu or self.memory or self.gpu or self.storage or self.extended)
 
     def __hash__(self) -> int:
@@ -81,7 +81,7 @@ class Resources(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         return hash((self.cpu, self.memory, self.gpu, self.storage, extended))
 
     def clamped(self) -> Resources:
-        """The same with nothing below zero: what may be shown as available."""
+        """The vector with negative amounts replaced by zero."""
         return Resources(
             max(self.cpu, 0),
             max(self.memory, 0),
@@ -93,14 +93,14 @@ class Resources(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         )
 
     def larger(self, other: Resources) -> Resources:
-        """Of each resource the larger amount of both."""
+        """The larger amount of each resource."""
         return self + (other - self).clamped()
 
     def fits_in(self, free: Resources) -> bool:
-        """Whether all that is asked for is there; an exact fit fits.
+        """Whether every requested amount is free; an exact fit fits.
 
-        A part that is not asked for always fits, as in Kubernetes: a cluster that lost a GPU which
-        it had lent can still lend its processors.
+        A resource that is not requested always fits, as in Kubernetes: a cluster that lost a lent
+        GPU can still lend CPU.
         """
         return (
             (self.cpu <= free.cpu or self.cpu <= 0)
@@ -111,20 +111,20 @@ class Resources(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         )
 
     def shortfall(self, free: Resources) -> Resources:
-        """The smallest amounts which, added to `free`, make this fit. Nothing if it fits."""
+        """The smallest amounts that have to be added to `free` to make this fit; zero if it fits."""
         if self.fits_in(free):
             return NOTHING
         return Resources.of(_missing(dict(self.items()), dict(free.items())))
 
     def items(self) -> list[tuple[str, int]]:
-        """The parts that are not zero: cpu, memory, gpu, storage, then the others by name."""
+        """The amounts that are not zero: cpu, memory, gpu, storage, then extended resources by name."""
         parts = [("cpu", self.cpu), ("memory", self.memory)]
         if self.gpu or self.storage or self.extended:
             parts += ("gpu", self.gpu), ("storage", self.storage), *sorted(self.extended.items())
         return [part for part in parts if part[1]]
 
     def amount(self, name: str) -> int:
-        """How much of the named resource, in its unit; zero if it is not there."""
+        """Amount of a resource in its unit; zero if absent."""
         name = _ALIASES.get(name, name)
         named: int = getattr(self, name) if name in _NAMED else self.extended.get(name, 0)
         return named
@@ -148,19 +148,18 @@ NOTHING: Final = Resources()
 
 
 def asked(texts: Mapping[str, str], where: str = "") -> Resources:
-    """What somebody asks for, rounded up. Errors name the field: `<where>.cpu: ...`."""
+    """Parses requested quantities, rounding up. Errors name the field: `<where>.cpu: ...`."""
     return _vector(_read(texts, _asked_amount, where))
 
 
 def offered(texts: Mapping[str, str], where: str = "") -> Resources:
-    """What somebody offers, rounded down. Errors name the field: `<where>.cpu: ...`."""
+    """Parses offered quantities, rounding down. Errors name the field: `<where>.cpu: ...`."""
     return _vector(_read(texts, _offered_amount, where))
 
 
 def unrounded(cpu: str, memory: str, gpu: str, storage: str) -> Resources | None:
-    """What both `asked` and `offered` would say, if all texts are of the common kind: a short cut.
-
-    GPUs and storage may be empty.
+    """Fast path for common texts that need no rounding; None for any other text. `gpu` and
+    `storage` may be empty.
     """
     cores, bytes_ = plain_amount(cpu, _CORES.places), plain_amount(memory, _BYTES.places)
     devices = plain_amount(gpu, _DEVICES.places) if gpu else 0
@@ -171,7 +170,7 @@ def unrounded(cpu: str, memory: str, gpu: str, storage: str) -> Resources | None
 
 
 def caps(texts: Mapping[str, str], where: str = "") -> dict[str, int]:
-    """The most that is allowed, by name, rounded down. Zero stays: it allows none."""
+    """Parses caps by resource, rounding down. Zero is kept: it allows none."""
     return _read(texts, _offered_amount, where)
 
 
@@ -201,7 +200,7 @@ _UNITS: Final = {
     "ephemeral-storage": _BYTES,
 }
 
-# An optional DNS subdomain and a slash, then a name. Possessive: each character is looked at once.
+# An optional DNS subdomain and a slash, then a name. Possessive quantifiers: linear time.
 _NAME: Final = re.compile(
     r"(?:(?=[^/]{1,253}/)[a-z0-9]++(?:(?:-++|\.)[a-z0-9]++)*+/)?+"
     r"(?=[^/]{1,63}\Z)[A-Za-z0-9]++(?:[-_.]++[A-Za-z0-9]++)*+",
@@ -218,7 +217,7 @@ def _read(
         for name, quantity in texts.items():
             field = _ALIASES.get(name, name)
             if field in amounts:
-                raise errors.InvalidInput("is given twice", hint=f"use only the name {field}")
+                raise errors.InvalidInput("is given twice", hint=f"use only {field}")
             amounts[field] = amount_of(field, quantity)
     except errors.InvalidInput as problem:
         raise _located(problem, where, name) from None
@@ -264,14 +263,14 @@ def _located(problem: errors.InvalidInput, where: str, name: str) -> errors.Inva
 def _unit(name: str) -> _Unit:
     if not _NAME.fullmatch(name):
         raise errors.InvalidInput(
-            "is no Kubernetes resource name",
+            "is not a Kubernetes resource name",
             hint="write for example cpu, memory or example.com/fpga",
         )
     return _BYTES if name.startswith("hugepages-") else _UNITS.get(name, _DEVICES)
 
 
 def _vector(parts: dict[str, int]) -> Resources:
-    """Takes the four named parts out of the dictionary and keeps the rest of it."""
+    """Builds a vector; consumes `parts` and keeps the rest of it as `extended`."""
     pop = parts.pop
     return Resources(pop("cpu", 0), pop("memory", 0), pop("gpu", 0), pop("storage", 0), parts)
 

@@ -1,4 +1,4 @@
-"""How somebody is put out, and what becomes of what it lends and borrows; commands as in `commands`."""
+"""Commands that revoke and remove members, with the consequences for their reservations."""
 
 from __future__ import annotations
 
@@ -18,37 +18,37 @@ from kubelend.core.models import ClusterId, Reservation, ReservationId
 from kubelend.core.roles import Role
 
 LISTED_FOR = timedelta(days=1)
-"""How long a token is shown as expired, and a lost answer can be asked for again with it."""
+"""How long an expired token is listed, and a lost join response can be requested again with it."""
 
 
 class Revocation(NamedTuple):
-    """What a revocation did."""
+    """Result of a revocation."""
 
     member: Member
     was_known: bool
-    """Whether anybody of that name has been seen; if not, it may be a slip of the pen."""
+    """Whether the name was known; if not, it may be a typing error."""
     released: list[ReservationId]
-    """What it had asked for."""
+    """Released reservations of the member as a requester."""
     drained: list[ReservationId]
-    """What it lent: moved to others, or released."""
+    """Reservations on the member as a provider: moved or released."""
     legacy: Legacy
 
 
 class Removal(NamedTuple):
-    """What is left of who was removed."""
+    """Result of a removal."""
 
     member: Member | None
-    """The record that stays, so that its certificates are refused; None if there is none."""
+    """The remaining record, which keeps its certificates rejected; None if none is needed."""
     legacy: Legacy
 
 
 class Legacy(NamedTuple):
-    """What an administrator leaves behind: ways in for others, or for itself by another name."""
+    """Tokens and members that a revoked or removed administrator created: possible ways back in."""
 
     tokens: tuple[TokenId, ...] = ()
-    """That it had made. They are gone."""
+    """Tokens it created; deleted."""
     members: tuple[MemberId, ...] = ()
-    """That it let in, by a token or by name. They stay: somebody has to look at them."""
+    """Members it approved, by a token or by name. They stay and should be reviewed."""
 
 
 def revoke(
@@ -61,10 +61,10 @@ def revoke(
     release: bool,
     now: datetime,
 ) -> Command[Revocation]:
-    """Believe none of its certificates any more, and let nothing new come of it.
+    """Rejects all certificates of a member, and prevents new placements from and on it.
 
-    With `release` what it has borrowed is given back and what it lends moves to others; without, both
-    stay until they end. What still waits ends in any case: it would be something new.
+    With `release`, what it borrowed is released and what it lends is moved; otherwise both stay
+    until they end. Waiting requests are released in any case.
     """
     known = ledger.registry.members.get(member_id(role, name))
     was_known = known is not None or (role is Role.CLUSTER and _is_heard_of(ledger, name))
@@ -81,16 +81,16 @@ def revoke(
 
 
 def remove(ledger: Ledger, role: Role, name: str, by: str, now: datetime) -> Command[Removal]:
-    """Forget a member, and its cluster if it lends nothing.
+    """Removes a member, and its cluster if it has no live reservations.
 
-    The record of one that has certificates stays until the last has ended: without it they would be
-    believed again. Of one that was ever revoked it stays for good, until an administrator accepts it:
-    nobody knows what else it holds.
+    The record of a member with certificates stays revoked until the last has expired, because
+    without a record they would be accepted again. The record of a member that was ever revoked
+    stays until an administrator accepts it, because its certificates are not all known.
     """
     member = ledger.registry.members.get(member_id(role, name))
     cluster = ledger.clusters.get(ClusterId(name)) if role is Role.CLUSTER else None
     if member is None and cluster is None:
-        raise NotFound(f"no {role} {name!r} is known", hint="see `kubelend get members`")
+        raise NotFound(f"no {role} {name!r} exists", hint="see `kubelend get members`")
     end = _last_end(member, None if cluster is None else cluster.certificate_until)
     if cluster is not None:
         yield from commands.remove(ledger, cluster.id, now)
@@ -110,7 +110,7 @@ def remove(ledger: Ledger, role: Role, name: str, by: str, now: datetime) -> Com
 
 
 def sweep(ledger: Ledger, now: datetime) -> Command[None]:
-    """Drop tokens that are long over, and members that were removed and can come back with nothing."""
+    """Deletes expired tokens after their retention, and removed members without valid certificates."""
     awaited = {member.token for member in ledger.registry.members.values() if member.asks}
     for token in list(ledger.registry.tokens.values()):
         if token.expires_at + LISTED_FOR <= now and token.id not in awaited:
@@ -121,12 +121,12 @@ def sweep(ledger: Ledger, now: datetime) -> Command[None]:
 
 
 def _is_put_out(member: Member) -> bool:
-    """Revoked for good; one that was only removed is to be forgotten some time."""
+    """Revoked by an administrator; a removed member is deleted at `forget_at`."""
     return member.standing is Standing.REVOKED and member.forget_at is None
 
 
 def _end_tokens(ledger: Ledger, role: Role, name: str, now: datetime) -> Command[Legacy]:
-    """Or who was put out would come back with a token that it made before."""
+    """Deletes the tokens of an administrator, who could otherwise join again with them."""
     if role is not Role.ADMIN:
         return Legacy()
     registry = ledger.registry
@@ -162,7 +162,7 @@ def _is_to_end(found: Reservation, *, waiting_only: bool) -> bool:
 def _close(
     ledger: Ledger, cluster: ClusterId, why: str, now: datetime, *, drain: bool
 ) -> Command[list[ReservationId]]:
-    """An administrator's own reason to cordon it stays, and outlives a return."""
+    """Keeps an administrator's own cordon reason, which also outlasts a re-acceptance."""
     found = ledger.clusters.get(cluster)
     if found is None:
         return []

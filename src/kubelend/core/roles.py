@@ -1,4 +1,4 @@
-"""What a caller is. The values are API: certificates, tokens, tables and the journal show them."""
+"""Roles of callers. The values are API: certificates, tokens, tables and the audit log contain them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from enum import StrEnum
 
 
 class Role(StrEnum):
-    """As what somebody calls, joins and is written down."""
+    """Role of a caller or member."""
 
-    CLUSTER = "cluster"  # lends and borrows in its own name
-    VIEWER = "viewer"  # a person who reads everything
-    ADMIN = "admin"  # a person who changes everything
-    PROXY = "proxy"  # ends TLS for others and passes their certificates on; may do nothing itself
+    CLUSTER = "cluster"  # lends and borrows under its own name
+    VIEWER = "viewer"  # a user with read access to everything
+    ADMIN = "admin"  # a user with write access to everything
+    PROXY = "proxy"  # terminates TLS and forwards client certificates; has no access itself

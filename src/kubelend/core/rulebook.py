@@ -1,4 +1,4 @@
-"""The limits that hold: what administrators have set, and what follows from it for each provider."""
+"""Limits by cluster, and the effective lending policy of each provider."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kubelend.core.models import Cluster, ClusterId
 
 
 class Rulebook:
-    """Limits by cluster. Only the ledger changes them."""
+    """Administrators' limits and effective policies by cluster."""
 
     def __init__(self) -> None:
         self._limits: dict[ClusterId, Limits] = {}
@@ -23,7 +23,7 @@ class Rulebook:
         return self._limits
 
     def lending(self, provider: ClusterId) -> Lending | None:
-        """What holds of a provider's own policy and the administrator's; None if nothing is limited."""
+        """The effective policy of a provider; None if nothing is limited."""
         return self._lendings.get(provider)
 
     def put(self, limits: Limits) -> Change:
@@ -34,7 +34,7 @@ class Rulebook:
         return limits
 
     def judge(self, provider: Cluster) -> Lending | None:
-        """Work out anew what holds for a provider."""
+        """Recomputes the effective policy of a provider."""
         limits = self._limits.get(provider.id)
         ordered = None if limits is None else limits.policy
         holds = lending.stricter(provider.advertisement.policy, ordered)
@@ -45,5 +45,5 @@ class Rulebook:
         return holds
 
     def drop(self, provider: ClusterId) -> None:
-        """It exists no more; what an administrator has set for it stays."""
+        """Removes a deleted provider; the limits set by administrators stay."""
         self._lendings.pop(provider, None)

@@ -1,7 +1,4 @@
-"""What is due when: reservations that end by themselves, and finished ones that can be forgotten.
-
-Both are heaps whose entries are checked when they come up: what has changed since is thrown away then.
-"""
+"""Deadline heaps for expiry and retention, with lazy deletion of outdated entries."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from kubelend.core.models import Reservation, ReservationId
 
 
 class Schedule:
-    """The heaps of one ledger, over its own reservations and accounts."""
+    """Heaps of deadlines and of finished reservations."""
 
     def __init__(
         self, reservations: Mapping[ReservationId, Reservation], accounts: Accounts
@@ -37,7 +34,7 @@ class Schedule:
             heappush(self._finished, (after.finished_at, after.id))
 
     def fill(self, reservations: Sequence[Reservation]) -> None:
-        """Put many that are new."""
+        """Adds many new reservations."""
         for found in reservations:
             if found.finished_at is not None and found.phase in FINAL:
                 self._finished.append((found.finished_at, found.id))
@@ -47,11 +44,13 @@ class Schedule:
         heapify(self._deadlines)
 
     def next(self) -> datetime | None:
-        """No reservation ends by itself before this moment."""
+        """The earliest deadline, which may be outdated."""
         return self._deadlines[0][0] if self._deadlines else None
 
     def overdue(self, now: datetime) -> Iterator[Reservation]:
-        """Whose deadline has passed, earliest first. Each must be ended before the next is asked for."""
+        """Reservations whose deadline has passed, earliest first. End each before advancing the
+        iterator.
+        """
         while self._deadlines and self._deadlines[0][0] <= now:
             deadline, found = self._deadlines[0]
             reservation = self._reservations.get(found)
@@ -61,15 +60,17 @@ class Schedule:
                 heappop(self._deadlines)
 
     def finished_before(self, moment: datetime) -> Iterator[Reservation]:
-        """Who finished before a moment. Each must be forgotten before the next is asked for."""
+        """Reservations finished before `moment`. Evict each before advancing the iterator."""
         while self._finished and self._finished[0][0] <= moment:
             at, found = self._finished[0]
             reservation = self._reservations.get(found)
             finished_at = None if reservation is None else reservation.finished_at
             if reservation is None or finished_at is None or finished_at > at:
-                heappop(self._finished)  # it is forgotten already, and another may have its name
+                heappop(
+                    self._finished
+                )  # already evicted; another reservation may have the same name
                 continue
-            # What counts against a day's budget is needed while the day lasts.
+            # A reservation that counts against a day's budget is retained until the day ends.
             until = self._accounts.kept_until(reservation)
             if until is not None and until > at:
                 heapreplace(self._finished, (until, found))
@@ -77,7 +78,9 @@ class Schedule:
                 yield reservation
 
     def _forget_old_deadlines(self) -> None:
-        """A lease for years that is given back or renewed today must not stay in line for years."""
+        """Rebuilds the heap when outdated entries dominate: a long lease that was released or
+        renewed would otherwise stay for years.
+        """
         if len(self._deadlines) <= 2 * len(self._reservations) + 64:
             return
         found = self._reservations.values()

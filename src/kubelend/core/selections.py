@@ -1,4 +1,4 @@
-"""Some clusters of a fleet: where few fit, only those are scored."""
+"""A subset of the fleet: if few clusters fit, only those are scored."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kubelend.core.fleet import Fleet
 
 
 class Selection:
-    """Some rows of a fleet, with as much of it as scores need."""
+    """Some rows of a fleet, with the columns that scores need."""
 
     def __init__(self, fleet: Fleet, rows: Ints) -> None:
         self._fleet = fleet

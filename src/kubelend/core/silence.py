@@ -1,8 +1,8 @@
-"""Providers that fell silent: what they lend moves to others, once they have been silent for long.
+"""Failover: moves reservations off unreachable providers.
 
-A command as in `commands`, for the writer to run about once a second. A look at the whole fleet is one pass
-over a column, so nothing has to be kept in order for it while advertisements and reservations come in. How
-long a provider is silent counts only while this broker was there to hear it: that is what `Vigil` is for.
+`fail_over` is a command that the writer runs about once a second. Checking the fleet is one pass
+over a column, so advertisements maintain no extra index. A provider only counts as unreachable for
+the time in which this broker was able to receive advertisements; `ProviderMonitor` tracks that.
 """
 
 from __future__ import annotations
@@ -24,35 +24,37 @@ from kubelend.core.models import Cluster, ClusterId, Reservation, ReservationId
 from kubelend.core.roles import Role
 
 MOST_TRIED = 32
-"""Reservations decided on at a time: a few milliseconds, in which nobody else is answered."""
+"""Placement attempts per run: a few milliseconds, in which no other request is served."""
 
 TRY_AGAIN = timedelta(seconds=10)
-"""How soon those that fitted nowhere are tried again."""
+"""Delay before blocked reservations are retried."""
 
 LOOK_EVERY = timedelta(seconds=0.5)
 LONGEST_GAP = timedelta(seconds=10)
-"""Between two looks. If it was longer, the broker slept or its clock jumped, and nobody else was silent."""
+"""Longest gap between two checks. After a longer one the process was suspended or its clock jumped,
+and observation starts again.
+"""
 
 
 class Vigil:
-    """What one broker remembers of the silence around it."""
+    """Tracks unreachable providers and the reservations to move."""
 
     def __init__(self, lost_after: timedelta, ledger: Ledger, now: datetime) -> None:
         self._lost_after = lost_after
-        """Zero gives nobody up."""
+        """Zero disables failover."""
         self._since = self._looked_at = self._again_at = now
         self._lost: set[ClusterId] = set()
         self._untried: deque[ReservationId] = deque()
         self.stranding = _stranding(ledger)
-        """Clusters on which a reservation may be marked as stranded."""
+        """Clusters that may have reservations with a blocked failover."""
 
     @property
     def is_busy(self) -> bool:
-        """Whether there is more to do at once."""
+        """Whether reservations are left to be moved without delay."""
         return bool(self._untried)
 
     def begin(self, now: datetime) -> bool:
-        """Whether it is time for a look; if so, it begins."""
+        """Whether a check is due; if so, it is recorded as started."""
         gap = now - self._looked_at
         if timedelta() <= gap < LOOK_EVERY:
             return False
@@ -62,7 +64,9 @@ class Vigil:
         return True
 
     def look(self, ledger: Ledger, now: datetime) -> set[ClusterId]:
-        """Find who is given up now, and line up what there is to try; returns those that were not before."""
+        """Detects unreachable providers and enqueues their reservations; returns the newly
+        unreachable ones.
+        """
         before, self._lost = self._lost, self._silent(ledger, now)
         given_up = self._lost - before
         due = self._lost if not self._untried and now >= self._again_at else given_up
@@ -73,7 +77,7 @@ class Vigil:
         return given_up
 
     def take(self, ledger: Ledger) -> Reservation | None:
-        """One that is still where nobody is heard; None if there is no more."""
+        """The next reservation on an unreachable provider; None if there is none."""
         while self._untried:
             found = ledger.reservations.get(self._untried.popleft())
             if found is None or not found.is_live or found.target not in ledger.clusters:
@@ -83,10 +87,12 @@ class Vigil:
         return None
 
     def _silent(self, ledger: Ledger, now: datetime) -> set[ClusterId]:
-        """Who lends something, and has been stale for too long while this broker could hear."""
+        """Providers with live reservations that have been stale for too long while this broker was
+        observing.
+        """
         fleet = ledger.fleet
         if not len(fleet) or int(fleet.valid_until.max()) <= micros(now):
-            self._since = now  # where nobody is heard at all, it may be us who are cut off
+            self._since = now  # if all clusters are stale, this broker may be partitioned
         if not self._lost_after or now - self._since < self._lost_after:
             return set()
         rows = np.flatnonzero(fleet.valid_until <= micros(now - self._lost_after))
@@ -95,9 +101,9 @@ class Vigil:
 
 
 def leave(ledger: Ledger, vigil: Vigil, now: datetime) -> Command[list[Cluster]]:
-    """Move what silent providers lend; returns those that are given up from now on.
+    """Moves reservations off unreachable providers; returns the newly unreachable ones.
 
-    What fits nowhere else stays where it is, for the provider may come back, and is tried again.
+    A reservation that fits nowhere else stays, because the provider may return, and is retried.
     """
     given_up: set[ClusterId] = set()
     if vigil.begin(now):
@@ -109,7 +115,7 @@ def leave(ledger: Ledger, vigil: Vigil, now: datetime) -> Command[list[Cluster]]
         if found is None:
             break
         provider = ledger.cluster(found.target or ClusterId(""))
-        if provider.is_stale(now):  # it may have come back since the last look
+        if provider.is_stale(now):  # it may have recovered since the last check
             yield from _leave_one(ledger, vigil, found, provider, now)
     return [ledger.cluster(cluster) for cluster in sorted(given_up)]
 
@@ -127,26 +133,26 @@ def _regain(ledger: Ledger, vigil: Vigil, cluster: ClusterId, now: datetime) -> 
 def _leave_one(
     ledger: Ledger, vigil: Vigil, found: Reservation, provider: Cluster, now: datetime
 ) -> Command[None]:
-    """Why it fits nowhere is not in its message: that changes all the time, and `explain` has it."""
+    """The message does not say why no cluster fits: that changes constantly, and `explain` reports it."""
     since = instants.time_of_day(provider.received_at, now)
-    unheard = f"{provider.id}, which has not been heard since {since}"
+    unreachable = f"{provider.id}, unreachable since {since}"
     chosen = decision.choose(quotas.question_of(ledger, found, now), ledger.fleet)
     if chosen is not None:
         move = commands.moved(ledger, found, chosen.cluster, now)
-        yield replace(move, why=f"Moved from {unheard}")
+        yield replace(move, why=f"Moved from {unreachable}")
     elif found.reason is not Reason.PROVIDER_SILENT:
         vigil.stranding.add(provider.id)
-        yield Stranded(now, found.id, f"Kept in cluster {unheard}; no other fits yet")
+        yield Stranded(now, found.id, f"Stays in cluster {unreachable}; no other cluster fits yet")
 
 
 def _is_revoked(ledger: Ledger, cluster: ClusterId) -> bool:
-    """Then it is silent because it may not speak: an administrator has said what becomes of its loans."""
+    """A revoked cluster cannot advertise, and the revocation has decided about its reservations."""
     member = ledger.registry.members.get(member_id(Role.CLUSTER, cluster))
     return member is not None and member.standing is Standing.REVOKED
 
 
 def _stranding(ledger: Ledger) -> set[ClusterId]:
-    """The marks are part of the records, so a restart finds them there."""
+    """Restores the set after a restart: the reason is part of the record."""
     if not any(ledger.tally[phase, Reason.PROVIDER_SILENT] for phase in Phase):
         return set()
     found = ledger.reservations.values()

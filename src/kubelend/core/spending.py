@@ -1,8 +1,8 @@
-"""Money by UTC day, counted exactly: what is spent on each day, and how dear something more may be.
+"""Exact cost per UTC day.
 
-Costs are hourly prices times spans of time, so they are kept as billionths of the currency times
-microseconds per hour: whole numbers, whatever the price and the span. What is spent on the days is kept
-as steps from one day to the next, so a lease for years costs no more to count than one for an hour.
+Costs are hourly prices times durations, stored as billionths of the currency times microseconds per
+hour: integers for every price and duration. The daily costs are stored as differences from one day
+to the next, so a lease of years is as cheap to account as one of an hour.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Final, NamedTuple
 from kubelend.core.instants import DAY, HOUR
 
 MONEY: Final = HOUR
-"""So much of a cost is one billionth: the cost of an hourly price for an hour."""
+"""Cost units per billionth of the currency: an hourly price of one billionth for one hour."""
 
 
 class Span(NamedTuple):
-    """Microseconds from one instant to another, at a price for each hour."""
+    """An interval in microseconds with an hourly price."""
 
     since: int
     until: int
@@ -24,11 +24,11 @@ class Span(NamedTuple):
 
 
 class Spending:
-    """What falls on each day."""
+    """Cost by day number."""
 
     def __init__(self) -> None:
         self._steps: dict[int, int] = {}
-        """By how much a day costs more than the day before."""
+        """Difference to the cost of the previous day."""
 
     def add(self, span: Span) -> None:
         self._count(span, 1)
@@ -49,9 +49,9 @@ class Spending:
         return twin
 
     def most(self, budget: int, since: int, until: int) -> int:
-        """The highest price, in billionths per hour, that fits the budget on each day it would run.
+        """The highest hourly price in billionths that fits the budget on every day of the interval.
 
-        `budget` is a cost for each day. Below zero where more is spent already.
+        `budget` is a cost per day. Negative if it is already exceeded.
         """
         first, last = since // DAY, (until - 1) // DAY
         if first == last:
@@ -65,7 +65,7 @@ class Spending:
         return min(edges)
 
     def _highest(self, first: int, last: int) -> int:
-        """The cost of the dearest of these days. It rises only where there is a step."""
+        """The cost of the most expensive of these days. Costs only rise at a step."""
         steps = [day for day in self._steps if first < day <= last]
         return max(self.on(day) for day in (first, *steps))
 
@@ -83,7 +83,7 @@ class Spending:
         self._step(last, price * (until - DAY * last), last + 1)
 
     def _step(self, since: int, cost: int, until: int) -> None:
-        """The days from `since` on, and before `until`, cost so much more."""
+        """Adds a cost to each day from `since` to before `until`."""
         if since == until:
             return
         for day, step in ((since, cost), (until, -cost)):

@@ -1,10 +1,10 @@
-"""What the journal says must be there, held against what is: a record that is lost tells nothing itself.
+"""Replays the audit log and compares the result with the store, to find lost records.
 
-The audit lets it hear every line that is kept, in order, beside the ledger of the same store. Of all that
-the lines tell it remembers what is not over, and what the ledger has too. Lines are cut off some day, so
-of an old record they may tell only the last changes; what they do not say is not guessed. Reservations,
-members and tokens are compared: each of their changes has its line. Clusters are not, for a store in
-Kubernetes may lose one, and it comes back with its next advertisement.
+Feed it every stored line in order, with the ledger of the same store. It tracks records that are
+not final, and those that the ledger has. The log may be truncated, so for an old record only its
+last changes are known; unknown fields are not compared. Reservations, members and tokens are
+compared, because each of their changes is audited. Clusters are not: the Kubernetes store may lose
+one, which returns with its next advertisement.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from kubelend.core.members import MemberId, TokenId
 from kubelend.core.models import Reservation, ReservationId
 
 SKEW = timedelta(hours=1)
-"""Each broker that has led had its own clock: what is not younger by this may be older than the cut."""
+"""Tolerance for the clocks of different leaders: a record that is not younger than the truncation
+by this may be older.
+"""
 
 _KINDS = frozenset({"reservation", "member", "token"})
 _BIRTH = events.Requested.__name__
@@ -31,15 +33,16 @@ _REMOVALS = frozenset({events.MemberRemoved.__name__, events.TokenRemoved.__name
 
 
 class Witness:
-    """Of one store: `hear` each line, then ask what is wrong."""
+    """Replays the audit log of one store: `feed` each line, then query the result."""
 
     def __init__(self, ledger: Ledger, settled: int) -> None:
         self._ledger = ledger
         self._settled = settled
-        """The last line of which it is certain that the ledger has what it tells."""
+        """The last line whose change the ledger is certain to contain."""
         self._told: dict[str, _Said] = {}
         self._unsettled: set[str] = set()
-        """What changed while the store was read: its record may be from before or from after."""
+        """Subjects changed while the store was loaded: their records may be from before or after.
+        """
         self._unreadable: list[int] = []
         self._begin: _Begin | None = None
         self._reached = 0
@@ -51,7 +54,7 @@ class Witness:
             self._unreadable.append(line.number)
             return
         if self._begin is None or line.number != self._reached + 1:
-            # The broker has cut it off meanwhile: what was heard before may be over since.
+            # Truncated meanwhile: records of earlier lines may be final by now.
             self._told.clear()
             self._begin = _Begin(line.number, words.at)
         self._reached = line.number
@@ -59,7 +62,7 @@ class Witness:
             self._note(line.number, words)
 
     def lost(self) -> dict[ReservationId, str]:
-        """Reservations that are not over, and that the store does not have; with a sentence for each."""
+        """Reservations that are not final but missing in the store, with a sentence each."""
         return {
             ReservationId(_name(subject)): f"{_shown(subject)}: {_missing(said)}"
             for subject, said in self._judged()
@@ -67,7 +70,7 @@ class Witness:
         }
 
     def violations(self, start: int, end: int) -> list[str]:
-        """All else that is wrong, a sentence each; the lines behind `start` up to `end` are to be there."""
+        """All other faults, one sentence each; the lines after `start` up to `end` have to be present."""
         return [*self._gaps(start, end), *self._contradictions(), *self._untold(start)]
 
     def _note(self, number: int, words: _Words) -> None:
@@ -78,7 +81,7 @@ class Witness:
         if words.action != _BIRTH and subject in self._told:
             said = said.after(self._told[subject])
         if said.is_over and self._kept(subject) is None:
-            self._told.pop(subject, None)  # it need not be there, and is not
+            self._told.pop(subject, None)  # final and not stored, as expected
         else:
             self._told[subject] = said
 
@@ -87,10 +90,10 @@ class Witness:
 
     def _gaps(self, start: int, end: int) -> Iterator[str]:
         for number in self._unreadable:
-            yield f"line {number} of the journal cannot be read: see `kubelend audit verify`"
+            yield f"line {number} of the audit log cannot be decoded: see `kubelend audit verify`"
         begins_late = self._begin is not None and self._begin.number > start + 1
         if not self._unreadable and (begins_late or max(self._reached, start) < end):
-            yield "lines of the journal are missing: see `kubelend audit verify`"
+            yield "lines of the audit log are missing: see `kubelend audit verify`"
 
     def _contradictions(self) -> Iterator[str]:
         for subject, said in self._judged():
@@ -98,17 +101,17 @@ class Witness:
             if kept is None and not subject.startswith("reservation/"):
                 yield f"{_shown(subject)}: {_missing(said)}"
             elif kept is not None and not said.agrees_with(kept):
-                yield f"{_shown(subject)}: the journal says that it {said}, and the store that it {kept}"
+                yield f"{_shown(subject)}: it {said} in the audit log, but {kept} in the store"
 
     def _untold(self, start: int) -> Iterator[str]:
         for found in self._ledger.reservations.values():
             subject = f"reservation/{found.id}"
             is_open = found.phase not in FINAL and subject not in self._unsettled
             if is_open and subject not in self._told and self._has_its_birth(found, start):
-                yield f"{found.id}: the store says that it {_of(found)}, and the journal does not tell of it"
+                yield f"{found.id}: it {_of(found)} in the store, but the audit log has no entry for it"
 
     def _has_its_birth(self, found: Reservation, start: int) -> bool:
-        """Whether the line of its birth must be among those that were heard. An older store had no lines."""
+        """Whether the line of its creation has to be among those fed. Old stores have no audit log."""
         if self._begin is None:
             return False
         return found.created_at > self._begin.at + (SKEW if start else timedelta())
@@ -125,38 +128,38 @@ class Witness:
 
 
 class _Begin(NamedTuple):
-    """Where the stretch of lines begins that was heard without a gap."""
+    """Where the sequence of lines without a gap begins."""
 
     number: int
     at: datetime
 
 
 class _Said(NamedTuple):
-    """What is said of a record."""
+    """The state of a record."""
 
     state: str = ""
-    """The phase of a reservation, or the standing of a member; empty if it is not told."""
+    """The phase of a reservation or the status of a member; empty if unknown."""
     target: str = ""
     is_removed: bool = False
 
     @property
     def is_over(self) -> bool:
-        """Whether the record may be gone."""
+        """Whether the record may have been archived or deleted."""
         return self.is_removed or self.state in FINAL
 
     def after(self, before: _Said) -> _Said:
-        """With what was said before, and has not changed."""
+        """Fills unknown fields from the state before."""
         return _Said(self.state or before.state, self.target or before.target, self.is_removed)
 
     def agrees_with(self, kept: _Said) -> bool:
-        # Nothing is told of what is over: so what is told of and does not end by it is not over.
+        # Final records have no further entries: an entry that does not end a record implies it is not final.
         same_state = self.state == kept.state if self.state else kept.state not in FINAL
         return same_state and self.target in {"", kept.target} and not self.is_removed
 
     def __str__(self) -> str:
         if self.is_removed:
             return "was removed"
-        return f"is {self.state or 'there'}" + (f" on {self.target}" if self.target else "")
+        return f"is {self.state or 'present'}" + (f" on {self.target}" if self.target else "")
 
 
 class _Facts(msgspec.Struct, frozen=True, gc=False):
@@ -166,7 +169,7 @@ class _Facts(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Words(msgspec.Struct, frozen=True, gc=False):
-    """Of a line's text what is needed here: there may be millions."""
+    """The fields of a line needed here: there may be millions of lines."""
 
     at: datetime
     action: str
@@ -196,9 +199,9 @@ def _name(subject: str) -> str:
 
 
 def _shown(subject: str) -> str:
-    """Reservations are known by their names alone."""
+    """Reservations are displayed by name, without their kind."""
     return subject.removeprefix("reservation/")
 
 
 def _missing(said: _Said) -> str:
-    return f"the journal says that it {said}, and the store does not have it"
+    return f"it {said} in the audit log, but is missing in the store"

@@ -1,4 +1,4 @@
-"""What each event makes of a reservation, or of limits: old record and event in, new record out."""
+"""State transitions: old record and event in, new record out. Pure."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def placed_at_once(
     prices: Prices | None,
     now: datetime,
 ) -> Reservation:
-    """A new reservation that need not wait: what `Placed` would make of a Pending one."""
+    """A new reservation that is placed immediately, with the same fields as after a `Placed` event."""
     return Reservation(
         new_id,
         request,
@@ -63,7 +63,7 @@ def placed(
     reason: Reason,
     now: datetime,
 ) -> Placed:
-    """A place for one that exists, at the price that its provider asks now."""
+    """The event that places an existing reservation, at the provider's current price."""
     if prices is None:
         return Placed(now, found.id, target, expires_at, reason)
     hourly = prices.agreed(found.request.resources)
@@ -71,24 +71,24 @@ def placed(
 
 
 def evolve(reservation: Reservation, event: ReservationEvent, revision: int) -> Reservation:
-    """The reservation after the event. A transition that the lifecycle forbids is an error."""
+    """Returns the reservation after the event; raises `WrongPhase` for a forbidden transition."""
     fields = _fields(event, reservation)
     check(reservation, fields.get("phase", reservation.phase))
     return replace(reservation, revision=revision, **fields)
 
 
 def limited(limits: Limits, event: LimitsEvent, revision: int) -> Limits:
-    """The limits after the event."""
+    """Returns the limits after the event."""
     match event:
         case PolicySet():
             return replace(limits, policy=event.policy, revision=revision)
         case QuotaSet():
             return replace(limits, quota=event.quota, revision=revision)
-    raise TypeError(f"no limits are changed by {type(event).__name__}")
+    raise TypeError(f"not a limits event: {type(event).__name__}")
 
 
 def check(reservation: Reservation, phase: Phase) -> None:
-    """Refuse what the lifecycle does not allow, with a sentence for the caller."""
+    """Raises `WrongPhase` if the lifecycle does not allow the transition."""
     if not may_follow(reservation.phase, phase):
         raise WrongPhase(
             f"{reservation.id} is {reservation.phase} and cannot become {phase}",
@@ -97,10 +97,10 @@ def check(reservation: Reservation, phase: Phase) -> None:
 
 
 def next_step(phase: Phase) -> str:
-    """What is left to do with a reservation, as a hint."""
+    """The hint for a `WrongPhase` error."""
     if phase in FINAL:
-        return "it is over: ask for a new one"
-    return f"it can become {' or '.join(sorted(FOLLOWS[phase] - {phase}))}"
+        return "the reservation is finished; request a new one"
+    return f"allowed next phases: {', '.join(sorted(FOLLOWS[phase] - {phase}))}"
 
 
 @singledispatch
@@ -156,7 +156,7 @@ def _(event: Stranded, _: Reservation) -> Fields:
 
 
 @_fields.register
-def _(event: Regained, reservation: Reservation) -> Fields:  # noqa: ARG001 - it says all by its kind
+def _(event: Regained, reservation: Reservation) -> Fields:  # noqa: ARG001 - singledispatch needs it
     if reservation.phase is Phase.ACTIVE:
         return {"reason": Reason.IN_USE, "message": _in_use(reservation)}
     reason = Reason.MOVED if reservation.left else Reason.LOCKED
@@ -179,7 +179,7 @@ def _(event: Failed, _: Reservation) -> Fields:
 
 
 def _charge(reservation: Reservation, until: datetime) -> tuple[Charge, ...]:
-    """What it has cost at the provider that it leaves."""
+    """The cost at the provider that it leaves."""
     since = reservation.reserved_at
     if since is None or not reservation.hourly:
         return ()

@@ -1,8 +1,8 @@
-"""Requests that wait for capacity: who is served when some appears, and what is kept for whom.
+"""Serves the wait queue and nominates clusters.
 
-Waiters are served by priority, then by age. A request that fits nowhere yet earmarks the cluster it is
-nearest to fitting: whoever ranks behind it is not placed there, so the capacity that comes free adds
-up for it instead of being taken away in small pieces.
+Waiting requests are served by priority, then by age. A request that fits nowhere yet gets the
+nearest cluster nominated: requests that rank lower are not placed there, so that freed capacity
+accumulates instead of going to smaller requests.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ _CURED_BY_WAITING = {
     Refusal.KEPT_BACK,
     Refusal.LENDING_CAP_REACHED,
 }
-"""Not the cap for one requester: whoever has reached it must not keep a cluster from the others."""
+"""Without the cap per requester: a requester that reached its cap must not block a cluster for others.
+"""
 
 
 def serve(ledger: Ledger, now: datetime) -> Iterator[Event]:
-    """Place whoever fits since capacity came free; apply each event before asking for the next.
+    """Places waiting requests on freed capacity. Apply each event before advancing the iterator.
 
-    Only what came free is looked at: whatever else is there has been refused to every waiter before. A
-    requester whose quota or spending has changed is another matter: to it everything may be new.
+    Only freed clusters are examined, because all others have already rejected every waiting
+    request. For a requester with a changed quota usage all clusters are examined again.
     """
     while (ledger.freed or ledger.shifted) and ledger.waiting_count:
         freed, shifted = ledger.freed & ledger.clusters.keys(), set(ledger.shifted)
@@ -45,7 +46,7 @@ def serve(ledger: Ledger, now: datetime) -> Iterator[Event]:
                 yield from _reconsider(ledger, ledger.reservation(waiter.id), now)
             elif freed:
                 yield from _serve_one(ledger, ledger.reservation(waiter.id), freed, now)
-            freed -= {ledger.reservation(waiter.id).earmark}  # nobody behind it may have that one
+            freed -= {ledger.reservation(waiter.id).earmark}  # not available to lower ranks
             if not freed and not shifted:
                 break
     ledger.freed.clear()
@@ -53,7 +54,7 @@ def serve(ledger: Ledger, now: datetime) -> Iterator[Event]:
 
 
 def earmark(ledger: Ledger, waiter: Reservation, now: datetime) -> Iterator[Event]:
-    """Keep the nearest cluster for a waiter; a waiter behind it that had it looks for another."""
+    """Nominates the nearest cluster; a displaced request of lower rank is nominated again."""
     seeker: Reservation | None = waiter
     while seeker is not None:
         cluster = _nearest(ledger, seeker, now)
@@ -71,7 +72,7 @@ def _serve_one(
     usable = [cluster for cluster in freed if wanted.fits_in(ledger.cluster(cluster).ceiling)]
     may_fit = any(wanted.fits_in(ledger.available(cluster)) for cluster in usable)
     looks_on = (usable or waiter.earmark is not None) and not _is_kept(ledger, waiter, freed, now)
-    # Time alone may have opened a cluster, or made room in a budget: better to have it than to keep it.
+    # A cluster may have opened, or a budget may have been reset: placing is better than nominating.
     placed = _place(ledger, waiter, now) if may_fit or looks_on else None
     if placed is not None:
         yield placed
@@ -80,7 +81,7 @@ def _serve_one(
 
 
 def _reconsider(ledger: Ledger, waiter: Reservation, now: datetime) -> Iterator[Event]:
-    """As if everything had come free, without looking at one cluster after the other."""
+    """Retries placement on all clusters."""
     placed = _place(ledger, waiter, now)
     if placed is not None:
         yield placed
@@ -100,7 +101,7 @@ def _place(ledger: Ledger, waiter: Reservation, now: datetime) -> Event | None:
 
 
 def _is_kept(ledger: Ledger, waiter: Reservation, freed: Set[ClusterId], now: datetime) -> bool:
-    """Whether the earmarked cluster can still become the one that serves this waiter."""
+    """Whether the nominated cluster can still serve this request."""
     cluster = None if waiter.earmark is None else ledger.clusters.get(waiter.earmark)
     if cluster is None or cluster.is_stale(now):
         return False
@@ -108,12 +109,12 @@ def _is_kept(ledger: Ledger, waiter: Reservation, freed: Set[ClusterId], now: da
     if row is None or not ledger.fleet.is_within_hours(row, micros(now)):
         return False
     if cluster.id not in freed:
-        return True  # but for its age and its hours, it is as it was when it was chosen
+        return True  # unchanged since its nomination, apart from staleness and hours
     return bool(_possible(ledger, waiter, now)[row])
 
 
 def _nearest(ledger: Ledger, waiter: Reservation, now: datetime) -> ClusterId | None:
-    """The cluster with the smallest missing share, of those that could serve it in time."""
+    """The cluster with the smallest missing share, among those that could serve the request."""
     fleet, possible = ledger.fleet, _possible(ledger, waiter, now)
     if not possible.any():
         return None
@@ -125,13 +126,13 @@ def _nearest(ledger: Ledger, waiter: Reservation, now: datetime) -> ClusterId | 
 
 
 def _possible(ledger: Ledger, waiter: Reservation, now: datetime) -> Mask:
-    """The clusters that would serve it if they lent nothing to anybody else."""
+    """The clusters that could serve the request if they had lent nothing else."""
     fleet = ledger.fleet
     if quotas.blocks(ledger, waiter):
         return np.zeros(len(fleet), np.bool_)
     possible = np.ones(len(fleet), np.bool_)
-    for refusal, mask in filters.verdicts(quotas.question_of(ledger, waiter, now), fleet):
-        if refusal not in _CURED_BY_WAITING:
+    for rejection, mask in filters.verdicts(quotas.question_of(ledger, waiter, now), fleet):
+        if rejection not in _CURED_BY_WAITING:
             possible &= mask
     for name, wanted in waiter.request.resources.items():
         ceiling, share = fleet.ceiling(name), fleet.share_left(name, waiter.requester)

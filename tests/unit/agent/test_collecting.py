@@ -156,7 +156,9 @@ async def test_trouble_before_the_first_look_is_told():
 @pytest.mark.parametrize(
     "end, expected",
     [
-        pytest.param(InvalidQuantity("pod p: 'x' is no quantity"), "is no quantity", id="broken"),
+        pytest.param(
+            InvalidQuantity("pod p: 'x' is not a quantity"), "is not a quantity", id="broken"
+        ),
         pytest.param(Unavailable("gone away"), "gone away", id="away"),
         pytest.param(None, "ended unexpectedly", id="without a word"),
     ],
@@ -179,7 +181,7 @@ async def test_a_source_that_breaks_is_reported_and_opened_anew(end, expected):
 @in_virtual_time
 async def test_a_source_that_keeps_breaking_is_opened_less_and_less_often():
     rig = Rig()
-    rig.source.say(*[InvalidQuantity("pod p: 'x' is no quantity")] * 1000)
+    rig.source.say(*[InvalidQuantity("pod p: 'x' is not a quantity")] * 1000)
     with capture_logs() as logged:
         async with rig.running():
             await asyncio.sleep(600)

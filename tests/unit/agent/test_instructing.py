@@ -219,7 +219,7 @@ async def test_when_it_is_over_it_is_finished_and_goes_after_a_while():
         await rig.wish()
         await passed(3600)
         found = await rig.instruction("default/rsv-1")
-        assert (found.status.phase, found.status.message) == ("Finished", "Its duration is over")
+        assert (found.status.phase, found.status.message) == ("Finished", "Duration elapsed")
         assert found.status.finished_at == now()
         await passed(1799)
         assert await rig.instructions() == ["default/rsv-1"]

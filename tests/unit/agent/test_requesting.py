@@ -114,7 +114,7 @@ async def test_what_nobody_can_read_fails_without_a_call_and_names_the_field():
         key = await rig.wish(cpu="two")
         status = await rig.status(key)
         assert (status.phase, status.reason) == ("Failed", "InvalidQuantity")
-        assert status.message.startswith("spec.requestedCPU: 'two' is no quantity")
+        assert status.message.startswith("spec.requestedCPU: 'two' is not a quantity")
         assert rig.broker.calls == []
         assert (await rig.found(key)).metadata.finalizers == ()
         await rig.change(key, requested_cpu="2")
@@ -129,7 +129,7 @@ async def test_a_refusal_is_failed_with_the_reason_and_what_would_help_and_is_no
         assert (status.phase, status.reason) == ("Failed", "NoCapacity")
         assert status.message == (
             "no suitable cluster: 0/2 clusters fit: 2 InsufficientCPU; "
-            "p1 fits if you ask for 1 cpu less"
+            "p1 fits if you request 1 cpu less"
         )
         await passed(3600)
         assert len(rig.broker.keys) == 1

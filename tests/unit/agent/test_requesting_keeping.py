@@ -46,7 +46,7 @@ async def test_one_that_does_not_say_so_ends_without_being_told_whatever_the_clo
         await passed(1)
         status = await rig.status(key)
         assert (status.phase, status.reason) == ("Expired", "Expired")
-        assert status.message == "Its duration is over"
+        assert status.message == "Duration elapsed"
         assert rig.broker.named("renew") == []
         assert len(rig.broker.named("find")) == 1
 
@@ -148,7 +148,7 @@ async def test_one_that_could_not_be_renewed_in_time_is_expired_and_says_why():
         await passed(61)
         status = await rig.status(key)
         assert (status.phase, status.reason) == ("Expired", "Expired")
-        assert status.message.startswith("Its duration is over; renewal failed: ")
+        assert status.message.startswith("Duration elapsed; renewal failed: ")
 
 
 @in_virtual_time

@@ -57,21 +57,21 @@ def test_a_full_spec_becomes_a_full_request():
 @pytest.mark.parametrize(
     "fields, problem",
     [
-        ({"requested_cpu": "two"}, "spec.requestedCPU: 'two' is no quantity"),
-        ({"requested_cpu": ""}, "spec.requestedCPU: '' is no quantity"),
+        ({"requested_cpu": "two"}, "spec.requestedCPU: 'two' is not a quantity"),
+        ({"requested_cpu": ""}, "spec.requestedCPU: '' is not a quantity"),
         ({"requested_cpu": "0"}, "spec.requestedCPU: must be greater than zero"),
         ({"requested_memory": "-1Gi"}, "spec.requestedMemory: '-1Gi' is negative"),
         ({"requested_memory": "0"}, "spec.requestedMemory: must be greater than zero"),
-        ({"requested_gpu": "x"}, "spec.requestedGPU: 'x' is no quantity"),
+        ({"requested_gpu": "x"}, "spec.requestedGPU: 'x' is not a quantity"),
         ({"requested_storage": "1Qi"}, "spec.requestedStorage: '1Qi' has the unknown suffix 'Qi'"),
         (
             {"extended_resources": {"a.b/c": "?"}},
-            "spec.extendedResources.a.b/c: '?' is no quantity",
+            "spec.extendedResources.a.b/c: '?' is not a quantity",
         ),
         ({"extended_resources": {"!": "1"}}, "spec.extendedResources.!: "),
         ({"duration": "1"}, "spec.duration: '1' has a number without a unit"),
         ({"duration": "0s"}, "spec.duration: '0s' must be greater than zero"),
-        ({"wait": "soon"}, "spec.wait: 'soon' is no duration"),
+        ({"wait": "soon"}, "spec.wait: 'soon' is not a duration"),
         ({"wait": "-1s"}, "spec.wait: '-1s' must not be negative"),
         ({"priority": 2**31}, "spec.priority: must be at most 2147483647"),
         (

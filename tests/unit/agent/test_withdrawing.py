@@ -47,7 +47,7 @@ def drained(house, found):
     "end, message",
     [
         (released, "Released by requester r"),
-        (expired, "Its duration is over"),
+        (expired, "Duration elapsed"),
         (drained, "Cluster me was drained: maintenance; then 0/2 clusters fit: 1 LeftBefore"),
     ],
 )

@@ -84,8 +84,8 @@ def test_an_agent_with_a_mailbox_needs_no_certificate():
         ({"instruction_poll_interval": "-1s"}, "-poll-interval: must be at least 0s"),
         ({"finished_for": "-1s"}, "--finished-for: must be at least 0s"),
         ({"peering": "magic"}, "--peering: 'magic' is unknown"),
-        ({"cpu_cost": "abc"}, "--cpu-cost: price: 'abc' is no price"),
-        ({"currency": "euro!!"}, "--currency: currency: 'euro!!' is no currency"),
+        ({"cpu_cost": "abc"}, "--cpu-cost: price: 'abc' is not a price"),
+        ({"currency": "euro!!"}, "--currency: currency: 'euro!!' is not a currency code"),
         ({"advertisement_name": "Bad_Name"}, "--advertisement-name: 'Bad_Name' is no"),
         (
             {"advertisement_namespace": "Bad"},

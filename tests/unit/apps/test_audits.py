@@ -64,12 +64,12 @@ def test_deleted_rows_of_what_is_held_are_missed(shop, monkeypatch, portion):
     monkeypatch.setattr(audits, "PORTION", portion)
     shop.spoil("DELETE FROM reservations WHERE phase = 'Reserved'")
     assert shop.audit() == [
-        "rsv-1: the journal says that it is Reserved on b, and the store does not have it"
+        "rsv-1: it is Reserved on b in the audit log, but is missing in the store"
     ]
     shop.spoil("DELETE FROM reservations")
     assert shop.audit() == [
-        "rsv-1: the journal says that it is Reserved on b, and the store does not have it",
-        "rsv-2: the journal says that it is Active on a, and the store does not have it",
+        "rsv-1: it is Reserved on b in the audit log, but is missing in the store",
+        "rsv-2: it is Active on a in the audit log, but is missing in the store",
     ]
 
 
@@ -78,14 +78,14 @@ def test_changed_row_with_a_right_checksum_is_found(shop):
     over = replace(found, phase=Phase.RELEASED, finished_at=shop.desk.now)
     shop.keep(over)
     assert shop.audit() == [
-        "rsv-1: the journal says that it is Reserved on b, and the store that it is Released on b"
+        "rsv-1: it is Reserved on b in the audit log, but is Released on b in the store"
     ]
 
 
 def test_file_whose_lines_went_with_the_rows_does_not_pass(shop):
     shop.spoil("DELETE FROM reservations")
     shop.spoil("DELETE FROM journal")
-    assert shop.audit() == ["lines of the journal are missing: see `kubelend audit verify`"]
+    assert shop.audit() == ["lines of the audit log are missing: see `kubelend audit verify`"]
 
 
 def test_journal_whose_beginning_was_cut_off_tells_what_is_left(shop):
@@ -96,9 +96,7 @@ def test_journal_whose_beginning_was_cut_off_tells_what_is_left(shop):
     shop.keep(Cut(last.number), journal.cut(last, shop.desk.now, shop.desk.now))
     assert shop.audit() == []
     shop.spoil("DELETE FROM reservations WHERE phase IN ('Reserved', 'Active')")
-    assert shop.audit() == [
-        "rsv-1: the journal says that it is there, and the store does not have it"
-    ]
+    assert shop.audit() == ["rsv-1: it is present in the audit log, but is missing in the store"]
 
 
 class Busy(SqliteStore):

@@ -90,7 +90,10 @@ async def test_what_is_too_old_is_cut_off_and_the_chain_stays_whole(scene):
     start, end = scene.store.journal_ends()
     assert (start.number, end.number) == (30, 36)
     newest, _ = (await scene.journal.search(lambda told: True, None, 1)).lines[0]
-    assert (newest.action, newest.subject.partition(":")[0]) == ("JournalCut", "journal/30")
+    assert (newest.action, newest.subject.partition(":")[0]) == (
+        "AuditLogTruncated",
+        "audit-log/30",
+    )
     assert scene.is_whole()
     assert await scene.numbers() == ([36, 35, 34, 33, 32, 31], None)
 

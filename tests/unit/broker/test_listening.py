@@ -45,7 +45,7 @@ async def test_reservation_may_have_a_name_of_its_own(broker):
     held = await broker.reserve(make.request(key="one"), MINE)
     assert held.id == MINE
     assert await broker.reserve(make.request(key="one"), MINE) == held
-    with pytest.raises(Conflict, match="mine exists already"):
+    with pytest.raises(Conflict, match="mine already exists"):
         await broker.reserve(make.request(key="two"), MINE)
     await broker.retire(MINE, Reason.DELETED)
     assert (await broker.reserve(make.request(key="two"), MINE)).id == MINE

@@ -100,14 +100,14 @@ def test_a_broken_promise_is_told_and_is_exit_code_8(path, capsys):
     report = json.loads(out)
     assert code == 8
     assert report["violations"] == len(report["details"]) > 0
-    assert any("is lent by its own requester" in detail for detail in report["details"])
-    assert "is lent by its own requester" in audit(capsys, path)[1]
+    assert any("has its requester as provider" in detail for detail in report["details"])
+    assert "has its requester as provider" in audit(capsys, path)[1]
 
 
 def test_a_lost_reservation_is_told_and_is_exit_code_8(path, capsys):
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("DELETE FROM reservations WHERE phase = 'Reserved'")
-    missed = "rsv-b-1: the journal says that it is Reserved on a, and the store does not have it"
+    missed = "rsv-b-1: it is Reserved on a in the audit log, but is missing in the store"
     code, out = audit(capsys, path, "--json")
     report = json.loads(out)
     assert (code, report["violations"], report["details"]) == (8, 1, [missed])

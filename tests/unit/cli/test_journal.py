@@ -54,13 +54,13 @@ def test_journal_that_nobody_touched_is_whole(path, capsys):
         ("DELETE FROM journal WHERE number = 5", "line 5 is missing"),
         (
             "UPDATE journal SET line = replace(line, 'alice', 'bob') WHERE number = 2",
-            "line 2 is not what was written",
+            "line 2 was modified",
         ),
         ("DELETE FROM journal", "lines 1 to 5 are missing"),
         (
             "UPDATE meta SET value = 3, digest = (SELECT digest FROM journal WHERE number = 3)"
             " WHERE key = 'journal start'",
-            "lines up to 3 are missing, and no line tells that they were cut off",
+            "lines up to 3 are missing, and no line records their truncation",
         ),
     ],
     ids=["taken out", "cut off", "changed", "emptied", "beginning moved"],

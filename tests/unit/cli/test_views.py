@@ -76,7 +76,7 @@ EXPLANATION = bodies.Explanation(
             ["InsufficientCPU"],
             remedy=bodies.Remedy(
                 "agent-cluster-3",
-                "agent-cluster-3 fits if you ask for 50m cpu less, or wait until"
+                "agent-cluster-3 fits if you request 50m cpu less, or wait until"
                 " reservations there end",
             ),
         ),
@@ -167,7 +167,7 @@ def test_an_explanation_ranks_the_clusters_and_says_what_would_help():
         "\n"
         "CLUSTER          FITS  SCORE   PRICE         WHY NOT, AND WHAT WOULD HELP\n"
         "agent-cluster-2  yes   0.8055  0.0287 USD/h  -\n"
-        "agent-cluster-3  no    -       -             InsufficientCPU: ask for 50m cpu\n"
+        "agent-cluster-3  no    -       -             InsufficientCPU: request 50m cpu\n"
         "                                             less, or wait until reservations\n"
         "                                             there end\n"
         "\n"
@@ -183,8 +183,8 @@ def test_the_nearest_remedy_is_told_within_the_width():
 
 
 def test_an_explanation_without_any_cluster_is_a_sentence():
-    nobody = bodies.Explanation("no cluster advertises yet", 0, 0, {})
-    assert explanations.text(nobody, 80) == "no cluster advertises yet"
+    nobody = bodies.Explanation("no cluster has advertised yet", 0, 0, {})
+    assert explanations.text(nobody, 80) == "no cluster has advertised yet"
 
 
 @pytest.mark.parametrize(

@@ -39,12 +39,12 @@ def test_sound_ledger_has_no_violations(desk):
 @pytest.mark.parametrize(
     "fields, sentence",
     [
-        ({"target": None}, "rsv-1: is Reserved without a target and an end"),
-        ({"expires_at": None}, "rsv-1: is Reserved without a target and an end"),
-        ({"target": ClusterId("r")}, "rsv-1: is lent by its own requester"),
-        ({"phase": Phase.PENDING}, "rsv-1: waits without an end"),
-        ({"phase": Phase.FAILED}, "rsv-1: is Failed without a time"),
-        ({"request": make.request("")}, "rsv-1: holds nothing"),
+        ({"target": None}, "rsv-1: is Reserved without a target and an expiry"),
+        ({"expires_at": None}, "rsv-1: is Reserved without a target and an expiry"),
+        ({"target": ClusterId("r")}, "rsv-1: has its requester as provider"),
+        ({"phase": Phase.PENDING}, "rsv-1: is Pending without a wait timeout"),
+        ({"phase": Phase.FAILED}, "rsv-1: is Failed without a finish time"),
+        ({"request": make.request("")}, "rsv-1: requests no resources"),
         ({"revision": 99}, "rsv-1: revision 99 is ahead of the ledger's 6"),
     ],
     ids=str,
@@ -57,7 +57,7 @@ def test_shared_key_is_found(desk):
     clusters, reservations, revision, *_ = desk.kept()
     twin = replace(reservations[0], id="rsv-twin", phase=Phase.FAILED, finished_at=make.T0)
     ledger = Ledger.restore(Records(clusters, [*reservations, twin], revision))
-    assert audit.violations(ledger) == ["r: 2 reservations share the key 'k'"]
+    assert audit.violations(ledger) == ["r: 2 reservations share the idempotency key 'k'"]
 
 
 def test_cluster_that_is_not_kept_for_its_waiter_is_found():
@@ -66,9 +66,9 @@ def test_cluster_that_is_not_kept_for_its_waiter_is_found():
     waiter = desk.reserve("cpu=4,memory=1Gi", wait=make.HOUR)
     assert audit.violations(desk.ledger) == []
     desk.ledger.fleet.set_earmark(ClusterId("a"), None)
-    assert audit.violations(desk.ledger) == ["the index keeps 0 clusters for 1 waiters"]
+    assert audit.violations(desk.ledger) == ["the fleet has 0 nominations for 1 waiting requests"]
     desk.ledger.apply(Removed(desk.now, ClusterId("a")))
-    assert f"{waiter}: a is not kept for it" in audit.violations(desk.ledger)
+    assert f"{waiter}: a is not nominated for it" in audit.violations(desk.ledger)
 
 
 class Forgetful(Ledger):
@@ -88,7 +88,7 @@ def test_index_that_lies_is_found(desk, name):
     free = desk.available("a") + make.resources(f"{name}=1")
     desk.ledger.fleet.set_free(ClusterId("a"), free, free)
     (found,) = audit.violations(desk.ledger)
-    assert found.startswith("a: the index has ")
+    assert found.startswith("a: the fleet has ")
     assert f" {name} free, not " in found
 
 
@@ -110,7 +110,7 @@ def test_sound_ledger_with_limits_has_no_violations(limited):
 def test_index_that_forgets_what_a_policy_withholds_is_found(limited):
     available = limited.available("a")
     limited.ledger.fleet.set_free(ClusterId("a"), available, available)
-    assert audit.violations(limited.ledger) == ["a: the index has 2000 cpu free, not 1000"]
+    assert audit.violations(limited.ledger) == ["a: the fleet has 2000 cpu free, not 1000"]
 
 
 def test_account_that_miscounts_is_found(limited):
@@ -122,32 +122,34 @@ def test_account_that_miscounts_is_found(limited):
     ):
         spoil()
         assert audit.violations(limited.ledger) == [
-            "r: the account is not the sum of its reservations"
+            "r: the quota usage is not the sum of its reservations"
         ]
 
 
 def test_account_too_few_is_found(limited):
     limited.ledger.accounts.by_requester.clear()
     assert audit.violations(limited.ledger) == [
-        "the accounts are not those of the requesters with a quota"
+        "the quota usage does not cover exactly the requesters with a quota"
     ]
 
 
 def test_loans_that_are_miscounted_are_found(limited):
     limited.ledger.fleet.loans.remove(ClusterId("a"), limited["rsv-1"])
     assert audit.violations(limited.ledger) == [
-        "what each requester has of each provider is not the sum of its reservations"
+        "the amounts lent per requester are not the sums of its reservations"
     ]
 
 
 def test_index_without_a_cluster_is_found(desk):
     desk.ledger.fleet.remove(ClusterId("b"))
-    assert audit.violations(desk.ledger) == ["the index does not hold the clusters of the ledger"]
+    assert audit.violations(desk.ledger) == [
+        "the fleet does not contain the clusters of the ledger"
+    ]
 
 
 def test_tally_that_is_wrong_is_found(desk):
     desk.ledger.tally[Phase.FAILED, desk.ledger.reservations["rsv-1"].reason] += 1
-    assert audit.violations(desk.ledger) == ["the tally of Failed because of Locked is 1, not 0"]
+    assert audit.violations(desk.ledger) == ["the count of Failed with reason Locked is 1, not 0"]
 
 
 def test_overcommitted_cluster_is_named_and_is_no_violation(desk):

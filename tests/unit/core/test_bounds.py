@@ -102,16 +102,16 @@ def test_requesters_who_ask_do_not_fill_the_memory():
             "",
             "cpu=7",
             ["KeptBack"],
-            "a fits if you ask for 1 cpu less",
+            "a fits if you request 1 cpu less",
         ),
         (
             {"keep_back": "cpu=4"},
             "cpu=2",
             "cpu=6",
             ["KeptBack"],
-            "a fits if you ask for 2 cpu less, or wait until reservations there end",
+            "a fits if you request 2 cpu less, or wait until reservations there end",
         ),
-        ({"keep_back": "cpu=4"}, "", "cpu=11", ["InsufficientCPU"], "a fits if you ask for 5 cpu less"),
+        ({"keep_back": "cpu=4"}, "", "cpu=11", ["InsufficientCPU"], "a fits if you request 5 cpu less"),
         ({"keep_back": "cpu=40"}, "", "cpu=1", ["KeptBack"], None),
         ({"max_lent": "cpu=3"}, "", "cpu=3", [], None),
         (
@@ -119,9 +119,9 @@ def test_requesters_who_ask_do_not_fill_the_memory():
             "cpu=1",
             "cpu=3",
             ["LendingCapReached"],
-            "a fits if you ask for 1 cpu less, or wait until reservations there end",
+            "a fits if you request 1 cpu less, or wait until reservations there end",
         ),
-        ({"max_lent": "gpu=0"}, "", "cpu=1,gpu=1", ["LendingCapReached"], "a fits if you ask for 1 gpu less"),
+        ({"max_lent": "gpu=0"}, "", "cpu=1,gpu=1", ["LendingCapReached"], "a fits if you request 1 gpu less"),
         ({"max_lent": "gpu=0"}, "", "cpu=10", [], None),
         ({"max_per_requester": "cpu=3"}, "", "cpu=3", [], None),
         (
@@ -129,14 +129,14 @@ def test_requesters_who_ask_do_not_fill_the_memory():
             "cpu=2",
             "cpu=3",
             ["RequesterCapReached"],
-            "a fits if you ask for 2 cpu less, or wait until reservations there end",
+            "a fits if you request 2 cpu less, or wait until reservations there end",
         ),
         (
             {"max_per_requester": "cpu=3"},
             "",
             "cpu=4",
             ["RequesterCapReached"],
-            "a fits if you ask for 1 cpu less",
+            "a fits if you request 1 cpu less",
         ),
         ({"max_per_requester": "cpu=0"}, "", "cpu=1", ["RequesterCapReached"], None),
         (
@@ -144,7 +144,7 @@ def test_requesters_who_ask_do_not_fill_the_memory():
             "",
             "cpu=7",
             ["KeptBack", "LendingCapReached", "RequesterCapReached"],
-            "a fits if you ask for 2 cpu less",
+            "a fits if you request 2 cpu less",
         ),
     ],
     ids=str,
@@ -246,7 +246,7 @@ def test_hours_that_never_meet_have_no_remedy_but_another_cluster_may():
     desk.advertise("a", OFFER, policy=make.policy(hours=["15:00-16:00"]))
     assert remedy(desk) is None
     desk.advertise("b", "cpu=1,memory=1Gi")
-    assert remedy(desk, "cpu=2,memory=1Gi") == "b fits if you ask for 1 cpu less"
+    assert remedy(desk, "cpu=2,memory=1Gi") == "b fits if you request 1 cpu less"
 
 
 def test_advertisement_neither_opens_nor_closes_a_cluster():

@@ -136,7 +136,7 @@ def test_only_a_live_one_is_renewed(desk, phase):
     [
         (Reason.BY_REQUESTER, "Released by requester r"),
         (Reason.BY_ADMIN, "Released by an administrator"),
-        (Reason.DELETED, "Released, for its object was deleted"),
+        (Reason.DELETED, "Released because its object was deleted"),
     ],
 )
 def test_release_says_who_and_is_idempotent(desk, reason, message):
@@ -270,7 +270,7 @@ def test_withdrawn_offer_takes_nothing_new_and_its_loans_count_when_it_is_back()
     desk.run(commands.withdraw(desk.ledger, ClusterId("a"), desk.now))
     assert desk[held].target == "a"
     assert "a" not in desk.ledger.clusters
-    assert desk.refused("cpu=1,memory=1Gi") == "no cluster advertises yet"
+    assert desk.refused("cpu=1,memory=1Gi") == "no cluster has advertised yet"
     assert audit.violations(desk.ledger) == []
     desk.advertise("a", "cpu=4,memory=8Gi")
     assert desk.ledger.available(ClusterId("a")).cpu == 1000

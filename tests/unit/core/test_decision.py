@@ -31,7 +31,7 @@ def decided(question, ledger):
 def test_nobody_advertises():
     answer = decision.decide(make.question(), Ledger().fleet)
     assert isinstance(answer, NoFit)
-    assert str(answer.explanation) == "no cluster advertises yet"
+    assert str(answer.explanation) == "no cluster has advertised yet"
 
 
 def test_requester_does_not_serve_itself():

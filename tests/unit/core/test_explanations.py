@@ -50,7 +50,7 @@ def test_each_cluster_counts_once_with_its_first_refusal():
 @pytest.mark.parametrize(
     "clusters, text",
     [
-        ({}, "no cluster advertises yet"),
+        ({}, "no cluster has advertised yet"),
         ({"a": "cpu=1,memory=1Gi"}, "1/1 cluster fits"),
         ({"a": "cpu=0"}, "0/1 cluster fits: 1 InsufficientCPU"),
         ({"a": "cpu=1,memory=1Gi", "b": "cpu=1,memory=1Gi"}, "2/2 clusters fit"),

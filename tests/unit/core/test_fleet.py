@@ -85,7 +85,7 @@ def test_rows_are_in_the_order_of_ids():
 
 
 def test_fleet_grows_over_its_first_room_without_losing_a_row():
-    fleet = Fleet(room=2)
+    fleet = Fleet(capacity=2)
     for number in range(40, 0, -1):
         put(fleet, make.cluster(f"c{number:03}", f"cpu={number},memory={number}Gi"))
     assert _list(fleet.free("cpu")) == [1000 * number for number in range(1, 41)]
@@ -186,7 +186,7 @@ def clusters(draw):
 @given(st.lists(clusters() | st.sampled_from("abcdef"), max_size=30))
 def test_fleet_with_a_past_equals_one_that_is_written_afresh(steps):
     """A cluster is put, a letter is removed; rows and columns must shift without a trace."""
-    fleet = Fleet(room=1)
+    fleet = Fleet(capacity=1)
     present: dict[ClusterId, Cluster] = {}
     for step in steps:
         if isinstance(step, str):

@@ -52,15 +52,15 @@ def test_chain_goes_on_where_it_stood():
         (lambda lines: lines[:3], ["lines 4 to 5 are missing"]),
         (
             lambda lines: [*lines[:2], lines[2]._replace(text=b"{}"), *lines[3:]],
-            ["line 3 is not what was written"],
+            ["line 3 was modified"],
         ),
         (
             lambda lines: [*lines[:2], Line(3, b"{}", bytes(32)), *lines[3:]],
-            ["line 3 is not what was written", "line 4 is not what was written"],
+            ["line 3 was modified", "line 4 was modified"],
         ),
         (
             lambda lines: [*lines, *journal.seal([entry(6)], lines[-1].head)],
-            ["the journal ends with line 6, and not as line 5 did"],
+            ["the audit log ends with line 6, which is not the recorded line 5"],
         ),
     ],
     ids=["one gone", "first gone", "last gone", "changed", "exchanged", "slipped in"],
@@ -74,12 +74,10 @@ def test_line_that_is_sealed_anew_breaks_the_next_one():
     """Whoever changes a line and its digest has to change all that follow, and where it ends."""
     lines, end = sealed(3)
     (forged,) = journal.seal([Entry(make.T0, ALICE, "Uncordoned", "cluster/2")], lines[0].head)
-    assert list(journal.breaks([lines[0], forged, lines[2]], START, end)) == [
-        "line 3 is not what was written"
-    ]
+    assert list(journal.breaks([lines[0], forged, lines[2]], START, end)) == ["line 3 was modified"]
     anew = journal.seal([entry(3)], forged.head)
     assert list(journal.breaks([lines[0], forged, *anew], START, end)) == [
-        "the journal ends with line 3, and not as line 3 did"
+        "the audit log ends with line 3, which is not the recorded line 3"
     ]
 
 
@@ -100,14 +98,14 @@ def test_beginning_that_no_line_tells_of_is_missing():
     """Whoever takes lines out at the front can write where the chain stood, but not the line about it."""
     lines, end = sealed(5)
     assert list(journal.breaks(lines[3:], lines[2].head, end)) == [
-        "lines up to 3 are missing, and no line tells that they were cut off"
+        "lines up to 3 are missing, and no line records their truncation"
     ]
 
 
 def test_cut_at_another_line_does_not_count():
     lines, _, end = cut_off(5, 3)
     assert list(journal.breaks(lines[1:], lines[0].head, end)) == [
-        "lines up to 4 are missing, and no line tells that they were cut off"
+        "lines up to 4 are missing, and no line records their truncation"
     ]
 
 

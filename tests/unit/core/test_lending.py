@@ -33,7 +33,9 @@ def test_names_are_patterns_of_the_shell(names, name, expected):
 
 @pytest.mark.parametrize("name", ["", " ", "a\nb", "\x1b[2J"])
 def test_what_names_no_cluster_is_refused(name):
-    with pytest.raises(errors.InvalidInput, match=r"deny: .* names no cluster; write a name such"):
+    with pytest.raises(
+        errors.InvalidInput, match=r"deny: .* is not a cluster name or pattern; write a name such"
+    ):
         lending.check_names(("team-*", name), "deny")
 
 

@@ -94,12 +94,12 @@ def test_nothing_happens_to_what_is_finished(phase, event):
 def test_pending_cannot_become_active():
     with pytest.raises(errors.WrongPhase, match="is Pending and cannot become Active") as no:
         transitions.evolve(reservation(Phase.PENDING), EVENTS["Activated"], 7)
-    assert no.value.hint == "it can become Failed or Released or Reserved"
+    assert no.value.hint == "allowed next phases: Failed, Released, Reserved"
 
 
 @pytest.mark.parametrize("phase", [Phase.RELEASED, Phase.FAILED])
 def test_what_is_over_is_refused_with_what_to_do_instead(phase):
-    with pytest.raises(errors.WrongPhase, match="it is over: ask for a new one"):
+    with pytest.raises(errors.WrongPhase, match="the reservation is finished; request a new one"):
         transitions.check(reservation(phase), Phase.ACTIVE)
 
 

@@ -98,7 +98,7 @@ def test_only_the_labels_that_matter_are_kept():
 def test_unreadable_quantity_names_node_and_resource(part, name, shown):
     with pytest.raises(errors.InvalidInput) as raised:
         node(status={part: {name: "lots"}})
-    assert raised.value.message == f"node n1: status.{part}.{shown}: 'lots' is no quantity"
+    assert raised.value.message == f"node n1: status.{part}.{shown}: 'lots' is not a quantity"
 
 
 def test_smallest_node_is_read_and_does_not_count():

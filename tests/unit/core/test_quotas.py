@@ -47,12 +47,12 @@ def test_amounts_are_bounded_with_numbers_in_the_sentence(desk):
     desk.allot("r", "cpu=32")
     desk.reserve("cpu=30,memory=1Gi")
     assert exceeded(desk, "cpu=4,memory=1Gi") == (
-        "r holds 30 of 32 cpu, and 4 more would exceed its quota; ask for 2 cpu less"
+        "r holds 30 of 32 cpu, and 4 more would exceed its quota; request 2 cpu less"
     )
     desk.reserve("cpu=2,memory=9Gi")
     assert exceeded(desk, "cpu=1m,memory=1Gi") == (
         "r holds 32 of 32 cpu, and 1m more would exceed its quota;"
-        " release some of it, or wait until it ends"
+        " release some of it, or wait until reservations end"
     )
 
 
@@ -74,7 +74,7 @@ def test_waiting_requests_count_so_that_serving_them_exceeds_nothing(desk):
     waiter = desk.reserve("cpu=10,memory=1Gi", **WAIT)
     assert exceeded(desk, "cpu=1,memory=1Gi", **WAIT) == (
         "r holds 60 and waits for 10 of 70 cpu, and 1 more would exceed its quota;"
-        " release some of it, or wait until it ends"
+        " release some of it, or wait until reservations end"
     )
     desk.release(held)
     assert desk[waiter].is_live
@@ -87,7 +87,7 @@ def test_number_of_reservations_is_bounded_waiting_ones_too(desk):
     desk.reserve("cpu=60,memory=1Gi", **WAIT)
     assert exceeded(desk, "cpu=1,memory=1Gi") == (
         "r has 2 of 2 reservations, and one more would exceed its quota;"
-        " release one, or wait until one ends"
+        " release a reservation, or wait until one ends"
     )
     desk.release(first)
     desk.reserve("cpu=1,memory=1Gi")
@@ -221,8 +221,8 @@ def test_renewal_has_to_fit_the_budget_too(desk):
     with pytest.raises(errors.QuotaExceeded) as raised:
         desk.renew(held, 3 * make.HOUR)
     assert str(raised.value) == (
-        f"r may spend 10 EUR a day, which leaves 2 per hour, and {held} costs 4;"
-        " renew it for less time, or release others"
+        f"the budget of r, 10 EUR a day, leaves 2 per hour, but {held} costs 4;"
+        " renew it for a shorter time, or release other reservations"
     )
     assert desk.ledger.revision == revision
     desk.renew(held, 2 * make.HOUR + 30 * make.MINUTE)
@@ -232,7 +232,7 @@ def test_renewal_in_another_currency_than_the_budgets_is_refused(desk):
     priced(desk)
     held = desk.reserve("cpu=1,memory=1Gi")
     desk.allot("r", budget="99", currency="USD")
-    with pytest.raises(errors.QuotaExceeded, match="costs EUR, and r may spend USD only"):
+    with pytest.raises(errors.QuotaExceeded, match="costs EUR, but r has a budget in USD only"):
         desk.renew(held, 2 * make.HOUR)
 
 

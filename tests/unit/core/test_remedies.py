@@ -61,10 +61,10 @@ def is_taken(request: Request, asked: Request) -> bool:
 @pytest.mark.parametrize(
     "fields, text",
     [
-        ({}, "a fits if you ask for 1 cpu and 1Gi memory less"),
+        ({}, "a fits if you request 1 cpu and 1Gi memory less"),
         ({"labels": {"tier": "gold"}}, "drop the label tier=gold"),
-        ({"excluded": ["a"]}, "do not exclude it"),
-        ({"pinned": "b"}, "do not pin another cluster"),
+        ({"excluded": ["a"]}, "remove its exclusion"),
+        ({"pinned": "b"}, "remove the pin to another cluster"),
     ],
 )
 def test_remedy_says_in_words_what_to_change(fields, text):
@@ -76,7 +76,7 @@ def test_remedy_names_every_step():
     offer = priced("a", cpu="0.1", memory="0")
     found = remedy(make.ledger(a=offer), "cpu=5,memory=8Gi", labels={"ssd": "yes"}, max_price="0.1")
     assert found.text == (
-        "a fits if you ask for 1 cpu less and allow 0.4 USD per hour and drop the label ssd=yes"
+        "a fits if you request 1 cpu less and allow 0.4 USD per hour and drop the label ssd=yes"
     )
     assert found.less == make.resources("cpu=1")
     assert found.drop_labels == {"ssd": "yes"}
@@ -85,7 +85,7 @@ def test_remedy_names_every_step():
 def test_remedy_says_when_waiting_would_help():
     desk = make.desk(a="cpu=4,memory=8Gi")
     desk.reserve("cpu=3,memory=1Gi")
-    text = "a fits if you ask for 1 cpu less, or wait until reservations there end"
+    text = "a fits if you request 1 cpu less, or wait until reservations there end"
     assert remedy(desk.ledger, "cpu=2,memory=1Gi").text == text
     assert "wait" not in remedy(desk.ledger, "cpu=5,memory=1Gi").text
 
@@ -135,7 +135,7 @@ def test_kept_capacity_is_had_by_waiting_or_by_priority():
     desk.reserve("cpu=3,memory=1Gi")
     desk.reserve("cpu=2,memory=1Gi", wait=make.HOUR, priority=5)
     found = remedy(desk.ledger, "cpu=1,memory=1Gi")
-    assert found.text == "a fits if you wait, or ask with a higher priority"
+    assert found.text == "a fits if you wait, or use a higher priority"
     assert desk.target(desk.reserve("cpu=1,memory=1Gi", priority=6)) == "a"
 
 
@@ -146,7 +146,7 @@ def test_neither_cpu_nor_memory_falls_to_zero():
     full = make.advertisement("a", "cpu=4,memory=8Gi", allocated="memory=8Gi")
     assert explain(make.ledger(a=full), "cpu=4,memory=1Gi").remedy is None
     found = remedy(make.ledger(a="cpu=4,memory=8Gi"), "cpu=4,memory=1Gi,gpu=2,example.com/fpga=1")
-    assert found.text == "a fits if you ask for 2 gpu and 1 example.com/fpga less"
+    assert found.text == "a fits if you request 2 gpu and 1 example.com/fpga less"
 
 
 @pytest.mark.parametrize(
@@ -173,9 +173,9 @@ def test_price_to_allow_is_that_of_what_is_left_of_the_request():
     ledger = make.ledger(c2=priced("c2", "cpu=10,memory=8Gi", "EUR", cpu="0.1"))
     asked = {"max_price": "0.9", "currency": "EUR", "pinned": "c2"}
     found = remedy(ledger, "cpu=20,memory=1Gi", **asked)
-    assert found.text == "c2 fits if you ask for 10 cpu less and allow 1 EUR per hour"
+    assert found.text == "c2 fits if you request 10 cpu less and allow 1 EUR per hour"
     found = remedy(ledger, "cpu=20,memory=1Gi", **{**asked, "max_price": "1"})
-    assert found.text == "c2 fits if you ask for 10 cpu less"
+    assert found.text == "c2 fits if you request 10 cpu less"
 
 
 def test_waiting_for_one_who_came_before_is_nearer_than_doing_with_almost_nothing():
@@ -184,7 +184,7 @@ def test_waiting_for_one_who_came_before_is_nearer_than_doing_with_almost_nothin
     desk.reserve("cpu=2,memory=1Gi", wait=make.HOUR, priority=5)
     desk.advertise("b", "cpu=1m,memory=8Gi")
     found = remedy(desk.ledger, "cpu=1,memory=1Gi")
-    assert found.text == "a fits if you wait, or ask with a higher priority"
+    assert found.text == "a fits if you wait, or use a higher priority"
 
 
 @pytest.mark.parametrize(
@@ -222,10 +222,10 @@ def test_waiting_is_told_with_the_price_of_all_and_asking_for_less_with_that_of_
     desk = make.desk(a=priced("a", "cpu=10,memory=8Gi", cpu="0.1"))
     desk.reserve("cpu=2,memory=1Gi")
     assert remedy(desk.ledger, "cpu=10,memory=1Gi", max_price="0.8").text == (
-        "a fits if you ask for 2 cpu less"
+        "a fits if you request 2 cpu less"
     )
     assert remedy(desk.ledger, "cpu=10,memory=1Gi", max_price="1").text == (
-        "a fits if you ask for 2 cpu less, or wait until reservations there end"
+        "a fits if you request 2 cpu less, or wait until reservations there end"
     )
     desk.reserve("cpu=7,memory=1Gi")
     assert remedy(desk.ledger, "cpu=10,memory=1Gi", max_price="0.8").text == (

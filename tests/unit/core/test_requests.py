@@ -332,7 +332,7 @@ def test_pod_asks_for(found, wanted):
 
 
 UNREADABLE = [
-    ("no_number", "cpu=lots", "pod shop/web: cpu: 'lots' is no quantity"),
+    ("no_number", "cpu=lots", "pod shop/web: cpu: 'lots' is not a quantity"),
     ("negative", "memory=-1", "pod shop/web: memory: '-1' is negative"),
     ("too_large", f"memory={LARGEST + 1}", "pod shop/web: memory: '92"),
     ("too_large_in_our_unit", f"cpu={LARGEST}", "pod shop/web: cpu: is out of range"),

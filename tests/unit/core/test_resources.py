@@ -288,11 +288,11 @@ def test_describes_itself_to_people(vector, words):
 @pytest.mark.parametrize(
     "texts, problem",
     [
-        ({"cpu": "abc"}, "cpu: 'abc' is no quantity"),
+        ({"cpu": "abc"}, "cpu: 'abc' is not a quantity"),
         ({"memory": "1", "cpu": "-1"}, "cpu: '-1' is negative"),
         ({"memory": "-1n"}, "memory: '-1n' is negative"),
         ({FPGA: "-1"}, "example.com/fpga: '-1' is negative"),
-        ({"nvidia.com/gpu": ""}, "nvidia.com/gpu: '' is no quantity"),
+        ({"nvidia.com/gpu": ""}, "nvidia.com/gpu: '' is not a quantity"),
         ({"memory": "8Ei"}, "memory: '8Ei' is out of range"),
         ({"cpu": "9223372036854775808m"}, "cpu: '9223372036854775808m' is out of range"),
         ({"cpu": "1E"}, "cpu: '1E' is out of range"),
@@ -337,7 +337,7 @@ def test_names_of_kubernetes_are_accepted(name):
 )
 @pytest.mark.timeout(1)
 def test_other_names_are_refused_at_once_in_one_short_line(name):
-    with pytest.raises(errors.InvalidInput, match="is no Kubernetes resource name") as caught:
+    with pytest.raises(errors.InvalidInput, match="is not a Kubernetes resource name") as caught:
         asked({name: "1"}, "want")
     assert len(str(caught.value)) < 200
 

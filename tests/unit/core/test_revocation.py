@@ -227,7 +227,7 @@ def test_cluster_without_membership_is_forgotten(desk):
 
 
 def test_nobody_is_removed_who_is_not_known(desk):
-    with pytest.raises(NotFound, match="no viewer 'a' is known"):
+    with pytest.raises(NotFound, match="no viewer 'a' exists"):
         remove(desk, role=Role.VIEWER)
 
 

@@ -50,7 +50,7 @@ def test_what_it_lends_moves_in_the_moment_it_is_given_up(desk, vigil):
     assert moved.left == ("a",)
     assert moved.expires_at == make.T0 + make.HOUR, "the promised end stays"
     assert moved.message == (
-        "Resources locked in cluster b. Moved from a, which has not been heard since 12:00:00 UTC"
+        "Resources locked in cluster b. Moved from a, unreachable since 12:00:00 UTC"
     )
     assert not desk.reserved("a")
     assert desk.reserved("b") == make.resources(WANTED)
@@ -123,7 +123,7 @@ def test_what_fits_nowhere_else_stays_and_says_so(desk, stuck):
     kept = desk[stuck]
     assert (kept.phase, kept.reason, kept.target) == ("Reserved", "ProviderSilent", "a")
     assert kept.message == (
-        "Kept in cluster a, which has not been heard since 12:00:00 UTC; no other fits yet"
+        "Stays in cluster a, unreachable since 12:00:00 UTC; no other cluster fits yet"
     )
     assert desk.reserved("a") == kept.request.resources
 

@@ -45,4 +45,4 @@ def test_the_audit_finds_a_wrong_count():
     desk = make.desk(a="cpu=4,memory=8Gi")
     desk.reserve("cpu=1,memory=1Gi")
     desk.ledger.tally[Phase.RESERVED, Reason.LOCKED] += 1
-    assert audit.violations(desk.ledger) == ["the tally of Reserved because of Locked is 2, not 1"]
+    assert audit.violations(desk.ledger) == ["the count of Reserved with reason Locked is 2, not 1"]

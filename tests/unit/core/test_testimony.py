@@ -64,7 +64,7 @@ def desk():
     "name, what", [("rsv-1", "Reserved on b"), ("rsv-2", "Active on a"), ("rsv-3", "Pending")]
 )
 def test_reservation_that_is_not_over_and_not_there_is_lost(desk, name, what):
-    expected = f"{name}: the journal says that it is {what}, and the store does not have it"
+    expected = f"{name}: it is {what} in the audit log, but is missing in the store"
     assert complaints(without(desk, name), told(desk)) == [expected]
 
 
@@ -80,9 +80,7 @@ def test_move_is_followed_to_the_provider_that_was_told_last(desk):
     there = desk.target(held)
     desk.drain(there)
     target = {"a": "b", "b": "a"}[there]
-    expected = (
-        f"{held}: the journal says that it is Reserved on {target}, and the store does not have it"
-    )
+    expected = f"{held}: it is Reserved on {target} in the audit log, but is missing in the store"
     assert complaints(without(desk, held), told(desk)) == [expected]
 
 
@@ -105,7 +103,7 @@ def test_refusal_tells_nothing_of_what_is_there(desk):
     ids=["in use", "elsewhere", "over", "back again"],
 )
 def test_record_that_says_otherwise_is_found(desk, name, fields, says, kept):
-    expected = f"{name}: the journal says that it {says}, and the store that it {kept}"
+    expected = f"{name}: it {says} in the audit log, but {kept} in the store"
     assert complaints(with_changed(desk, name, **fields), told(desk)) == [expected]
 
 
@@ -120,7 +118,7 @@ def test_open_reservation_that_no_line_tells_of_is_found(desk):
     )
     records = kept._replace(reservations=[*kept.reservations, secret])
     assert complaints(records, told(desk)) == [
-        "rsv-secret: the store says that it is Reserved on b, and the journal does not tell of it"
+        "rsv-secret: it is Reserved on b in the store, but the audit log has no entry for it"
     ]
 
 
@@ -133,7 +131,7 @@ def test_name_that_was_retired_and_is_used_again_means_the_newer_one(desk):
     assert complaints(desk.kept(), told(desk)) == []
     desk.ask_as(NAMED, make.request("cpu=9", wait=make.HOUR))
     assert complaints(desk.kept(), told(desk)) == []
-    expected = "an-object: the journal says that it is Pending, and the store does not have it"
+    expected = "an-object: it is Pending in the audit log, but is missing in the store"
     assert complaints(without(desk, NAMED), told(desk)) == [expected]
     desk.retire(NAMED)
     assert complaints(desk.kept(), told(desk)) == []
@@ -151,11 +149,11 @@ def test_of_a_reservation_older_than_the_lines_only_what_they_tell_must_be_so(de
     # Neither its phase nor its provider is told.
     assert complaints(with_changed(desk, "rsv-1", phase=Phase.ACTIVE, target=A), lines) == []
     assert complaints(without(desk, "rsv-1", "rsv-2", "rsv-3"), lines) == [
-        "rsv-1: the journal says that it is there, and the store does not have it"
+        "rsv-1: it is present in the audit log, but is missing in the store"
     ]
     over = with_changed(desk, "rsv-1", phase=Phase.RELEASED, finished_at=desk.now)
     assert complaints(over, lines) == [
-        "rsv-1: the journal says that it is there, and the store that it is Released on b"
+        "rsv-1: it is present in the audit log, but is Released on b in the store"
     ]
 
 
@@ -174,7 +172,7 @@ def test_untold_reservation_that_may_be_older_than_the_cut_is_believed(desk, you
     lines = [Line(last.number + 1, first[0].text, b"")]
     found = complaints(desk.kept(), lines)
     assert found == (
-        [f"{held}: the store says that it is Reserved on a, and the journal does not tell of it"]
+        [f"{held}: it is Reserved on a in the store, but the audit log has no entry for it"]
         if is_found
         else []
     )
@@ -196,7 +194,7 @@ def test_untold_reservation_that_may_be_older_than_the_cut_is_believed(desk, you
 def test_missing_lines_are_told_of(desk, lines, is_complained_of):
     whole = told(desk)
     found = complaints(desk.kept(), whole[lines], start=0, end=len(whole))
-    sentence = "lines of the journal are missing: see `kubelend audit verify`"
+    sentence = "lines of the audit log are missing: see `kubelend audit verify`"
     assert (sentence in found) is is_complained_of
 
 
@@ -204,7 +202,7 @@ def test_line_that_cannot_be_read_is_told_of(desk):
     lines = told(desk)
     lines[3] = lines[3]._replace(text=b"{")
     found = complaints(desk.kept(), lines)
-    assert found == ["line 4 of the journal cannot be read: see `kubelend audit verify`"]
+    assert found == ["line 4 of the audit log cannot be decoded: see `kubelend audit verify`"]
 
 
 def test_what_was_heard_before_a_cut_is_forgotten_with_it(desk):
@@ -217,7 +215,7 @@ def test_what_was_heard_before_a_cut_is_forgotten_with_it(desk):
     desk.pass_time(2 * make.RETENTION)
     kept = without(desk, "rsv-1")
     assert complaints(kept, lines, start=last) == []
-    assert "lines of the journal are missing" in complaints(kept, lines, start=0)[0]
+    assert "lines of the audit log are missing" in complaints(kept, lines, start=0)[0]
 
 
 def test_what_changes_while_the_store_is_read_is_not_judged(desk):
@@ -258,10 +256,10 @@ def test_member_that_was_revoked_must_be_there_and_revoked(desk):
     kept, lines = desk.kept(), told(desk)
     assert complaints(kept, lines) == []
     assert complaints(kept._replace(members=()), lines) == [
-        "member/cluster/berlin: the journal says that it is Revoked, and the store does not have it"
+        "member/cluster/berlin: it is Revoked in the audit log, but is missing in the store"
     ]
     assert complaints(kept._replace(members=earlier), lines) == [
-        "member/cluster/berlin: the journal says that it is Revoked, and the store that it is Pending"
+        "member/cluster/berlin: it is Revoked in the audit log, but is Pending in the store"
     ]
 
 
@@ -269,12 +267,12 @@ def test_token_that_was_removed_must_be_gone_and_no_other(desk):
     admit(desk)
     tokens = desk.kept().tokens
     assert complaints(desk.kept()._replace(tokens=()), told(desk)) == [
-        "token/abc: the journal says that it is there, and the store does not have it"
+        "token/abc: it is present in the audit log, but is missing in the store"
     ]
     desk.run(enrolment.delete_token(desk.ledger, TokenId("abc"), desk.now))
     assert complaints(desk.kept(), told(desk)) == []
     assert complaints(desk.kept()._replace(tokens=tokens), told(desk)) == [
-        "token/abc: the journal says that it was removed, and the store that it is there"
+        "token/abc: it was removed in the audit log, but is present in the store"
     ]
 
 

@@ -290,7 +290,7 @@ def test_wait_that_times_out_fails():
     desk.expire()
     failed = desk[waiter]
     assert (failed.phase, failed.reason) == ("Failed", "WaitTimedOut")
-    assert failed.message == "Nothing fitted in time: 0/1 cluster fits: 1 InsufficientCPU"
+    assert failed.message == "No cluster fitted in time: 0/1 cluster fits: 1 InsufficientCPU"
     assert failed.finished_at == desk.now
     assert desk.ledger.waiting_count == 0
     assert desk.ledger.fleet.earmarks == 0
@@ -321,7 +321,7 @@ def test_full_queue_refuses_and_changes_nothing():
     desk.max_waiting = 2
     waiters = [desk.reserve("cpu=2,memory=1Gi", **WAIT) for _ in range(2)]
     before = make.state(desk.ledger)
-    with pytest.raises(errors.QueueFull, match="2 requests wait already"):
+    with pytest.raises(errors.QueueFull, match="2 requests are already waiting"):
         desk.reserve("cpu=2,memory=1Gi", priority=9, **WAIT)
     assert make.state(desk.ledger) == before
     desk.release(waiters[0])

@@ -120,7 +120,9 @@ def test_allocatable_is_the_capacity_unless_said_otherwise():
             id="repair",
         ),
         pytest.param(
-            NODES + "agent: {clockSkew: much}", "agent.clockSkew: 'much' is no duration", id="skew"
+            NODES + "agent: {clockSkew: much}",
+            "agent.clockSkew: 'much' is not a duration",
+            id="skew",
         ),
         pytest.param(
             NODES + "agent: {networkDelay: -1s}",

@@ -42,7 +42,7 @@ def test_node_is_reduced_to_what_is_kept():
 @pytest.mark.parametrize(
     "found, kind, problem",
     [
-        (pod("odd"), SeenPod, "pod team/p: cpu: 'odd' is no quantity"),
+        (pod("odd"), SeenPod, "pod team/p: cpu: 'odd' is not a quantity"),
         (node("odd"), SeenNode, "node n: status.capacity"),
     ],
     ids=["pod", "node"],

@@ -110,7 +110,10 @@ def test_request_has_what_was_asked_and_what_the_broker_adds():
         ({"policy": "luck"}, r"^policy: 'luck' is unknown"),
         ({"wanted": bodies.Quantities("0", "1Gi")}, r"^requestedResources\.cpu: must be more"),
         ({"wanted": bodies.Quantities("1", "0")}, r"^requestedResources\.memory: must be more"),
-        ({"wanted": bodies.Quantities("1", "")}, r"^requestedResources\.memory: '' is no quantity"),
+        (
+            {"wanted": bodies.Quantities("1", "")},
+            r"^requestedResources\.memory: '' is not a quantity",
+        ),
         ({"wanted": bodies.Quantities("1", "1Gi", gpu="-1")}, r"^requestedResources\.gpu: "),
         (
             {"wanted": bodies.Quantities("1", "1Gi", extended={"gpu": "1"})},
