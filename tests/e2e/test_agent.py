@@ -111,7 +111,7 @@ def test_probes_and_metrics_answer(rome):
 
 def test_every_line_of_the_log_is_json(rome):
     lines = [json.loads(line) for line in rome.text.splitlines()]
-    assert {"started", "listening"} <= {line["event"] for line in lines}
+    assert {"Agent started", "Listening"} <= {line["event"] for line in lines}
     assert all({"timestamp", "level", "logger", "event"} <= line.keys() for line in lines)
 
 

@@ -39,7 +39,7 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
     """Timeout of a call to the broker."""
 
     cluster_id: str = ""
-    """ID of this cluster. Defaults to the certificate's common name, or to the UID of namespace kube-system."""
+    """ID of this cluster. Defaults to the certificate's name, else the UID of namespace kube-system."""
 
     cluster_name: str = ""
     """Display name of this cluster."""

@@ -1,4 +1,4 @@
-"""A cluster of Kubernetes for an agent to live in (`--source=kubernetes`)."""
+"""The agent environment for a Kubernetes cluster (`--source=kubernetes`)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from kubelend.wire.objects import (
 
 @asynccontextmanager
 async def opened(settings: AgentSettings) -> AsyncIterator[Surroundings]:
-    """Nothing is asked of the API server yet: that it is away is told by who needs it."""
+    """Opens the client without calling the API server: components report their own connection errors."""
     namespace = _namespace(settings)
     offered = surroundings.offer(settings)
     policy = surroundings.lending(settings, offered)
@@ -43,13 +43,13 @@ async def opened(settings: AgentSettings) -> AsyncIterator[Surroundings]:
 
 
 def _namespace(settings: AgentSettings) -> str:
-    """Of what instructions become. An agent that sees requests in one namespace only needs no other."""
+    """Namespace of instruction objects. Defaults to the only namespace that the agent watches."""
     given = settings.instruction_namespace or surroundings.pod_namespace()
     return given or settings.request_namespace
 
 
 def _places(settings: AgentSettings, namespace: str) -> dict[type[Object], str]:
-    """Where each kind is looked for: roles can be as narrow as that."""
+    """Returns the namespace to watch for each kind, so that RBAC can be limited to it."""
     return {
         Advertisement: settings.advertisement_namespace,
         ResourceRequest: settings.request_namespace,

@@ -64,7 +64,7 @@ class BrokerSettings(Settings, frozen=True, kw_only=True):
 
     leader_elect_identity: str = ""
     """Identity in the leader election; must be unique, for example the pod's name. A broker that reuses the
-    identity of its predecessor need not wait for the lease to expire. Empty: host name and a random suffix."""
+    identity of its predecessor need not wait for the lease to expire. Empty: host name and random suffix."""
 
     leader_elect_lease_duration: timedelta = timedelta(seconds=15)
     """Time that followers wait after the leader's last renewal before they try to acquire the lease."""

@@ -1,4 +1,4 @@
-"""A described cluster for an agent to live in, with its own clock and network (`--source=simulated`)."""
+"""The agent environment for a simulated cluster with its own clock and network (`--source=simulated`)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kubelend.sources.simulated import SimulatedSource
 
 
 def of(settings: AgentSettings) -> Surroundings:
-    """To be closed by the caller."""
+    """Returns the environment; the caller must close it."""
     described = descriptions.load(Path(settings.simulation))
     now = _clock(durations.parse(described.agent.clock_skew))
     says = Offer(described.cost, described.labels, described.region, None)

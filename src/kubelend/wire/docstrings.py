@@ -1,4 +1,4 @@
-"""Reads the docstrings of classes and of their attributes, for generated documentation, schemas and flag help.
+"""Reads docstrings of classes and of their attributes, for generated documentation, schemas and flag help.
 
 Python does not retain attribute docstrings, so they are parsed from the source code. The agent process
 never imports this module.
