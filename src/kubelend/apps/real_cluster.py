@@ -9,10 +9,6 @@ from kubelend.apps import surroundings
 from kubelend.apps.agent_settings import AgentSettings
 from kubelend.apps.surroundings import Surroundings
 from kubelend.kits import clock
-from kubelend.kube import access
-from kubelend.kube.client import Client
-from kubelend.sources.kube_objects import KubernetesObjects
-from kubelend.sources.kubernetes import KubernetesSource
 from kubelend.wire.objects import (
     Advertisement,
     Object,
@@ -25,6 +21,12 @@ from kubelend.wire.objects import (
 @asynccontextmanager
 async def opened(settings: AgentSettings) -> AsyncIterator[Surroundings]:
     """Opens the client without calling the API server: components report their own connection errors."""
+    # Imported here: the agent of a simulated cluster does not need the Kubernetes client.
+    from kubelend.kube import access
+    from kubelend.kube.client import Client
+    from kubelend.sources.kube_objects import KubernetesObjects
+    from kubelend.sources.kubernetes import KubernetesSource
+
     namespace = _namespace(settings)
     offered = surroundings.offer(settings)
     policy = surroundings.lending(settings, offered)

@@ -11,14 +11,16 @@ from kubelend.apps.agent_settings import AgentSettings
 from kubelend.apps.surroundings import Offer, Surroundings
 from kubelend.core import durations
 from kubelend.kits import clock
-from kubelend.sources import descriptions
-from kubelend.sources.files import FileObjects
-from kubelend.sources.memory import MemoryObjects
-from kubelend.sources.simulated import SimulatedSource
 
 
 def of(settings: AgentSettings) -> Surroundings:
     """Returns the environment; the caller must close it."""
+    # Imported here: the agent of a real cluster does not need the simulation.
+    from kubelend.sources import descriptions
+    from kubelend.sources.files import FileObjects
+    from kubelend.sources.memory import MemoryObjects
+    from kubelend.sources.simulated import SimulatedSource
+
     described = descriptions.load(Path(settings.simulation))
     now = _clock(durations.parse(described.agent.clock_skew))
     says = Offer(described.cost, described.labels, described.region, None)

@@ -69,18 +69,13 @@ async def opened(settings: AgentSettings) -> AsyncIterator[Surroundings]:
         async with real_cluster.opened(settings) as around:
             yield around
     else:
-        around = of(settings)
+        from kubelend.apps import simulated_cluster
+
+        around = simulated_cluster.of(settings)
         try:
             yield around
         finally:
             await around.close()
-
-
-def of(settings: AgentSettings) -> Surroundings:
-    """Returns the environment of a simulated cluster; the caller must close it."""
-    from kubelend.apps import simulated_cluster
-
-    return simulated_cluster.of(settings)
 
 
 def advertising(settings: AgentSettings, around: Surroundings, cluster: str) -> Advertising:

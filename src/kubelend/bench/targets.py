@@ -83,7 +83,7 @@ TARGETS = (
     Target(
         "reserve", "reservations_per_s", "durable reservations per second, {connections} clients"
     ),
-    Target("reserve", "constant_per_s", "repeated requests per second (no decision, no write)"),
+    Target("reserve", "constant_per_s", "repeated identical requests per second"),
     Target("reserve", "ratio", "ratio of the two rates", at_least=0.5),
     Target("reserve", "healthz_per_s", "/healthz requests per second, for comparison"),
     Target("reserve", "p50_ms", "ms latency of a reservation, p50"),

@@ -96,10 +96,12 @@ async def provider_dies(stage: Stage) -> list[str]:
     )
     stage.lender = found.status.target_cluster_id
     seconds = telling.duration(time.time() - killed_at)
-    return telling.sentence(
-        f"Provider {lost} unreachable: {stage.reservation} failed over to {stage.lender} after"
-        f" {seconds}. Status in {BERLIN}: {found.status.message}"
-    )
+    return [
+        *telling.sentence(
+            f"{stage.reservation} failed over from {lost} to {stage.lender} after {seconds}"
+        ),
+        *telling.sentence(f"{BERLIN}: {found.status.message}"),
+    ]
 
 
 async def next_one_holds_it(stage: Stage) -> list[str]:

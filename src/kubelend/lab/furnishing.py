@@ -10,8 +10,6 @@ import re
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
-
 import msgspec
 
 from kubelend.core.errors import AlreadyExists, Unavailable
@@ -20,10 +18,9 @@ from kubelend.kube.client import Client
 from kubelend.lab import accounts, inhabitants, manifests, rights
 from kubelend.lab.assets import Version
 from kubelend.lab.inhabitants import Population
+from kubelend.lab.rights import Document
 from kubelend.wire import crds
 from kubelend.wire.objects import Object
-
-Document = dict[str, Any]
 
 _TOKEN_FOR = 30 * 24 * 3600
 _DEFINED_WITHIN = 30.0

@@ -6,11 +6,9 @@ and 418Mi. `agent-cluster-1` is smaller and has a GPU to lend.
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
-Document = dict[str, Any]
+from kubelend.lab.rights import Document
 
 
 class Node(msgspec.Struct, frozen=True):

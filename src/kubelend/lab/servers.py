@@ -1,7 +1,7 @@
 """Test control planes: one etcd and any number of API servers, as envtest of controller-runtime runs them.
 
-with control_plane(find_assets()) as plane:
-    broker, provider = plane.start("broker-cluster", "agent-cluster-1")
+with run_api_servers(find_assets()) as servers:
+    broker, provider = servers.start("broker-cluster", "agent-cluster-1")
     broker.kubectl("get", "namespaces")
 
 There are no kubelets and controllers: objects are stored, validated and watched, but nothing acts on them.

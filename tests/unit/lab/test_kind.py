@@ -51,7 +51,7 @@ def lines(said):
 
 
 def test_without_kind_one_line_says_so(path):
-    with pytest.raises(InvalidSettings, match="no kind on the PATH; install it, or leave out"):
+    with pytest.raises(InvalidSettings, match="kind not found on PATH; install it, or omit"):
         kind.check()
 
 
