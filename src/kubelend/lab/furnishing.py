@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+
 import msgspec
 
 from kubelend.core.errors import AlreadyExists, Unavailable
