@@ -207,7 +207,7 @@ def files(certificates, tmp_path):
         ("colour", "red", "no such option: --colour"),
         ("broker_timeout", "5x", "--broker-timeout: '5x'"),
         ("broker_url", "http://localhost", "--broker-url: 'http://localhost'"),
-        ("broker_transport", "mqtt", "--broker-transport: 'mqtt' is unknown"),
+        ("broker_transport", "mqtt", "--broker-transport: 'mqtt' is not supported"),
         ("broker_cert_path", "nowhere", "nowhere/tls.crt is missing"),
         ("simulation", "nothing.yaml", "nothing.yaml cannot be read: No such file"),
         ("simulation", "torn.yaml", "torn.yaml: is no YAML: line "),

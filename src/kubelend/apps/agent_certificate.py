@@ -111,7 +111,7 @@ async def _child(*arguments: str) -> bytes:
         raise Unavailable(f"{command} cannot be started: {error.strerror}") from error
     try:
         async with asyncio.timeout(PATIENCE.total_seconds()):
-            out, said = await process.communicate()
+            out, err = await process.communicate()
     except TimeoutError:
         raise Unavailable(f"{command} timed out") from None
     finally:
@@ -119,8 +119,8 @@ async def _child(*arguments: str) -> bytes:
             process.kill()
         await process.wait()
     if process.returncode:
-        words = said.decode(errors="replace").strip().removeprefix("error: ")
-        raise InvalidSettings(f"{command}: {words}")
+        message = err.decode(errors="replace").strip().removeprefix("error: ")
+        raise InvalidSettings(f"{command}: {message}")
     return out
 
 

@@ -23,8 +23,8 @@ def of(settings: AgentSettings) -> Surroundings:
 
     described = descriptions.load(Path(settings.simulation))
     now = _clock(durations.parse(described.agent.clock_skew))
-    says = Offer(described.cost, described.labels, described.region, None)
-    offered = surroundings.offer(settings, says)
+    described_offer = Offer(described.cost, described.labels, described.region, None)
+    offered = surroundings.offer(settings, described_offer)
     around = Surroundings(
         source=SimulatedSource(described, clock.utc_now),
         objects=MemoryObjects(now),
