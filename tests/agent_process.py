@@ -52,7 +52,7 @@ class Running:
 
     def get(self, path: str, listener: str = "probes") -> tuple[int, str]:
         """Status and text of what it answers without TLS; 0 if nobody answers."""
-        ports = {line["what"]: line["port"] for line in self.logged("listening")}
+        ports = {line["component"]: line["port"] for line in self.logged("Listening")}
         if listener not in ports:
             return 0, "does not listen"
         connection = http.client.HTTPConnection("127.0.0.1", ports[listener], timeout=5)

@@ -31,7 +31,7 @@ from kubelend.agent import provisions
 from kubelend.agent.directions import FINISHED
 from kubelend.agent.ports import BrokerCommunicator, LocalObjects
 from kubelend.apps import agent as app
-from kubelend.apps import surroundings
+from kubelend.apps import simulated_cluster
 from kubelend.apps.agent_settings import AgentSettings
 from kubelend.broker import speakers
 from kubelend.communicators import http
@@ -163,7 +163,7 @@ class Agent(Cluster):
     def __init__(self, name: str, settings: AgentSettings, silence: timedelta = SILENCE) -> None:
         self.settings = settings
         self._silence = silence
-        self._around = surroundings.of(settings)
+        self._around = simulated_cluster.of(settings)
         super().__init__(name, self._around.objects)
         self.wrap: Wrap = lambda inner: inner
         """Put around the way to the broker at the next start."""

@@ -57,7 +57,7 @@ def _port(process: subprocess.Popen[bytes], log: Path) -> int:
     while time.monotonic() < deadline and process.poll() is None:
         lines = [json.loads(line) for line in log.read_text().splitlines() if line.endswith("}")]
         if any(line["event"] in ("Ledger loaded", "Following leader") for line in lines):
-            return next(int(line["port"]) for line in lines if line.get("what") == "api")
+            return next(int(line["port"]) for line in lines if line.get("component") == "api")
         time.sleep(0.02)
     raise AssertionError(f"the broker did not come up: {log.read_text()}")
 

@@ -230,7 +230,7 @@ class Child(Callers):
         self.port = self.ports["api"]
 
     def _listeners(self) -> dict[str, int]:
-        return {line["what"]: line["port"] for line in self.logged("listening")}
+        return {line["component"]: line["port"] for line in self.logged("Listening")}
 
 
 @asynccontextmanager

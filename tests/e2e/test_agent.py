@@ -113,7 +113,7 @@ def test_probes_and_metrics_answer(rome):
 
 def test_every_line_of_the_log_is_json(rome):
     lines = [json.loads(line) for line in rome.text.splitlines()]
-    assert {"started", "listening"} <= {line["event"] for line in lines}
+    assert {"Agent started", "Listening"} <= {line["event"] for line in lines}
     assert all({"timestamp", "level", "logger", "event"} <= line.keys() for line in lines)
 
 
@@ -209,7 +209,7 @@ def files(certificates, tmp_path):
         ("colour", "red", "no such option: --colour"),
         ("broker_timeout", "5x", "--broker-timeout: '5x'"),
         ("broker_url", "http://localhost", "--broker-url: 'http://localhost'"),
-        ("broker_transport", "mqtt", "--broker-transport: 'mqtt' is unknown"),
+        ("broker_transport", "mqtt", "--broker-transport: 'mqtt' is not supported"),
         ("broker_cert_path", "nowhere", "nowhere/tls.crt is missing"),
         ("simulation", "nothing.yaml", "nothing.yaml cannot be read: No such file"),
         ("simulation", "torn.yaml", "torn.yaml: not valid YAML: line "),

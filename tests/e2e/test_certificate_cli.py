@@ -136,4 +136,4 @@ def test_a_mounted_secret_is_left_to_whoever_mounts_it(issuing, directory, kubel
     assert kubelend(issuing, mount, "get reservations")[2] == "No reservations found."
     code, _, err = kubelend(issuing, mount, "certificate renew")
     assert code == 2
-    assert "let whoever put the files there renew them" in err
+    assert "renew the files with the tool that manages them" in err

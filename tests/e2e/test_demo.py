@@ -95,6 +95,6 @@ def test_a_step_that_shows_something_else_is_one_line_and_exit_code_1(tmp_path):
     code, _, err = processes.finished(started, LONGEST)
     (line,) = err.splitlines()
     assert code == 1
-    assert line.startswith("error: step 14, 'All stop': they ended with exit codes")
+    assert line.startswith("error: step 14, 'Stop all processes': processes exited with codes")
     assert "-9" in line
     assert clean(tmp_path)

@@ -192,7 +192,7 @@ def test_mistakes_are_told_in_one_line_with_what_to_do(alice, tmp_path):
         (("sha256:", "sha256:0"), USAGE, "must be sha256: followed by 64 hex digits"),
         (("--cluster-id rome", "--cluster-id paris"), FORBIDDEN, "is for 'rome' alone"),
         (("--cluster-id rome", "--name rome --role admin"), FORBIDDEN, "is for a cluster"),
-        ((url, "http://localhost"), USAGE, "is no address of a broker"),
+        ((url, "http://localhost"), USAGE, "is not a broker URL"),
         ((url, "https://localhost:1"), UNAVAILABLE, "connection refused"),
         ((" --cluster-id rome", ""), USAGE, "--cluster-id is needed"),
     ):

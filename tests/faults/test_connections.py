@@ -115,11 +115,12 @@ def open_all(broker):
 
 async def test_more_connections_than_files_is_a_warning_and_fewer(certificates, tmp_path):
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    async with brokers.child(certificates, tmp_path, max_connections="10000000") as broker:
-        (line,) = broker.logged("open files")
+    flags = {"max_connections": "10000000", "log_level": "debug"}
+    async with brokers.child(certificates, tmp_path, **flags) as broker:
+        (line,) = broker.logged("Raised limit of open files")
         assert line["limit"] == line["hard"] == hard
-        (warning,) = [found for found in broker.log() if "wanted" in found]
-        assert (warning["level"], warning["wanted"]) == ("warning", 10_000_000)
+        (warning,) = [found for found in broker.log() if "requested" in found]
+        assert (warning["level"], warning["requested"]) == ("warning", 10_000_000)
         assert 0 < warning["connections"] < hard
         await serves(broker)
 

@@ -158,7 +158,7 @@ def test_server_that_cannot_start_says_why(kube_assets, tmp_path):
 
 def test_missing_programs_are_one_clear_line(monkeypatch, tmp_path):
     monkeypatch.setenv(assets.VARIABLE, str(tmp_path))
-    line = "no kube-apiserver, etcd and kubectl: run make kube-assets, or set KUBEBUILDER_ASSETS"
+    line = "kube-apiserver, etcd and kubectl not found: run make kube-assets, or set KUBEBUILDER_ASSETS"
     with pytest.raises(InvalidSettings) as raised:
         assets.find()
     assert str(raised.value) == line

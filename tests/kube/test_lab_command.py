@@ -121,20 +121,20 @@ def test_request_is_walked_through_every_step(site):
     steps = [re.sub(r" +[\d.]+ m?s$", "", line) for line in out.splitlines()]
     [request] = set(re.findall(r"test-\w+", out))
     assert steps == [
-        f"agent-cluster-1: {request} asks for {walk.CPU} and {walk.MEMORY}",
-        "agent-cluster-1: its agent has seen the ResourceRequest",
+        f"agent-cluster-1: ResourceRequest {request} created: {walk.CPU} CPU, {walk.MEMORY}",
+        "agent-cluster-1: finalizer set by the agent",
         f"broker-cluster: {name} is Reserved",
-        "agent-cluster-1: the ReservationInstruction is there",
-        "agent-cluster-2: the ProviderInstruction is there, and Held",
+        "agent-cluster-1: ReservationInstruction created",
+        "agent-cluster-2: ProviderInstruction is Held",
         f"broker-cluster: {name} is Active",
-        "agent-cluster-1: the ResourceRequest is Active",
-        "broker-cluster: agent-cluster-2-adv shows 500m more as reserved",
-        f"agent-cluster-1: {request} is deleted",
+        "agent-cluster-1: ResourceRequest is Active",
+        "broker-cluster: agent-cluster-2-adv has 500m more reserved",
+        f"agent-cluster-1: ResourceRequest {request} deleted",
         f"broker-cluster: {name} is Released",
-        "agent-cluster-1: the ResourceRequest is gone",
-        "agent-cluster-1: the ReservationInstruction is Finished",
-        "agent-cluster-2: the ProviderInstruction is Withdrawn",
-        "broker-cluster: agent-cluster-2-adv shows as reserved what it did before",
+        "agent-cluster-1: ResourceRequest removed",
+        "agent-cluster-1: ReservationInstruction is Finished",
+        "agent-cluster-2: ProviderInstruction is Withdrawn",
+        "broker-cluster: agent-cluster-2-adv has the same reserved as before",
         "Every step was seen on the API servers.",
     ]
     assert max(map(len, out.splitlines())) <= 80
@@ -203,14 +203,14 @@ def test_agent_that_died_is_told(site, provider):
     code, out, err = site.run("status")
     assert code == 7
     assert re.search(r"^agent of agent-cluster-2 +NOT WELL ", out, re.M)
-    assert err == "problem: agent of agent-cluster-2: does not answer\n"
+    assert err == "problem: agent of agent-cluster-2: does not respond\n"
 
 
 def test_down_cleans_up_after_a_killed_supervisor(site):
     os.kill(site.record["pid"], signal.SIGKILL)
     processes.wait_for(lambda: site.run("test")[0] == 3)
     code, _, err = site.run("status")
-    assert (code, "problem: supervisor: has ended\n" in err) == (7, True)
+    assert (code, "problem: supervisor: not running\n" in err) == (7, True)
     assert len(site.runs()) >= 6
     code, out, err = site.run("down")
     assert (code, err) == (0, "")
@@ -224,7 +224,7 @@ def test_up_that_is_interrupted_leaves_nothing_running(kube_assets, fresh, numbe
     up = site.start("up")
     assert up.stdout is not None
     for line in up.stdout:
-        if "Three clusters start" in line:
+        if "Start three clusters" in line:
             break
     assert len(site.runs()) >= 5
     up.send_signal(number)
@@ -253,9 +253,10 @@ def test_without_clusters_each_command_says_so(tmp_path, command):
     [
         (
             (),
-            "no kube-apiserver, etcd and kubectl: run make kube-assets, or set KUBEBUILDER_ASSETS",
+            "kube-apiserver, etcd and kubectl not found: run make kube-assets, or set"
+            " KUBEBUILDER_ASSETS",
         ),
-        (("--kind",), "there is no kind on the PATH; install it, or leave out --kind (KIND=1)"),
+        (("--kind",), "kind not found on PATH; install it, or omit --kind (KIND=1)"),
     ],
     ids=["assets", "kind"],
 )

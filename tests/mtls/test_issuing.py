@@ -229,7 +229,7 @@ async def test_files_that_are_not_the_brokers_to_write_are_left_alone(own, tmp_p
         answer = await broker.admin().post("tokens", {"name": "berlin"})
         assert answer.json["caHash"] == pins.pin(own.authority.certificate)
         await joined(broker, tmp_path / "paris", "paris")
-    assert log.text.count("is left to others to renew") == 1
+    assert log.text.count("is managed externally") == 1
 
 
 async def test_broker_renews_its_own_certificate_in_time(own, tmp_path):

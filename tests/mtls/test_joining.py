@@ -84,7 +84,7 @@ async def test_waiting_one_is_told_once_and_goes_on_when_it_is_accepted(broker, 
 
 async def test_who_gives_up_waiting_goes_on_later_with_the_same_key(broker, tmp_path):
     wanted, directory = await invitation(broker, bound=False), tmp_path / "berlin"
-    with pytest.raises(Unavailable, match="berlin has not been accepted yet; let an admin"):
+    with pytest.raises(Unavailable, match="berlin has not been accepted yet; ask an admin"):
         await joining.join(wanted, directory, wait=timedelta(milliseconds=50))
     key = (directory / "tls.key").read_bytes()
     assert sorted(path.name for path in directory.iterdir()) == ["tls.key"]
@@ -109,7 +109,7 @@ async def test_certificate_that_is_there_is_not_replaced(broker, tmp_path):
     directory = tmp_path / "berlin"
     await joining.join(await invitation(broker), directory, wait=SOON)
     before = (directory / "tls.crt").read_bytes()
-    with pytest.raises(InvalidSettings, match="is there already"):
+    with pytest.raises(InvalidSettings, match="already exists"):
         await joining.join(await invitation(broker, "paris"), directory, wait=SOON)
     assert (directory / "tls.crt").read_bytes() == before
 
@@ -128,7 +128,7 @@ async def test_files_of_another_authority_are_left_alone(broker, other, tmp_path
     directory = tmp_path / "there"
     fill(directory, other)
     before = {path.name: path.read_bytes() for path in directory.iterdir()}
-    with pytest.raises(InvalidSettings, match="holds the files of another authority"):
+    with pytest.raises(InvalidSettings, match="contains files of another CA"):
         await joining.join(await invitation(broker), directory, wait=SOON)
     assert {path.name: path.read_bytes() for path in directory.iterdir()} == before
 
@@ -224,8 +224,8 @@ async def test_another_authority_is_told_nothing(broker, other, tmp_path):
         with pytest.raises(InvalidInput) as refused:
             await joining.join(wanted, tmp_path / "berlin", wait=SOON)
     assert refused.value.message == (
-        f"the broker at {url} shows an authority with hash {shown}, not {wanted.pin};"
-        " nothing was sent"
+        f"the broker at {url} presents a CA with hash {shown}, not {wanted.pin};"
+        " the token was not sent"
     )
     assert wanted.token.encode() not in impostor.heard
     assert b"POST" not in impostor.heard
@@ -273,5 +273,5 @@ async def test_answers_without_end_are_not_read(broker, certificates, tmp_path):
     impostor = Impostor(certificates, b"x" * (3 << 20))
     async with impostor.listening() as url:
         wanted = await invitation(broker, url=url)
-        with pytest.raises(UnexpectedAnswer, match="shows no authority"):
+        with pytest.raises(UnexpectedAnswer, match="presents no CA certificate"):
             await joining.join(wanted, tmp_path / "berlin", wait=SOON)

@@ -1,6 +1,7 @@
-"""The agent process: everything it is made of, put together here and nowhere else.
+"""The composition root of the agent process.
 
-Started by `apps.agent_process`. What it imports is its footprint: no numpy, no terminal, no certificates.
+Started by `apps.agent_process`. Its imports determine the memory footprint of the agent, so it must not
+import numpy, terminal libraries or `cryptography`.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ PARTS = (
 LOOK_EVERY = timedelta(seconds=2)
 
 UNEXPECTED, USAGE = 1, 2
-"""Exit codes, as `cli.exits` has them."""
+"""Exit codes, the same as in `cli.exit_codes`."""
 
 Root = Coroutine[object, object, None]
 
@@ -66,30 +67,30 @@ log = structlog.get_logger("kubelend.agent")
 
 
 def main() -> None:
-    """The process that `apps.launching` starts, by its settings in the environment."""
+    """Entry point of the agent process; reads its settings from the environment."""
     try:
         run(launching.read(os.environ))
     except KubelendError as problem:
-        print("error:", " ".join(str(problem).split()), file=sys.stderr)  # noqa: T201 - as `kubelend` says it
+        print("error:", " ".join(str(problem).split()), file=sys.stderr)  # noqa: T201 - as `kubelend` prints it
         sys.exit(USAGE if isinstance(problem, InvalidInput | InvalidSettings) else UNEXPECTED)
 
 
 def run(launched: Launch) -> None:
-    """Work until told to stop (SIGINT, SIGTERM); raises if it cannot start or cannot go on."""
+    """Runs until SIGINT or SIGTERM; raises if it cannot start or a root task fails."""
     logs.setup(launched.settings.log_level, launched.settings.log_format)
     asyncio.run(serve(launched))
 
 
 async def serve(launched: Launch) -> None:
-    """The same inside an event loop."""
+    """Runs the agent in the current event loop."""
     async with started(launched) as process:
         ended = await tasks.run_all(process.roots() | {"signals": stopping.told()})
     if ended != "signals":
-        raise KubelendError(f"the {ended} has ended, which it never should")
+        raise KubelendError(f"root task {ended} ended unexpectedly")
 
 
 class Process:
-    """An agent that listens, and does all else once its root tasks run."""
+    """An agent whose probe and metrics listeners are open; `roots` returns the tasks to run."""
 
     def __init__(
         self,
@@ -100,7 +101,7 @@ class Process:
     ) -> None:
         self.standing = Standing()
         self.ports: dict[str, int] = {}
-        """Where it listens, by what for: probes, metrics."""
+        """Ports by listener: probes, metrics."""
         self._settings = settings
         self._renew_at = renew_at
         self._around = around
@@ -123,14 +124,14 @@ class Process:
             )
         )
         self.communicator: BrokerCommunicator | None = None
-        # Before anybody can ask whether it is ready: probes answer from the first moment on.
+        # Before the probe listener opens, so that /readyz is never ok too early.
         for part in (
             ("collector", "publisher", "stream") if settings.broker_transport else ("collector",)
         ):
             self.standing.expect(part)
 
     def roots(self) -> dict[str, Root]:
-        """Each may use those before it until it has stopped."""
+        """Returns the root tasks. They stop in reverse order, so each may depend on those before it."""
         dies_after = self._around.dies_after
         roots = self._alone() if self.communicator is None else self._with(self.communicator)
         roots["objects"] = self._look_at_objects()
@@ -227,7 +228,7 @@ class Process:
         return {"certificate": keeper.run()}
 
     async def _look_at_objects(self) -> None:
-        """What is wrong with single objects is for their authors to see, and stops nothing else."""
+        """Reports objects that cannot be watched or decoded; single bad objects do not make it unready."""
         while True:
             unseen = self._around.unseen()
             problem = unseen or self._around.problem()
@@ -243,7 +244,7 @@ class Process:
 
 @asynccontextmanager
 async def started(launched: Launch) -> AsyncIterator[Process]:
-    """Everything put together and listening. At the end the broker hears that this agent is gone."""
+    """Builds the agent and opens its listeners. At exit the agent session at the broker is closed."""
     settings = launched.settings
     async with AsyncExitStack() as stack:
         around = await stack.enter_async_context(surroundings.opened(settings))
@@ -251,14 +252,14 @@ async def started(launched: Launch) -> AsyncIterator[Process]:
         process = Process(settings, around, cluster, launched.renew_at)
         process.communicator = await _connect(settings, around, process.metrics, stack)
         process.ports = await _listen(settings, process, stack)
-        log.info("started", cluster=cluster, source=settings.source, broker=_place(settings))
+        log.info("Agent started", cluster=cluster, source=settings.source, broker=_place(settings))
         yield process
 
 
 def _place(settings: AgentSettings) -> str:
-    """Where the broker is spoken with."""
+    """Describes the broker for the log: its URL, or the namespace with the kubernetes transport."""
     if settings.broker_transport == "kubernetes":
-        return f"mailbox {settings.broker_namespace}"
+        return f"namespace {settings.broker_namespace}"
     return settings.broker_url
 
 
@@ -272,7 +273,7 @@ async def _connect(
         instance=uuid.uuid4().hex,
         kubeconfig=settings.broker_kubeconfig,
         namespace=settings.broker_namespace,
-        report=lambda problem: log.warning("certificates not taken up", problem=str(problem)),
+        report=lambda problem: log.warning("Certificate reload failed", error=str(problem)),
     )
     communicator = await factory.open_communicator(settings.broker_transport, options)
     if communicator is None:
@@ -284,7 +285,7 @@ async def _connect(
 
 
 class _Listener(NamedTuple):
-    what: str
+    name: str
     address: Address | None
     handler: pages.HttpHandler
 
@@ -294,15 +295,15 @@ async def _listen(
 ) -> dict[str, int]:
     ports = {}
     limits = http_server.Limits(room=Room(connections=64))
-    for what, address, handler in (
+    for name, address, handler in (
         _Listener("probes", settings.health_probe_bind_address, _probes(process.standing)),
         _Listener("metrics", settings.metrics_bind_address, _scrape(process.metrics)),
     ):
         if address is not None:
-            ports[what] = await stack.enter_async_context(
+            ports[name] = await stack.enter_async_context(
                 http_server.listening(handler, address.host, address.port, limits)
             )
-            log.info("listening", what=what, host=address.host, port=ports[what])
+            log.info("Listening", component=name, host=address.host, port=ports[name])
     return ports
 
 
@@ -324,12 +325,12 @@ def _scrape(metrics: Metrics) -> pages.HttpHandler:
 
 
 async def _publish(publisher: Publisher, provider: Provider, collector: Collector) -> None:
-    """What a former process has promised is held before the first advertisement speaks of what is free."""
+    """Restores the holds of the previous process first: the advertisement must not offer them."""
     await provider.restore()
     await publisher.run(collector.measured)
 
 
 async def _die(after: timedelta) -> None:
-    """What a simulated cluster's description asks for: the end of a process that nobody expected."""
+    """Simulates a crash (`diesAfter` in the description of a simulated cluster)."""
     await asyncio.sleep(after.total_seconds())
     os.kill(os.getpid(), signal.SIGKILL)

@@ -1,8 +1,8 @@
-"""The agent's certificate, kept fresh by child processes.
+"""Renews the agent's certificate in child processes.
 
-The library that reads and makes certificates costs a process 11 MB, and an agent would need it for a moment
-a year. So it asks the command line: `kubelend certificate show` says when it is time, and `renew` does it.
-The connections follow the files by themselves (`transports.following`).
+`cryptography` would cost the agent 11 MB of memory for one renewal a year. So the agent runs
+`kubelend certificate show` to find out when renewal is due, and `kubelend certificate renew` to renew.
+Open connections reload the files themselves (`transports.tls.FileReloader`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kubelend.kits import keyfiles
 from kubelend.kits.backoff import Backoff
 
 LOOK_EVERY = timedelta(hours=1)
-"""Others may exchange the files as well, and clocks are set."""
+"""Upper bound of the interval: other programs may replace the files, and clocks are adjusted."""
 
 BACKOFF = Backoff(retries=sys.maxsize, first=timedelta(seconds=10), longest=timedelta(minutes=30))
 PATIENCE = timedelta(minutes=2)
@@ -38,7 +38,7 @@ class _Shown(msgspec.Struct, rename="camel"):
 
 
 class CertificateKeeper:
-    """Keeps the certificate of one directory fresh; `run` is a root task."""
+    """Renews the certificate in one directory; `run` is a root task."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class CertificateKeeper:
         clock: Callable[[], datetime],
         renew_at: datetime | None = None,
     ) -> None:
-        """`renew_at` is when it is time for the certificate that is there now, if that is known."""
+        """`renew_at` is when the current certificate is due for renewal, if known."""
         self._path = directory / keyfiles.CERTIFICATE
         self._seen = _changed_at(self._path)
         self._due = renew_at
@@ -71,7 +71,7 @@ class CertificateKeeper:
             await asyncio.sleep(pause.total_seconds())
 
     async def _look(self) -> timedelta:
-        """Renew it if it is time; returns for how long there is nothing to do."""
+        """Renews the certificate if due; returns the time until the next check."""
         changed_at = _changed_at(self._path)
         if self._due is None or changed_at != self._seen:
             self._due, self._seen = await self._ask(), changed_at
@@ -89,7 +89,7 @@ class CertificateKeeper:
 
 
 def _changed_at(path: Path) -> int:
-    """0 if it is not there now."""
+    """Returns 0 if the file does not exist."""
     try:
         return path.stat().st_mtime_ns
     except OSError:
@@ -97,7 +97,7 @@ def _changed_at(path: Path) -> int:
 
 
 async def _child(*arguments: str) -> bytes:
-    """What a command prints; what it says went wrong, as an error."""
+    """Runs a `kubelend` command and returns its output; raises with its error message if it fails."""
     command = f"`kubelend {arguments[0]} {arguments[1]}`"
     try:
         process = await asyncio.create_subprocess_exec(
@@ -111,19 +111,19 @@ async def _child(*arguments: str) -> bytes:
         raise Unavailable(f"{command} cannot be started: {error.strerror}") from error
     try:
         async with asyncio.timeout(PATIENCE.total_seconds()):
-            out, said = await process.communicate()
+            out, err = await process.communicate()
     except TimeoutError:
-        raise Unavailable(f"{command} takes too long") from None
+        raise Unavailable(f"{command} timed out") from None
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await process.wait()
     if process.returncode:
-        words = said.decode(errors="replace").strip().removeprefix("error: ")
-        raise InvalidSettings(f"{command}: {words}")
+        message = err.decode(errors="replace").strip().removeprefix("error: ")
+        raise InvalidSettings(f"{command}: {message}")
     return out
 
 
 def _environment() -> dict[str, str]:
-    """Without this agent's own settings, which are not those of the command."""
+    """Returns the environment without the agent's settings, which the command would misread."""
     return {name: text for name, text in os.environ.items() if not name.startswith("KUBELEND_")}

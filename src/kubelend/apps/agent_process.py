@@ -1,6 +1,6 @@
-"""The agent as a process of its own: the agent, without what its libraries would load and it never uses.
+"""Entry point of the agent process, which keeps optional imports of its libraries out of memory.
 
-`apps.launching` starts this module. It has to be the first, for what is imported once stays.
+`apps.agent_launcher` executes this module. It must be the first import: what is loaded stays loaded.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ from contextlib import contextmanager
 from typing import Final
 
 UNUSED: Final = ("rich",)
-"""Libraries that others take if they can be had. structlog would colour tracebacks with it, for 3 MB."""
+"""Optional dependencies of libraries. structlog would use rich to colour tracebacks, for 3 MB."""
 
 VARIABLES: Final = {
-    # aiohttp reads the system's authorities once it is imported. Ours are in --broker-cert-path: 2 MB.
+    # aiohttp loads the system's CA certificates on import (2 MB). Ours are in --broker-cert-path.
     "SSL_CERT_FILE": os.devnull,
-    # Lists of a few callbacks, written in C++: its library takes 1 MB.
+    # The C++ extension of frozenlist takes 1 MB, for lists of a few callbacks.
     "FROZENLIST_NO_EXTENSIONS": "1",
 }
-"""Set while the libraries are imported, and for none of the programs that the agent starts."""
+"""Set only during the imports, so that child processes of the agent do not inherit them."""
 
 
 def main() -> None:
-    """Be the agent."""
-    with _frugally():
+    """Runs the agent."""
+    with _without_unused_imports():
         from kubelend.apps import agent
     agent.main()
 
 
 @contextmanager
-def _frugally() -> Iterator[None]:
+def _without_unused_imports() -> Iterator[None]:
     for name in UNUSED:
-        sys.modules[name] = None  # type: ignore[assignment]  # which means that there is none
+        sys.modules[name] = None  # type: ignore[assignment]  # makes the import fail
     before = {name: os.environ.get(name) for name in VARIABLES}
     os.environ.update(VARIABLES)
     try:

@@ -1,6 +1,6 @@
-"""The settings of the agent: one attribute for each flag, with its unit, its default and why.
+"""Settings of the agent: one attribute per flag.
 
-The names and defaults of the published agent's flags hold; ours stand beside them.
+Names and defaults of the flags of the published Go agent are kept; further flags are additions.
 """
 
 from __future__ import annotations
@@ -18,147 +18,150 @@ TRANSPORTS = ("http", "kubernetes", "")
 
 
 class AgentSettings(Settings, frozen=True, kw_only=True):
-    """The agent."""
+    """Settings of the agent."""
 
     broker_transport: str = "http"
-    """How the agent reaches its broker: http, kubernetes, or empty for none at all, which only measures."""
+    """Transport to the broker: http, kubernetes, or empty for none (the agent only measures its cluster)."""
 
     broker_url: str = "https://localhost:8443"
-    """Address of the broker."""
+    """URL of the broker, for --broker-transport=http."""
 
     broker_cert_path: str = ""
-    """Directory with tls.crt, tls.key and ca.crt: who this cluster is, and which broker is trusted."""
+    """Directory with the cluster's certificate: tls.crt, tls.key, and ca.crt to verify the broker."""
 
     broker_kubeconfig: str = ""
-    """Kubeconfig of the broker's cluster, for --broker-transport=kubernetes; if empty as for --kubeconfig."""
+    """Kubeconfig of the broker's cluster, for --broker-transport=kubernetes. Empty: as for --kubeconfig."""
 
     broker_namespace: str = "default"
-    """This cluster's mailbox in the broker's cluster, for --broker-transport=kubernetes."""
+    """Namespace of this cluster in the broker's cluster, for --broker-transport=kubernetes."""
 
     broker_timeout: timedelta = timedelta(seconds=30)
-    """How long one call of the broker may take."""
+    """Timeout of a call to the broker."""
 
     cluster_id: str = ""
-    """Name of this cluster: the certificate's if empty, and without one the UID of namespace kube-system."""
+    """ID of this cluster. Defaults to the certificate's name, else the UID of namespace kube-system."""
 
     cluster_name: str = ""
-    """What people call it, if that is something else."""
+    """Display name of this cluster."""
 
     endpoint_url: str = ""
-    """Where others reach this cluster; shown with what it advertises."""
+    """URL of this cluster, published with its advertisement."""
 
     region: str = ""
-    """Where it is; requests can ask for a region."""
+    """Region of this cluster. Requests can select it."""
 
     labels: str = ""
-    """Labels that requests can ask for, as KEY=VALUE with commas."""
+    """Labels of this cluster as comma-separated KEY=VALUE pairs. Requests can select them."""
 
     cpu_cost: str = ""
-    """Price of a core for an hour."""
+    """Price per core-hour."""
 
     memory_cost: str = ""
-    """Price of a GB for an hour."""
+    """Price per GB-hour of memory."""
 
     gpu_cost: str = ""
-    """Price of a GPU for an hour."""
+    """Price per GPU-hour."""
 
     storage_cost: str = ""
-    """Price of a GB of storage for an hour."""
+    """Price per GB-hour of storage."""
 
     currency: str = "USD"
-    """Of the prices."""
+    """Currency of the prices."""
 
     policy_file: str = ""
-    """YAML or JSON file that says to whom this cluster lends, how much and when; see docs/limits.md."""
+    """YAML or JSON file with the lending policy: to whom this cluster lends, how much and when; see
+    docs/limits.md."""
 
     source: Literal["simulated", "kubernetes"] = "kubernetes"
-    """Where nodes and pods are seen: in Kubernetes, or in the description that --simulation names."""
+    """Source of nodes and pods: a Kubernetes cluster, or the simulation described by --simulation."""
 
     kubeconfig: str = ""
-    """Kubeconfig of this cluster; if empty KUBECONFIG, else the pod's own account, else ~/.kube/config."""
+    """Kubeconfig of this cluster. Empty uses KUBECONFIG, the pod's service account or ~/.kube/config."""
 
     simulation: str = ""
-    """YAML file that describes a cluster, for --source=simulated; see docs/simulated-clusters.md."""
+    """YAML file that describes the cluster, for --source=simulated; see docs/simulated-clusters.md."""
 
     objects_dir: str = ""
-    """Directory of this cluster's objects, a YAML file each, for --source=simulated; in memory if empty."""
+    """Directory with one YAML file per object, for --source=simulated. Empty keeps objects in memory."""
 
     request_namespace: str = ""
-    """The only namespace whose ResourceRequests count; all do if empty. For --source=kubernetes."""
+    """Namespace to watch for ResourceRequests, for --source=kubernetes. Empty watches all namespaces."""
 
     advertisement_name: str = "cluster-advertisement"
-    """Name of the object that shows what is advertised."""
+    """Name of the local Advertisement object."""
 
     advertisement_namespace: str = "default"
-    """Its namespace."""
+    """Namespace of the local Advertisement object."""
 
     instruction_namespace: str = ""
-    """Namespace of the objects that instructions become; if empty POD_NAMESPACE, else --request-namespace.
-    Without any, default for those to lend, and each request's own for those to borrow."""
+    """Namespace of ReservationInstructions and ProviderInstructions. Defaults to POD_NAMESPACE, then to
+    --request-namespace. Without any of them, ProviderInstructions are in default and ReservationInstructions
+    in the namespace of their ResourceRequest."""
 
     advertisement_requeue_interval: timedelta = timedelta(seconds=30)
-    """How often this cluster advertises, at moments of the clock that are its own."""
+    """Interval between advertisements, aligned to the clock with an offset per cluster."""
 
     align_to_clock: bool = False
-    """Advertise at the full interval (10:00:00, 10:00:30), where others may do so too."""
+    """Advertise at full intervals (10:00:00, 10:00:30) without the offset per cluster."""
 
     advertisement_damping: timedelta = timedelta(seconds=2)
-    """The least time between two advertisements when something has changed."""
+    """Minimum time between two advertisements when resources change."""
 
     advertisement_validity: timedelta = timedelta()
-    """How long the broker is to believe an advertisement; three intervals if 0."""
+    """Time after which the broker regards an advertisement as stale. 0 means three intervals."""
 
     instruction_poll_interval: timedelta = timedelta(seconds=5)
-    """How often to ask for instructions while the broker cannot push them; 0 turns it off."""
+    """Interval for polling instructions while the stream from the broker is down. 0 disables polling."""
 
     enforce: bool = True
-    """Refuse what the broker has promised to others and is not free. Else it is only noted."""
+    """Refuse reservations that exceed the free capacity of this cluster. If false, they are only logged."""
 
     finished_for: timedelta = timedelta(minutes=10)
-    """How long the objects of instructions stay after they are over."""
+    """Time that instruction objects are retained after their reservation has ended."""
 
     peering: Literal["auto", "none", "liqoctl"] = "auto"
-    """How to join with a provider's cluster: with liqoctl if --kubeconfigs-dir is set, else not at all."""
+    """How to peer with a provider's cluster: liqoctl, none, or auto (liqoctl if --kubeconfigs-dir is set)."""
 
     kubeconfigs_dir: str = ""
-    """Directory with a kubeconfig of each provider, by cluster ID. If set, clusters are peered by liqoctl."""
+    """Directory with one kubeconfig per provider, named by cluster ID, for peering with liqoctl."""
 
     liqoctl: str = "liqoctl"
-    """The liqoctl program."""
+    """Path of the liqoctl executable."""
 
     kubectl: str = "kubectl"
-    """The kubectl program: liqoctl has no command to look at a slice, or to delete one."""
+    """Path of the kubectl executable, used to get and delete ResourceSlices, for which liqoctl has no
+    command."""
 
     peering_timeout: timedelta = timedelta(minutes=5)
-    """How long one run of liqoctl may take."""
+    """Timeout of one run of liqoctl."""
 
     auto_renew: bool = True
-    """Renew the certificate by itself, once a quarter of its life or less is left."""
+    """Renew the certificate when a quarter of its lifetime or less is left."""
 
     health_probe_bind_address: Address | None = Address("", 8081)
-    """Where /healthz and /readyz answer without TLS, for probes; 0 turns it off."""
+    """Address that serves /healthz and /readyz without TLS. 0 disables it."""
 
     metrics_bind_address: Address | None = Address("", 8080)
-    """Where /metrics answers without TLS, for Prometheus; 0 turns it off."""
+    """Address that serves /metrics without TLS. 0 disables it."""
 
     leader_elect: bool = False
-    """Accepted for existing manifests. The broker lets one agent at a time speak for a cluster."""
+    """Accepted for compatibility and ignored: the broker allows one active agent per cluster."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """The least severe messages to log."""
+    """Minimum severity of log messages."""
 
     log_format: Literal["json", "console"] = "json"
-    """One JSON object for each line, or text for people."""
+    """Log format: JSON lines, or text for a terminal."""
 
     def problems(self) -> list[str]:
-        """All that is wrong with the values, a sentence each, beginning with the flag's name."""
+        """Returns one sentence per invalid value, beginning with the flag's name."""
         return [*self._broker(), *self._cluster(), *self._texts(), *self._out_of_range()]
 
     def _broker(self) -> list[str]:
         if self.broker_transport not in TRANSPORTS:
             return [
-                f"--broker-transport: {self.broker_transport!r} is unknown; write http,"
-                " kubernetes, or nothing for none"
+                f"--broker-transport: {self.broker_transport!r} is not supported; use http,"
+                " kubernetes, or an empty value for none"
             ]
         if self.broker_transport != "http":
             return []
@@ -166,25 +169,25 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
         if problem := settings.address_problem(self.broker_url, "--broker-url"):
             found.append(problem)
         if not self.broker_cert_path:
-            found.append("--broker-cert-path: is needed, here or as KUBELEND_BROKER_CERT_PATH")
+            found.append("--broker-cert-path: required; set the flag or KUBELEND_BROKER_CERT_PATH")
         return found
 
     def _cluster(self) -> list[str]:
         found = []
         if self.source == "simulated" and not self.simulation:
-            found.append("--simulation: is needed with --source=simulated")
+            found.append("--simulation: required with --source=simulated")
         if self.source == "kubernetes":
             for attribute, flag in _OF_SIMULATED.items():
                 if getattr(self, attribute):
-                    found.append(f"{flag}: is for --source=simulated only")
+                    found.append(f"{flag}: only valid with --source=simulated")
         if self.peering == "liqoctl" and not self.kubeconfigs_dir:
-            found.append("--kubeconfigs-dir: is needed with --peering=liqoctl")
+            found.append("--kubeconfigs-dir: required with --peering=liqoctl")
         pairs = [pair for pair in self.labels.split(",") if pair]
         found += [f"--labels: {pair!r} is not KEY=VALUE" for pair in pairs if pair.find("=") < 1]
         return found
 
     def _texts(self) -> list[str]:
-        """What would be refused later, by the broker or at every write, is told at the start."""
+        """Validates what the broker or the API server would reject later."""
         found = []
         for flag, check, text in (
             *((f"--{name}-cost", _price, getattr(self, f"{name}_cost")) for name in _PRICED),
@@ -205,7 +208,9 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
         validity = self.advertisement_validity
         found = []
         if validity and validity < self.advertisement_requeue_interval:
-            found.append("--advertisement-validity: must not be below the interval, or 0")
+            found.append(
+                "--advertisement-validity: must be 0 or at least --advertisement-requeue-interval"
+            )
         return found + [
             f"--{attribute.replace('_', '-')}: must be at least {durations.short(least)}"
             for attribute, least in _LEAST.items()

@@ -1,7 +1,7 @@
-"""The audit of a store: its invariants hold, and it has all that its journal tells of.
+"""Audits a store: checks the invariants of the ledger and compares it with a replay of the audit log.
 
-For `kubelend audit`, for the demo, and behind every benchmark and fault test. The store is only read, and a
-broker may go on meanwhile.
+Used by the CLI, the demo, the benchmarks and the fault tests. The store is opened read-only; a broker may
+use it at the same time.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from kubelend.stores import opening
 from kubelend.stores.opening import AnyStore
 
 PORTION = 1024
-"""Lines read at a time, so that a long journal takes no more memory than a short one."""
+"""Number of audit log lines read at a time, which bounds the memory for a long log."""
 
 
 class Audit(NamedTuple):
-    """What was read, and what is wrong with it."""
+    """The ledger that was read, and the violations found."""
 
     ledger: Ledger
     violations: list[str]
     gone: list[ReservationId]
-    """Whose objects somebody has deleted in Kubernetes, with their finalizers: as good as released."""
+    """Reservations whose objects were deleted in Kubernetes with their finalizer; they count as released."""
 
 
 def of(store: str) -> Audit:
-    """Read a store, and check all that can be checked."""
+    """Reads the store and runs all checks."""
     opened = opening.open_readonly(store)
     try:
         return _audit(opened, may_delete=opening.is_of_objects(store))
@@ -46,7 +46,7 @@ def _audit(opened: AnyStore, *, may_delete: bool) -> Audit:
     start, end = opened.journal_ends()
     for line in _lines(opened, start.number, end.number):
         witness.hear(line)
-    # Where it begins by now: the broker may have cut it off since.
+    # Read again: the broker may have truncated the log meanwhile.
     found = witness.violations(opened.journal_ends()[0].number, end.number)
     lost = witness.lost()
     promises = [] if may_delete else list(lost.values())

@@ -1,7 +1,7 @@
-"""The broker's authority: read from its directory, followed through rotations, and what newcomers see of it.
+"""The broker's CA: loaded from its directory, reloaded after a rotation, and published to joining clusters.
 
-It is the port `CertificateAuthority` of the broker, made of `kubelend.pki`. It also knows who vouches for
-the broker's own certificate, since that is what a newcomer must be given the hash of.
+Implements the port `CertificateAuthority` of the broker with `kubelend.pki`. It also determines the CA that
+issued the broker's own certificate, because joining clusters verify the broker by the hash of that CA.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _NAMES = (*files.OURS, *files.CERT_MANAGERS, files.CROSS)
 
 
 class _Public(NamedTuple):
-    """What can be read without the key."""
+    """What can be read without the private key."""
 
     trusted: tuple[x509.Certificate, ...]
     dropped: tuple[x509.Certificate, ...]
 
 
 class FollowedAuthority:
-    """Signs with the newest authority of a directory."""
+    """Signs with the current CA of a directory and reloads it when its files change."""
 
     def __init__(
         self,
@@ -47,11 +47,11 @@ class FollowedAuthority:
     ) -> None:
         """`server` is the directory of the broker's own certificate.
 
-        The passphrase is asked for whenever the key is read: a rotation may bring another.
+        `passphrase` is called whenever the key is read, because a rotation may change it.
         """
         self.lifetime = lifetime
         self._gone: set[x509.Certificate] = set()
-        """Those that were trusted here once, and are no more, whether or not a file says so."""
+        """CAs that this process no longer trusts, whether or not a file lists them as dropped."""
         self._server = server
         self._following = Following(
             directory, lambda path: Authority.load(path, passphrase()), report, _NAMES
@@ -65,18 +65,18 @@ class FollowedAuthority:
 
     @property
     def trusted(self) -> tuple[x509.Certificate, ...]:
-        """Whom holders are to trust. While the key cannot be read, what is written beside it counts."""
+        """CAs that certificate holders have to trust. While the key cannot be read, those in `ca.crt`."""
         if self._following.problem is None:
             return self.current.trusted
         return self._public.current.trusted
 
     @property
     def dropped(self) -> set[x509.Certificate]:
-        """Predecessors that nobody may believe any more: their rotation was finished."""
+        """Former CAs that are no longer trusted, because their rotation is finished."""
         return {*self._public.current.dropped, *self._gone}.difference(self.trusted)
 
     def refresh(self) -> bool:
-        """Take up changed files; True if it did."""
+        """Reloads changed files; returns whether anything changed."""
         before = (self.trusted, self.dropped)
         has_new_key = self._following.refresh()
         self._public.refresh()
@@ -87,9 +87,9 @@ class FollowedAuthority:
         return True
 
     def look(self) -> None:
-        """Work out what newcomers need to trust the broker, which another authority may vouch for.
+        """Determines which CA joining clusters need to verify the broker; it may be another one than ours.
 
-        To be done again when the authority or the broker's own certificate has changed.
+        Must be called again when the CA or the broker's own certificate has changed.
         """
         shown = files.load_certificates(self._server / keyfiles.CERTIFICATE)
         others = files.load_certificates(self._server / keyfiles.AUTHORITIES)
@@ -97,17 +97,17 @@ class FollowedAuthority:
         self._put_together()
 
     def signing(self) -> Authority:
-        """The authority, to sign with; `InvalidSettings` if the files hold another that cannot be used.
+        """Returns the CA for signing; raises `InvalidSettings` if changed files cannot be loaded.
 
-        It may have been exchanged because its key was stolen, so the old one is not signed with.
+        It does not fall back to the previous CA, which may have been replaced because its key was stolen.
         """
         if self._following.problem is not None:
             raise InvalidSettings(
-                "the authority on disk cannot be used", hint="the broker's log says why"
+                "the CA on disk cannot be loaded", hint="see the broker's log for the reason"
             )
         return self.current
 
-    # -- the port
+    # -- port CertificateAuthority
 
     @property
     def pin(self) -> str:
@@ -142,7 +142,7 @@ class FollowedAuthority:
             )
         except InvalidSettings as problem:
             raise Unavailable(
-                f"no certificate can be issued now: {problem.message}", hint=problem.hint
+                f"certificates cannot be issued at present: {problem.message}", hint=problem.hint
             ) from problem
         known = Certificate(
             f"{certificate.serial_number:x}",
@@ -154,7 +154,7 @@ class FollowedAuthority:
         return Issued(chain, self.authorities, known, certificate.not_valid_before_utc)
 
     def _put_together(self) -> None:
-        # At once when the authority changes: who gets a certificate of the new one has to trust it.
+        # Immediately after a CA change: holders of a certificate of the new CA have to trust it.
         self._pin = str(pins.pin(self._anchor))
         trusted = dict.fromkeys((*self.trusted, self._anchor))
         self._authorities = files.to_pem(trusted).decode()
@@ -167,7 +167,7 @@ def _public(directory: Path) -> _Public:
 def _anchor(
     shown: Sequence[x509.Certificate], candidates: Iterable[x509.Certificate]
 ) -> x509.Certificate | None:
-    """Who of the candidates vouches for what the broker shows."""
+    """Returns the candidate that issued the broker's certificate or a link of its chain."""
     for link in shown:
         for candidate in candidates:
             if chains.is_issued_by(link, candidate):

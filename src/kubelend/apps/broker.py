@@ -1,4 +1,4 @@
-"""The broker process: everything it is made of, put together here and nowhere else."""
+"""The composition root of the broker process, and its limit of open files (RLIMIT_NOFILE)."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ if TYPE_CHECKING:
     from kubelend.controllers.office import Office
 
 BEAT = 0.2
-"""Seconds within which advertisements are taken in together: no cluster waits for the answer."""
+"""Seconds for which advertisements are batched. No agent waits for the response to its advertisement."""
 
 log = structlog.get_logger("kubelend.broker")
 
 
 def run(settings: BrokerSettings) -> None:
-    """Serve until told to stop (SIGINT, SIGTERM); raises if it cannot start or cannot go on."""
+    """Serves until SIGINT or SIGTERM; raises if it cannot start or a root task fails."""
     logs.setup(settings.log_level, settings.log_format)
     _tune_interpreter()
     descriptors.raise_limit()
@@ -67,39 +67,40 @@ def run(settings: BrokerSettings) -> None:
 
 
 def _tune_interpreter() -> None:
-    """Records hold no cycles, so what is left to collect is little and can wait.
+    """Tunes garbage collection and thread switching.
 
-    The store's thread needs the interpreter for moments only, but would wait 5 ms for each of them
-    while the event loop is busy: a shorter switch interval halves the time of a commit under load.
+    Records contain no reference cycles, so there is little to collect. The store's thread needs the
+    interpreter only briefly, but would wait 5 ms each time while the event loop is busy: a shorter switch
+    interval halves the duration of a commit under load.
     """
     gc.set_threshold(50_000, 20, 100)
     sys.setswitchinterval(0.0005)
 
 
 async def serve(settings: BrokerSettings) -> None:
-    """The same inside an event loop."""
+    """Runs the broker in the current event loop."""
     async with started(settings) as process:
         await tasks.run_all(process.roots() | {"signals": stopping.told()})
 
 
 class Process(NamedTuple):
-    """A broker that listens, and does all else once its root tasks run."""
+    """A broker whose listeners are open; `roots` returns the tasks to run."""
 
     broker: Broker
     journal: Journal
     metrics: Metrics
     ports: dict[str, int]
-    """Where it listens, by what for: probes, metrics, enrol, api."""
+    """Ports by listener: probes, metrics, enrol, api."""
     trust: Trust | None = None
-    """If it serves the REST interface."""
+    """Set if the REST interface is served."""
     office: Office | None = None
-    """If it serves objects in Kubernetes."""
+    """Set if custom resources are served."""
     seat: Seat = Seat()
     mailboxes: Mailboxes | None = None
-    """If it attends to agents that come by Kubernetes."""
+    """Set if agents with the kubernetes transport are served."""
 
     def roots(self) -> dict[str, Coroutine[object, object, None]]:
-        # First, so that it ends last: a leader leads until it has finished.
+        # First, so that it stops last: the leader keeps its lease until everything else has stopped.
         roots = {name: task.run() for name, task in self.seat.tasks.items()}
         roots |= {"broker": self.broker.run(), "journal": self.journal.run()}
         if self.trust is not None:
@@ -115,7 +116,7 @@ class Process(NamedTuple):
 async def started(
     settings: BrokerSettings, *, open_store: OpenStore | None = None, now: Clock = clock.utc_now
 ) -> AsyncIterator[Process]:
-    """Everything put together and listening. At the end, calls that have begun are finished."""
+    """Builds the broker and opens its listeners. At exit, calls in progress are finished."""
     _look_at_modes(settings)
     metrics = Metrics()
     async with AsyncExitStack() as stack:
@@ -129,7 +130,7 @@ async def started(
         visitors = Visitors(metrics, journal, trust_proxies=settings.trust_proxies)
         listen = partial(_listen, stack, limits=_limits(settings), visitors=visitors)
         seeing: list[Office | Mailboxes] = [] if office is None else [office]
-        # Probes first: whoever watches the start should see it.
+        # Probes first, so that the start can be observed.
         ports = await listen(_watched(settings, broker, metrics, seeing))
         context = None
         if trust is not None:
@@ -153,7 +154,7 @@ async def _office(stack: AsyncExitStack, settings: BrokerSettings, broker: Broke
 async def _mailboxes(
     stack: AsyncExitStack, settings: BrokerSettings, broker: Broker, context: Context | None
 ) -> Mailboxes | None:
-    """An agent that speaks here keeps another one out there, and what is granted is the same."""
+    """Shares agent sessions and grant signing with the REST interface, if that is served."""
     if not settings.mailboxes:
         return None
     speakers = context.speakers if context else Speakers(broker.clock, settings.agent_timeout)
@@ -167,7 +168,7 @@ def _terms(settings: BrokerSettings) -> Terms:
 
 
 def _opener(settings: BrokerSettings) -> OpenStore:
-    """A store that cannot be opened now is tried again; one that no text like this names is not."""
+    """Validates the store URL now; opening it is retried by the writer."""
     store = objects.ledger(settings)
     opening.check(store)
     return partial(opening.open_store, store, namespace=settings.http_namespace)
@@ -183,7 +184,7 @@ def _rules(settings: BrokerSettings) -> Rules:
 
 
 def _look_at_modes(settings: BrokerSettings) -> None:
-    """What others can read or replace is said at the start, and is no reason not to."""
+    """Warns about files that other users can read or replace; does not prevent the start."""
     complaints = list(opening.exposures(settings.ledger))
     if settings.serves_http:
         certificates = settings.certificates
@@ -195,7 +196,7 @@ def _look_at_modes(settings: BrokerSettings) -> None:
 
 
 class _Listener(NamedTuple):
-    what: str
+    name: str
     address: Address
     handler: http_server.Handler
     context: ssl.SSLContext | None = None
@@ -207,7 +208,7 @@ def _watched(
     metrics: Metrics,
     seeing: Sequence[Office | Mailboxes],
 ) -> Iterator[_Listener]:
-    """For probes and Prometheus. Whoever sees objects may join `seeing` later."""
+    """Listeners for probes and metrics. Watchers of objects may be added to `seeing` later."""
 
     def unready() -> str | None:
         problems = (broker.silent_because, *(one.unready for one in seeing))
@@ -221,7 +222,7 @@ def _watched(
 
 
 def _served(settings: BrokerSettings, context: Context, trust: Trust) -> Iterator[_Listener]:
-    """For callers with a certificate, and for those who want one."""
+    """Listeners of the REST interface and, with a CA, of the enrolment interface."""
     if trust.authority is not None:
         enrol = Address(settings.http_host, settings.enrol_port)
         patience = min(context.read_timeout, enrolment.PATIENCE)
@@ -238,31 +239,31 @@ async def _listen(
     visitors: Visitors,
 ) -> dict[str, int]:
     ports = {}
-    for what, (host, port), handler, context in listeners:
-        # All but the REST interface have few users, and must answer when that is full.
-        own = limits._replace(gathers=_gathering()) if what == "api" else limits._replace(room=_FEW)
-        if what == "enrol":
+    for name, (host, port), handler, context in listeners:
+        # The other listeners have few clients, and must respond when the REST interface is saturated.
+        own = limits._replace(gathers=_gathering()) if name == "api" else limits._replace(room=_FEW)
+        if name == "enrol":
             own = _for_strangers(limits)
         watch = visitors if context else None
-        ports[what] = await stack.enter_async_context(
+        ports[name] = await stack.enter_async_context(
             http_server.listening(handler, host, port, own, context, watch, visitors.who)
         )
-        log.info("listening", what=what, host=host, port=ports[what])
+        log.info("Listening", component=name, host=host, port=ports[name])
     return ports
 
 
 def _gathering() -> Gathering:
-    """Advertisements: no cluster waits for the answer to its own."""
+    """Batches the reads of advertisements, whose responses no agent waits for."""
     (publish,) = (route for route in ROUTES if route.name == "publish")
     return Gathering(f"{publish.method} {publish.path} ".encode(), Rhythm(BEAT))
 
 
 _FEW = Room(connections=128)
-"""For probes and metrics."""
+"""Connection limits of the probe and metrics listeners."""
 
 
 def _for_strangers(limits: http_server.Limits) -> http_server.Limits:
-    """The enrolment listener's: who sends no body keeps nobody else out."""
+    """Limits of the enrolment listener: a client that sends no body must not block others."""
     return limits._replace(
         read=min(limits.read, timedelta(seconds=enrolment.PATIENCE)),
         body=min(limits.body, enrolment.MOST_BYTES),
@@ -299,7 +300,7 @@ def _patterns(text: str) -> tuple[str, ...]:
 
 
 def _grant_keys(settings: BrokerSettings) -> GrantKeys:
-    """In the file that was named, or beside the store; where that is no file, they are forgotten."""
+    """Opens the key file, by default next to the store. Without a file store the keys are in memory only."""
     beside = opening.beside(settings.ledger, "grants.key")
     path = Path(settings.grant_key) if settings.grant_key else beside
     return GrantKeys.create() if path is None else GrantKeys.open(path)
@@ -317,12 +318,12 @@ def _limits(settings: BrokerSettings) -> http_server.Limits:
 
 
 def _room(settings: BrokerSettings) -> Room:
-    """As many connections as were asked for, or as there are files for."""
+    """Returns the connection limits, reduced to what the limit of open files allows."""
     connections = descriptors.connections(settings.max_connections, descriptors.limits().soft)
     if connections < settings.max_connections:
         log.warning(
-            "fewer connections than --max-connections: raise the limit of open files (ulimit -Hn)",
+            "Limit of open files is too low for --max-connections; raise it (ulimit -Hn)",
             connections=connections,
-            wanted=settings.max_connections,
+            requested=settings.max_connections,
         )
     return Room(connections, settings.max_connections_per_caller, settings.max_handshakes)

@@ -1,6 +1,6 @@
-"""Brokers and agents as child processes of a trial, started as anybody would: by the command.
+"""Broker and agent child processes, started with the `kubelend` command.
 
-Their ports are free ones, and their logs say which.
+They listen on free ports, which are read from their logs.
 """
 
 from __future__ import annotations
@@ -18,36 +18,37 @@ from kubelend.apps import flags
 from kubelend.apps.programs import Program
 
 _POLL = 0.02
-"""Seconds between two looks: each is work for the process, in the very time that is measured, and finds
-it ready so much too late at most."""
+"""Seconds between two readiness probes: the maximum error of a measured start time. Each probe costs the
+process CPU time while it is being measured."""
 
 
 class _Line(msgspec.Struct, frozen=True):
-    """What is read of a line of the log."""
+    """The fields of a log line that are used here."""
 
     event: str = ""
-    what: str = ""
+    component: str = ""
     port: int = 0
-    reservations: int = 0
+    reservations: int | None = None
+    """Only the broker logs it, when it has loaded its store."""
 
 
 class Child(Program):
-    """A running process of ours."""
+    """A running `kubelend` process."""
 
-    lines_told = 1  # its last line is an error in full
+    lines_told = 1  # its last line contains the whole error
 
     def __init__(self, command: str, log: Path, arguments: list[str]) -> None:
         program = [sys.executable, "-P", "-m", "kubelend", command, *arguments]
         super().__init__(command, log, program, _environment())
 
     def wait_until_ready(self) -> float:
-        """Wait for /readyz to say ok; gives the seconds since the process was started."""
+        """Waits until /readyz is ok; returns the seconds since the process was started."""
         return self.wait_until(self._is_ready, _POLL)
 
-    def port_of(self, what: str) -> int:
-        """0 as long as it does not listen."""
-        listening = (line for line in self._lines() if line.event == "listening")
-        return next((line.port for line in listening if line.what == what), 0)
+    def port_of(self, component: str) -> int:
+        """Returns the port of a listener, or 0 while it is not open."""
+        listening = (line for line in self._lines() if line.event == "Listening")
+        return next((line.port for line in listening if line.component == component), 0)
 
     def _is_ready(self) -> bool:
         port = self.port_of("probes")
@@ -64,7 +65,7 @@ class Child(Program):
 
     def _lines(self) -> Iterator[_Line]:
         for line in self.log.read_bytes().splitlines():
-            # The last may be half written, and a crash writes lines that are no JSON.
+            # The last line may be incomplete, and tracebacks are not JSON.
             with suppress(msgspec.MsgspecError):
                 yield msgspec.json.decode(line, type=_Line)
 
@@ -77,7 +78,7 @@ class BrokerProcess(Child):
 
     @property
     def port(self) -> int:
-        """Of the REST interface."""
+        """The port of the REST interface."""
         return self.port_of("api")
 
     @property
@@ -85,7 +86,7 @@ class BrokerProcess(Child):
         return f"https://localhost:{self.port}"
 
     def loaded(self) -> int:
-        """How many reservations it found in its store."""
+        """Returns the number of reservations that it loaded from its store."""
         return next(line.reservations for line in self._lines() if line.event == "Ledger loaded")
 
 
@@ -95,9 +96,9 @@ class AgentProcess(Child):
     def __init__(self, log: Path, arguments: list[str], objects: Path) -> None:
         super().__init__("agent", log, arguments)
         self.objects = objects
-        """The directory of its cluster's objects."""
+        """Directory with the objects of its cluster."""
 
 
 def _environment() -> dict[str, str]:
-    """Without the person's own settings, which are meant for another broker."""
+    """Returns the environment without the user's KUBELEND_ variables, which are for another broker."""
     return {name: text for name, text in os.environ.items() if not name.startswith(flags.PREFIX)}

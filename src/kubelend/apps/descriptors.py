@@ -1,4 +1,4 @@
-"""How many files the process may have open, and how many connections that is enough for."""
+"""The limit of open files (RLIMIT_NOFILE), and the number of connections it allows."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from typing import NamedTuple
 import structlog
 
 RESERVE = 1024
-"""Files kept back from the connections of the REST interface: the store's, the other ports', the log's."""
+"""File descriptors reserved for the store, the other listeners and the log."""
 
 MOST = 16384
-"""Connections by default, where files allow more: 1 GB, if all of them have begun a handshake."""
+"""Default maximum of connections: 1 GB of memory, if all of them are in a handshake."""
 
 UNLIMITED = 2**20
-"""What to ask for where no limit is set: more than Linux gives by default is refused."""
+"""Requested where no limit is set; the Linux default of `fs.nr_open`, above which setrlimit fails."""
 
 log = structlog.get_logger("kubelend.broker")
 
 
 class Files(NamedTuple):
-    """The limits on open files, as `ulimit -Sn` and `ulimit -Hn` show them."""
+    """Soft and hard limit of open files (`ulimit -Sn`, `ulimit -Hn`)."""
 
     soft: int
     hard: int
 
     @property
     def wanted(self) -> int:
-        """What the soft limit should be."""
+        """The soft limit to set."""
         hard = UNLIMITED if self.hard == resource.RLIM_INFINITY else self.hard
         return self.soft if self.soft == resource.RLIM_INFINITY else max(self.soft, hard)
 
@@ -38,19 +38,19 @@ def limits() -> Files:
 
 
 def raise_limit() -> Files:
-    """Take what the system allows. The low default is for programs that still call select()."""
+    """Raises the soft limit to the hard limit. The low default is for programs that use select()."""
     found = limits()
     if found.wanted != found.soft:
-        # The system may allow less than it says; then the old limit stays.
+        # The system may refuse the hard limit; the old limit is kept then.
         with suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (found.wanted, found.hard))
     now = limits()
-    log.info("open files", limit=now.soft, before=found.soft, hard=now.hard)
+    log.debug("Raised limit of open files", limit=now.soft, before=found.soft, hard=now.hard)
     return now
 
 
 def connections(wanted: int, files: int) -> int:
-    """How many to keep; `wanted` 0 leaves it to us. Never more than there are files for."""
+    """Returns the maximum number of connections: `wanted` (0 for the default), capped by the open files."""
     if files == resource.RLIM_INFINITY:
         return wanted or MOST
     room = max(files - RESERVE, files // 2, 1)

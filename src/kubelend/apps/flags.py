@@ -1,16 +1,13 @@
-"""Flags and environment variables, read off a record of settings, so that no second list can differ.
+"""Derives command-line flags and environment variables from a settings struct.
 
-A record's attribute `http_port` is the flag `--http-port` and the variable `KUBELEND_HTTP_PORT`; its type
-says how a text becomes a value, and the docstring below it is its help. The command line asks for the
-flags of a record (`of`) and turns the texts that it found into one (`parse`).
+The attribute `http_port` becomes the flag `--http-port` and the variable `KUBELEND_HTTP_PORT`. Its type
+decides how the text is parsed, and its docstring is the help text. `flags_of` lists the flags of a struct,
+`parse_settings` builds the struct from the texts that were given.
 """
 
 from __future__ import annotations
 
-import ast
 import functools
-import inspect
-import itertools
 import typing
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -26,31 +23,31 @@ PREFIX = "KUBELEND_"
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """The base of all records of settings."""
+    """Base class of all settings."""
 
     def problems(self) -> list[str]:
-        """All that is wrong with the values, a sentence each, beginning with the flag's name."""
+        """Returns one sentence per invalid value, beginning with the flag's name."""
         return []
 
 
 class Address(NamedTuple):
-    """Where a listener binds. An empty host means all interfaces."""
+    """The address a listener binds to. An empty host means all interfaces."""
 
     host: str
     port: int
 
     @classmethod
     def parse(cls, text: str) -> Address | None:
-        """As Go writes them: ":8081", "127.0.0.1:8081", "[::1]:8081". "0" is none at all."""
+        """Parses an address in Go's notation: ":8081", "127.0.0.1:8081", "[::1]:8081". "0" means disabled."""
         if text == "0":
             return None
         host, colon, port = text.rpartition(":")
         if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
             raise ValueError(
-                "is no address; write :8081, 127.0.0.1:8081 or [::1]:8081, or 0 for off"
+                "not a valid address; use :8081, 127.0.0.1:8081 or [::1]:8081, or 0 to disable"
             )
         if ":" in host and not (host.startswith("[") and host.endswith("]")):
-            raise ValueError("has several colons; put an IPv6 address in brackets: [::1]:8081")
+            raise ValueError("too many colons; put an IPv6 address in brackets: [::1]:8081")
         return cls(host.removeprefix("[").removesuffix("]"), int(port))
 
     def __str__(self) -> str:
@@ -58,13 +55,13 @@ class Address(NamedTuple):
 
 
 class Flag(NamedTuple):
-    """One setting, as the command line and the documentation show it."""
+    """One setting as the command line and the documentation present it."""
 
     attribute: str
     help: str
     metavar: str
     default: str | None
-    """As one would write it; None if it must be given."""
+    """In the notation of the flag; None if the flag is required."""
     is_switch: bool = False
 
     @property
@@ -81,8 +78,11 @@ Record = TypeVar("Record", bound=Settings)
 
 @functools.cache
 def of(record: type[Settings]) -> tuple[Flag, ...]:
-    """The flags of a record, in the order of its attributes."""
-    kinds, helps = typing.get_type_hints(record), _docstrings(record)
+    """Returns the flags of a settings class in the order of its attributes."""
+    # Imported here: parsing source code is only needed for help, and would cost the agent memory.
+    from kubelend.wire import docstrings
+
+    kinds, helps = typing.get_type_hints(record), docstrings.of_fields(record)
     return tuple(
         Flag(
             attribute=field.name,
@@ -96,7 +96,7 @@ def of(record: type[Settings]) -> tuple[Flag, ...]:
 
 
 def parse(record: type[Record], texts: Mapping[str, str]) -> Record:
-    """The record that the texts (by attribute) say; all problems at once as one `InvalidSettings`."""
+    """Builds the settings from texts by attribute. Reports all problems in one `InvalidSettings`."""
     kinds = typing.get_type_hints(record)
     values: dict[str, object] = {}
     problems: list[str] = []
@@ -109,7 +109,7 @@ def parse(record: type[Record], texts: Mapping[str, str]) -> Record:
             problems.append(f"{flag.name}: {problem}")
             if flag.default is None:
                 values[flag.attribute] = kind()
-    # What is wrong stands at its default or zero, so the rest is judged too, and told in one breath.
+    # Invalid values have their default or zero here, so that the other values are validated as well.
     settings = record(**values)
     problems += settings.problems()
     if problems:
@@ -121,7 +121,7 @@ def _value(kind: Any, text: str, flag: Flag) -> object:
     if not text and kind == Path | None:
         return None
     if not text and kind is not str:
-        raise ValueError(f"is needed, here or as {flag.variable}")
+        raise ValueError(f"required; set the flag or {flag.variable}")
     if typing.get_origin(kind) is Literal:
         return _choice(typing.get_args(kind), text)
     return _READERS[kind](text)
@@ -129,7 +129,7 @@ def _value(kind: Any, text: str, flag: Flag) -> object:
 
 def _choice(choices: tuple[str, ...], text: str) -> str:
     if text not in choices:
-        raise ValueError(f"{text!r} is unknown; choose one of {', '.join(choices)}")
+        raise ValueError(f"{text!r} is not supported; use one of {', '.join(choices)}")
     return text
 
 
@@ -139,17 +139,17 @@ def _integer(text: str) -> int:
         or not text.removeprefix("-").isascii()
         or not text.removeprefix("-").isdigit()
     ):
-        raise ValueError(f"{text[:40]!r} is no whole number")
+        raise ValueError(f"{text[:40]!r} is not an integer")
     return int(text)
 
 
 def _switch(text: str) -> bool:
-    # All that Go's strconv.ParseBool reads: existing manifests say --leader-elect=true.
+    # The values that Go's strconv.ParseBool accepts: existing manifests contain --leader-elect=true.
     if text in {"1", "t", "T", "true", "TRUE", "True"}:
         return True
     if text in {"0", "f", "F", "false", "FALSE", "False"}:
         return False
-    raise ValueError(f"{text!r} is neither true nor false")
+    raise ValueError(f"{text!r} is not a boolean; use true or false")
 
 
 def _duration(text: str) -> timedelta:
@@ -195,18 +195,3 @@ def _text(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return durations.short(value) if isinstance(value, timedelta) else str(value)
-
-
-def _docstrings(record: type[Settings]) -> dict[str, str]:
-    """The string below each attribute: Python drops them, so they are read from the source."""
-    tree = ast.parse(Path(inspect.getfile(record)).read_text("utf-8"))
-    (body,) = (
-        node.body
-        for node in tree.body
-        if isinstance(node, ast.ClassDef) and node.name == record.__name__
-    )
-    found: dict[str, str] = {}
-    for above, below in itertools.pairwise(body):
-        if isinstance(above, ast.AnnAssign) and isinstance(below, ast.Expr):
-            found[ast.unparse(above.target)] = " ".join(ast.literal_eval(below.value).split())
-    return found

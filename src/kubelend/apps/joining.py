@@ -1,7 +1,7 @@
-"""How a newcomer joins: its key made here, the broker recognised by its pin, and only then the token sent.
+"""The join flow: creates a key, verifies the broker by the pinned CA hash, then sends the token and a CSR.
 
-The key is written before anything is asked, so that whoever loses the answer, or waits for an administrator,
-asks again with the same one: `kubelend join`, said again, goes on where it was.
+The key is written before the first request, so that `kubelend join` can be repeated with the same key after
+a lost response or while the request waits for approval.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ FIRST = Backoff(retries=3)
 
 
 class Invitation(msgspec.Struct, frozen=True):
-    """What an administrator gave: where to join, with what, and how to recognise the broker."""
+    """The parameters of the `kubelend join` command: enrolment URL, token, pinned CA hash and own name."""
 
     url: str
     token: str
@@ -53,11 +53,11 @@ class Invitation(msgspec.Struct, frozen=True):
 
 
 class Welcome(NamedTuple):
-    """What came of it."""
+    """The result of a successful join."""
 
     credentials: Credentials
     port: int
-    """Where the broker is called from now on, on the same host."""
+    """Port of the REST interface, on the same host."""
 
 
 async def join(
@@ -68,8 +68,8 @@ async def join(
     algorithm: Algorithm = Algorithm.P256,
     waits: Callable[[JoinWaits], None] = lambda _: None,
 ) -> Welcome:
-    """Be let in, and have the three files in the directory; `waits` is told, once, that it takes a yes."""
-    tokens.parse(invitation.token)  # what is mistaken is said before a key is made
+    """Joins and writes the three files to the directory; calls `waits` once if approval is required."""
+    tokens.parse(invitation.token)  # validated before a key is created
     profiles.client(invitation.name, invitation.role)
     key = prepare(directory, algorithm, invitation.pin)
     body = JoinRequest(
@@ -89,11 +89,12 @@ async def join(
 
 
 def prepare(directory: Path, algorithm: Algorithm, pin: Pin) -> PrivateKey:
-    """The key of an earlier try, or a new one, which is written at once. What others put there stays."""
+    """Returns the key of an earlier attempt, or creates and writes one. Never overwrites other files."""
     certificate, path = directory / keyfiles.CERTIFICATE, directory / keyfiles.KEY
     if certificate.exists():
         raise InvalidSettings(
-            f"{certificate} is there already", hint="it renews itself; or choose another directory"
+            f"{certificate} already exists",
+            hint="certificates are renewed automatically; to join again, use another directory",
         )
     _check_authorities(directory, pin)
     if path.exists():
@@ -105,36 +106,36 @@ def prepare(directory: Path, algorithm: Algorithm, pin: Pin) -> PrivateKey:
 
 
 def _check_authorities(directory: Path, pin: Pin) -> None:
-    """An earlier try may have left a `ca.crt`, which names our authority; no other is overwritten."""
+    """Allows the `ca.crt` that an earlier attempt has left, if it contains the pinned CA, and no other."""
     key, path = directory / files.AUTHORITY_KEY, directory / keyfiles.AUTHORITIES
     if key.exists() or (path.exists() and not pins.pinned(files.load_certificates(path), pin)):
         raise InvalidSettings(
-            f"{directory} holds the files of another authority", hint="choose another directory"
+            f"{directory} contains files of another CA", hint="use another directory"
         )
 
 
 def _earlier(path: Path) -> PrivateKey:
     if complaint := keyfiles.exposure(path):
-        raise InvalidSettings(complaint, hint="delete it, and a new one is made")
+        raise InvalidSettings(complaint, hint="delete it; a new key is created")
     return files.load_key(path)
 
 
 async def recognise(invitation: Invitation) -> str:
-    """The authorities of the pinned key, in PEM form. Whoever shows none is not our broker."""
+    """Returns the CA certificates that match the pin in PEM form; raises if the broker presents none."""
     text = await enrolling.authorities(invitation.url)
     try:
         shown = x509.load_pem_x509_certificates(text.encode())
     except ValueError as error:
         raise UnexpectedAnswer(
-            f"{invitation.url} shows no authority", hint="check address and port"
+            f"{invitation.url} presents no CA certificate", hint="check address and port"
         ) from error
     pinned = pins.pinned(shown, invitation.pin)
     if not pinned:
         seen = " and ".join(dict.fromkeys(pins.pin(each) for each in shown))
         raise InvalidInput(
-            f"the broker at {invitation.url} shows an authority with hash {seen},"
-            f" not {invitation.pin}; nothing was sent",
-            hint="ask for a new `kubelend join` command; somebody may be in between",
+            f"the broker at {invitation.url} presents a CA with hash {seen},"
+            f" not {invitation.pin}; the token was not sent",
+            hint="request a new `kubelend join` command; the connection may be intercepted",
         )
     return files.to_pem(pinned).decode()
 
@@ -154,7 +155,7 @@ async def _let_in(
         try:
             answer = await enrolling.join(url, body, trusted)
         except KubelendError as problem:
-            # A certificate that is not trusted now will not be in a second.
+            # Retrying does not make an untrusted certificate trusted.
             if not problem.retryable or isinstance(problem.__cause__, aiohttp.ClientSSLError):
                 raise
             error = problem
@@ -177,15 +178,15 @@ async def _pause(
     if asyncio.get_running_loop().time() + delay > deadline:
         if told or error is None:
             raise Unavailable(
-                f"{name} has not been accepted yet",
-                hint=f"let an administrator run `kubelend accept {name}`, then run the same again",
+                f"the join request of {name} has not been accepted yet",
+                hint=f"ask an administrator to run `kubelend accept {name}`, then run this command again",
             ) from error
         raise error
     await asyncio.sleep(delay)
 
 
 def _save(directory: Path, credentials: Credentials) -> None:
-    """The certificate last: where it is, all is."""
+    """Writes the certificate last: if it exists, the directory is complete."""
     contents = renewals.contents(credentials)
     for name in (keyfiles.AUTHORITIES, keyfiles.CERTIFICATE):
         keyfiles.write(directory / name, contents[name], mode=keyfiles.PUBLIC, overwrite=True)

@@ -1,8 +1,8 @@
-"""From the command line to an agent: what needs large libraries is done here, before the process is small.
+"""Launches the agent process from the command line, and renews its certificate in child processes.
 
-The agent has to fit into 40 MB beside the pods of its cluster. Reading flags takes ten of them and reading
-a certificate eleven, so `kubelend agent` does both, and then lets an interpreter take its place that loads
-neither: `python -m kubelend.apps.agent_process`, with the settings in its environment.
+The agent has a memory budget of 40 MB. Parsing flags costs 10 MB and reading a certificate 11 MB, so
+`kubelend agent` does both and then executes a new interpreter that loads neither library:
+`python -m kubelend.apps.agent_process`, with the settings in its environment.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ VARIABLE = "KUBELEND_AGENT_SETTINGS"
 
 
 class Launch(msgspec.Struct, frozen=True):
-    """What the lean process is told."""
+    """The input of the agent process."""
 
     settings: AgentSettings
     renew_at: datetime | None = None
-    """When the certificate is to be renewed, as it was when the agent was started."""
+    """When the certificate is due for renewal, as of the start of the agent."""
 
 
 def launch(settings: AgentSettings) -> NoReturn:
-    """Become the agent: the process ID and what is open stay the same."""
+    """Replaces this process by the agent; the process ID and open files stay the same."""
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execve(sys.executable, command(), environment(prepared(settings)))  # noqa: S606 - it is this program again
+    os.execve(sys.executable, command(), environment(prepared(settings)))  # noqa: S606 - our own interpreter
 
 
 def prepared(settings: AgentSettings) -> Launch:
-    """The settings with the name that the certificate says, if there is one."""
+    """Returns the settings with the cluster ID from the certificate; raises if the two contradict."""
     if settings.broker_transport != "http":
         return Launch(settings)
     from kubelend.pki import holdings
@@ -49,31 +49,33 @@ def prepared(settings: AgentSettings) -> Launch:
     found = holdings.inspect(Path(settings.broker_cert_path))
     if found.role != Role.CLUSTER:
         raise InvalidSettings(
-            f"--broker-cert-path: {found.name} is no cluster, its role is {found.role}",
-            hint="use a cluster's certificate",
+            f"--broker-cert-path: the certificate of {found.name} has role {found.role}, not cluster",
+            hint="use a certificate with role cluster",
         )
     if settings.cluster_id not in {"", found.name}:
         raise InvalidSettings(
-            f"--cluster-id: {settings.cluster_id} has a certificate in the name of {found.name}",
-            hint="leave the flag out, or use the certificate of that cluster",
+            f"--cluster-id: {settings.cluster_id} differs from the certificate's name {found.name}",
+            hint="omit the flag, or use the certificate of that cluster",
         )
     return Launch(replace(settings, cluster_id=found.name), found.renew_at)
 
 
 def command() -> list[str]:
-    """Without the marks below the lines of a traceback, which take half a megabyte."""
+    """Disables column positions in tracebacks, which take half a megabyte."""
     return [sys.executable, "-P", "-X", "no_debug_ranges", "-m", "kubelend.apps.agent_process"]
 
 
 def environment(launched: Launch) -> dict[str, str]:
-    """What the agent is started with. Its flags' own variables have been read."""
+    """Returns the environment of the agent process. The variables of single flags have been consumed."""
     kept = {name: text for name, text in os.environ.items() if not name.startswith(flags.PREFIX)}
     return kept | {VARIABLE: msgspec.json.encode(launched).decode()}
 
 
 def read(environment: Mapping[str, str]) -> Launch:
-    """What `environment` wrote."""
+    """Reads what `environment` has encoded."""
     text = environment.get(VARIABLE)
     if text is None:
-        raise InvalidSettings(f"{VARIABLE} is not set", hint="start it as `kubelend agent`")
+        raise InvalidSettings(
+            f"{VARIABLE} is not set", hint="start the agent with `kubelend agent`"
+        )
     return msgspec.json.decode(text, type=Launch)

@@ -1,4 +1,4 @@
-"""Who decides, for the broker's composition root: this process alone, or whoever holds the Lease."""
+"""Wiring of the broker with Kubernetes: leader election, controllers and cluster namespaces."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ log = structlog.get_logger("kubelend.election")
 
 class RootTask(Protocol):
     async def run(self) -> None:
-        """Never returns."""
+        """Runs until cancelled."""
 
 
 class Seat(NamedTuple):
-    """What tells whether this broker leads, and what it goes by while it does not."""
+    """How this broker determines whether it leads, and what it reads from while it follows."""
 
     leadership: Leadership = ALONE
     replica: Replica = NOBODY
-    tasks: dict[str, RootTask] = {}  # noqa: RUF012  # nobody changes it
+    tasks: dict[str, RootTask] = {}  # noqa: RUF012  # never modified
 
 
 @asynccontextmanager
 async def seat(settings: BrokerSettings, clock: Clock) -> AsyncIterator[Seat]:
-    """A store in a file has one broker; one in Kubernetes may have several, and a Lease beside it.
+    """Sets up leader election for a Kubernetes store. A file store has a single broker, which always leads.
 
-    At the end the lease is given back, so that another broker need not wait until it runs out.
+    At exit the lease is released, so that another broker need not wait until it expires.
     """
     if not settings.ledger.startswith(KUBERNETES):
         yield Seat()
         return
-    # Late: a broker on a file does not load a client for Kubernetes.
+    # Imported here: a broker with a file store does not load the Kubernetes client.
     from kubelend.controllers.badges import Badge, OwnPod
     from kubelend.controllers.election import Candidate, Election, Times
     from kubelend.kube.client import Client
@@ -78,9 +78,9 @@ async def _resign(election: Election) -> None:
     try:
         await election.resign()
     except KubelendError as problem:
-        log.warning("the lease was not given back", problem=str(problem))
+        log.warning("Failed to release the lease; it will expire", error=str(problem))
 
 
 def _identity() -> str:
-    """Of this process and no other, also where two of them run on one host."""
+    """Returns an identity that is unique even for two processes on one host."""
     return f"{socket.gethostname()}_{secrets.token_hex(4)}"

@@ -1,4 +1,4 @@
-"""The broker's objects in Kubernetes, for its composition root: where they are, and who looks after them."""
+"""Wiring of the controllers and cluster namespaces, and the location of the broker's objects."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from kubelend.kube.access import Access
 
 SILENCES = 10
-"""For so many times `--agent-timeout` an agent listens to its mailbox and says nothing until it is taken to
-be gone. Its place is free much sooner; but one that only listens is not to begin anew all the time."""
+"""Multiple of `--agent-timeout` after which a silent agent's stream is closed. Its session can be claimed by
+another agent much sooner, but an agent that only watches should not have to restart its stream often."""
 
 
 def ledger(settings: BrokerSettings) -> str:
-    """The text that names the store, with the kubeconfig in it if that was named apart."""
+    """Returns the store URL, with the path of `--kubeconfig` filled in if the URL has none."""
     text = settings.ledger
     if not settings.kubeconfig or not text.startswith(KUBERNETES):
         return text
@@ -37,8 +37,8 @@ def ledger(settings: BrokerSettings) -> str:
 
 @asynccontextmanager
 async def office(settings: BrokerSettings, broker: Broker, terms: Terms) -> AsyncIterator[Office]:
-    """In the same namespace of the same cluster as the store."""
-    # Late: a broker without objects does not load a client for Kubernetes.
+    """Opens the controller manager, for the namespace and cluster of the store."""
+    # Imported here: a broker without custom resources does not load the Kubernetes client.
     from kubelend.controllers.office import Office
     from kubelend.kube.client import Client
 
@@ -55,7 +55,7 @@ async def mailboxes(
     speakers: Speakers,
     granting: Granting | None,
 ) -> AsyncIterator[Mailboxes]:
-    """In the same cluster, over connections of their own. The ledger may be elsewhere."""
+    """Opens the cluster namespaces, with their own connections. The store may be elsewhere."""
     silence = SILENCES * settings.agent_timeout
     from kubelend.controllers.mailbox_pen import Means
     from kubelend.controllers.mailboxes import Mailboxes

@@ -1,7 +1,7 @@
-"""The broker's own certificate, if its own authority signed it: renewed in time, and after a rotation.
+"""Renews the broker's own server certificate if its own CA issued it, before expiry and after a rotation.
 
-The broker looks once per `--certificate-check-interval`. Files that it may not write, or that somebody else
-exchanges (a mounted secret, cert-manager), are left alone.
+Checked once per `--certificate-check-interval`. Files that are not writable or that are managed by others (a
+mounted Secret, cert-manager) are not touched.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = structlog.get_logger("kubelend.broker")
 
 
 class OwnCertificate:
-    """Keeps one directory fresh."""
+    """Renews the server certificate in one directory."""
 
     def __init__(self, directory: Path, authority: FollowedAuthority) -> None:
         self._directory = directory
@@ -37,21 +37,21 @@ class OwnCertificate:
         self._told = ""
 
     async def renew_if_due(self, now: datetime) -> bool:
-        """Whether there are new files. What goes wrong is logged once, and tried again later."""
+        """Renews if due; returns whether it did. A failure is logged once and retried later."""
         try:
             old = files.load_credentials(self._directory)
             if not self._is_due(old, now):
                 return False
             if reason := self._files.obstacle():
-                self._tell(f"the broker's certificate is left to others to renew: {reason}")
+                self._tell("Server certificate is managed externally, not renewing it", reason)
                 return False
             return await asyncio.to_thread(self._renew, old, now)
         except (InvalidSettings, OSError) as problem:
-            self._tell(f"the broker's certificate is not renewed: {problem}")
+            self._tell("Server certificate renewal failed, will retry", str(problem))
             return False
 
     def _is_due(self, old: Credentials, now: datetime) -> bool:
-        # Those that a finished rotation dropped, too: what they signed nobody trusts any more.
+        # Including CAs dropped by a finished rotation: nobody trusts their certificates any more.
         ours = (*self._authority.trusted, *self._authority.dropped)
         if not any(chains.is_issued_by(old.certificate, each) for each in ours):
             return False
@@ -73,11 +73,13 @@ class OwnCertificate:
             self._files.take(self._files.stage(renewals.contents(new)))
         self._told = ""
         end = certificate.not_valid_after_utc
-        log.info("own certificate renewed", path=str(self._directory), until=end.isoformat())
+        log.info(
+            "Server certificate renewed", path=str(self._directory), expires_at=end.isoformat()
+        )
         return True
 
     def _trusted(self, old: Credentials) -> tuple[x509.Certificate, ...]:
-        """The authority and who is trusted beside it, without those whose time is over."""
+        """Returns our CA and the others in `ca.crt`, without those that were dropped."""
         ours = self._authority.trusted
         others = (
             each
@@ -86,14 +88,14 @@ class OwnCertificate:
         )
         return (*ours, *others)
 
-    def _tell(self, text: str) -> None:
-        if text != self._told:
-            self._told = text
-            log.warning(text)
+    def _tell(self, message: str, reason: str) -> None:
+        if reason != self._told:
+            self._told = reason
+            log.warning(message, path=str(self._directory), reason=reason)
 
 
 def _profile(certificate: x509.Certificate) -> Profile:
-    """What the certificate says of its holder, to be said again."""
+    """Returns the subject and names of the certificate, for its successor."""
     names = certificates.extension(certificate, x509.SubjectAlternativeName)
     return Profile(
         certificate.subject, ExtendedKeyUsageOID.SERVER_AUTH, tuple(names) if names else ()

@@ -1,6 +1,6 @@
-"""A program that runs beside us, and never longer than we want it to.
+"""A supervised child process with its log in a file.
 
-`apps.children` starts our own processes with it, and the lab those of Kubernetes.
+`ChildProcess` starts brokers and agents with it, `envtest.servers` starts etcd and API servers.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ _STOPPED_WITHIN = 30.0
 
 
 class Program:
-    """A running process, whose errors go to a file."""
+    """A running process whose stderr is written to a file."""
 
     lines_told: ClassVar[int] = 5
-    """How much of that file says why it did not start."""
+    """Number of last log lines that an error message contains."""
 
     def __init__(
         self, name: str, log: Path, command: Sequence[str], environment: Mapping[str, str]
     ) -> None:
-        """`name` is what a person calls it."""
+        """`name` is used in error messages."""
         self.name = name
         self.log = log
         self.started_at = time.perf_counter()
@@ -39,7 +39,7 @@ class Program:
                 stdout=subprocess.DEVNULL,
                 stderr=stream,
                 env=environment,
-                # A group of its own: Ctrl-C at the terminal is for us, and we stop it in good order.
+                # Its own process group: Ctrl-C reaches only us, and we stop it gracefully.
                 process_group=0,
             )
 
@@ -52,7 +52,7 @@ class Program:
         return self._process.poll() is None
 
     def wait_until(self, is_ready: Callable[[], bool], poll: float) -> float:
-        """Look every `poll` seconds; gives the seconds since the process was started."""
+        """Polls every `poll` seconds; returns the seconds since the process was started."""
         while not is_ready():
             waited = time.perf_counter() - self.started_at
             if not self.is_running or waited > READY_WITHIN:
@@ -61,21 +61,21 @@ class Program:
         return time.perf_counter() - self.started_at
 
     def pause(self) -> None:
-        """It keeps its connections and answers nothing, like one that is short of CPU or disk."""
+        """Suspends the process: it keeps its connections and does not respond."""
         self._process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
         self._process.send_signal(signal.SIGCONT)
 
     def terminate(self) -> None:
-        """Tell it to finish, and do not wait for that."""
+        """Sends SIGTERM without waiting."""
         if self.is_running:
             self._process.terminate()
-            # One that is paused would not hear it.
+            # A suspended process would not handle the signal.
             self.resume()
 
     def stop(self, within: float = _STOPPED_WITHIN) -> int:
-        """Let it finish, and wait for that; gives its exit code. Stopping again does nothing."""
+        """Terminates the process, by force after `within` seconds; returns its exit code. Idempotent."""
         self.terminate()
         try:
             with suppress(subprocess.TimeoutExpired):
@@ -86,10 +86,10 @@ class Program:
         return self._process.wait()
 
     def kill(self) -> None:
-        """As a power cut would."""
+        """Ends the process with SIGKILL."""
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
 
     def last_words(self) -> str:
         lines = self.log.read_text(errors="replace").strip().splitlines()
-        return "\n".join(lines[-self.lines_told :]) or "it said nothing"
+        return "\n".join(lines[-self.lines_told :]) or "its log is empty"

@@ -1,4 +1,4 @@
-"""A cluster of Kubernetes for an agent to live in (`--source=kubernetes`)."""
+"""The agent environment for a Kubernetes cluster (`--source=kubernetes`)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,6 @@ from kubelend.apps import surroundings
 from kubelend.apps.agent_settings import AgentSettings
 from kubelend.apps.surroundings import Surroundings
 from kubelend.kits import clock
-from kubelend.kube import access
-from kubelend.kube.client import Client
-from kubelend.sources.kube_objects import KubernetesObjects
-from kubelend.sources.kubernetes import KubernetesSource
 from kubelend.wire.objects import (
     Advertisement,
     Object,
@@ -24,7 +20,13 @@ from kubelend.wire.objects import (
 
 @asynccontextmanager
 async def opened(settings: AgentSettings) -> AsyncIterator[Surroundings]:
-    """Nothing is asked of the API server yet: that it is away is told by who needs it."""
+    """Opens the client without calling the API server: components report their own connection errors."""
+    # Imported here: the agent of a simulated cluster does not need the Kubernetes client.
+    from kubelend.kube import access
+    from kubelend.kube.client import Client
+    from kubelend.sources.kube_objects import KubernetesObjects
+    from kubelend.sources.kubernetes import KubernetesSource
+
     namespace = _namespace(settings)
     offered = surroundings.offer(settings)
     policy = surroundings.lending(settings, offered)
@@ -43,13 +45,13 @@ async def opened(settings: AgentSettings) -> AsyncIterator[Surroundings]:
 
 
 def _namespace(settings: AgentSettings) -> str:
-    """Of what instructions become. An agent that sees requests in one namespace only needs no other."""
+    """Namespace of instruction objects. Defaults to the only namespace that the agent watches."""
     given = settings.instruction_namespace or surroundings.pod_namespace()
     return given or settings.request_namespace
 
 
 def _places(settings: AgentSettings, namespace: str) -> dict[type[Object], str]:
-    """Where each kind is looked for: roles can be as narrow as that."""
+    """Returns the namespace to watch for each kind, so that RBAC can be limited to it."""
     return {
         Advertisement: settings.advertisement_namespace,
         ResourceRequest: settings.request_namespace,

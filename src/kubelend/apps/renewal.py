@@ -1,7 +1,7 @@
-"""Certificates that renew themselves: the holder asks the broker for a successor before its own ends.
+"""Renews a client certificate through the broker before it expires.
 
-An agent runs `Renewer.run` beside its work, and the commands ask after each call whether it is time. Who
-follows the directory (`transports.sessions`, `transports.tls`) takes up the new files by itself.
+Commands check after each call whether renewal is due; a long-running process can use `Renewer.run`. Open
+sessions reload the new files from the directory (`transports.session`, `transports.tls`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kubelend.wire import certificate_bodies
 
 BACKOFF = Backoff(retries=sys.maxsize, first=timedelta(seconds=10), longest=timedelta(minutes=30))
 LOOK_EVERY = timedelta(hours=1)
-"""Others may exchange the files as well, and clocks are set."""
+"""Upper bound of the interval: other programs may replace the files, and clocks are adjusted."""
 
 _MOMENT = timedelta(milliseconds=100)
 _NAMES = (keyfiles.CERTIFICATE, keyfiles.KEY, keyfiles.AUTHORITIES)
@@ -35,14 +35,14 @@ _NAMES = (keyfiles.CERTIFICATE, keyfiles.KEY, keyfiles.AUTHORITIES)
 log = structlog.get_logger("kubelend.renewal")
 
 Ask = Callable[[str], Awaitable[certificate_bodies.IssuedCertificate]]
-"""Sends a certificate request to the broker, over a connection that the old certificate vouches for."""
+"""Sends a CSR to the broker over a connection authenticated with the old certificate."""
 
 Prove = Callable[[Path], Awaitable[object]]
-"""Calls the broker with the files of another directory, and raises if that does not work."""
+"""Calls the broker with the certificate in another directory; raises if that fails."""
 
 
 def by_client(client: BrokerClient, url: str, directory: Path, timeout: timedelta) -> Renewer:
-    """A renewer that asks over an open client."""
+    """Returns a renewer that uses an open client."""
 
     async def prove(staged: Path) -> None:
         async with BrokerClient(url, staged, timeout=timeout, backoff=backoff.NONE) as fresh:
@@ -52,7 +52,7 @@ def by_client(client: BrokerClient, url: str, directory: Path, timeout: timedelt
 
 
 class Renewer:
-    """Keeps the certificate of one directory fresh. One process at a time does so."""
+    """Renews the certificate in one directory. A file lock ensures that one process at a time does so."""
 
     def __init__(
         self, directory: Path, ask: Ask, prove: Prove, now: Callable[[], datetime] = clock.utc_now
@@ -67,20 +67,20 @@ class Renewer:
         self._told = ""
 
     def renew_at(self) -> datetime:
-        """When it is time: with 20 to 25 % of life left, at random but the same in every process."""
+        """When renewal is due: with 20 to 25 % of the lifetime left, random but equal in all processes."""
         return lifetimes.renew_at(self._certificate())
 
     def due(self, now: datetime) -> bool:
         return now >= self.renew_at()
 
     async def run(self) -> None:
-        """For ever: the root task of a process that lives long."""
+        """Renews whenever due. A root task; runs until cancelled."""
         while True:
             await self.renew_if_due(self._now())
             await asyncio.sleep(self._pause(self._now()).total_seconds())
 
     async def renew_if_due(self, now: datetime) -> Credentials | None:
-        """The successor, if it was time and worked. What goes wrong is logged once and tried again later."""
+        """Renews if due; returns the new credentials. A failure is logged once and retried later."""
         if self._not_before is not None and now < self._not_before:
             return None
         try:
@@ -97,14 +97,14 @@ class Renewer:
         return renewed
 
     async def renew(self, now: datetime, *, force: bool = False) -> Credentials | None:
-        """The successor, which is in use from here on; None if another process was faster."""
+        """Renews and installs the new credentials; returns None if another process was faster."""
         if reason := self._files.obstacle():
-            raise InvalidSettings(reason, hint="let whoever put the files there renew them")
+            raise InvalidSettings(reason, hint="renew the files with the tool that manages them")
         with self._files.lock() as is_ours:
             if not is_ours or not (force or self.due(now)):
                 return None
             old = files.load_credentials(self._directory)
-            # Off the loop: an RSA key takes a while, and so does a disk.
+            # In a thread: creating an RSA key and writing to disk take time.
             renewal = await asyncio.to_thread(renewals.begin, old)
             answer = await self._ask(renewal.request)
             new = renewals.accept(renewal, answer.certificate, answer.authorities, now)
@@ -112,7 +112,7 @@ class Renewer:
             return new
 
     async def _exchange(self, new: Credentials) -> None:
-        """Only for files with which the broker was reached: a broken set would shut the holder out."""
+        """Installs files only after a successful call with them; broken ones would lock the client out."""
         try:
             staged = await asyncio.to_thread(self._files.stage, renewals.contents(new))
             await self._prove(staged)
@@ -122,21 +122,25 @@ class Renewer:
 
     def _tell(self, renewed: Credentials | None, now: datetime) -> None:
         if renewed is None:
-            # Another process is at it; should it fail, it is our turn.
+            # Another process is renewing; try again in case it fails.
             self._not_before = now + self._delay(now)
             return
         self._delays, self._not_before, self._told = BACKOFF.delays(), None, ""
         end = renewed.certificate.not_valid_after_utc
-        log.info("certificate renewed", path=str(self._directory), until=end.isoformat())
+        log.info("Certificate renewed", path=str(self._directory), expires_at=end.isoformat())
 
     def _leave(self, reason: str, now: datetime) -> None:
         if self._is_news(reason):
-            log.info("certificate is left to others to renew", reason=reason)
+            log.info("Certificate is managed externally, not renewing it", reason=reason)
         self._not_before = now + LOOK_EVERY
 
     def _put_off(self, error: KubelendError, now: datetime) -> None:
         if self._is_news(str(error)):
-            log.warning("certificate not renewed", path=str(self._directory), problem=str(error))
+            log.warning(
+                "Certificate renewal failed, will retry",
+                path=str(self._directory),
+                error=str(error),
+            )
         self._not_before = now + self._delay(now)
 
     def _is_news(self, text: str) -> bool:
@@ -144,7 +148,7 @@ class Renewer:
         return text != before
 
     def _delay(self, now: datetime) -> timedelta:
-        """Longer each time, but never so long that the rest of the certificate's life goes by."""
+        """Exponential backoff, limited to an eighth of the certificate's remaining lifetime."""
         delay = timedelta(seconds=next(self._delays))
         with contextlib.suppress(InvalidSettings):
             left = self._certificate().not_valid_after_utc - now
@@ -152,7 +156,7 @@ class Renewer:
         return max(delay, _MOMENT)
 
     def _pause(self, now: datetime) -> timedelta:
-        """Until there may be something to do."""
+        """Returns the time until the next check."""
         try:
             wanted = self._not_before or self.renew_at()
         except InvalidSettings:

@@ -1,7 +1,7 @@
-"""The settings of each process: one attribute for each flag, with its unit, its default and why.
+"""Settings of the broker and of clients: one attribute per flag.
 
-Flags, environment variables and help are made from these records by `apps.flags`. A record is built
-once, by the command line or a test, and passed on explicitly.
+`apps.flags` derives the flags, environment variables and help texts from these classes. The command line
+or a test builds an instance once and passes it on explicitly.
 """
 
 from __future__ import annotations
@@ -22,157 +22,166 @@ _NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
 class BrokerSettings(Settings, frozen=True, kw_only=True):
-    """The broker."""
+    """Settings of the broker."""
 
     broker_interface: str = "http"
-    """How the broker is reached: http (the REST interface), kubernetes (objects), or http,kubernetes."""
+    """Interfaces to serve: http (REST), kubernetes (custom resources), or http,kubernetes."""
 
     http_host: str = ""
-    """Name or address to serve the REST interface on; all interfaces if empty."""
+    """Host name or address the REST interface binds to. Empty binds to all interfaces."""
 
     http_port: int = 8443
-    """Port of the REST interface; 0 takes any free one, and the log says which."""
+    """Port of the REST interface. 0 selects a free port, which is logged."""
 
     http_cert_path: Path | None = None
-    """Directory with tls.crt, tls.key and ca.crt (whose clients are let in). Needed for http. Read again
-    when they change."""
+    """Directory with tls.crt, tls.key and ca.crt (the CA that verifies client certificates). Required for
+    http. Reloaded on change."""
 
     http_namespace: str = "default"
-    """Kubernetes namespace of the broker's objects, if --store names none."""
+    """Kubernetes namespace of the broker's objects, unless --store contains one."""
 
     kubeconfig: str = ""
-    """Leads to the cluster of the broker's objects, if --store does not; else found as kubectl does, or in
-    the pod."""
+    """Kubeconfig of the cluster that holds the broker's objects, unless --store contains one. Empty uses
+    KUBECONFIG, the pod's service account or ~/.kube/config."""
 
     mailboxes: bool = False
-    """Attend to the mailboxes of agents that come by Kubernetes. It takes rights in all namespaces of the
-    cluster to which --store or --kubeconfig leads; see docs/transports.md."""
+    """Serve agents that use --broker-transport=kubernetes, through a namespace per cluster. Requires
+    cluster-wide RBAC in the cluster of --store or --kubeconfig; see docs/transports.md."""
 
     health_probe_bind_address: Address | None = Address("", 8081)
-    """Where /healthz and /readyz answer without TLS, for probes; 0 turns it off."""
+    """Address that serves /healthz and /readyz without TLS. 0 disables it."""
 
     metrics_bind_address: Address | None = Address("", 8080)
-    """Where /metrics answers without TLS, for Prometheus; 0 turns it off."""
+    """Address that serves /metrics without TLS. 0 disables it."""
 
     trust_proxies: bool = False
-    """Read Client-Cert (RFC 9440) from callers whose certificate has O=kubelend:proxy; else refuse them."""
+    """Accept the Client-Cert header (RFC 9440) from callers whose certificate has O=kubelend:proxy.
+    Otherwise such callers are rejected."""
 
     leader_elect: bool = False
-    """Accepted for existing manifests: brokers on a store in Kubernetes always elect one, on a file there is
-    only one."""
+    """Accepted for compatibility and ignored: brokers with a Kubernetes store always elect a leader, and a
+    file store allows one broker only."""
 
     leader_elect_identity: str = ""
-    """How this broker calls itself to the others, each otherwise: its pod's name, for example. With the name
-    of its predecessor it need not wait for that one's lease to end. Host and chance, if empty."""
+    """Identity in the leader election; must be unique, for example the pod's name. A broker that reuses the
+    identity of its predecessor need not wait for the lease to expire. Empty: host name and random suffix."""
 
     leader_elect_lease_duration: timedelta = timedelta(seconds=15)
-    """How long the other brokers wait for a leader that says nothing more, until one of them leads."""
+    """Time that followers wait after the leader's last renewal before they try to acquire the lease."""
 
     leader_elect_renew_deadline: timedelta = timedelta(seconds=10)
-    """How long a leader goes on that cannot renew its lease. Less than the lease's duration."""
+    """Time that the leader keeps trying to renew its lease before it steps down. Must be less than
+    --leader-elect-lease-duration."""
 
     leader_elect_retry_period: timedelta = timedelta(seconds=2)
-    """How often the lease is renewed, and looked at by the others. Less than the deadline."""
+    """Interval between attempts to acquire or renew the lease. Must be less than
+    --leader-elect-renew-deadline."""
 
     leader_label_pod: str = ""
-    """The pod to label kubelend.io/role=leader while this broker leads, and follower while it does not: its
-    own, so that a Service can choose by it."""
+    """Name of this broker's pod. It is labelled kubelend.io/role=leader or follower, so that a Service can
+    select the leader. Empty sets no label."""
 
     store: str = ""
-    """Where the ledger is kept: a file, sqlite:///file, kubernetes:, or memory: (which forgets); kubelend.db
-    if it is not said. With --broker-interface=kubernetes it is kubernetes: and can be no other."""
+    """Where state is stored: a file path, sqlite:///PATH, kubernetes: or memory: (lost at exit). Defaults to
+    kubelend.db, or to kubernetes: if --broker-interface contains kubernetes, which requires it."""
 
     stale_after: timedelta = timedelta(minutes=10)
-    """How long an advertisement is believed after it arrived. A cluster may ask for less, not for more."""
+    """Time after which an advertisement is stale, counted from its arrival. A cluster can request a shorter
+    time, not a longer one."""
 
     lost_after: timedelta = timedelta(minutes=5)
-    """How long an advertisement has to be stale until what its cluster lends moves to others; 0: never.
-    Time while the broker was down does not count. What fits nowhere else stays, and is tried again."""
+    """Time that an advertisement must be stale before the provider's reservations fail over to other
+    clusters; 0 disables failover. Downtime of the broker does not count. Reservations that fit nowhere else
+    stay and are retried."""
 
     agent_timeout: timedelta = timedelta(seconds=90)
-    """How long an agent may say nothing until another one may speak for its cluster. Three intervals of
-    advertisements: with less, a slow one would lose its place."""
+    """Time without a call from the active agent of a cluster after which another agent can take over. Should
+    be at least three advertisement intervals."""
 
     default_duration: timedelta = timedelta(hours=1)
-    """How long a reservation lasts that does not say. All end: a lost client locks nothing for ever."""
+    """Duration of a reservation whose request does not set one. Every reservation expires."""
 
     max_duration: timedelta = timedelta(hours=720)
-    """The longest duration to ask for at once; a renewal counts anew."""
+    """Maximum duration of a request or a renewal."""
 
     max_wait: timedelta = timedelta(hours=1)
-    """The longest that a request may wait for capacity; 0 lets none wait."""
+    """Maximum time a request can wait for capacity. 0 disables waiting."""
 
     max_waiting: int = 1000
-    """How many requests may wait at a time; more are told to come later."""
+    """Maximum number of waiting requests. Further ones are rejected with 429."""
 
     retention: timedelta = timedelta(hours=1)
-    """How long a finished reservation stays in memory, and its idempotency key known. Then it is archived."""
+    """Time that a finished reservation and its idempotency key stay in memory before it is archived."""
 
     audit_retention: timedelta = timedelta(hours=2160)
-    """How long the journal keeps its lines; 0 keeps all. What is cut off leaves where the chain stood."""
+    """Time that audit log entries are retained; 0 retains all. Truncation records the head of the removed
+    chain, so that the rest can still be verified."""
 
     grant_key: str = ""
-    """PEM file with the Ed25519 key that signs grants, older ones behind it; if empty, beside the store."""
+    """PEM file with the Ed25519 key that signs grants, followed by older keys. Empty stores it next to the
+    store."""
 
     rate_limit: int = 100
-    """Calls per second that one cluster may make in the long run; 0 sets no limit."""
+    """Sustained number of calls per second per cluster. 0 disables rate limiting."""
 
     rate_burst: int = 200
-    """Calls that a cluster may make at once after a pause."""
+    """Number of calls that a cluster can make in a burst."""
 
     max_body_bytes: int = 262144
-    """The longest body that is read, in bytes. An advertisement takes about 1000."""
+    """Maximum size of a request body in bytes. An advertisement has about 1000."""
 
     max_connections: int = 0
-    """Connections kept open at a time; 0 takes what the limit of open files allows, and 16384 at most.
-    For one more the longest idle one is closed, never one with a call in progress."""
+    """Maximum number of open connections. 0 uses the limit of open files, up to 16384. At the limit, the
+    longest idle connection is closed; connections with a call in progress are kept."""
 
     max_connections_per_caller: int = 256
-    """Connections of one name, above --rate-burst. The proxies of --trust-proxies have no such limit."""
+    """Maximum number of connections per client name. Should be above --rate-burst. Does not apply to the
+    proxies of --trust-proxies."""
 
     max_handshakes: int = 1024
-    """Unfinished TLS handshakes of one address; for one more the oldest is closed."""
+    """Maximum number of unfinished TLS handshakes per client address. At the limit, the oldest is closed."""
 
     handshake_timeout: timedelta = timedelta(seconds=10)
-    """How long a client may take for the TLS handshake."""
+    """Timeout of the TLS handshake."""
 
     read_timeout: timedelta = timedelta(seconds=10)
-    """How long a client may take to send its headers, and again its body."""
+    """Timeout for reading the request headers, and again for reading the body."""
 
     idle_timeout: timedelta = timedelta(seconds=75)
-    """How long a connection is kept between calls. Above the interval of advertisements: saves handshakes."""
+    """Time after which an idle connection is closed. Longer than the advertisement interval, which saves TLS
+    handshakes."""
 
     shutdown_timeout: timedelta = timedelta(seconds=20)
-    """How long calls that have begun may take to finish at the end. Kubernetes kills after 30s."""
+    """Time that calls in progress get to finish at shutdown. Kubernetes kills the container after 30s."""
 
     ca_path: str = ""
-    """Directory of the authority (ca.crt and ca.key, or cert-manager's) that signs for those who join.
-    Without one nobody can join, and certificates are made elsewhere. Read again when it changes."""
+    """Directory of the CA (ca.crt and ca.key, or a cert-manager Secret) that issues certificates to clusters
+    that join. Empty disables enrolment. Reloaded on change."""
 
     ca_passphrase_file: str = ""
-    """File with the passphrase of the authority's key; or KUBELEND_CA_PASSPHRASE."""
+    """File with the passphrase of the CA key. Alternative to KUBELEND_CA_PASSPHRASE."""
 
     enrol_port: int = 8444
-    """Port where newcomers join, by token and without a certificate. Only there with --ca-path."""
+    """Port of the enrolment interface, where clusters join with a token. Requires --ca-path."""
 
     auto_accept: str = ""
-    """Clusters that are let in with any token, by patterns with commas: edge-*,lab-?. Others wait for an
-    administrator, unless the token is bound to their name."""
+    """Clusters that join without approval, as comma-separated patterns: edge-*,lab-?. Others wait for an
+    administrator, unless their token is bound to their name."""
 
     allow_join: str = "*"
-    """Clusters that may join at all, by patterns with commas."""
+    """Clusters that are allowed to join, as comma-separated patterns."""
 
     certificate_lifetime: timedelta = timedelta(hours=8760)
-    """How long the certificates are valid that this broker issues. They renew themselves."""
+    """Validity of issued certificates. Agents and clients renew them automatically."""
 
     certificate_check_interval: timedelta = timedelta(seconds=10)
-    """How often the certificate files are looked at for changes."""
+    """Interval between checks of the certificate files for changes."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """The least severe messages to log."""
+    """Minimum severity of log messages."""
 
     log_format: Literal["json", "console"] = "json"
-    """One JSON object for each line, or text for people."""
+    """Log format: JSON lines, or text for a terminal."""
 
     @property
     def interfaces(self) -> frozenset[str]:
@@ -188,31 +197,33 @@ class BrokerSettings(Settings, frozen=True, kw_only=True):
 
     @property
     def ledger(self) -> str:
-        """The store, which is where the objects are if these are served."""
+        """The effective store: `--store` or its default."""
         return self.store or (KUBERNETES if self.serves_objects else DEFAULT_STORE)
 
     @property
     def certificates(self) -> Path:
-        """Of the REST interface, which cannot be without."""
+        """Directory with the certificates of the REST interface, which requires them."""
         if self.http_cert_path is None:
             raise InvalidSettings(_NO_CERTIFICATES, hint="see --help")
         return self.http_cert_path
 
     def problems(self) -> list[str]:
-        """All that is wrong with the values, a sentence each, beginning with the flag's name."""
+        """Returns one sentence per invalid value, beginning with the flag's name."""
         return [*self._unusable(), *self._out_of_range(), *self._contradictions()]
 
     def _unusable(self) -> list[str]:
         found = []
         if unknown := sorted(self.interfaces - {"http", "kubernetes"}):
             found.append(
-                f"--broker-interface: {unknown[0]!r} is unknown; write http, kubernetes, or both with"
-                " a comma"
+                f"--broker-interface: {unknown[0]!r} is not supported; use http, kubernetes or"
+                " http,kubernetes"
             )
         if self.serves_http and self.http_cert_path is None:
             found.append(_NO_CERTIFICATES)
         if not _NAMESPACE.fullmatch(self.http_namespace):
-            found.append(f"--http-namespace: {self.http_namespace!r} is no Kubernetes namespace")
+            found.append(
+                f"--http-namespace: {self.http_namespace!r} is not a valid Kubernetes namespace"
+            )
         return found
 
     def _out_of_range(self) -> list[str]:
@@ -231,8 +242,8 @@ class BrokerSettings(Settings, frozen=True, kw_only=True):
         found = []
         if self.serves_objects and not self.ledger.startswith(KUBERNETES):
             found.append(
-                f"--store: {self.store} does not go with --broker-interface={self.broker_interface},"
-                f" whose objects are the ledger; leave it out, or write {KUBERNETES}"
+                f"--store: {self.store} cannot be used with --broker-interface={self.broker_interface},"
+                f" which requires {KUBERNETES}"
             )
         times = (
             self.leader_elect_retry_period,
@@ -245,31 +256,31 @@ class BrokerSettings(Settings, frozen=True, kw_only=True):
                 " --leader-elect-lease-duration"
             )
         if self.ca_path and not self.serves_http:
-            found.append("--ca-path: newcomers join by http, which --broker-interface leaves out")
+            found.append("--ca-path: enrolment requires http in --broker-interface")
         if self.default_duration > self.max_duration:
             found.append("--default-duration: must not be above --max-duration")
         if self.ca_path and self.enrol_port and self.enrol_port == self.http_port:
-            found.append("--enrol-port: must not be --http-port")
+            found.append("--enrol-port: must differ from --http-port")
         probes, metrics = self.health_probe_bind_address, self.metrics_bind_address
         if probes is not None and probes == metrics and probes.port:
             found.append(
-                f"--metrics-bind-address: {metrics} is --health-probe-bind-address already"
+                f"--metrics-bind-address: {metrics} is already used by --health-probe-bind-address"
             )
         for name, address in (
             ("--health-probe-bind-address", probes),
             ("--metrics-bind-address", metrics),
         ):
             if address == (self.http_host, self.http_port) and self.http_port:
-                found.append(f"{name}: {address} is where the REST interface is served")
+                found.append(f"{name}: {address} is already used by the REST interface")
         return found
 
 
 KUBERNETES = "kubernetes:"
-"""How a store begins that is kept in objects."""
+"""Prefix of a `--store` value for the Kubernetes store."""
 
-_NO_CERTIFICATES = "--http-cert-path: is needed, here or as KUBELEND_HTTP_CERT_PATH"
+_NO_CERTIFICATES = "--http-cert-path: required; set the flag or KUBELEND_HTTP_CERT_PATH"
 
-# A time of zero would end all at once, where it does not mean "none" or "off".
+# Where 0 does not mean "disabled", a zero duration would expire immediately.
 _MOMENT = timedelta(milliseconds=1)
 _LEAST: dict[str, int | timedelta] = {
     "stale_after": _MOMENT,
@@ -300,22 +311,22 @@ _LEAST: dict[str, int | timedelta] = {
 
 
 class ClientSettings(Settings, frozen=True, kw_only=True):
-    """Whoever calls a broker."""
+    """Settings of a client of the broker."""
 
     broker: str = "https://localhost:8443"
-    """Address of the broker."""
+    """URL of the broker."""
 
     cert_path: Path
-    """Directory with tls.crt, tls.key and ca.crt: who calls, and which broker is trusted."""
+    """Directory with the client certificate: tls.crt, tls.key, and ca.crt to verify the broker."""
 
     timeout: timedelta = timedelta(seconds=30)
-    """How long one call may take."""
+    """Timeout of a call."""
 
     auto_renew: bool = True
-    """Renew the certificate in --cert-path after a call, once a quarter of its life or less is left."""
+    """Renew the certificate in --cert-path after a call when a quarter of its lifetime or less is left."""
 
     def problems(self) -> list[str]:
-        """All that is wrong with the values, a sentence each, beginning with the flag's name."""
+        """Returns one sentence per invalid value, beginning with the flag's name."""
         found = [problem] if (problem := address_problem(self.broker, "--broker")) else []
         if self.timeout < _MOMENT:
             found.append(f"--timeout: must be at least {_text(_MOMENT)}")
@@ -323,17 +334,17 @@ class ClientSettings(Settings, frozen=True, kw_only=True):
 
 
 class HolderSettings(Settings, frozen=True, kw_only=True):
-    """Whoever looks at a certificate, without a broker."""
+    """Settings of commands that only read a certificate directory."""
 
     cert_path: Path
     """Directory with tls.crt, tls.key and ca.crt."""
 
 
 def address_problem(url: str, where: str) -> str:
-    """What is wrong with the address of a broker, beginning with where it was given; empty if nothing."""
+    """Returns the error for an invalid broker URL, prefixed with the flag `where`; empty if valid."""
     if _is_address(url):
         return ""
-    return f"{where}: {url!r} is no address of a broker; write https://broker.example.org:8443"
+    return f"{where}: {url!r} is not a broker URL; use the form https://broker.example.org:8443"
 
 
 def _is_address(url: str) -> bool:

@@ -1,4 +1,4 @@
-"""A described cluster for an agent to live in, with its own clock and network (`--source=simulated`)."""
+"""The agent environment for a simulated cluster with its own clock and network (`--source=simulated`)."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ from kubelend.apps.agent_settings import AgentSettings
 from kubelend.apps.surroundings import Offer, Surroundings
 from kubelend.core import durations
 from kubelend.kits import clock
-from kubelend.sources import descriptions
-from kubelend.sources.files import FileObjects
-from kubelend.sources.memory import MemoryObjects
-from kubelend.sources.simulated import SimulatedSource
 
 
 def of(settings: AgentSettings) -> Surroundings:
-    """To be closed by the caller."""
+    """Returns the environment; the caller must close it."""
+    # Imported here: the agent of a real cluster does not need the simulation.
+    from kubelend.sources import descriptions
+    from kubelend.sources.files import FileObjects
+    from kubelend.sources.memory import MemoryObjects
+    from kubelend.sources.simulated import SimulatedSource
+
     described = descriptions.load(Path(settings.simulation))
     now = _clock(durations.parse(described.agent.clock_skew))
-    says = Offer(described.cost, described.labels, described.region, None)
-    offered = surroundings.offer(settings, says)
+    described_offer = Offer(described.cost, described.labels, described.region, None)
+    offered = surroundings.offer(settings, described_offer)
     around = Surroundings(
         source=SimulatedSource(described, clock.utc_now),
         objects=MemoryObjects(now),

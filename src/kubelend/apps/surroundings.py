@@ -1,7 +1,7 @@
-"""Where an agent lives: its cluster, objects, clock and peering, as its settings say.
+"""The environment of an agent, built from its settings: cluster source, objects, clock and peering.
 
-The cluster is a described one (`apps.simulated_cluster`) or a real one (`apps.real_cluster`). Each brings
-libraries that the other does without, and is imported only if it is wanted.
+The cluster is a real or a simulated one. Each needs libraries that the other does not, which are therefore
+imported where they are used.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ async def _nothing() -> None: ...
 
 
 class Surroundings(NamedTuple):
-    """What the agent is put into."""
+    """The dependencies of an agent on its cluster."""
 
     source: ClusterSource
     objects: LocalObjects
     clock: Clock
     namespace: str
-    """Of the objects that instructions become; empty for each request's own."""
+    """Namespace of instruction objects; empty for the namespace of each ResourceRequest."""
     policy: LendingPolicy | None
     offer: Offer
     problem: Callable[[], str] = lambda: ""
-    """Why not all of the objects can be used."""
+    """Returns why some objects cannot be used; empty if all can."""
     unseen: Callable[[], str] = lambda: ""
-    """Why objects cannot be seen at all, which keeps the agent from its work."""
+    """Returns why objects cannot be watched at all, which makes the agent unready."""
     close: Callable[[], Awaitable[None]] = _nothing
     network_delay: timedelta = timedelta()
     dies_after: timedelta = timedelta()
 
 
 class Offer(NamedTuple):
-    """What the cluster says of itself besides what is measured."""
+    """What a cluster advertises besides its measured resources."""
 
     cost: bodies.Cost | None
     labels: dict[str, str]
@@ -62,25 +62,20 @@ NO_OFFER = Offer(None, {}, "", None)
 
 @asynccontextmanager
 async def opened(settings: AgentSettings) -> AsyncIterator[Surroundings]:
-    """What the settings ask for, until the end."""
+    """Opens the environment that the settings select."""
     if settings.source == "kubernetes":
         from kubelend.apps import real_cluster
 
         async with real_cluster.opened(settings) as around:
             yield around
     else:
-        around = of(settings)
+        from kubelend.apps import simulated_cluster
+
+        around = simulated_cluster.of(settings)
         try:
             yield around
         finally:
             await around.close()
-
-
-def of(settings: AgentSettings) -> Surroundings:
-    """Those of a simulated cluster, for who closes them himself."""
-    from kubelend.apps import simulated_cluster
-
-    return simulated_cluster.of(settings)
 
 
 def advertising(settings: AgentSettings, around: Surroundings, cluster: str) -> Advertising:
@@ -102,7 +97,7 @@ def advertising(settings: AgentSettings, around: Surroundings, cluster: str) -> 
 
 
 def peering(settings: AgentSettings, cluster: str) -> Peering:
-    """With `auto`, liqoctl where there are kubeconfigs for it."""
+    """Returns the peering implementation; `auto` selects liqoctl if there are kubeconfigs."""
     if settings.peering == "none" or not settings.kubeconfigs_dir:
         return NoPeering()
     return LiqoctlPeering(
@@ -115,7 +110,7 @@ def peering(settings: AgentSettings, cluster: str) -> Peering:
 
 
 def pod_namespace() -> str:
-    """That of the agent's own pod, if it runs in one and was told."""
+    """Returns the validated POD_NAMESPACE, or an empty string."""
     found = os.environ.get("POD_NAMESPACE", "")
     try:
         names.parse(f"{found or 'default'}/any")
@@ -125,7 +120,7 @@ def pod_namespace() -> str:
 
 
 def offer(settings: AgentSettings, otherwise: Offer = NO_OFFER) -> Offer:
-    """What the flags say, and where they say nothing, what is said otherwise."""
+    """Returns the offer from the flags, with values from `otherwise` where flags are not set."""
     pairs = (pair.partition("=") for pair in settings.labels.split(",") if pair)
     labels = {key.strip(): value.strip() for key, _, value in pairs}
     costs = (settings.cpu_cost, settings.memory_cost, settings.gpu_cost, settings.storage_cost)
@@ -138,7 +133,7 @@ def offer(settings: AgentSettings, otherwise: Offer = NO_OFFER) -> Offer:
 
 
 def lending(settings: AgentSettings, offered: Offer) -> LendingPolicy | None:
-    """The policy that is offered, as the agent applies it itself."""
+    """Returns the advertised lending policy in the form that the agent enforces."""
     if offered.policy is None:
         return None
     return limit_conversion.to_policy(offered.policy, settings.policy_file)
@@ -153,8 +148,8 @@ def _policy(path: str) -> bodies.LendingPolicy | None:
         found = documents.values(Path(path).read_bytes()) or {}
         return documents.written(found, bodies.LendingPolicy)
     except OSError as problem:
-        why = problem.strerror
-        raise InvalidSettings(f"--policy-file: {path} cannot be read: {why}") from problem
+        reason = problem.strerror
+        raise InvalidSettings(f"--policy-file: {path} cannot be read: {reason}") from problem
     except InvalidInput as problem:
         hint = problem.hint or "see docs/limits.md"
         raise InvalidSettings(f"--policy-file: {path}: {problem.message}", hint=hint) from problem

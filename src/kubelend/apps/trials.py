@@ -1,7 +1,7 @@
-"""A broker and agents to try things on: with a throw-away authority and store, all gone at the end.
+"""Temporary deployments of brokers and agents as child processes, with their own CA, certificates and store.
 
-The demo and the benchmarks run on one. What they show and measure is the real thing, see `apps.children`;
-only the certificates and the ports are made for it.
+The demo, the benchmarks, the lab and the tests use them. The processes are started with the `kubelend`
+command; only certificates and ports are specific to the deployment.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LIFETIME = timedelta(days=1)
 
 
 class Trial:
-    """A directory with an authority, the broker's certificate and the place of its store."""
+    """A directory with a CA, the broker's certificate and its store."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -38,7 +38,7 @@ class Trial:
         files.save_credentials(self._broker_certificate, issued)
 
     def certificate(self, name: str, role: Role = Role.CLUSTER) -> Path:
-        """Issue one, unless there is one; gives the directory that holds it."""
+        """Issues a certificate unless it exists; returns its directory."""
         directory = self.directory / "certs" / name
         if directory.exists():
             return directory
@@ -47,7 +47,7 @@ class Trial:
         return directory
 
     def broker(self, *arguments: str) -> AbstractContextManager[BrokerProcess]:
-        """Start the broker, with these flags beside the needed ones; stop it at the end."""
+        """Starts the broker with additional flags; stops it at exit."""
         return _stopped_at_the_end(
             lambda: BrokerProcess(self.log, [*self._arguments(), *arguments])
         )
@@ -55,7 +55,7 @@ class Trial:
     def agent(
         self, name: str, broker: BrokerProcess, simulation: Path, *arguments: str
     ) -> AbstractContextManager[AgentProcess]:
-        """The same for the agent of a simulated cluster. Its objects stay for the next of this name."""
+        """Starts the agent of a simulated cluster. Its objects are kept for the next agent of this name."""
         objects = self.directory / "objects" / name
         objects.mkdir(parents=True, exist_ok=True)
         needed = [
@@ -83,7 +83,7 @@ class Trial:
 
 @contextmanager
 def trial() -> Iterator[Trial]:
-    """A trial in a directory of its own, which is removed however this ends, short of a kill -9."""
+    """Creates a deployment in a temporary directory, which is removed at exit, also after a signal."""
     with interrupts.like_ctrl_c(), tempfile.TemporaryDirectory(prefix="kubelend-") as directory:
         yield Trial(Path(directory))
 
@@ -92,7 +92,7 @@ def trial() -> Iterator[Trial]:
 def _stopped_at_the_end(start: Callable[[], Process]) -> Iterator[Process]:
     process: Process | None = None
     try:
-        # A Ctrl-C between the start and the assignment would leave it running.
+        # Ctrl-C between start and assignment would leave the process running.
         with interrupts.put_off():
             process = start()
         yield process

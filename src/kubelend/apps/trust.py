@@ -1,6 +1,7 @@
-"""All of the broker that hangs on certificate files, and follows them while it runs.
+"""Everything of the broker that depends on certificate files, reloaded when they change.
 
-Its own certificate and whom it lets in, the authority that signs for newcomers, and who a caller is.
+`CertificateManager` owns the TLS contexts, the authenticator, the CA that issues certificates
+(`ReloadingAuthority`) and the renewal of the broker's own certificate (`ServerCertificateRenewer`).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ log = structlog.get_logger("kubelend.broker")
 
 
 class Trust:
-    """Made by the composition root; `follow` is a root task."""
+    """Reloads certificate files and applies them; `follow` is a root task."""
 
     def __init__(self, settings: BrokerSettings, writer: Writer, metrics: Metrics) -> None:
         self._directory = settings.certificates
@@ -43,22 +44,22 @@ class Trust:
         self._server = tls.ReloadingServerContext(
             self._directory, report=_keeps_old, authorities=self._believed
         )
-        # It reads the same files as the one above, which reports what is wrong with them.
+        # Reads the same files as the context above, which reports their errors.
         self._enrolment = tls.ReloadingServerContext(
             self._directory, report=lambda _: None, ask=False
         )
         self.server = self._server.context
-        """For those who have a certificate."""
+        """TLS context of the REST interface, which requires a client certificate."""
         self.enrolment = self._enrolment.context
-        """For newcomers, who have none."""
+        """TLS context of the enrolment interface, which requests no client certificate."""
         self.callers = Callers(
             self._directory, writer, self._server, trust_proxies=settings.trust_proxies
         )
 
     async def follow(self) -> None:
-        """Take up changed files: new connections see the new certificate, open ones go on.
+        """Reloads changed files until cancelled. New connections use the new certificate, open ones stay.
 
-        Unless an authority was taken away: then they are judged anew, each by its next call.
+        If a CA was removed, open connections are re-authenticated at their next call.
         """
         self._measure()
         while True:
@@ -66,24 +67,24 @@ class Trust:
             await asyncio.sleep(self._interval)
 
     async def refresh(self) -> None:
-        """Look at all files once, and renew the broker's own certificate if that is due and ours to do."""
+        """Checks all files once, and renews the broker's own certificate if due."""
         if self.authority is not None and self.authority.refresh():
             self._has_new_authority = True
-            log.info("authority reloaded")
+            log.info("CA reloaded")
         if self._own is not None:
             await self._own.renew_if_due(self._writer.clock())
         self._enrolment.refresh()
         believed = self._server.generation
         if self._server.refresh(again=self._has_new_authority):
             self._has_new_authority = False
-            log.info("certificates reloaded", path=str(self._directory))
+            log.info("Certificates reloaded", path=str(self._directory))
             self._take_up()
         if self._server.generation != believed:
-            log.warning("an authority is not trusted any more: open connections are judged anew")
+            log.warning("CA is no longer trusted, re-authenticating open connections")
             self._writer.feeds.wake_all()
 
     def _believed(self) -> str:
-        """Whose certificates are let in, in PEM form: who was dropped is not, whatever `ca.crt` says."""
+        """Returns the CAs that verify clients, in PEM form. Dropped CAs are excluded even if in `ca.crt`."""
         if self.authority is None:
             return ""
         own = files.load_certificates(self._directory / keyfiles.AUTHORITIES)
@@ -95,9 +96,9 @@ class Trust:
     def _tell_of(self, dropped: set[x509.Certificate]) -> None:
         for each in dropped - self._told_of:
             log.warning(
-                "authority was dropped by a rotation: it is not trusted, though ca.crt has it",
+                "Ignoring CA in ca.crt that was dropped by a rotation",
                 path=str(self._directory / keyfiles.AUTHORITIES),
-                authority=each.subject.rfc4514_string(),
+                ca=each.subject.rfc4514_string(),
                 pin=str(pins.pin(each)),
             )
         self._told_of |= dropped
@@ -108,7 +109,7 @@ class Trust:
             if self.authority is not None:
                 self.authority.look()
             self._measure()
-        except InvalidSettings as problem:  # they change again, and so are read again
+        except InvalidSettings as problem:  # the files are being changed, and will be read again
             _keeps_old(problem)
 
     def _measure(self) -> None:
@@ -136,8 +137,8 @@ def _authority(settings: BrokerSettings) -> FollowedAuthority | None:
 
 
 def _cannot_sign(problem: InvalidSettings) -> None:
-    log.error("authority not reloaded, no certificates until it can be", problem=str(problem))
+    log.error("CA reload failed, not issuing certificates", error=str(problem))
 
 
 def _keeps_old(problem: InvalidSettings) -> None:
-    log.error("certificates not reloaded, the old ones stay in use", problem=str(problem))
+    log.error("Certificate reload failed, keeping the previous ones", error=str(problem))

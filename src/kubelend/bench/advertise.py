@@ -1,10 +1,9 @@
-"""`kubelend bench advertise`: what it costs the broker to listen to a large fleet.
+"""`kubelend bench advertise`: CPU and memory of a broker with many clusters.
 
-Each cluster has a certificate of its own and advertises once per interval, and all of them are spread
-evenly over it, as agents spread themselves. Between them and the broker is what stands for a proxy that
-ends TLS and passes their certificates on (docs/adr/0009), or nothing. The broker's processor time and
-memory are the kernel's figures, over a window that begins when every cluster has advertised once; since
-then the pods of each have changed, so that none just says the same.
+Each cluster has its own certificate and advertises once per interval; the advertisements are spread evenly
+over the interval, as those of agents are. They arrive directly or through a simulated proxy that terminates
+TLS and forwards the client certificates (docs/adr/0009). CPU and memory are read from the kernel, over a
+window that starts when every cluster has advertised once. The second advertisement differs from the first.
 """
 
 from __future__ import annotations
@@ -33,25 +32,25 @@ _SPARE_FILES = 100
 
 
 class Result(msgspec.Struct, frozen=True):
-    """The keys are API."""
+    """The result; its keys are API."""
 
     clusters: int
     interval: float
     direct: bool
     path: str
-    """How they reach the broker."""
+    """`direct` or `by proxy`."""
     advertisements: int
     advertisements_per_s: float
     cpu_percent: float
-    """Of one core."""
+    """Percent of one core."""
     rss_mb: float
-    """The most that was seen, in millions of bytes."""
+    """Peak resident memory in MB (10^6 bytes)."""
 
 
 def measure(clusters: int, interval: float, seconds: float, *, direct: bool) -> Result:
-    """Advertise for `seconds`, after all clusters have joined."""
+    """Measures for `seconds` after all clusters have advertised once."""
     if processes.allow_many_files() < clusters + _SPARE_FILES and direct:
-        raise InvalidInput(f"{clusters} connections are more than `ulimit -Hn` allows")
+        raise InvalidInput(f"{clusters} connections exceed the limit of open files (`ulimit -Hn`)")
     with trials.trial() as trial:
         known = fleets.clusters(clusters, clock.utc_now())
         identities = _identities(trial, known)
@@ -84,7 +83,7 @@ def _messages(clusters: Iterable[Cluster], identities: Identities, direct: bool)
 
 
 class Load(NamedTuple):
-    """What the broker went through, and what that cost it."""
+    """The number of advertisements sent, and the resource usage of the broker."""
 
     sent: int
     window: Window
@@ -124,7 +123,7 @@ async def _advertise(
     interval: float,
     seconds: float,
 ) -> Load:
-    """One after the other, at even distances, whether or not the one before has been answered."""
+    """Sends at a constant rate, without waiting for responses (open loop)."""
     window, sent = Window(broker.pid), 0
     begin = sampled = time.perf_counter()
     gap = interval / len(messages)

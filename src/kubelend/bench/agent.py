@@ -1,7 +1,7 @@
-"""`kubelend bench agent`: what a steady agent costs the cluster that it works for.
+"""`kubelend bench agent`: CPU and memory of an agent in a cluster with constant load.
 
-A real agent measures a simulated cluster, in which 50 pods come or go each second, and advertises it to a
-real broker. That it has taken in every one of them is seen by its metrics, see `replays`.
+A real agent measures a simulated cluster with 50 pod events per second and advertises it to a real broker.
+That it has processed every event is verified by its metrics, with `Replay`.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ EVENTS_PER_S = 50
 
 _CLUSTER = "steady"
 _WARM_UP = 10.0
-"""Seconds before the window, but no longer than it: what a process does once it does in the beginning."""
+"""Maximum seconds of warm-up before the window."""
 _IN_USE = "kubelend_agent_allocated"
 _PATIENCE = 10.0
 
 
 class Result(msgspec.Struct, frozen=True):
-    """The keys are API."""
+    """The result; its keys are API."""
 
     pods: int
     nodes: int
     events_per_s: float
-    """Pods that came or went in the agent's books, each second."""
+    """Pod events that the agent processed per second."""
     rss_mb: float
-    """The most that was seen, in millions of bytes."""
+    """Peak resident memory in MB (10^6 bytes)."""
     cpu_percent: float
-    """Of one core."""
+    """Percent of one core."""
 
 
 def measure(pods: int, nodes: int, seconds: float) -> Result:
-    """Watch the agent of such a cluster for so long, once it is ready and warm."""
+    """Measures the agent of such a cluster for `seconds`, after it is ready and warmed up."""
     described = descriptions.steady(nodes, pods, EVENTS_PER_S)
     with trials.trial() as trial, trial.broker() as broker:
         progress.say("agent: starting")
@@ -65,7 +65,7 @@ def measure(pods: int, nodes: int, seconds: float) -> Result:
 
 def _written(trial: Trial, described: Description) -> Path:
     path = trial.directory / f"{_CLUSTER}.yaml"
-    # What is JSON is YAML.
+    # JSON is valid YAML.
     path.write_bytes(msgspec.json.encode(described))
     return path
 
@@ -77,13 +77,13 @@ def _watched(agent: AgentProcess, seconds: float) -> Window:
         progress.say(f"agent: {seconds - left:.0f} of {seconds:.0f} s measured")
         time.sleep(min(windows.SAMPLE_SECONDS, left))
         if not agent.is_running:
-            raise Unavailable("the agent has ended", hint=agent.last_words())
+            raise Unavailable("the agent exited unexpectedly", hint=agent.last_words())
         window.sample()
     return window
 
 
 class _Look:
-    """What the agent says is in use at a moment."""
+    """The allocated memory that the agent reports at a moment."""
 
     def __init__(self, agent: AgentProcess) -> None:
         self.at = time.perf_counter()
@@ -91,7 +91,7 @@ class _Look:
         self.memory = _memory_in_use(_metrics(agent.port_of("metrics")))
 
     def events_since(self, earlier: _Look, described: Description) -> float:
-        """How many the agent has taken in per second, by playing them again."""
+        """Returns the events processed per second, found by replaying the simulation."""
         replay, most = Replay(described), 2 * EVENTS_PER_S
         replay.events_until(earlier.memory, int(most * (earlier.age + _PATIENCE)))
         seconds = self.at - earlier.at
@@ -112,4 +112,4 @@ def _memory_in_use(metrics: str) -> int:
         for sample in family.samples:
             if sample.name == _IN_USE and sample.labels == {"resource": "memory"}:
                 return int(sample.value)
-    raise UnexpectedAnswer(f"the agent's metrics have no {_IN_USE} of memory")
+    raise UnexpectedAnswer(f"the agent's metrics do not contain {_IN_USE} for memory")

@@ -1,8 +1,9 @@
-"""`kubelend bench agents`: what a thousand agents cost their broker, and whether each hears what it should.
+"""`kubelend bench agents` and `kubelend bench deliver`: many agents, and the latency of instructions.
 
-Every agent has a certificate of its own, a stream, and all of its parts (see `crowds`); the broker is a
-process. While all of them advertise, a requester borrows from each in turn, and gives back a little later. In
-the end every promise must have become an object in the right cluster, and every release have reached it.
+`agents` measures CPU and memory of a broker with many agents, and whether every instruction is delivered.
+Every agent has its own certificate, stream and components; all run in one process, the broker in another.
+While all of them advertise, a requester reserves from each in turn and releases a little later. At the end
+every reservation must have become an object in the right cluster, and every release must have arrived.
 """
 
 from __future__ import annotations
@@ -28,44 +29,46 @@ from kubelend.transports.http_client import BrokerClient
 from kubelend.wire import bodies
 
 LEAST_RATE = 20.0
-"""Reservations per second; more if the window were too short to reach everybody."""
+"""Minimum of reservations per second; higher if the window is too short to reach every agent."""
 
 _HELD_FOR = 3.0
 _PATIENCE = 10.0
-"""Seconds after the last release for all that is still on its way."""
+"""Seconds to wait for outstanding instructions after the last release."""
 _FILES_EACH = 4
 _SPARE_FILES = 100
 _AMOUNTS = bodies.Quantities("100m", "64Mi")
 
 
 class Result(msgspec.Struct, frozen=True):
-    """The keys are API."""
+    """The result; its keys are API."""
 
     count: int
     reservations: int
     missed: int
-    """Instructions, to hold or to let go, that did not reach their cluster."""
+    """Holds and withdrawals that did not reach their cluster."""
     cpu_percent: float
-    """Of one core, by the broker."""
+    """CPU of the broker in percent of one core."""
     rss_mb: float
-    """The most that was seen of the broker, in millions of bytes."""
+    """Peak resident memory of the broker in MB (10^6 bytes)."""
     p50_ms: float
     p99_ms: float
-    """From the requester's answer to the provider's object. All agents share one process, and its time."""
+    """From the requester's response to the provider's object. All agents share the CPU of one process."""
 
 
 class Load(NamedTuple):
-    """What happened, and what it cost the broker."""
+    """The deliveries, and the resource usage of the broker."""
 
     deliveries: Deliveries
     window: Window
 
 
 def measure(count: int, seconds: float) -> Result:
-    """So many agents, watched for so long once all are ready."""
+    """Measures for `seconds`, after all agents are ready."""
     if processes.allow_many_files() < _FILES_EACH * count + _SPARE_FILES:
-        raise InvalidInput(f"the connections of {count} agents are more than `ulimit -Hn` allows")
-    # Of what the agents say, only what is wrong with them matters here.
+        raise InvalidInput(
+            f"the connections of {count} agents exceed the limit of open files (`ulimit -Hn`)"
+        )
+    # Only errors of the agents are of interest here.
     logs.setup("error", "console")
     with trials.trial() as trial:
         members = _members(trial, count)
@@ -104,7 +107,7 @@ async def _borrow(
     window: Window,
     seconds: float,
 ) -> Window:
-    """From one after the other, at even distances, whether or not the one before has been answered."""
+    """Reserves from each cluster in turn at a constant rate, without waiting for responses (open loop)."""
     rate = max(LEAST_RATE, len(names) / seconds)
     begin = sampled = time.perf_counter()
     async with asyncio.TaskGroup() as group:
@@ -121,10 +124,10 @@ async def _borrow(
 
 
 async def _loan(client: BrokerClient, provider: str, deliveries: Deliveries) -> None:
-    wish = bodies.ReservationRequest(_AMOUNTS, target_cluster_id=provider)
-    answer = await client.reserve(wish)
+    request = bodies.ReservationRequest(_AMOUNTS, target_cluster_id=provider)
+    answer = await client.reserve(request)
     if answer.status.phase != Phase.RESERVED:
-        raise UnexpectedAnswer(f"{provider} does not lend: {answer.status.message}")
+        raise UnexpectedAnswer(f"reservation from {provider} failed: {answer.status.message}")
     deliveries.promised(answer)
     await asyncio.sleep(_HELD_FOR)
     await client.release(answer.id)
@@ -132,7 +135,7 @@ async def _loan(client: BrokerClient, provider: str, deliveries: Deliveries) -> 
 
 
 async def _settled(deliveries: Deliveries) -> None:
-    """Until nothing is on its way any more, or too long has been waited for it."""
+    """Waits until all instructions have been delivered, or the timeout."""
     deadline = time.perf_counter() + _PATIENCE
     while deliveries.missed and time.perf_counter() < deadline:
         progress.say("agents: waiting for the last instructions")

@@ -1,4 +1,4 @@
-"""What an API server was asked to write, as it counts itself: nobody has to believe the broker. Pure."""
+"""Counts write requests by the API server's own metrics, independent of the broker's. Pure."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from prometheus_client import parser
 from kubelend.wire import broker_objects, objects
 
 Writes = Counter[str]
-"""By what was done to what, for example `PATCH reservations/status`."""
+"""Number by verb and resource, for example `PATCH reservations/status`."""
 
 _COUNTER = "apiserver_request_total"
 _VERBS = frozenset({"POST", "PUT", "PATCH", "APPLY", "DELETE", "DELETECOLLECTION"})
 _GROUPS = frozenset({broker_objects.GROUP, objects.GROUP, "", "events.k8s.io"})
-"""All that a broker has reason to write to. Leases have a group of their own, and are not counted."""
+"""API groups that a broker writes to. Leases, which have their own group, are not counted."""
 
 
 def count(metrics: str) -> Writes:
-    """Up to now, refused ones too: they are work for the server all the same."""
+    """Returns all writes so far, including rejected ones, which are also work for the server."""
     found: Writes = Counter()
     for labels, value in _samples(metrics):
         if labels["verb"] in _VERBS and labels["group"] in _GROUPS:
@@ -28,12 +28,12 @@ def count(metrics: str) -> Writes:
 
 
 def each(writes: Writes, among: int) -> dict[str, float]:
-    """The share of one among so many, the largest first."""
+    """Returns writes per reservation, the largest first."""
     return {name: round(number / among, 3) for name, number in writes.most_common()}
 
 
 def _samples(metrics: str) -> Iterator[tuple[Mapping[str, str], float]]:
-    # There are tens of thousands of lines, and the parser is slow.
+    # There are tens of thousands of lines, and the parser is slow: filter first.
     lines = [line for line in metrics.splitlines() if line.startswith(f"{_COUNTER}{{")]
     for family in parser.text_string_to_metric_families("\n".join([*lines, ""])):
         for sample in family.samples:

@@ -1,4 +1,4 @@
-"""The audit behind every benchmark that writes: a figure counts only if what was promised is there."""
+"""Audits the store after a benchmark: figures are valid only if every confirmed reservation is stored."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kubelend.wire import bodies
 
 
 def violations(store: str, answers: Sequence[bytes]) -> int:
-    """Broken invariants, and answered reservations that are not there or were answered twice."""
+    """Counts violated invariants, and confirmed reservations that are missing or duplicate."""
     ledger, found, _ = audits.of(store)
     promised = {msgspec.json.decode(body, type=bodies.Reservation).id for body in answers}
     lost = promised - ledger.reservations.keys()

@@ -1,4 +1,7 @@
-"""`kubelend bench`: each benchmark alone, or all of them against their targets."""
+"""The commands of `kubelend bench`, the targets, and the table that compares results with them.
+
+A target applies to one size of a run: results of other sizes are printed without a verdict.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +23,16 @@ from kubelend.bench import restart as restarting
 from kubelend.bench import targets
 from kubelend.kits import columns
 
-app = typer.Typer(
-    name="bench", help="Measure this machine.", add_completion=False, rich_markup_mode=None
-)
+app = typer.Typer(name="bench", help="Run benchmarks.", add_completion=False, rich_markup_mode=None)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-Clusters = Annotated[int, typer.Option(help="How many clusters advertise.", min=1)]
-Connections = Annotated[int, typer.Option(help="How many clients ask at once.", min=1)]
-Seconds = Annotated[float, typer.Option(help="How long to measure.", min=0.1)]
-Interval = Annotated[float, typer.Option(help="Seconds between two of one cluster.", min=0.1)]
-Reservations = Annotated[int, typer.Option(help="How many the store holds.", min=1)]
+Clusters = Annotated[int, typer.Option(help="Number of clusters.", min=1)]
+Connections = Annotated[int, typer.Option(help="Number of concurrent clients.", min=1)]
+Seconds = Annotated[float, typer.Option(help="Seconds to measure.", min=0.1)]
+Interval = Annotated[
+    float, typer.Option(help="Seconds between two advertisements of a cluster.", min=0.1)
+]
+Reservations = Annotated[int, typer.Option(help="Number of reservations in the store.", min=1)]
 
 _KUBE = in_kubernetes.Size()
 
@@ -42,7 +45,7 @@ def bench(context: typer.Context) -> None:
 
 @app.command("all")
 def measure_all(json: Json = False) -> None:
-    """Run all against their targets; exit code 1 if one is missed."""
+    """Run all benchmarks; exit code 1 if a target is missed."""
     results = {
         "decide": _figures(deciding.measure_all(deciding.SIZES)),
         "reserve": _figures(reserving.measure(1_000, 32, 10.0)),
@@ -62,11 +65,11 @@ def measure_all(json: Json = False) -> None:
 @app.command()
 def decide(
     clusters: Annotated[
-        int | None, typer.Option(help="How many clusters; several sizes if not given.", min=1)
+        int | None, typer.Option(help="Number of clusters; default: several sizes.", min=1)
     ] = None,
     json: Json = False,
 ) -> None:
-    """Microseconds per decision, without any I/O."""
+    """Measure placement decisions without I/O, in microseconds."""
     found = deciding.measure_all(deciding.SIZES if clusters is None else (clusters,))
     _show(found, json, lambda: _sizes(found.sizes))
 
@@ -78,7 +81,7 @@ def reserve(
     seconds: Seconds = 15.0,
     json: Json = False,
 ) -> None:
-    """Durable reservations per second over mutual TLS."""
+    """Measure durable reservations per second over mutual TLS."""
     _report("reserve", reserving.measure(clusters, connections, seconds), json)
 
 
@@ -88,14 +91,14 @@ def advertise(
     interval: Interval = 30.0,
     seconds: Annotated[
         float | None,
-        typer.Option(help="How long to measure; one interval if not given.", min=0.1),
+        typer.Option(help="Seconds to measure; default: one interval.", min=0.1),
     ] = None,
     direct: Annotated[
-        bool, typer.Option("--direct", help="Each cluster connects itself, without a proxy.")
+        bool, typer.Option("--direct", help="Connect each cluster directly, without a proxy.")
     ] = False,
     json: Json = False,
 ) -> None:
-    """Processor time and memory of a broker with many clusters."""
+    """Measure CPU and memory of a broker with many clusters."""
     window = interval if seconds is None else seconds
     _report("advertise", advertising.measure(clusters, interval, window, direct=direct), json)
 
@@ -103,40 +106,40 @@ def advertise(
 @app.command()
 def restart(
     reservations: Reservations = 100_000,
-    starts: Annotated[int, typer.Option(help="How often to start; the median counts.", min=1)] = 3,
+    starts: Annotated[int, typer.Option(help="Number of starts; reports the median.", min=1)] = 3,
     json: Json = False,
 ) -> None:
-    """Seconds until a broker with a long history is ready."""
+    """Measure the start-up time of a broker with a large store."""
     _report("restart", restarting.measure(reservations, starts), json)
 
 
 @app.command()
 def agent(
-    pods: Annotated[int, typer.Option(help="How many pods its cluster has.", min=1)] = 3_000,
-    nodes: Annotated[int, typer.Option(help="On how many nodes.", min=1)] = 100,
+    pods: Annotated[int, typer.Option(help="Number of pods in its cluster.", min=1)] = 3_000,
+    nodes: Annotated[int, typer.Option(help="Number of nodes in its cluster.", min=1)] = 100,
     seconds: Seconds = 30.0,
     json: Json = False,
 ) -> None:
-    """Memory and processor time of an agent."""
+    """Measure CPU and memory of an agent."""
     _report("agent", agent_process.measure(pods, nodes, seconds), json)
 
 
 @app.command()
 def deliver(
-    count: Annotated[int, typer.Option(help="How many instructions.", min=1)] = 200,
+    count: Annotated[int, typer.Option(help="Number of instructions.", min=1)] = 200,
     json: Json = False,
 ) -> None:
-    """Milliseconds until a provider's agent has written down what it is to hold."""
+    """Measure the latency until a provider's agent has stored a ProviderInstruction."""
     _report("deliver", delivering.measure(count), json)
 
 
 @app.command()
 def agents(
-    count: Annotated[int, typer.Option(help="How many agents.", min=1)] = 1_000,
+    count: Annotated[int, typer.Option(help="Number of agents.", min=1)] = 1_000,
     seconds: Seconds = 30.0,
     json: Json = False,
 ) -> None:
-    """Processor time and memory of a broker with many agents, and whether they miss anything."""
+    """Measure CPU and memory of a broker with many agents, and missed instructions."""
     _report("agents", many_agents.measure(count, seconds), json)
 
 
@@ -145,20 +148,20 @@ def kube(
     clusters: Clusters = _KUBE.clusters,
     connections: Connections = _KUBE.connections,
     reservations: Annotated[
-        int, typer.Option(help="How many are made.", min=1)
+        int, typer.Option(help="Number of reservations to create.", min=1)
     ] = _KUBE.reservations,
     idle_seconds: Annotated[
-        float, typer.Option(help="How long to watch a broker that has nothing to do.", min=0.1)
+        float, typer.Option(help="Seconds to measure an idle broker.", min=0.1)
     ] = _KUBE.idle_seconds,
     advertisements: Annotated[
-        int, typer.Option(help="How many a starting broker finds.", min=1)
+        int, typer.Option(help="Number of advertisements in the store at start-up.", min=1)
     ] = _KUBE.advertisements,
     history: Annotated[
-        int, typer.Option(help="How many reservations it finds.", min=0)
+        int, typer.Option(help="Number of reservations in the store at start-up.", min=0)
     ] = _KUBE.history,
     json: Json = False,
 ) -> None:
-    """A broker whose store is a real Kubernetes API server: rates, writes, start."""
+    """Measure rates, writes and start-up time of a broker with a Kubernetes store."""
     size = in_kubernetes.Size(
         clusters, connections, reservations, idle_seconds, advertisements, history
     )
@@ -167,7 +170,7 @@ def kube(
 
 def _kube_if_there() -> dict[str, dict[str, Any]]:
     if missing := in_kubernetes.lacking():
-        print(f"kube is left out: {missing}", file=sys.stderr)
+        print(f"skipping kube: {missing}", file=sys.stderr)
         return {}
     return {"kube": _figures(in_kubernetes.measure(_KUBE))}
 

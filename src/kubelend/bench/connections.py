@@ -1,7 +1,7 @@
-"""The clients' side of a benchmark: connections which cost next to nothing beside what they measure.
+"""A minimal HTTP/1.1 client with little overhead of its own.
 
-They read only what our broker answers: a status, a Content-Length, a body. One request is in flight on a
-connection at a time, as with any HTTP/1.1 client.
+It supports only responses of our broker: a status, a Content-Length, a body. Each connection has one request
+in flight at a time.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from typing import NamedTuple, cast
 from kubelend.core.errors import BrokerUnreachable, UnexpectedAnswer
 
 PATIENCE = 30.0
-"""Seconds after which an answer that has not come will not."""
+"""Timeout of a response in seconds."""
 
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)\r\n", re.IGNORECASE)
 _HEAD_END = b"\r\n\r\n"
 
 
 class Answer(NamedTuple):
-    """One response, as far as it is read."""
+    """Status and body of a response."""
 
     status: int
     body: bytes
 
 
 def parse(received: bytes) -> Answer | None:
-    """The answer at the start of what was received; None while a part of it is missing."""
+    """Parses a response; returns None while it is incomplete."""
     end = received.find(_HEAD_END)
     if end < 0:
         return None
     length = _LENGTH.search(received, 0, end + 2)
     if length is None or not received.startswith(b"HTTP/1.1 "):
-        raise UnexpectedAnswer(f"not an answer that can be read here: {received[:80]!r}")
+        raise UnexpectedAnswer(f"response not supported by this client: {received[:80]!r}")
     start = end + len(_HEAD_END)
     whole = start + int(length[1])
     if len(received) < whole:
@@ -44,7 +44,7 @@ def parse(received: bytes) -> Answer | None:
 
 
 class Connection(asyncio.Protocol):
-    """One connection; `on_answer` and `on_lost` say what happens next."""
+    """One connection; calls `on_answer` and `on_lost`."""
 
     def __init__(self) -> None:
         self.on_answer: Callable[[Answer], None] = _ignore
@@ -59,7 +59,7 @@ class Connection(asyncio.Protocol):
         self._transport.write(request)
 
     async def call(self, request: bytes) -> Answer:
-        """Send, and wait for the answer."""
+        """Sends a request and waits for the response."""
         answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
         def lost(problem: Exception) -> None:
@@ -79,7 +79,7 @@ class Connection(asyncio.Protocol):
     def is_closed(self) -> bool:
         return self._transport is None or self._transport.is_closing()
 
-    # -- what the event loop calls
+    # -- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -105,8 +105,8 @@ async def connect(port: int, context: ssl.SSLContext) -> Connection:
 
 
 def _ignore(_: object) -> None:
-    """An answer that nobody waits for."""
+    """Default callback."""
 
 
 def _lost(problem: Exception | None) -> BrokerUnreachable:
-    return BrokerUnreachable(f"the broker closed a connection: {problem or 'without a word'}")
+    return BrokerUnreachable(f"the broker closed a connection: {problem or 'no reason given'}")

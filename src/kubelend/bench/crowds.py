@@ -1,7 +1,7 @@
-"""Many agents in one process: each with its own certificate, connections, stream and parts, as it is shipped.
+"""Runs many agents in one process, each with its own certificate, connections, stream and components.
 
-All that is missing is a process for each, for which a machine has no room. Their clusters are tiny and their
-objects are in memory: what they do is speak with the broker.
+A process per agent would not fit on one machine. Their clusters are tiny and their objects are in memory, so
+that mainly the communication with the broker remains.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from kubelend.sources.simulated import SimulatedSource
 _TINY = Description([NodeGroup({"cpu": 16, "memory": "64Gi"})])
 _OFFER = Offer(cost=None, labels={}, region="", policy=None)
 _RAMP = 32
-"""Agents that join at a time."""
+"""Number of agents started in parallel."""
 _READY_WITHIN = 30.0
 _LOOK_EVERY = 0.01
 
 
 class Member(NamedTuple):
-    """One cluster."""
+    """The cluster of one agent."""
 
     name: str
     certificates: Path
@@ -45,7 +45,7 @@ class Member(NamedTuple):
 async def joined(
     url: str, members: Sequence[Member], deliveries: Deliveries
 ) -> AsyncIterator[None]:
-    """Everybody is there and ready, and leaves at the end. An agent that dies ends it all."""
+    """Starts all agents, waits until they are ready and stops them at exit. Raises if one of them fails."""
     async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
         running: list[asyncio.Task[str]] = []
         try:
@@ -87,5 +87,5 @@ async def _until_ready(agents: Sequence[Process]) -> None:
     deadline = time.perf_counter() + _READY_WITHIN
     while reasons := [one.standing.unready for one in agents if one.standing.unready]:
         if time.perf_counter() > deadline:
-            raise Unavailable(f"{len(reasons)} agents did not start", hint=reasons[0])
+            raise Unavailable(f"{len(reasons)} agents are not ready", hint=reasons[0])
         await asyncio.sleep(_LOOK_EVERY)

@@ -1,4 +1,4 @@
-"""`kubelend bench decide`: how long one decision takes, in this process and without any I/O."""
+"""`kubelend bench` decide, reserve and restart: the decision, the throughput and the start-up of a broker."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _ROUND_SECONDS = 0.03
 
 
 class Result(msgspec.Struct, frozen=True):
-    """Microseconds per decision. The keys are API."""
+    """Microseconds per decision; the keys are API."""
 
     clusters: int
     small_us: float
     large_us: float
     us_per_decision: float
-    """The larger of both."""
+    """The maximum of both."""
 
 
 class Results(Result, frozen=True):
-    """Several sizes; the figures themselves are those of the target's size, or of the first."""
+    """Results of several sizes; the top-level figures are those of the target's size, else of the first."""
 
     sizes: tuple[Result, ...] = ()
 
@@ -47,7 +47,7 @@ def measure_all(sizes: Sequence[int]) -> Results:
 
 
 def measure(clusters: int) -> Result:
-    """Decide small and large requests over one random fleet."""
+    """Measures decisions on small and large requests over one random fleet."""
     progress.say(f"decide: {clusters:,} clusters")
     known = fleets.clusters(clusters, _NOW)
     fleet = _fleet(known)
@@ -68,7 +68,7 @@ def _microseconds(requests: list[Request], fleet: Fleet) -> float:
     questions = [Question(request, _NOW) for request in requests]
     for question in questions:
         if not isinstance(decision.decide(question, fleet), Placement):
-            raise KubelendError("a request fits nowhere, so this would measure explanations")
+            raise KubelendError("a request fits nowhere; the benchmark would measure explanations")
 
     def decide_all() -> None:
         for question in questions:

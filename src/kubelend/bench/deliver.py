@@ -1,8 +1,7 @@
-"""`kubelend bench deliver`: how long it takes from a promise until the cluster that keeps it knows.
+"""`kubelend bench deliver`: latency from the broker's response to the provider's ProviderInstruction.
 
-A requester borrows from the cluster of a real agent, again and again. The clock runs from the broker's
-answer until the provider's ProviderInstruction is there, on the disk. In between are the broker's stream, the
-agent's own decision, and a durable write.
+A requester reserves repeatedly from the cluster of a real agent. The latency covers the broker's stream, the
+agent's own decision and a durable write to disk.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from kubelend.wire import bodies
 from kubelend.wire.objects import ProviderInstruction
 
 PATIENCE = 10.0
-"""Seconds after which an instruction that has not come will not."""
+"""Timeout of an instruction in seconds."""
 
 _PROVIDER, _REQUESTER = "provider", "requester"
 _SOME = "nodes: [{capacity: {cpu: 64, memory: 256Gi}}]\n"
@@ -35,7 +34,7 @@ _LOOK_EVERY = 0.0005
 
 
 class Result(msgspec.Struct, frozen=True):
-    """The keys are API."""
+    """The result; its keys are API."""
 
     count: int
     p50_ms: float
@@ -43,7 +42,7 @@ class Result(msgspec.Struct, frozen=True):
 
 
 def measure(count: int) -> Result:
-    """Borrow and give back so many times, one after the other."""
+    """Reserves and releases `count` times sequentially."""
     with trials.trial() as trial, trial.broker("--rate-limit=0") as broker:
         progress.say("deliver: starting")
         broker.wait_until_ready()
@@ -82,11 +81,11 @@ def _deliveries(
 class _Made(NamedTuple):
     reservation: str
     at: float
-    """When the broker's answer had been read."""
+    """When the broker's response had been read."""
 
 
 class _Requester:
-    """Works in its event loop only while it calls: a loop that waits on the disk would look too seldom."""
+    """Runs its event loop only during calls: polling the disk in the loop would be less precise."""
 
     def __init__(self, runner: asyncio.Runner, client: BrokerClient) -> None:
         self._run = runner.run
@@ -113,7 +112,7 @@ def _path(objects: Path, reservation: str) -> Path:
 
 
 def _there_at(path: Path, agent: AgentProcess) -> float:
-    """When the file was there; by then it is whole, for the agent writes it beside and moves it here."""
+    """Returns when the file appeared. It is complete then, because the agent renames it into place."""
     deadline = time.perf_counter() + PATIENCE
     while not path.exists():
         if time.perf_counter() > deadline or not agent.is_running:
@@ -127,4 +126,4 @@ def _there_at(path: Path, agent: AgentProcess) -> float:
 def _check(path: Path, reservation: str) -> None:
     found = documents.parse(path.read_bytes(), ProviderInstruction)
     if found.spec.reservation_name != reservation:
-        raise KubelendError(f"{path.name} speaks of {found.spec.reservation_name}")
+        raise KubelendError(f"{path.name} is for reservation {found.spec.reservation_name}")

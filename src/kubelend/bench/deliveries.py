@@ -1,4 +1,4 @@
-"""Which promises reached those who keep them, and when: by what the broker said and what agents wrote."""
+"""Tracks which instructions have reached their provider and when."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ Timer = Callable[[], float]
 
 
 class Deliveries:
-    """Of all reservations of a run. The provider may know of one before the requester has its answer."""
+    """All reservations of a run. The provider may be notified before the requester."""
 
     def __init__(self, timer: Timer = time.perf_counter) -> None:
         self._timer = timer
         self._promised: dict[str, tuple[str, float]] = {}
-        """Who is to hold it, and when the requester was told so."""
+        """Provider, and time of the requester's response, by reservation."""
         self._released: set[str] = set()
         self._held: dict[tuple[str, str], float] = {}
-        """By reservation and provider."""
+        """Time of the first ProviderInstruction by reservation and provider."""
         self._withdrawn: set[tuple[str, str]] = set()
 
-    # -- what the requester was told
+    # -- requester
 
     def promised(self, answer: bodies.Reservation) -> None:
         self._promised[answer.id] = answer.target_cluster_id, self._timer()
@@ -34,7 +34,7 @@ class Deliveries:
     def released(self, reservation: str) -> None:
         self._released.add(reservation)
 
-    # -- what a provider did
+    # -- provider
 
     def written(self, cluster: str, found: ProviderInstruction) -> None:
         key = found.spec.reservation_name, cluster
@@ -42,7 +42,7 @@ class Deliveries:
         if found.status.phase == provisions.WITHDRAWN:
             self._withdrawn.add(key)
 
-    # -- what that comes to
+    # -- result
 
     @property
     def count(self) -> int:
@@ -50,23 +50,23 @@ class Deliveries:
 
     @property
     def missed(self) -> int:
-        """Instructions that have not come: to hold something, or to let go of it again."""
+        """Number of holds and withdrawals that have not arrived."""
         keys = {name: (name, provider) for name, (provider, _) in self._promised.items()}
         unheld = sum(key not in self._held for key in keys.values())
         return unheld + sum(keys.get(name) not in self._withdrawn for name in self._released)
 
     @property
     def seconds(self) -> list[float]:
-        """From the requester's answer to the provider's object, of each that came."""
+        """Latencies from the requester's response to the provider's object."""
         return [
-            max(0.0, self._held[name, provider] - told)
-            for name, (provider, told) in self._promised.items()
+            max(0.0, self._held[name, provider] - answered)
+            for name, (provider, answered) in self._promised.items()
             if (name, provider) in self._held
         ]
 
 
 class NotedObjects(MemoryObjects):
-    """The objects of one cluster, whose instructions are noted as they are written."""
+    """In-memory objects of one cluster that record written ProviderInstructions."""
 
     def __init__(self, cluster: str, deliveries: Deliveries, clock: Callable[[], datetime]) -> None:
         super().__init__(clock)

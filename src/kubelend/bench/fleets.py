@@ -1,7 +1,7 @@
-"""Made-up clusters and requests that look like real ones; the same seed makes the same ones again.
+"""Fixtures of the benchmarks: random but reproducible clusters and requests, certificates, and filled stores.
 
-All benchmarks take theirs from here. Sizes follow what people run: many small clusters, few large ones,
-some with GPUs, most with prices, a few cordoned or silent for too long.
+Cluster sizes follow what people run: many small clusters, few large ones, some with GPUs, most with prices,
+a few cordoned or stale.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ _REGIONS = ("eu-central", "eu-west", "us-east", "us-west", "ap-south")
 
 
 def clusters(count: int, now: datetime, *, seed: int = 1, all_open: bool = False) -> list[Cluster]:
-    """In the order of their IDs; believed for a day. With `all_open`, each of them takes requests."""
-    random = Random(seed)  # noqa: S311 - chance that can be had again is the point
+    """Returns clusters ordered by ID, valid for a day. With `all_open`, none is cordoned or stale."""
+    random = Random(seed)  # noqa: S311 - must be reproducible
     return [_cluster(name(number), now, random, all_open) for number in range(count)]
 
 
 def name(number: int) -> ClusterId:
-    """Of one length, so that numbers and names have one order."""
+    """Returns names of equal length, so that they sort by number."""
     return ClusterId(f"cluster-{number:06d}")
 
 
 def small_requests(count: int, *, seed: int = 2) -> list[Request]:
-    """What most people ask for: a few pods. Nearly every cluster has room."""
+    """Returns requests for a few pods, which fit nearly every cluster."""
     random = Random(seed)  # noqa: S311 - as above
     return [
         _request(
@@ -55,7 +55,7 @@ def small_requests(count: int, *, seed: int = 2) -> list[Request]:
 
 
 def tiny_requests(count: int, *, seed: int = 5) -> list[Request]:
-    """So little that no run fills a fleet with them."""
+    """Returns requests so small that no run exhausts the fleet."""
     random = Random(seed)  # noqa: S311 - as above
     return [
         _request(Resources(cpu=random.randint(1, 9), memory=random.randint(1, 9) * MIB))
@@ -66,7 +66,7 @@ def tiny_requests(count: int, *, seed: int = 5) -> list[Request]:
 def large_requests(
     count: int, fleet: Sequence[Cluster], now: datetime, *, seed: int = 3
 ) -> list[Request]:
-    """Nearly all that one of the freest clusters has, of every kind: next to no other has room."""
+    """Returns requests for nearly all resources of one of the largest clusters; hardly any other fits."""
     random = Random(seed)  # noqa: S311 - as above
     usable = [one.ceiling for one in fleet if one.cordon is None and not one.is_stale(now)]
     freest = sorted(usable, key=lambda free: (free.gpu > 0, free.cpu), reverse=True)[:count]
@@ -74,7 +74,7 @@ def large_requests(
 
 
 def with_other_pods(cluster: Cluster) -> Cluster:
-    """The same a while later: a pod that takes a tenth of a core has come, or gone if it is full."""
+    """Returns the cluster with one pod of 100m CPU more, or less if it is full."""
     offer = cluster.advertisement
     change = Resources(cpu=100 if cluster.ceiling.cpu >= 100 else -100)
     return replace(cluster, advertisement=replace(offer, allocated=offer.allocated + change))
@@ -83,7 +83,7 @@ def with_other_pods(cluster: Cluster) -> Cluster:
 def _cluster(id: ClusterId, now: datetime, random: Random, all_open: bool) -> Cluster:
     allocatable = _size(random)
     used = random.uniform(0.15, 0.9)
-    silent = random.random() < 0.02 and not all_open
+    stale = random.random() < 0.02 and not all_open
     cordoned = random.random() < 0.02 and not all_open
     advertisement = Advertisement(
         cluster=id,
@@ -96,7 +96,7 @@ def _cluster(id: ClusterId, now: datetime, random: Random, all_open: bool) -> Cl
         labels={REGION_LABEL: random.choice(_REGIONS), "tier": random.choice(("spot", "regular"))},
         endpoint=f"https://{id}.example.org:6443",
     )
-    until = now - timedelta(minutes=1) if silent else now + timedelta(days=1)
+    until = now - timedelta(minutes=1) if stale else now + timedelta(days=1)
     return Cluster(advertisement, now, until, "maintenance" if cordoned else None)
 
 
@@ -104,7 +104,7 @@ def _size(random: Random) -> Resources:
     sizes, weights = zip(*_NODES, strict=True)
     (nodes,) = random.choices(sizes, weights)
     cores, ratio = random.choice(_CORES), random.choice(_GIB_PER_CORE)
-    # The kubelet keeps a little of each node, so amounts are never round.
+    # The kubelet reserves a part of each node, so amounts are never round.
     return Resources(
         cpu=nodes * (cores * 1000 - random.randint(60, 200)),
         memory=nodes * (cores * ratio * GIB - random.randint(200_000, 900_000) * 1024),

@@ -1,7 +1,6 @@
-"""Stores with a past, written through the same port that the broker writes through.
+"""Fills a store through the same port as the broker does.
 
-So a benchmark can begin with a thousand clusters or a hundred thousand reservations, without having to
-live through them first.
+So a benchmark can start with a thousand clusters or a hundred thousand reservations.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from kubelend.stores import opening
 
 _GROUP = 2_000
 _LIVE_SHARE = 5
-"""One reservation in so many is live; the others have ended, within the time that they are kept."""
+"""One reservation in this many is live; the others have ended, but are still within their retention."""
 
 
 def write(store: Path | str, clusters: Sequence[Cluster], reservations: int, now: datetime) -> None:
-    """Make a store with these clusters and so many reservations on them."""
+    """Creates a store with these clusters and a number of reservations."""
     changes = _changes(clusters, reservations, now)
     opened = opening.open_store(str(store))
     try:
@@ -38,7 +37,7 @@ def write(store: Path | str, clusters: Sequence[Cluster], reservations: int, now
 
 
 def _changes(clusters: Sequence[Cluster], reservations: int, now: datetime) -> Iterator[Change]:
-    random = Random(4)  # noqa: S311 - the same past every time
+    random = Random(4)  # noqa: S311 - must be reproducible
     yield from clusters
     for number in range(reservations):
         yield _reservation(number, random.choice(clusters), len(clusters) + number + 1, now, random)

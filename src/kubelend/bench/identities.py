@@ -1,6 +1,6 @@
-"""Certificates for a whole fleet at once, each cluster its own, all with one key.
+"""Issues a certificate for every cluster of a fleet, all with the same key.
 
-The name is what makes an identity; a key for each would take minutes and change nothing that is measured.
+A key for each would take minutes and would not change the results.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LIFETIME = timedelta(days=1)
 
 
 class Identities:
-    """The certificates of these clusters, as a client or a proxy shows them."""
+    """The certificates of clusters, in the forms that a client or a proxy presents."""
 
     def __init__(self, trial: Trial, names: Sequence[ClusterId]) -> None:
         self._names = names
@@ -35,7 +35,7 @@ class Identities:
         self._certificates: list[x509.Certificate] = []
 
     def issue(self) -> Iterator[int]:
-        """Make them one after the other; gives the number of those made, for whoever waits."""
+        """Issues the certificates and yields the number issued so far, for progress output."""
         now, public = clock.utc_now(), self._key.public_key()
         for number, name in enumerate(self._names, 1):
             signed = self._authority.sign(profiles.client(name), public, _LIFETIME, now=now)
@@ -43,15 +43,15 @@ class Identities:
             yield number
 
     def passed_on(self, number: int) -> bytes:
-        """The certificate of a cluster, as RFC 9440 has a proxy write it."""
+        """Returns the Client-Cert header value (RFC 9440) of a cluster."""
         return b":%s:" % base64.b64encode(self._certificates[number].public_bytes(Encoding.DER))
 
     def context(self, number: int) -> ssl.SSLContext:
-        """With which the cluster of this number connects itself."""
+        """Returns the TLS context of a cluster."""
         return tls.client_context(self.directory(number))
 
     def directory(self, number: int) -> Path:
-        """The files with which it does so."""
+        """Returns the directory with the certificate of a cluster."""
         directory = self._directory / self._names[number]
         if not directory.exists():
             shown = Credentials(

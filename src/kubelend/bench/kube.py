@@ -1,9 +1,9 @@
-"""`kubelend bench kube`: what it costs to keep everything in Kubernetes, on a real API server.
+"""`kubelend bench kube`: a broker with a Kubernetes store, on a real API server.
 
-A broker with both interfaces and its store in a lab's cluster; clusters advertise and requesters reserve over
-mutual TLS. How often it writes is what the API server has counted, from before the first reservation until
-nothing is written any more: so what its controllers show afterwards is in it. Then it is left alone, and may
-write nothing. At last another broker starts on a long history.
+The broker serves both interfaces; clusters advertise and requesters reserve over mutual TLS. Writes are
+counted by the API server, from before the first reservation until no more are seen, so those of the
+controllers are included. Then the idle broker is measured, which must not write at all. Finally a broker
+starts with a large store.
 """
 
 from __future__ import annotations
@@ -39,28 +39,28 @@ from kubelend.lab import assets, manifests, servers
 from kubelend.lab.clusters import Cluster
 
 _SILENCE = 3.0
-"""Seconds in which nothing is written, after which nothing is going to be: longer than controllers pause."""
+"""Seconds without writes after which the broker counts as idle: longer than the controllers' delays."""
 _SILENT_WITHIN = 60.0
 
 
 class Size(msgspec.Struct, frozen=True):
-    """How much of everything."""
+    """The size of a run."""
 
     clusters: int = 100
     connections: int = 32
     reservations: int = 1_000
     idle_seconds: float = 20.0
     advertisements: int = 1_000
-    """In the history that a broker starts on."""
+    """Advertisements in the store at start-up."""
     history: int = 10_000
-    """Its reservations."""
+    """Reservations in the store at start-up."""
 
 
 class Result(msgspec.Struct, frozen=True):
-    """The keys are API."""
+    """The result; its keys are API."""
 
     kubernetes: str
-    """The server's version."""
+    """Version of the API server."""
     clusters: int
     connections: int
     reservations: int
@@ -69,18 +69,18 @@ class Result(msgspec.Struct, frozen=True):
     p99_ms: float
     writes_per_reservation: float
     writes: dict[str, float]
-    """The same by what was done to what."""
+    """Writes per reservation by verb and resource."""
     idle_seconds: float
     idle_writes_per_minute: float
     advertisements: int
     history: int
     start_seconds: float
-    """From the start of the process until /readyz says ok."""
+    """From the start of the process until /readyz is ok."""
     violations: int
 
 
 def lacking() -> str:
-    """Why there is no API server to be had here; empty if there is."""
+    """Returns why no API server can be started; empty if it can."""
     try:
         assets.locate()
     except InvalidSettings as error:
@@ -89,7 +89,7 @@ def lacking() -> str:
 
 
 def measure(size: Size) -> Result:
-    """`InvalidSettings` where something is `lacking`."""
+    """Runs the benchmark; raises `InvalidSettings` if the programs are missing."""
     found = assets.find()
     with (
         trials.trial() as trial,
@@ -105,7 +105,7 @@ def measure(size: Size) -> Result:
 
 
 class _Home:
-    """A namespace of the cluster, for one broker."""
+    """A namespace of the cluster with the store of one broker."""
 
     def __init__(self, cluster: Cluster, namespace: str) -> None:
         self.cluster = cluster
@@ -121,19 +121,21 @@ class _Home:
         return api_writes.count(self.cluster.call("GET", "/metrics").decode())
 
     def quiet(self) -> Writes:
-        """Wait until nothing more is written; gives what was until then."""
+        """Waits until nothing more is written; returns the writes so far."""
         deadline = time.perf_counter() + _SILENT_WITHIN
         before, now = Counter[str](), self.writes()
         while before != now:
             if time.perf_counter() > deadline:
-                raise Unavailable("the broker does not stop writing", hint=_shown(now - before))
+                raise Unavailable(
+                    f"the broker still writes after {_SILENT_WITHIN:g} s", hint=_shown(now - before)
+                )
             time.sleep(_SILENCE)
             before, now = now, self.writes()
         return now
 
 
 class Use(msgspec.Struct, frozen=True):
-    """What a broker went through, and what it wrote for it."""
+    """The load, and the writes that it caused."""
 
     load: Load
     writes: Writes
@@ -154,13 +156,13 @@ def _use(trial: Trial, home: _Home, size: Size) -> Use:
         before = home.quiet()
         progress.say(f"kube: {size.reservations:,} reservations")
         load = running.run(loads.reserve(broker.port, certificates, size.reservations))
-        progress.say("kube: waiting until all is written")
+        progress.say("kube: waiting for the last writes")
         after = home.quiet()
-        progress.say(f"kube: {size.idle_seconds:g} s without anything to do")
+        progress.say(f"kube: measuring the idle broker for {size.idle_seconds:g} s")
         began = time.perf_counter()
         time.sleep(size.idle_seconds)
         idle, idle_seconds = home.writes() - after, time.perf_counter() - began
-    progress.say("kube: checking the store")
+    progress.say("kube: auditing the store")
     violations = audits.violations(home.store, load.answers)
     return Use(load, after - before, idle, idle_seconds, violations)
 
@@ -184,7 +186,7 @@ def _start(trial: Trial, home: _Home, size: Size) -> float:
     progress.say(f"kube: writing {size.history:,} reservations")
     now = clock.utc_now()
     histories.write(home.store, fleets.clusters(size.advertisements, now), size.history, now)
-    progress.say("kube: starting on them")
+    progress.say("kube: starting the broker")
     with trial.broker(*home.flags) as broker:
         seconds = broker.wait_until_ready()
         if broker.loaded() != size.history:

@@ -1,7 +1,7 @@
-"""So many reservations over so many connections, as fast as the answers come.
+"""Load generation: connections, connection strategies, and a closed loop of reservations.
 
-For stores that take their time: the clock ends with the last answer. `bench reserve`, which compares rates,
-goes by time instead.
+`send_reservations` sends a fixed number of reservations as fast as the responses arrive, and ends with the
+last response; it suits slow stores. `bench reserve`, which compares rates, runs for a fixed time instead.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _CREATED = 201
 
 
 class Load:
-    """What was answered, and how long that took."""
+    """Responses and latencies of a run."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
         self.latencies: list[float] = []
         self.answers: list[bytes] = []
-        """Of the warm-up too."""
+        """Includes those of the warm-up."""
 
     @property
     def per_second(self) -> float:
@@ -34,11 +34,11 @@ class Load:
 
 
 async def reserve(port: int, certificates: Sequence[Path], count: int) -> Load:
-    """Each certificate has a connection; whichever is free takes the next."""
+    """Opens a connection per certificate; each sends the next request when it is free."""
     opened = [await connections.connect(port, tls.client_context(path)) for path in certificates]
-    wishes = fleets.tiny_requests(len(opened) + count)
-    messages = [requests.reservations(wish, "bench")(number) for number, wish in enumerate(wishes)]
-    # The first answers of a process are slow: they count for the audit only.
+    wanted = fleets.tiny_requests(len(opened) + count)
+    messages = [requests.reservations(one, "bench")(number) for number, one in enumerate(wanted)]
+    # The first responses of a process are slow: they count for the audit only.
     warm_up = await _send(opened, messages[: len(opened)])
     load = await _send(opened, messages[len(opened) :])
     load.answers += warm_up.answers

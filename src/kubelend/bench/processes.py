@@ -1,4 +1,4 @@
-"""What another process costs, as the kernel counts it."""
+"""CPU and memory usage of another process, from /proc."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ MEGABYTE = 1_000_000
 
 
 class Usage(NamedTuple):
-    """Up to a moment: processor time in seconds of one core, and memory."""
+    """CPU seconds and resident memory at a moment."""
 
     at: float
     cpu_seconds: float
     rss_mb: float
 
     def cpu_percent_since(self, earlier: Usage) -> float:
-        """The share of one core that was used in between."""
+        """Returns the CPU usage in percent of one core since an earlier sample."""
         return 100 * (self.cpu_seconds - earlier.cpu_seconds) / (self.at - earlier.at)
 
 
 def usage(pid: int) -> Usage:
-    """Of a running process, all its threads together."""
+    """Samples a running process with all its threads."""
     process = Path("/proc") / str(pid)
-    # The name before the last parenthesis may hold anything, spaces too; utime and stime follow it.
+    # The name before the last parenthesis may contain spaces; utime and stime follow it.
     ticks = (process / "stat").read_text().rpartition(")")[2].split()[11:13]
     pages = int((process / "statm").read_text().split()[1])
     return Usage(
@@ -37,7 +37,7 @@ def usage(pid: int) -> Usage:
 
 
 def allow_many_files() -> int:
-    """As many open files as the system lets us have, for us and for what we start; gives the number."""
+    """Raises the limit of open files for this process and its children; returns it."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     return most

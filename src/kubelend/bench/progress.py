@@ -1,4 +1,4 @@
-"""What a benchmark is doing right now, for a person who watches: one line, written over and over."""
+"""Progress output of benchmarks: one line on the terminal that is overwritten."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ _CLEAR = "\r\x1b[K"
 
 
 def say(text: str) -> None:
-    """On a terminal only: a program that collects stderr is not interested."""
+    """Prints the line if stderr is a terminal."""
     if sys.stderr.isatty():
         print(f"{_CLEAR}{text} ...", end="", file=sys.stderr, flush=True)
 
 
 def done() -> None:
-    """Leave nothing behind."""
+    """Clears the line."""
     if sys.stderr.isatty():
         print(_CLEAR, end="", file=sys.stderr, flush=True)

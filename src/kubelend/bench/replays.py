@@ -1,7 +1,7 @@
-"""A simulated cluster played once more, to tell how much of what happens in it an agent has taken in.
+"""Replays a simulated cluster to determine how many of its events an agent has processed.
 
-The same description gives the same events everywhere, so what an agent says is in use tells which of them
-was its last: amounts are random down to the byte, and no two moments have the same sum.
+The same description yields the same events, so the allocated memory that an agent reports identifies its
+last event: amounts are random down to the byte, and no two moments have the same sum.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from kubelend.sources.worlds import World
 
 
 class Replay:
-    """The cluster of a description, as far as it was played."""
+    """A simulated cluster that has been replayed up to some event."""
 
     def __init__(self, description: Description) -> None:
         self._world = World(description)
         self._used: dict[str, int] = {}
-        """The memory of each pod that is on a node."""
+        """Memory by pod, for pods on a node."""
         self._sum = 0
         self._take(self._world.snapshot().pods)
 
     def events_until(self, memory: int, most: int) -> int:
-        """Play on until so much memory is in use; gives how often a pod came, went or changed meanwhile.
+        """Replays until `memory` is allocated; returns the number of pod events.
 
-        It is an error if that is not so after `most` of these events.
+        Raises if that state is not reached within `most` events.
         """
         events = 0
         while self._sum != memory:
             if events >= most or self._world.next_at is None:
                 raise KubelendError(
-                    f"the agent says that {memory} bytes are in use, which never was so"
+                    f"the agent reports {memory} allocated bytes, which the simulation never reached"
                 )
             events += self._take(self._world.step().changes)
         return events

@@ -1,7 +1,6 @@
-"""Requests as the bytes that go over the wire, made before the clock runs. Pure.
+"""HTTP requests as bytes, built before the measurement starts. Pure.
 
-A client library would spend more on a request than the broker does on the answer, and be what is
-measured. These are the bytes which such a library would send.
+A client library would need more CPU for a request than the broker for its response, and distort the result.
 """
 
 from __future__ import annotations
@@ -19,18 +18,18 @@ _HOST = b"Host: localhost\r\n"
 
 
 def healthz() -> bytes:
-    """What the broker answers without thinking."""
+    """Returns a GET of /healthz."""
     return b"GET %s HTTP/1.1\r\n%s\r\n" % (routes.BY_NAME["healthz"].path.encode(), _HOST)
 
 
 def advertisement(cluster: Cluster, passed_on: bytes = b"") -> bytes:
-    """What an agent sends for this cluster, or a proxy with the certificate that it passes on."""
+    """Returns a POST of an advertisement, with a Client-Cert header if a proxy sends it."""
     request = _post("publish", conversion.from_cluster(cluster, NOTHING))
     return _with_header(request, forwarding.HEADER, passed_on) if passed_on else request
 
 
 def reservations(request: Request, keys: str) -> Callable[[int], bytes]:
-    """Makes the same request again and again, each with an idempotency key of its own."""
+    """Returns a function that builds the same request with a different idempotency key for each number."""
     body = bodies.ReservationRequest(
         requested_resources=quantities.of(request.resources),
         duration=f"{round(request.duration.total_seconds())}s",

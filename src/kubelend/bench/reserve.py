@@ -1,11 +1,11 @@
-"""`kubelend bench reserve`: durable reservations per second, over mutual TLS, through the real broker.
+"""`kubelend bench reserve`: durable reservations per second over mutual TLS.
 
-Slices of reservations and slices of a constant answer alternate on the same connections, so that whatever
-else the machine does hits both; what hits a few slices only does not move their median. The constant is
-the answer to one and the same request, body, key and all: the server reads, checks and answers it as any
-other, but need not decide or write. So the ratio tells what deciding and durability cost beyond TLS, HTTP
-and JSON. For comparison there are slices of `/healthz`, which has neither body nor JSON.
-Afterwards the store is audited, and must hold every reservation that was answered.
+Time slices of reservations and of a constant request alternate on the same connections, so that other load
+on the machine affects both; outliers do not move the median. The constant request repeats one reservation
+with the same idempotency key: the broker parses, authenticates and answers it, but need not decide or write.
+So the ratio is the cost of decision and durability relative to TLS, HTTP and JSON. Slices of `/healthz`, with
+neither body nor JSON, are for comparison. Afterwards the store is audited; it must contain every confirmed
+reservation.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _OK, _CREATED = 200, 201
 
 
 class Result(msgspec.Struct, frozen=True):
-    """The keys are API."""
+    """The result; its keys are API."""
 
     clusters: int
     connections: int
@@ -54,7 +54,7 @@ class Result(msgspec.Struct, frozen=True):
 
 
 def measure(clusters: int, connections: int, seconds: float) -> Result:
-    """`seconds` in all, a third of them for each kind of request."""
+    """Runs for `seconds` in total, a third of it for each kind of request."""
     with trials.trial() as trial:
         progress.say("reserve: preparing the clusters")
         now = clock.utc_now()
@@ -63,19 +63,19 @@ def measure(clusters: int, connections: int, seconds: float) -> Result:
         with trial.broker("--rate-limit=0", "--log-level=info") as broker:
             broker.wait_until_ready()
             load = running.run(_load(broker.port, certificates, seconds))
-        progress.say("reserve: checking the store")
+        progress.say("reserve: auditing the store")
         violations = audits.violations(str(trial.store), load.reserved.answers)
         progress.done()
     return _result(clusters, connections, load, violations)
 
 
 class Slices:
-    """All slices of one kind of request."""
+    """Results of all slices of one kind of request."""
 
     def __init__(self, expected: int) -> None:
         self.expected = expected
         self.rates: list[float] = []
-        """Answers per second, of each slice."""
+        """Responses per second of each slice."""
         self.latencies: list[float] = []
         self.answers: list[bytes] = []
 
@@ -85,7 +85,7 @@ class Slices:
 
 
 class Load:
-    """What the whole run gave."""
+    """Results of the whole run."""
 
     def __init__(self) -> None:
         self.reserved = Slices(_CREATED)
@@ -94,7 +94,7 @@ class Load:
 
 
 class _Slice:
-    """So many seconds of one kind of request, as fast as the answers come."""
+    """A time slice with one kind of request, sent as fast as the responses arrive."""
 
     def __init__(self, slices: Slices, seconds: float, busy: int) -> None:
         self._slices = slices
@@ -106,7 +106,7 @@ class _Slice:
         self._over = asyncio.get_running_loop().create_future()
 
     def drive(self, connection: Connection, request: Callable[[], bytes]) -> None:
-        """Keep one connection busy until the slice is over."""
+        """Sends requests on one connection until the slice is over."""
         slices = self._slices
         sent = time.perf_counter()
 
@@ -128,7 +128,7 @@ class _Slice:
         connection.send(request())
 
     async def over(self) -> None:
-        """When all connections rest. What was answered after the end counts for nobody's rate."""
+        """Waits until all connections are idle. Responses after the end do not count for the rate."""
         async with asyncio.timeout(self._patience):
             await self._over
         answered = len(self._slices.latencies) - self._before
@@ -147,16 +147,16 @@ class _Slice:
 async def _load(port: int, certificates: list[Path], seconds: float) -> Load:
     opened = [await connections.connect(port, tls.client_context(path)) for path in certificates]
     numbers = [0] * len(opened)
-    wishes = [
+    builders = [
         requests.reservations(request, f"bench-{n}")
         for n, request in enumerate(fleets.tiny_requests(len(opened)))
     ]
 
-    def reservation(place: int) -> bytes:
-        numbers[place] += 1
-        return wishes[place](numbers[place])
+    def reservation(index: int) -> bytes:
+        numbers[index] += 1
+        return builders[index](numbers[index])
 
-    constants = [wish(0) for wish in wishes]
+    constants = [build(0) for build in builders]
     healthz = requests.healthz()
     load = Load()
     rounds = max(1, round(seconds / 3 / _SLICE_SECONDS))
@@ -164,11 +164,11 @@ async def _load(port: int, certificates: list[Path], seconds: float) -> Load:
 
     async def run_slice(slices: Slices, request: Callable[[int], bytes], length: float) -> None:
         current = _Slice(slices, length, len(opened))
-        for place, connection in enumerate(opened):
-            current.drive(connection, partial(request, place))
+        for index, connection in enumerate(opened):
+            current.drive(connection, partial(request, index))
         await current.over()
 
-    # The first answers of a process are slow: they count for the audit only.
+    # The first responses of a process are slow: they count for the audit only.
     warm_up = Load()
     await run_slice(warm_up.reserved, reservation, length / 2)
     await run_slice(warm_up.constant, constants.__getitem__, length / 2)

@@ -1,4 +1,4 @@
-"""`kubelend bench restart`: how long a broker with a long history is away when it is restarted."""
+"""`kubelend bench restart`: start-up time of a broker with a large store."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _CLUSTERS = 1_000
 
 
 class Result(msgspec.Struct, frozen=True):
-    """The keys are API."""
+    """The result; its keys are API."""
 
     reservations: int
     clusters: int
     seconds: float
-    """From the start of the process until /readyz says ok; the median of all starts."""
+    """From the start of the process until /readyz is ok; median of all starts."""
     starts: list[float]
 
 
 def measure(reservations: int, starts: int) -> Result:
-    """Write the history once, and start on it several times."""
+    """Fills the store once, and starts the broker several times."""
     with trials.trial() as trial:
         progress.say(f"restart: writing {reservations:,} reservations")
         now = clock.utc_now()

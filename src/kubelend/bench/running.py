@@ -1,4 +1,4 @@
-"""The event loop of the load generators: the fastest there is, so that the broker is what is measured."""
+"""Runs load generators on uvloop, so that the broker and not the client is the bottleneck."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Result = TypeVar("Result")
 
 
 def run(main: Coroutine[Any, Any, Result]) -> Result:
-    """What former benchmarks left behind is not looked through again and again for garbage."""
+    """Runs a coroutine, with objects of earlier benchmarks excluded from garbage collection."""
     gc.collect()
     gc.freeze()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -1,4 +1,4 @@
-"""How the calls of many clusters reach the broker: over a proxy's few connections, or each over its own."""
+"""Connection strategies: many clusters through a proxy's few connections, or each with its own."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from kubelend.core.errors import UnexpectedAnswer
 
 _OK = 200
 _RAMP = 32
-"""Clusters that join at a time."""
+"""Number of clusters that send in parallel."""
 
 
 class Strategy(Protocol):
-    """Sends for many clusters."""
+    """Sends requests of many clusters."""
 
     async def send(self, number: int, request: bytes) -> Answer:
-        """Send for the cluster with this number, and wait for the answer."""
+        """Sends a request of the cluster with this number and waits for the response."""
 
     def close(self) -> None:
-        """Close what is open."""
+        """Closes all connections."""
 
 
 class Proxied:
-    """As a proxy that ends TLS for all: whichever connection is free, and a new one if none is."""
+    """A proxy that terminates TLS: uses any free connection, and opens a new one if there is none."""
 
     def __init__(self, port: int, context: ssl.SSLContext, most: int = 128) -> None:
         self._port = port
@@ -35,7 +35,7 @@ class Proxied:
         self._room = asyncio.Semaphore(most)
         self._free: list[Connection] = []
 
-    async def send(self, number: int, request: bytes) -> Answer:  # noqa: ARG002 - the request says whose it is
+    async def send(self, number: int, request: bytes) -> Answer:  # noqa: ARG002 - the request contains the identity
         async with self._room:
             connection = await self._take()
             answer = await connection.call(request)
@@ -55,7 +55,7 @@ class Proxied:
 
 
 class Direct:
-    """Each cluster keeps a connection of its own, and makes a new one only when it was closed."""
+    """One connection per cluster, reopened only after it was closed."""
 
     def __init__(self, port: int, context: Callable[[int], ssl.SSLContext]) -> None:
         self._port = port
@@ -75,7 +75,7 @@ class Direct:
 
 
 async def send_each(strategy: Strategy, messages: Sequence[bytes], bench: str) -> None:
-    """The advertisement of each cluster once, as fast as the broker takes them."""
+    """Sends one advertisement per cluster as fast as possible."""
     waiting = iter(range(len(messages)))
 
     async def some() -> None:
@@ -90,7 +90,7 @@ async def send_each(strategy: Strategy, messages: Sequence[bytes], bench: str) -
 
 
 async def send(strategy: Strategy, number: int, message: bytes) -> None:
-    """One of them."""
+    """Sends one advertisement; raises unless it is accepted."""
     answer = await strategy.send(number, message)
     if answer.status != _OK:
-        raise UnexpectedAnswer(f"an advertisement was answered {answer.status}: {answer.body!r}")
+        raise UnexpectedAnswer(f"advertisement failed with {answer.status}: {answer.body!r}")

@@ -1,6 +1,6 @@
-"""What the figures should be, and the table that compares them with what they are. Pure.
+"""The targets, and the table that compares results with them. Pure.
 
-A limit is for one size: the figures of a smaller or larger run are shown without a verdict.
+A target applies to one size of a run: results of other sizes are printed without a verdict.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from typing import Any, NamedTuple
 from kubelend.kits import columns
 
 Figures = Mapping[str, Any]
-"""By key, as a benchmark prints them with `--json`."""
+"""Figures by key, as printed with `--json`."""
 
 
 class Target(NamedTuple):
-    """One line of the table: a figure, and its limit if it has one."""
+    """One row of the table: a figure, and its limit if it has one."""
 
     bench: str
     key: str
     what: str
-    """May name other figures: the size of the run."""
+    """Description; may contain other figures as placeholders, such as the size of the run."""
     at_most: float | None = None
     at_least: float | None = None
 
     def is_met(self, value: float) -> bool:
-        """A figure that is not a number meets nothing."""
+        """NaN never meets a limit."""
         return (self.at_most is None or value <= self.at_most) and (
             self.at_least is None or value >= self.at_least
         )
@@ -38,7 +38,7 @@ class Target(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A target beside what was measured."""
+    """A target and the measured figures."""
 
     target: Target
     figures: Figures
@@ -76,18 +76,18 @@ FULL_SIZE: Mapping[str, Mapping[str, float]] = {
     "agents": {"count": 1_000},
     "kube": {"clusters": 100, "connections": 32},
 }
-"""What the limits are for."""
+"""Sizes to which the limits apply."""
 
 TARGETS = (
     Target("decide", "us_per_decision", "us per decision, {clusters:,} clusters", at_most=100),
     Target(
         "reserve", "reservations_per_s", "durable reservations per second, {connections} clients"
     ),
-    Target("reserve", "constant_per_s", "answers to one repeated request per second"),
-    Target("reserve", "ratio", "the one as a share of the other", at_least=0.5),
-    Target("reserve", "healthz_per_s", "answers of /healthz per second, for comparison"),
-    Target("reserve", "p50_ms", "ms, half of the reservations"),
-    Target("reserve", "p99_ms", "ms, 99 % of the reservations"),
+    Target("reserve", "constant_per_s", "repeated identical requests per second"),
+    Target("reserve", "ratio", "ratio of the two rates", at_least=0.5),
+    Target("reserve", "healthz_per_s", "/healthz requests per second, for comparison"),
+    Target("reserve", "p50_ms", "ms latency of a reservation, p50"),
+    Target("reserve", "p99_ms", "ms latency of a reservation, p99"),
     Target("reserve", "violations", "violations found by the audit", at_most=0),
     Target(
         "advertise",
@@ -95,20 +95,20 @@ TARGETS = (
         "% of a core, {clusters:,} clusters, {interval:g} s, {path}",
         at_most=15,
     ),
-    Target("advertise", "rss_mb", "MB of memory, the same", at_most=200),
+    Target("advertise", "rss_mb", "MB of memory, same run", at_most=200),
     Target("restart", "seconds", "s until ready, {reservations:,} reservations", at_most=3),
     Target("agent", "rss_mb", "MB of memory of an agent, {pods:,} pods", at_most=50),
     Target("agent", "cpu_percent", "% of a core, {events_per_s:.0f} pod events per second"),
-    Target("deliver", "p50_ms", "ms to the provider, half of {count:,} instructions", at_most=50),
-    Target("deliver", "p99_ms", "ms to the provider, 99 % of them", at_most=250),
+    Target("deliver", "p50_ms", "ms to the provider, p50 of {count:,} instructions", at_most=50),
+    Target("deliver", "p99_ms", "ms to the provider, p99", at_most=250),
     Target("agents", "missed", "instructions missed by {count:,} agents", at_most=0),
-    Target("agents", "cpu_percent", "% of a core that they cost the broker"),
-    Target("agents", "rss_mb", "MB of memory that they cost the broker"),
-    Target("agents", "p50_ms", "ms to the provider, half of {reservations:,} instructions"),
-    Target("agents", "p99_ms", "ms to the provider, 99 % of them"),
+    Target("agents", "cpu_percent", "% of a core, broker"),
+    Target("agents", "rss_mb", "MB of memory, broker"),
+    Target("agents", "p50_ms", "ms to the provider, p50 of {reservations:,} instructions"),
+    Target("agents", "p99_ms", "ms to the provider, p99"),
     Target("kube", "reservations_per_s", "reservations per second, {connections} clients"),
-    Target("kube", "p50_ms", "ms, half of {reservations:,} reservations"),
-    Target("kube", "p99_ms", "ms, 99 % of them"),
+    Target("kube", "p50_ms", "ms latency, p50 of {reservations:,} reservations"),
+    Target("kube", "p99_ms", "ms latency, p99"),
     Target("kube", "writes_per_reservation", "writes per reservation", at_most=3),
     Target("kube", "idle_writes_per_minute", "writes per minute when idle", at_most=0),
     Target("kube", "start_seconds", "s until ready, {history:,} reservations"),
@@ -119,7 +119,7 @@ HEADERS = ("BENCH", "WHAT", "MEASURED", "TARGET", "")
 
 
 def compare(results: Mapping[str, Figures]) -> list[Line]:
-    """The figures of each benchmark that ran, in the order of the table."""
+    """Returns a line per target of the benchmarks that ran."""
     return [Line(target, results[target.bench]) for target in TARGETS if target.bench in results]
 
 
@@ -128,12 +128,12 @@ def missed(lines: Iterable[Line]) -> list[Line]:
 
 
 def table(lines: Iterable[Line]) -> str:
-    """For people."""
+    """Formats the lines as a table."""
     return "\n".join(columns.aligned(HEADERS, [line.cells for line in lines], right=[2]))
 
 
 def number(value: float) -> str:
-    """As many digits as matter: 12,345, 123, 12.3, 0.51."""
+    """Formats a number with three significant digits: 12,345, 123, 12.3, 0.51."""
     if value >= 100 or float(value).is_integer():
         return f"{value:,.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"

@@ -1,4 +1,4 @@
-"""What a list of measurements says: the few figures that the benchmarks report. Pure."""
+"""Measurement helpers of the benchmarks: statistics, CPU timing, process usage, progress output and audit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest value that at least this share of the values does not exceed."""
+    """Nearest-rank percentile; NaN without values."""
     if not values:
         return math.nan
     ordered = sorted(values)
@@ -21,15 +21,15 @@ def median(values: Sequence[float]) -> float:
 
 
 def seconds_per_call(call: Callable[[], object], calls: int, rounds: int) -> float:
-    """The median over rounds of so many calls each, in seconds of this thread's own work.
+    """Returns the median CPU seconds per call over several rounds.
 
-    For calls that never wait: what else the machine does then spoils some rounds, but not the median.
+    For calls that never block: other load on the machine affects some rounds, but not the median.
     """
     return median([_round(call, calls) / calls for _ in range(rounds)])
 
 
 def calls_within(call: Callable[[], object], seconds: float) -> int:
-    """How many calls take at least so long, found by doubling: the first ones are not like the rest."""
+    """Returns how many calls take at least `seconds`, found by doubling; also warms up."""
     calls = 1
     while _round(call, calls) < seconds:
         calls *= 2

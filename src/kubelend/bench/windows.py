@@ -1,15 +1,15 @@
-"""What a process costs over the time that counts, by looking at the kernel's figures again and again."""
+"""Samples CPU and memory of a process over a measurement window."""
 
 from __future__ import annotations
 
 from kubelend.bench import processes
 
 SAMPLE_SECONDS = 1.0
-"""Between two looks: the memory that counts is the most that was seen."""
+"""Interval between samples; the reported memory is the maximum of all samples."""
 
 
 class Window:
-    """Begins when it is made, and ends with the last sample."""
+    """A window that starts with its creation and ends with the last sample."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -26,10 +26,10 @@ class Window:
 
     @property
     def cpu_percent(self) -> float:
-        """Of one core."""
+        """CPU usage in percent of one core."""
         return round(self._last.cpu_percent_since(self._first), 2)
 
     @property
     def rss_mb(self) -> float:
-        """The most that was seen, in millions of bytes."""
+        """Peak resident memory in MB (10^6 bytes)."""
         return round(self._rss_mb, 1)

@@ -1,1 +1,1 @@
-"""A broker, four agents and a reservation's whole life in one command."""
+"""The demo: a broker, four agents and the lifecycle of a reservation in one command."""

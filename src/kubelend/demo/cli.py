@@ -1,4 +1,4 @@
-"""`kubelend demo`: the whole thing in one command, on nothing but this machine."""
+"""The command `kubelend demo`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import typer
 
 def command(
     stay: Annotated[
-        bool, typer.Option("--stay", help="Keep it running until Ctrl-C, to try things.")
+        bool, typer.Option("--stay", help="Keep everything running until Ctrl-C.")
     ] = False,
 ) -> None:
-    """See a broker, four clusters and a reservation's whole life.
+    """Run a broker and four simulated clusters through the lifecycle of a reservation.
 
-    It uses free ports of this machine and a temporary directory, and leaves nothing behind.
+    Uses free ports and a temporary directory, which is removed at the end.
     """
     from kubelend.apps import trials
     from kubelend.demo import story

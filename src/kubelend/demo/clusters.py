@@ -1,4 +1,4 @@
-"""The four clusters of the demo, as descriptions for simulated ones, and what is asked for."""
+"""The four simulated clusters of the demo, and its requests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from kubelend.wire import bodies
 BERLIN, TURIN, ZURICH, PARIS = "berlin", "turin", "zurich", "paris"
 
 EVERYONE = {
-    # Busy, and without GPUs: it borrows.
+    # Busy, and without GPUs: the requester.
     BERLIN: """
 region: eu-central
 seed: 1
@@ -17,7 +17,7 @@ pods:
   - {share: 90%, requests: {cpu: 500m, memory: 2Gi}}
 cost: {cpuCost: "0.03", memoryCost: "0.004", currency: EUR}
 """,
-    # Has GPUs, and is cheap.
+    # With GPUs, cheap.
     TURIN: """
 region: eu-south
 seed: 2
@@ -28,7 +28,7 @@ pods:
   - {count: 4, requests: {cpu: 500m, memory: 2Gi, nvidia.com/gpu: 1}}
 cost: {cpuCost: "0.03", memoryCost: "0.004", gpuCost: "0.60", currency: EUR}
 """,
-    # Has GPUs too, and nobody wants to pay for them.
+    # With GPUs, above the price limit of the request.
     ZURICH: """
 region: eu-central
 seed: 3
@@ -38,7 +38,7 @@ pods:
   - {count: 30, requests: {cpu: 200m, memory: 512Mi}}
 cost: {cpuCost: "0.20", memoryCost: "0.020", gpuCost: "4.50", currency: EUR}
 """,
-    # Idle, cheap, and about to die.
+    # Idle and cheapest: the first provider, whose agent is killed.
     PARIS: """
 region: eu-west
 seed: 4
@@ -66,7 +66,7 @@ WISH = bodies.ReservationRequest(
 
 
 def request(name: str, spec: str) -> str:
-    """A ResourceRequest as a user writes it."""
+    """Returns the manifest of a ResourceRequest."""
     lines = "".join(f"  {line}\n" for line in spec.splitlines())
     head = "apiVersion: rear.fluidos.eu/v1alpha1\nkind: ResourceRequest\n"
     return f"{head}metadata: {{name: {name}}}\nspec:\n{lines}"

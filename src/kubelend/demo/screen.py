@@ -1,4 +1,4 @@
-"""The demo on a terminal: the clusters as they are now, above the story as it unfolds."""
+"""Output of the demo: a live display on a terminal, plain text that fits 80 columns elsewhere."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from kubelend.demo.telling import PlainTeller, Teller
 from kubelend.wire import bodies
 
 _REFRESH = 8
-"""Times a second."""
+"""Refreshes per second."""
 _BAR = 16
 _BLANK = bodies.Quantities("0", "0")
 
 
 class ScreenTeller:
-    """Finished steps scroll away above; the table of clusters and the current step stay in sight."""
+    """Prints finished steps and keeps the table of clusters and the current step at the bottom."""
 
     def __init__(self, live: Live) -> None:
         self._live = live
@@ -56,7 +56,7 @@ class ScreenTeller:
     def advice(self, text: str, lines: Sequence[str]) -> None:
         self._print(Text(f"\n{text}\n", style="bold"))
         for line in lines:
-            # Not through tables: what is to be copied must not be wrapped or padded.
+            # Not in a table: lines to be copied must not be wrapped or padded.
             self._live.console.print(line, soft_wrap=True, highlight=False, markup=False)
 
     def _print(self, *parts: Table | Text) -> None:
@@ -70,7 +70,7 @@ class ScreenTeller:
 
 @contextmanager
 def teller() -> Iterator[Teller]:
-    """A live screen on a terminal, plain lines elsewhere."""
+    """Returns a live display on a terminal, plain output elsewhere."""
     console = Console(highlight=False)
     if not console.is_terminal or console.is_dumb_terminal:
         yield PlainTeller()
@@ -81,13 +81,13 @@ def teller() -> Iterator[Teller]:
 
 @contextmanager
 def opened(console: Console) -> Iterator[ScreenTeller]:
-    """A screen for the time of the story. What was shown stays when it ends."""
+    """Opens the live display. Printed steps stay on the terminal when it closes."""
     with Live(console=console, refresh_per_second=_REFRESH, transient=True) as live:
         yield ScreenTeller(live)
 
 
 def table(clusters: Sequence[bodies.Cluster]) -> Table | None:
-    """A line for each: what is used, lent and free, and whether it is heard."""
+    """Returns one row per cluster: used, lent and free CPU, and whether it is active."""
     if not clusters:
         return None
     shown = Table(box=None, pad_edge=False, header_style="dim", expand=False)
@@ -101,7 +101,7 @@ def table(clusters: Sequence[bodies.Cluster]) -> Table | None:
 def _cells(cluster: bodies.Cluster) -> tuple[str | Text, ...]:
     offer, status = cluster.advertisement, cluster.status
     free = offer.resources.available or _BLANK
-    state = Text("active", style="green") if status.active else Text("silent", style="red")
+    state = Text("active", style="green") if status.active else Text("stale", style="red")
     return (
         offer.cluster_id,
         _bar(cluster),
@@ -113,7 +113,7 @@ def _cells(cluster: bodies.Cluster) -> tuple[str | Text, ...]:
 
 
 def _bar(cluster: bodies.Cluster) -> Text:
-    """The processors: used by its own, lent to others, free."""
+    """Draws the CPU of a cluster: used by its own pods, lent, free."""
     parts = cluster.advertisement.resources
     total = _cores(parts.allocatable or parts.capacity) or 1
     used, lent = _cores(parts.allocated or _BLANK), _cores(parts.reserved or _BLANK)

@@ -1,4 +1,4 @@
-"""What the steps of the demo act on: the broker, the agents, and what earlier steps have left."""
+"""The context of the demo's steps: broker, agents, and results of earlier steps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kubelend.wire.objects import Kind
 
 ADMIN = "admin"
 PATIENCE = 20.0
-"""Seconds after which what has not happened will not."""
+"""Timeout of a step in seconds."""
 
 _LOOK_EVERY = 0.005
 _AGENT = (
@@ -30,13 +30,13 @@ _AGENT = (
     "--advertisement-validity=3s",
     "--advertisement-damping=200ms",
 )
-"""A hurry that only a demo is in: a cluster that falls silent is noticed within seconds."""
+"""Short intervals, so that the demo detects a lost provider within seconds."""
 
 Seen = TypeVar("Seen")
 
 
 class Stage:
-    """Everybody is there once the agents are ready."""
+    """The processes of the demo and its state."""
 
     def __init__(
         self, trial: Trial, broker: BrokerProcess, agents: dict[str, AgentProcess]
@@ -45,22 +45,22 @@ class Stage:
         self.broker = broker
         self.agents = agents
         self.asked_at = 0.0
-        """When the request was put down, by the clock of `time.time`, which files have too."""
+        """When the ResourceRequest was written, by `time.time`, which file timestamps use too."""
         self.reservation = ""
         self.lender = ""
         self.before: dict[str, bodies.Amounts] = {}
-        """What each cluster had to offer before anybody borrowed."""
+        """Available resources of each cluster before the first reservation."""
         self._objects = {
             name: FileObjects(agent.objects, clock.utc_now) for name, agent in agents.items()
         }
 
     def client(self, name: str) -> BrokerClient:
-        """One that calls the broker in somebody's name."""
+        """Returns a client with the certificate of a cluster or of the administrator."""
         role = Role.ADMIN if name == ADMIN else Role.CLUSTER
         return BrokerClient(self.broker.url, self.trial.certificate(name, role))
 
     def path(self, cluster: str, kind: type[Kind], name: str) -> Path:
-        """The file of an object, as a user sees it."""
+        """Returns the file of an object."""
         return self.agents[cluster].objects / kind.plural / f"default.{name}.yaml"
 
     async def find(self, cluster: str, kind: type[Kind], name: str) -> Kind | None:
@@ -69,21 +69,23 @@ class Stage:
     async def sees(
         self, cluster: str, kind: type[Kind], name: str, wanted: Callable[[Kind], bool]
     ) -> Kind:
-        """Wait until an object of a cluster is as wanted."""
+        """Waits until an object of a cluster fulfils the condition."""
 
         async def look() -> Kind | None:
             found = await self.find(cluster, kind, name)
             return found if found is not None and wanted(found) else None
 
-        return await _until(look, f"{kind.kind} {name} of {cluster} does not become what it should")
+        return await _until(
+            look, f"{kind.kind} {name} of {cluster} did not reach the expected state"
+        )
 
     async def misses(self, cluster: str, kind: type[Kind], name: str) -> None:
-        """Wait until an object of a cluster is gone."""
+        """Waits until an object of a cluster has been deleted."""
 
         async def look() -> bool | None:
             return True if await self.find(cluster, kind, name) is None else None
 
-        await _until(look, f"{kind.kind} {name} of {cluster} does not go")
+        await _until(look, f"{kind.kind} {name} of {cluster} was not deleted")
 
     async def available(self, cluster: str) -> bodies.Amounts:
         async with self.client(ADMIN) as admin:
@@ -101,7 +103,7 @@ async def _until(look: Callable[[], Awaitable[Seen | None]], otherwise: str) -> 
 
 @contextmanager
 def opened(trial: Trial, broker: BrokerProcess) -> Iterator[Stage]:
-    """Start the agents; they are stopped at the end."""
+    """Starts the agents; stops them at exit."""
     with ExitStack() as stack:
         agents = {
             name: stack.enter_context(
@@ -113,7 +115,7 @@ def opened(trial: Trial, broker: BrokerProcess) -> Iterator[Stage]:
 
 
 def expect(holds: bool, otherwise: str) -> None:
-    """What a step shows must be so."""
+    """Raises unless the result of a step is as expected."""
     if not holds:
         raise KubelendError(otherwise)
 

@@ -1,4 +1,4 @@
-"""The steps of the demo. Each does one thing, checks that it happened, and gives the lines to show."""
+"""Clusters, context and steps of the demo. Each step acts, checks its effect and returns lines to print."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def explain_shows_where_it_fits(stage: Stage) -> list[str]:
     async with stage.client(BERLIN) as borrower:
         found = await borrower.explain(clusters.WISH)
     expect(found.fitting == 2, f"expected two clusters to fit, but {found.summary}")
-    headers = ("CLUSTER", "FITS", "SCORE", "PRICE PER HOUR", "WHY NOT")
+    headers = ("CLUSTER", "FITS", "SCORE", "PRICE PER HOUR", "REASON")
     rows = [_candidate(one) for one in found.candidates]
     asked = f"{_amounts(clusters.WISH.requested_resources)}: {found.summary}"
     return [*telling.sentence(asked), *columns.aligned(headers, rows, right=(2, 3))]
@@ -50,17 +50,17 @@ async def user_asks(stage: Stage) -> list[str]:
         BERLIN, ResourceRequest, NAME, lambda one: bool(one.status.reservation_name)
     )
     stage.reservation, stage.lender = found.status.reservation_name, found.status.target_cluster_id
-    expect(stage.lender == PARIS, f"it went to {stage.lender}")
-    lines = [f"{path.name}, by hand:", *(f"  {line}" for line in clusters.SPEC.splitlines())]
+    expect(stage.lender == PARIS, f"expected provider {PARIS}, but got {stage.lender}")
+    lines = [f"spec in {path.name}:", *(f"  {line}" for line in clusters.SPEC.splitlines())]
     return [*lines, f"{stage.reservation} is reserved in {stage.lender}"]
 
 
 async def amount_is_locked(stage: Stage) -> list[str]:
     before, now = stage.before[stage.lender], await stage.available(stage.lender)
-    expect(before != now, f"{stage.lender} still offers {_amounts(now)}")
+    expect(before != now, f"{stage.lender} still has {_amounts(now)} available")
     return [
-        f"{stage.lender} had {_amounts(before)} to lend,",
-        f"and has {_amounts(now)} now, durably",
+        f"available in {stage.lender} before: {_amounts(before)}",
+        f"available in {stage.lender} now:    {_amounts(now)}",
     ]
 
 
@@ -96,10 +96,12 @@ async def provider_dies(stage: Stage) -> list[str]:
     )
     stage.lender = found.status.target_cluster_id
     seconds = telling.duration(time.time() - killed_at)
-    return telling.sentence(
-        f"{lost} is not heard any more: after {seconds} {stage.reservation} is {stage.lender}'s."
-        f" {BERLIN} reads: {found.status.message}"
-    )
+    return [
+        *telling.sentence(
+            f"{stage.reservation} failed over from {lost} to {stage.lender} after {seconds}"
+        ),
+        *telling.sentence(f"{BERLIN}: {found.status.message}"),
+    ]
 
 
 async def next_one_holds_it(stage: Stage) -> list[str]:
@@ -141,7 +143,9 @@ async def capacity_is_back(stage: Stage) -> list[str]:
         expect(
             name == PARIS or now == before, f"{name} has {_amounts(now)}, had {_amounts(before)}"
         )
-    return [f"{stage.lender} has {_amounts(stage.before[stage.lender])} to lend, exactly as before"]
+    return [
+        f"available in {stage.lender}: {_amounts(stage.before[stage.lender])}, exactly as before"
+    ]
 
 
 async def audit_finds_nothing(stage: Stage) -> list[str]:
@@ -158,8 +162,8 @@ async def all_stop(stage: Stage) -> list[str]:
     codes = await asyncio.gather(
         *(asyncio.to_thread(process.stop) for process in (*living, stage.broker))
     )
-    expect(not any(codes), f"they ended with exit codes {codes}")
-    return ["Calls in flight are finished, the store is closed, all exit codes are 0"]
+    expect(not any(codes), f"processes exited with codes {codes}")
+    return ["Calls in flight finished, store closed, all exit codes 0"]
 
 
 async def _held(stage: Stage) -> ProviderInstruction:
@@ -170,7 +174,7 @@ async def _held(stage: Stage) -> ProviderInstruction:
 
 
 def _after(stage: Stage, moment: datetime | None) -> str:
-    """How long after the request."""
+    """Returns the time since the request was written."""
     return "" if moment is None else telling.duration(max(moment.timestamp() - stage.asked_at, 0))
 
 

@@ -1,4 +1,4 @@
-"""The demo as a story: its steps in order, told while the agents live their lives beside it."""
+"""The command `kubelend demo`: runs the steps in order and prints their results."""
 
 from __future__ import annotations
 
@@ -25,47 +25,47 @@ _LOOK_EVERY = 0.3
 
 
 class Step(NamedTuple):
-    """A title, and what happens below it."""
+    """A title and a function that returns the lines to print."""
 
     title: str
     run: Callable[[Stage], Awaitable[list[str]]]
 
 
 LIFE = (
-    Step("Four agents measure their clusters and advertise, a process each", steps.agents_join),
-    Step("Where would it go? Nothing changes yet", steps.explain_shows_where_it_fits),
-    Step("A user of berlin asks, with a ResourceRequest", steps.user_asks),
-    Step("The broker has locked the amount", steps.amount_is_locked),
-    Step("Both sides have their instruction", steps.both_sides_are_told),
-    Step("berlin uses it", steps.borrower_uses_it),
-    Step("paris dies: its agent is killed", steps.provider_dies),
-    Step("The next one holds it", steps.next_one_holds_it),
-    Step("A request that does not fit", steps.no_is_explained),
+    Step("Start four agents, which measure and advertise their clusters", steps.agents_join),
+    Step("Dry run: which clusters fit a request?", steps.explain_shows_where_it_fits),
+    Step("A user creates a ResourceRequest in berlin", steps.user_asks),
+    Step("The broker has reserved the resources", steps.amount_is_locked),
+    Step("Both clusters have received an instruction", steps.both_sides_are_told),
+    Step("The reservation becomes Active", steps.borrower_uses_it),
+    Step("The agent of the provider paris is killed", steps.provider_dies),
+    Step("The new provider holds the resources", steps.next_one_holds_it),
+    Step("A request that fits nowhere fails with the reasons", steps.no_is_explained),
     Step("The user deletes the ResourceRequest", steps.request_is_deleted),
-    Step("Every amount is where it was", steps.capacity_is_back),
+    Step("All resources are available again", steps.capacity_is_back),
 )
 END = (
-    Step("The audit checks all invariants from scratch", steps.audit_finds_nothing),
-    Step("All stop", steps.all_stop),
+    Step("Audit of the store", steps.audit_finds_nothing),
+    Step("Stop all processes", steps.all_stop),
 )
 
 
 def tell(trial: Trial, broker: BrokerProcess, *, stay: bool) -> None:
-    """All of it; raises at the first step that does not show what it should."""
-    # What tasks report of their ends is part of no story; failures reach us as exceptions.
+    """Runs all steps; raises at the first that has not the expected result."""
+    # Log messages would disturb the output; failures arrive as exceptions.
     logs.setup("critical")
     with screen.teller() as teller:
-        teller.heading("Kubelend: four clusters, one broker, and a reservation's whole life")
+        teller.heading("Kubelend demo: one broker, four clusters, the lifecycle of a reservation")
         seconds = broker.wait_until_ready()
         teller.step(
             1,
-            "A broker starts, in a process of its own",
+            "Start the broker",
             seconds,
-            [f"{broker.url}, on a SQLite file and certificates made just now"],
+            [f"{broker.url}, with a SQLite store and new certificates"],
         )
         with staging.opened(trial, broker) as stage:
             asyncio.run(_play(stage, teller, stay))
-        teller.heading("\nThat was the whole life of a reservation.")
+        teller.heading("\nDemo finished.")
 
 
 async def _play(stage: Stage, teller: Teller, stay: bool) -> None:
@@ -73,7 +73,7 @@ async def _play(stage: Stage, teller: Teller, stay: bool) -> None:
 
 
 async def _watch(stage: Stage, teller: Teller) -> None:
-    """Show the clusters as they are, for as long as there is a broker to ask."""
+    """Updates the table of clusters while the broker runs."""
     async with stage.client(staging.ADMIN) as admin:
         while True:
             try:
@@ -104,15 +104,15 @@ async def _tell(chapter: tuple[Step, ...], stage: Stage, teller: Teller, number:
 
 
 async def _stay(stage: Stage, teller: Teller) -> None:
-    """Leave everything running until Ctrl-C."""
+    """Keeps everything running until Ctrl-C."""
     with _ctrl_c() as pressed:
-        teller.advice("It stays until Ctrl-C. To try, in another terminal:", _commands(stage))
+        teller.advice("Running until Ctrl-C. Try in another terminal:", _commands(stage))
         await pressed.wait()
 
 
 @contextmanager
 def _ctrl_c() -> Iterator[asyncio.Event]:
-    """Here it is the way to go on, and no interruption."""
+    """Makes Ctrl-C continue the demo instead of interrupting it."""
     pressed, loop = asyncio.Event(), asyncio.get_running_loop()
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = [signal.getsignal(number) for number in numbers]

@@ -1,6 +1,6 @@
-"""How the demo speaks: a title with its time for each step, and below it what there is to see.
+"""Plain output of the demo: per step a title with its duration, followed by result lines.
 
-Plain text that fits 80 columns, for pipes and files; on a terminal `demo.screen` takes its place.
+Fits 80 columns.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ _INDENT = "    "
 
 
 class Teller(Protocol):
-    """Shows the story while it happens."""
+    """Displays the progress of the demo or the lab."""
 
     def heading(self, text: str) -> None: ...
 
     def begin(self, number: int, title: str) -> None:
-        """A step has begun."""
+        """A step has started."""
 
     def step(self, number: int, title: str, seconds: float, lines: Sequence[str]) -> None:
-        """It has been done, and checked."""
+        """A step has finished."""
 
     def fleet(self, clusters: Sequence[bodies.Cluster]) -> None:
-        """How the clusters stand now."""
+        """The current state of the clusters."""
 
     def advice(self, text: str, lines: Sequence[str]) -> None:
-        """What to try, to be copied: lines are not wrapped."""
+        """Commands to copy; lines are not wrapped."""
 
 
 class PlainTeller:
-    """Line by line, when a step is done."""
+    """Prints each step when it has finished."""
 
     def heading(self, text: str) -> None:
         print(text, flush=True)
 
     def begin(self, number: int, title: str) -> None:
-        """Nothing to say yet: there is no line to take back."""
+        """Prints nothing: output without a terminal cannot be overwritten."""
 
     def step(self, number: int, title: str, seconds: float, lines: Sequence[str]) -> None:
         head = timed(f"{number:>2}  {title}", seconds)
@@ -49,25 +49,25 @@ class PlainTeller:
         sys.stdout.flush()
 
     def fleet(self, clusters: Sequence[bodies.Cluster]) -> None:
-        """Steps show it when it matters."""
+        """Prints nothing: the steps print what matters."""
 
     def advice(self, text: str, lines: Sequence[str]) -> None:
         print("", text, "", *lines, "", sep="\n", flush=True)
 
 
 def sentence(text: str) -> list[str]:
-    """Prose, in as many lines as it needs."""
+    """Wraps text to the width of the output."""
     return textwrap.wrap(text, WIDTH - len(_INDENT), break_on_hyphens=False)
 
 
 def timed(title: str, seconds: float) -> str:
-    """One line, with the time at its end."""
+    """Returns one line with the duration right-aligned."""
     right = duration(seconds)
     return f"{title}{' ' * max(1, WIDTH - len(title) - len(right))}{right}"
 
 
 def duration(seconds: float) -> str:
-    """Three digits at most: 0.8 ms, 12 ms, 1.2 s."""
+    """Formats seconds with at most three digits: 0.8 ms, 12 ms, 1.2 s."""
     if seconds >= 1:
         return f"{seconds:.1f} s"
     milliseconds = seconds * 1000

@@ -1,6 +1,6 @@
-"""Clusters to try things on: real Kubernetes API servers on this machine, for tests, benchmarks and a look.
+"""Local Kubernetes clusters for trying Kubelend: three clusters, a broker and two agents on this machine.
 
-They are control planes without nodes or controllers: objects are kept, checked and watched as anywhere,
-and nothing happens because of them. A deleted namespace therefore stays with what is in it, objects outlive
-their owners, and aggregated roles (`view`, `edit`, `admin`) allow nothing.
+The clusters are control planes without kubelets and controllers: objects are stored, validated and watched
+as usual, but nothing acts on them. A deleted namespace therefore stays in Terminating, objects outlive their
+owners, and aggregated roles (`view`, `edit`, `admin`) grant nothing.
 """

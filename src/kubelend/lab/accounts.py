@@ -1,6 +1,6 @@
-"""Kubeconfigs that are made of others: of an account with its token, and of several clusters at once.
+"""Derives kubeconfigs from others: one for a service account, one with contexts for several clusters.
 
-What Kind writes and what `lab.kubeconfigs` writes is read alike: one cluster, one user, one context.
+The source files, written by kind or by us, have one cluster, one user and one context each.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class _Part(NamedTuple):
 
 
 def with_token(administrator: Path, path: Path, user: str, token: str) -> Path:
-    """The same cluster, as somebody else."""
+    """Writes a kubeconfig for the same cluster with another user's token."""
     name, cluster = _cluster(administrator)
     return _write(path, [_Part(name, cluster, user, {"token": token})])
 
 
 def together(administrators: Mapping[str, Path], path: Path) -> Path:
-    """A context for each cluster, of its name. The first is the current one."""
+    """Writes a kubeconfig with one context per cluster, named like it. The first is the current context."""
     return _write(
         path,
         [

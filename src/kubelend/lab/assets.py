@@ -1,4 +1,4 @@
-"""The programs that make a cluster: where they are, and of which version. `make kube-assets` gets them."""
+"""Locates kube-apiserver, etcd and kubectl and their versions. `make kube-assets` installs them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import msgspec
 from kubelend.core.errors import InvalidSettings
 
 VARIABLE = "KUBEBUILDER_ASSETS"
-"""The directory that holds them, as the tests of other Kubernetes projects know it."""
+"""Variable with the directory of the programs, the same as envtest of controller-runtime uses."""
 
 PROGRAMS = ("kube-apiserver", "etcd", "kubectl")
 
@@ -22,7 +22,7 @@ _NUMBERS = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 
 
 class Version(NamedTuple):
-    """Compares as versions do."""
+    """A version number; ordered."""
 
     major: int
     minor: int
@@ -33,35 +33,35 @@ class Version(NamedTuple):
 
 
 class Assets(msgspec.Struct, frozen=True):
-    """The three programs."""
+    """Paths and versions of the three programs."""
 
     kube_apiserver: Path
     etcd: Path
     kubectl: Path
     version: Version
-    """Of Kubernetes."""
+    """Version of Kubernetes."""
 
     etcd_version: Version
 
 
 def find() -> Assets:
-    """Those that the variable names; else the newest that `make kube-assets` has put into its cache."""
+    """Returns the programs in the directory of `KUBEBUILDER_ASSETS`, else the newest in the cache."""
     server, etcd, kubectl = (locate() / program for program in PROGRAMS)
     return Assets(server, etcd, kubectl, _ask(server), _ask(etcd))
 
 
 def locate() -> Path:
-    """The directory that holds all of them, which `find` asks for their versions."""
+    """Returns the directory that contains all programs, without running them."""
     for directory in _candidates():
         if all(os.access(directory / program, os.X_OK) for program in PROGRAMS):
             return directory
     raise InvalidSettings(
-        f"no kube-apiserver, etcd and kubectl: run make kube-assets, or set {VARIABLE}"
+        f"kube-apiserver, etcd and kubectl not found: run make kube-assets, or set {VARIABLE}"
     )
 
 
 def cache() -> Path:
-    """Outside of the repository, so that neither `make clean` nor a new clone loses it."""
+    """Returns the cache directory, which is outside of the repository so that `make clean` keeps it."""
     home = os.environ.get("XDG_CACHE_HOME", "") or Path.home() / ".cache"
     return Path(home) / "kubelend" / "kube"
 
@@ -86,10 +86,10 @@ def _ask(program: Path) -> Version:
             timeout=_ANSWERS_WITHIN,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise InvalidSettings(f"{program} does not run: {error}") from error
+        raise InvalidSettings(f"{program} cannot be executed: {error}") from error
     if found := _version_in(done.stdout):
         return found
-    raise InvalidSettings(f"{program} does not tell its version", hint=done.stderr[-200:].strip())
+    raise InvalidSettings(f"{program} prints no version", hint=done.stderr[-200:].strip())
 
 
 def _version_in(text: str) -> Version | None:

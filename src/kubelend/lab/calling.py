@@ -1,4 +1,4 @@
-"""Plain calls to the programs of the lab, before anything of ours is up that could make them."""
+"""A minimal HTTPS client for etcd and API servers, independent of our own Kubernetes client."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from kubelend.kits import keyfiles
 
 
 class Answer(NamedTuple):
-    """What came back; status 0 if nothing did."""
+    """Status and body of a response; status 0 if the connection failed."""
 
     status: int
     body: bytes
 
 
 class Caller:
-    """Somebody with a certificate, who calls one server."""
+    """Calls one server on localhost with a client certificate."""
 
     def __init__(self, port: int, certificates: Path, timeout: float = 10.0) -> None:
         self._port = port

@@ -1,4 +1,4 @@
-"""One cluster of a lab: an API server with its own part of the store, its own authority and its own roles."""
+"""One test cluster: an API server with its own prefix in etcd, its own CA and RBAC."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _EXPECTED = ("default", "kube-system")
 
 
 class Cluster(Servant):
-    """Its API server keeps nothing itself: `kill` is the quickest way to end it."""
+    """An API server. It has no state of its own, so `kill` is the fastest way to stop it."""
 
     poll = 0.05
     stops_within = 10.0
@@ -48,13 +48,13 @@ class Cluster(Servant):
         return f"https://127.0.0.1:{self._port}"
 
     def kubeconfig_for(self, user: str, groups: Iterable[str] = ()) -> Path:
-        """Of somebody whom the cluster knows by a certificate; what he may do is up to the roles."""
+        """Writes a kubeconfig for a user with a client certificate; RBAC decides what the user may do."""
         groups = tuple(groups)
         proof = kubeconfigs.by_certificate(self._issuer.user(user, groups))
         return self._write_kubeconfig(",".join((user, *groups)), proof)
 
     def kubeconfig_of_account(self, account: str, namespace: str) -> Path:
-        """Of a service account that exists, with a token that is good for an hour."""
+        """Writes a kubeconfig for an existing service account, with a token valid for one hour."""
         path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
         order = b'{"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}'
         answer = msgspec.json.decode(self.call("POST", path, order), type=_TokenRequest)
@@ -62,18 +62,18 @@ class Cluster(Servant):
         return self._write_kubeconfig(f"{namespace},{account}", proof)
 
     def call(self, method: str, path: str, body: bytes | None = None) -> bytes:
-        """As administrator; any answer that is no success is an error."""
+        """Calls the API as administrator; raises unless the status is 2xx."""
         answer = self._caller.call(method, path, body)
         if 200 <= answer.status < 300:
             return answer.body
-        said = answer.body.decode(errors="replace")
-        raise UnexpectedAnswer(f"{method} {path} on {self.name}: {answer.status} {said}")
+        text = answer.body.decode(errors="replace")
+        raise UnexpectedAnswer(f"{method} {path} on {self.name}: {answer.status} {text}")
 
     def kubectl(self, *arguments: str, kubeconfig: Path | None = None) -> str:
-        """What it prints, as administrator unless told otherwise; what it complains of is an error."""
+        """Runs kubectl, by default as administrator, and returns its output; raises if it fails."""
         options = (
             f"--kubeconfig={kubeconfig or self.admin_kubeconfig}",
-            # What it remembers of servers goes by address, and another lab may have had this one.
+            # The discovery cache is keyed by address, which another test cluster may have used before.
             f"--cache-dir={self.directory / 'kubectl'}",
         )
         done = subprocess.run(
@@ -92,7 +92,7 @@ class Cluster(Servant):
     def _is_ready(self) -> bool:
         if self._caller.call("GET", "/readyz").status != 200:
             return False
-        # It makes these namespaces itself, a moment after it calls itself ready.
+        # The API server creates these namespaces shortly after it reports ready.
         paths = (f"/api/v1/namespaces/{name}" for name in _EXPECTED)
         return all(self._caller.call("GET", path).status == 200 for path in paths)
 
@@ -101,7 +101,7 @@ class Cluster(Servant):
         return kubeconfigs.write(path, self.name, self.url, self._issuer.certificate, proof)
 
     def _command(self) -> list[str]:
-        """Flags that servers of 1.20 know, and those of today."""
+        """Returns flags that API servers from 1.20 on support."""
         own, store = self._server, self._etcd.certificates
         return [
             str(self.assets.kube_apiserver),
@@ -122,9 +122,9 @@ class Cluster(Servant):
             f"--service-account-key-file={self._checking_key}",
             "--service-cluster-ip-range=10.96.0.0/24",
             "--allow-privileged=true",
-            # Pods are to be accepted where no controller has made their namespace's service account.
+            # Accept pods although no controller creates the default service account of a namespace.
             "--disable-admission-plugins=ServiceAccount",
-            # No other server shares this cluster, and an address of loopback cannot be announced.
+            # Single replica; a loopback address cannot be advertised.
             "--endpoint-reconciler-type=none",
             "--advertise-address=127.0.0.1",
             "--profiling=false",

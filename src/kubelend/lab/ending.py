@@ -1,4 +1,4 @@
-"""`kubelend lab down`: tells a supervisor to end all that it started; if it is gone, does it in its place."""
+"""Stops the lab (`lab down`): signals the supervisor, or cleans up after one that has crashed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _POLL = 0.05
 
 
 def stop(home: Home) -> bool:
-    """Leaves nothing of it, not even its directory. Gives whether there was anything."""
+    """Stops everything and removes the directory; returns whether there was a lab."""
     if not home.is_there():
         return False
     _stop_supervisor(home)
@@ -29,7 +29,7 @@ def stop(home: Home) -> bool:
 
 
 def sweep(home: Home) -> None:
-    """End what a supervisor that is gone has left behind."""
+    """Stops processes and kind clusters that a crashed supervisor has left behind."""
     record = home.find()
     if record is None:
         return
@@ -40,14 +40,14 @@ def sweep(home: Home) -> None:
 
 def _stop_supervisor(home: Home) -> None:
     record = _record_of_living(home)
-    # While it lives it holds the lock; still, its number is looked at twice.
+    # A running supervisor holds the lock; its PID is verified nevertheless.
     if record is not None and record.pid in sessions.members(record.pid, home.directory):
         os.kill(record.pid, signal.SIGTERM)
         os.kill(record.pid, signal.SIGCONT)
 
 
 def _record_of_living(home: Home) -> Record | None:
-    """One that has just been started may not have written it yet."""
+    """Waits for the state file of a supervisor that has just been started."""
     deadline = time.monotonic() + _ENDS_WITHIN
     while home.is_locked():
         if (record := home.find()) is not None or time.monotonic() > deadline:
@@ -57,7 +57,7 @@ def _record_of_living(home: Home) -> Record | None:
 
 
 def _locked(home: Home, deadline: float) -> int | None:
-    """None if the supervisor does not end; it is then ended with all others."""
+    """Waits for the lock; returns None if the supervisor does not exit, which `sweep` then kills."""
     while (lock := home.lock()) is None:
         if time.monotonic() > deadline:
             return None

@@ -1,4 +1,4 @@
-"""The store behind all API servers of a lab: one etcd, which nobody else can speak to."""
+"""The etcd server that all API servers of a test control plane share, secured with mutual TLS."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from kubelend.lab.servants import Servant
 
 
 class Etcd(Servant):
-    """While it is paused, every write and read of all clusters waits."""
+    """An etcd server. While it is paused, all reads and writes of all clusters block."""
 
     poll = 0.02
     stops_within = 30.0
 
     def __init__(self, assets: Assets, directory: Path, *, durable: bool) -> None:
-        """`durable`: whether each write reaches the disk, which tests need not wait for."""
+        """`durable` enables fsync, which tests do not need."""
         super().__init__("etcd", directory / "etcd.log")
         self._assets = assets
         self._directory = directory
@@ -31,7 +31,7 @@ class Etcd(Servant):
         issuer = Issuer("lab-etcd", directory)
         self._server = issuer.server()
         self.certificates = issuer.client("kube-apiserver")
-        """Of its clients."""
+        """Directory with the client certificate for API servers."""
 
         self._caller = Caller(self._port, self.certificates)
 
@@ -40,9 +40,9 @@ class Etcd(Servant):
         return f"https://127.0.0.1:{self._port}"
 
     def compact(self) -> None:
-        """Forget all older revisions, as API servers let it do now and then: who asks for one hears 410.
+        """Compacts all older revisions, so that watches from one of them fail with 410 Gone.
 
-        API servers of today have the last of them in memory too: restart those that shall not. From etcd 3.5.
+        Recent API servers also cache the last revisions: restart them to drop the cache. Requires etcd 3.5.
         """
         found = self._ask("/v3/kv/range", {"key": "AA=="})
         header = msgspec.convert(found["header"], dict[str, str])
@@ -55,7 +55,9 @@ class Etcd(Servant):
     def _ask(self, path: str, body: dict[str, object]) -> dict[str, object]:
         answer = self._caller.call("POST", path, msgspec.json.encode(body))
         if answer.status != 200:
-            raise Unavailable(f"etcd refuses {path}", hint=answer.body.decode(errors="replace"))
+            raise Unavailable(
+                f"etcd: call of {path} failed", hint=answer.body.decode(errors="replace")
+            )
         return msgspec.json.decode(answer.body, type=dict[str, object])
 
     def _command(self) -> list[str]:
@@ -66,7 +68,7 @@ class Etcd(Servant):
             f"--data-dir={self._directory / 'data'}",
             f"--listen-client-urls={self.url}",
             f"--advertise-client-urls={self.url}",
-            # Nobody joins it, so any port will do.
+            # There are no peers, so any port will do.
             "--listen-peer-urls=http://127.0.0.1:0",
             f"--cert-file={self._server / keyfiles.CERTIFICATE}",
             f"--key-file={self._server / keyfiles.KEY}",
@@ -79,7 +81,7 @@ class Etcd(Servant):
 
     def _newer_flags(self) -> list[str]:
         return [
-            # With these its own HTTP gateway calls it.
+            # Its HTTP gateway uses these to call etcd itself.
             f"--client-cert-file={self.certificates / keyfiles.CERTIFICATE}",
             f"--client-key-file={self.certificates / keyfiles.KEY}",
             *(() if self._durable else ("--unsafe-no-fsync",)),

@@ -1,7 +1,7 @@
-"""A broker and the agents of several clusters, as processes that live where their accounts let them.
+"""The broker and agent processes of the lab, each with the service account of its cluster.
 
-The supervisor puts them together with this: the authority, the broker, the agents' way in by token, and
-the agents themselves. All is done as a person does it, but for the free ports.
+Creates the CA, starts the broker, enrols the agents with tokens and starts them, in the same way as a user
+would, but on free ports.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _POLL = 0.1
 
 
 class Fleet:
-    """What runs. Use `opened`, which ends it too."""
+    """The running processes. Use `opened`, which also stops them."""
 
     def __init__(self, home: Home) -> None:
         self._home = home
@@ -45,11 +45,11 @@ class Fleet:
     @property
     def broker(self) -> BrokerProcess:
         if self._broker is None:
-            raise Unavailable("the broker was not started")
+            raise Unavailable("the broker has not been started")
         return self._broker
 
     def make_certificates(self) -> None:
-        """Of an authority of our own: the broker's, and an administrator's."""
+        """Creates a CA, and the certificates of the broker and of an administrator."""
         now = clock.utc_now()
         authority = Authority.create("kubelend-lab", _LIFETIME, now=now)
         authority.save(self._home.authority)
@@ -61,7 +61,7 @@ class Fleet:
             files.save_credentials(self._home.certificate(name), issued)
 
     def start_broker(self, account: Path) -> str:
-        """Its store and its objects are in the cluster of the account; gives its address once it answers."""
+        """Starts the broker with its store in the account's cluster; returns its URL when it is ready."""
         log = self._home.directory / "broker.log"
         with interrupts.put_off():
             self._broker = BrokerProcess(log, self._broker_arguments(account))
@@ -69,7 +69,7 @@ class Fleet:
         return self.broker.url
 
     async def join(self, name: str) -> None:
-        """As `kubelend token create` and `kubelend join` do it."""
+        """Enrols a cluster as `kubelend token create` and `kubelend join` do."""
         home = self._home
         async with BrokerClient(self.broker.url, home.certificate(ADMIN)) as admin:
             made = await admin.tokens.create(TokenRequest(name=name))
@@ -79,7 +79,7 @@ class Fleet:
         await joining.join(invitation, home.certificate(name), wait=_JOINED_WITHIN)
 
     def start_agents(self, accounts: Mapping[str, Path]) -> None:
-        """Each in its cluster; ready when this returns."""
+        """Starts one agent per cluster and waits until all are ready."""
         for name, account in accounts.items():
             log = self._home.directory / f"{name}.log"
             with interrupts.put_off():
@@ -88,17 +88,19 @@ class Fleet:
             agent.wait_until_ready()
 
     async def advertised(self) -> None:
-        """Wait until the broker believes all of them."""
+        """Waits until all clusters are active at the broker."""
         async with BrokerClient(self.broker.url, self._home.certificate(ADMIN)) as admin:
             try:
                 async with asyncio.timeout(_ADVERTISED_WITHIN):
                     while not await self._all_active(admin):  # noqa: ASYNC110 - another process
                         await asyncio.sleep(_POLL)
             except TimeoutError:
-                raise Unavailable("the agents do not advertise") from None
+                raise Unavailable(
+                    f"the agents have not advertised within {_ADVERTISED_WITHIN:g} s"
+                ) from None
 
     def processes(self) -> tuple[Process, ...]:
-        """For the record."""
+        """Returns the processes for the state file."""
         agents = ((f"agent of {name}", child) for name, child in self._agents.items())
         return tuple(
             Process(name, child.pid, str(child.log), child.port_of("probes"))
@@ -106,7 +108,7 @@ class Fleet:
         )
 
     def stop(self) -> None:
-        """The agents first: they leave in good order while there is a broker."""
+        """Stops the agents first, so that they can close their sessions at the broker."""
         for agent in self._agents.values():
             agent.terminate()
         for agent in self._agents.values():
@@ -149,16 +151,16 @@ class Fleet:
 
 @contextmanager
 def opened(home: Home) -> Iterator[Fleet]:
-    """Nothing of it runs any more at the end."""
+    """Stops all processes at exit."""
     fleet = Fleet(home)
     try:
         yield fleet
     finally:
-        # Ctrl-C in here would leave the rest of them running.
+        # Ctrl-C in here would leave processes running.
         with interrupts.put_off():
             fleet.stop()
 
 
 def store(account: Path) -> str:
-    """As `--store` takes it."""
+    """Returns the value of `--store`."""
     return f"kubernetes://{account}"

@@ -1,6 +1,6 @@
-"""From a bare cluster to one that a broker or an agent can live in: our kinds, an account, nodes and pods.
+"""Prepares a bare cluster for a broker or an agent: CRDs, service account, RBAC, fixture nodes and pods.
 
-Said to the API server by our own client, as the administrator: of the lab's clusters and of Kind's alike.
+Uses our own client as administrator, for clusters of `envtest` and of kind alike.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -20,10 +19,9 @@ from kubelend.kube.client import Client
 from kubelend.lab import accounts, inhabitants, manifests, rights
 from kubelend.lab.assets import Version
 from kubelend.lab.inhabitants import Population
+from kubelend.lab.rights import Document
 from kubelend.wire import crds
 from kubelend.wire.objects import Object
-
-Document = dict[str, Any]
 
 _TOKEN_FOR = 30 * 24 * 3600
 _DEFINED_WITHIN = 30.0
@@ -47,21 +45,21 @@ class Furnished(msgspec.Struct, frozen=True):
 
     version: Version
     account: Path
-    """The kubeconfig of the account that it runs as."""
+    """Kubeconfig of the service account of the broker or agent."""
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """What a cluster is to have."""
+    """What to install in a cluster."""
 
     account: str
     roles: dict[tuple[str, str], list[Document]]
     kinds: tuple[type[Object], ...]
     population: Population | None = None
-    """None where nodes and pods are real."""
+    """Fixture nodes and pods; None for a cluster with real ones."""
 
 
 async def furnish(administrator: Path, wanted: Wanted) -> Furnished:
-    """All that is wanted is there when this returns."""
+    """Installs everything and waits until the CRDs are established."""
     async with Client.open(access.from_kubeconfig(administrator)) as client:
         version = await _version(client)
         await _define(client, wanted.kinds, version)
@@ -90,13 +88,13 @@ async def _define(client: Client, kinds: Iterable[type[Object]], version: Versio
             for definition in definitions:
                 await _defined(client, definition["metadata"]["name"])
     except TimeoutError:
-        raise Unavailable("the API server does not take our kinds in") from None
+        raise Unavailable(f"the CRDs were not established within {_DEFINED_WITHIN:g} s") from None
 
 
 async def _defined(client: Client, name: str) -> None:
     while True:
         content = await client.raw("GET", f"{_PLACES['CustomResourceDefinition']}/{name}")
-        # A kind that was just made has a null in place of the list.
+        # A new CRD has null in place of the list.
         conditions = msgspec.json.decode(content).get("status", {}).get("conditions") or []
         if any(one["type"] == "Established" and one["status"] == "True" for one in conditions):
             return
@@ -124,7 +122,7 @@ async def _token(client: Client, account: str) -> str:
 
 
 async def _make(client: Client, document: Document) -> None:
-    """What is there stays as it is: a namespace may be."""
+    """Creates an object; an existing one, such as a namespace, is left unchanged."""
     with suppress(AlreadyExists):
         await client.raw("POST", _place(document), document)
 

@@ -1,4 +1,8 @@
-"""How a set-up is doing: each part asked itself, and the broker's objects as its cluster has them."""
+"""The walkthrough (`lab test`) and the health of the lab (`lab status`).
+
+Health: the readiness of each process and API server, and the broker's objects in its cluster. Walkthrough:
+the life of one ResourceRequest, observed only through watches on the three API servers.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +27,9 @@ class Part(NamedTuple):
 
     name: str
     state: str
-    """`ready`, or what is wrong."""
+    """`ready`, or the error."""
     place: str
-    """Its log, a file in the directory, or its address."""
+    """The name of its log file, or the URL of an API server."""
 
     @property
     def is_well(self) -> bool:
@@ -33,7 +37,7 @@ class Part(NamedTuple):
 
 
 class Health(NamedTuple):
-    """All that there is to know."""
+    """The state of the whole lab."""
 
     parts: list[Part]
     advertisements: list[ClusterAdvertisement]
@@ -47,8 +51,8 @@ class Health(NamedTuple):
 
 
 async def look(home: Home, record: Record) -> Health:
-    """What cannot be asked is a problem, and no error."""
-    parts = [Part("supervisor", _READY if home.is_locked() else "has ended", home.log.name)]
+    """Checks all components; a component that does not respond is reported, not raised."""
+    parts = [Part("supervisor", _READY if home.is_locked() else "not running", home.log.name)]
     parts += await asyncio.gather(*(_api_server(*each) for each in record.clusters.items()))
     parts += await asyncio.gather(*(asyncio.to_thread(_process, one) for one in record.processes))
     advertisements, reservations = await _objects(record)
@@ -63,7 +67,7 @@ async def _api_server(name: str, kubeconfig: str) -> Part:
     except KubelendError as error:
         return Part(name, str(error), found.server)
     except TimeoutError:
-        return Part(name, "does not answer", found.server)
+        return Part(name, "does not respond", found.server)
     return Part(name, _READY, found.server)
 
 
@@ -72,25 +76,25 @@ def _process(process: Process) -> Part:
     connection = http.client.HTTPConnection("127.0.0.1", process.probes, timeout=_ANSWERS_WITHIN)
     try:
         connection.request("GET", "/readyz")
-        answer = connection.getresponse()
-        said = answer.read().decode(errors="replace").strip()
+        response = connection.getresponse()
+        reason = response.read().decode(errors="replace").strip()
     except (OSError, http.client.HTTPException):
-        return Part(process.name, "does not answer", log)
+        return Part(process.name, "does not respond", log)
     finally:
         connection.close()
-    return Part(process.name, _READY if answer.status == http.HTTPStatus.OK else said, log)
+    return Part(process.name, _READY if response.status == http.HTTPStatus.OK else reason, log)
 
 
 async def _objects(record: Record) -> tuple[list[ClusterAdvertisement], list[Reservation]]:
-    """None if they cannot be read; the API server's line says why."""
+    """Returns the broker's objects; empty if they cannot be listed, which the API server's state explains."""
     kubeconfig = record.clusters.get(hosts.BROKER, "")
     if not kubeconfig:
         return [], []
     try:
         found = access.from_kubeconfig(kubeconfig)
         async with asyncio.timeout(_ANSWERS_WITHIN), Client.open(found) as client:
-            offers = await client.list(resources.of(ClusterAdvertisement), rights.OBJECTS)
-            loans = await client.list(resources.of(Reservation), rights.OBJECTS)
+            advertisements = await client.list(resources.of(ClusterAdvertisement), rights.OBJECTS)
+            reservations = await client.list(resources.of(Reservation), rights.OBJECTS)
     except (KubelendError, TimeoutError):
         return [], []
-    return offers.objects, loans.objects
+    return advertisements.objects, reservations.objects

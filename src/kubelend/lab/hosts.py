@@ -1,4 +1,4 @@
-"""The three clusters of a set-up: API servers of the lab, or what Kind has made."""
+"""The three clusters of the lab: local API servers (`envtest`), or clusters created by kind."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ NAMES = (BROKER, *AGENTS)
 
 
 class Hosts(NamedTuple):
-    """They are ready."""
+    """The clusters, when ready."""
 
     kubeconfigs: dict[str, Path]
-    """Of their administrators."""
+    """Administrator kubeconfigs by cluster."""
     kubectl: str
     are_real: bool
-    """Whether nodes and pods are there already."""
+    """Whether they have real nodes and pods."""
 
 
 @contextmanager
 def own(home: Home) -> Iterator[Hosts]:
-    """API servers, each with its own part of one etcd. They are gone at the end."""
+    """Starts API servers that share one etcd; stops them at exit."""
     found = assets.find()
     with servers.running(found, home.directory / "lab") as lab:
         started = lab.start(*NAMES)
@@ -38,7 +38,11 @@ def own(home: Home) -> Iterator[Hosts]:
 
 @contextmanager
 def of_kind(home: Home, making: Callable[[tuple[str, ...]], None]) -> Iterator[Hosts]:
-    """The same by Kind; `making` hears of all names before the first is made, and of none at the end."""
+    """Creates clusters with kind and deletes them at exit.
+
+    `making` is called with all names before the first is created and with none after deletion, so that the
+    state file always lists the clusters to delete.
+    """
     kind.check()
     kind.check_names(NAMES)
     kubeconfigs = {name: _kubeconfig(home, name) for name in NAMES}

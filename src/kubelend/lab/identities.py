@@ -1,6 +1,6 @@
-"""Who is who in the lab: throw-away authorities, and what their certificates say.
+"""Credentials of test clusters: temporary CAs, client certificates and kubeconfigs.
 
-Kubernetes takes the common name for the user and the organisations for the groups.
+Kubernetes uses the common name of a certificate as the user and its organisations as the groups.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kubelend.pki.authority import Authority
 from kubelend.pki.profiles import Profile
 
 ADMINISTRATORS = "system:masters"
-"""The group that may do everything, whatever the roles say."""
+"""The group with unrestricted access, independent of RBAC."""
 
 _LIFETIME = timedelta(days=30)
 _SERVICE = ("kubernetes", "kubernetes.default", "kubernetes.default.svc", "localhost")
@@ -28,7 +28,7 @@ _LOOPBACK = ipaddress.ip_address("127.0.0.1")
 
 
 class Issuer:
-    """An authority, and the directory below which its certificates are."""
+    """A temporary CA, and the directory for the certificates that it issues."""
 
     def __init__(self, name: str, directory: Path) -> None:
         self._directory = directory
@@ -36,22 +36,22 @@ class Issuer:
 
     @property
     def certificate(self) -> x509.Certificate:
-        """The authority's own."""
+        """The CA certificate."""
         return self._authority.certificate
 
     def server(self) -> Path:
-        """The directory with the server's certificate, its key, and the authority's own."""
+        """Returns the directory with the server certificate, its key and the CA certificate."""
         names = (*map(x509.DNSName, _SERVICE), x509.IPAddress(_LOOPBACK))
         subject = _subject("kube-apiserver", ())
         return self._issue("server", Profile(subject, ExtendedKeyUsageOID.SERVER_AUTH, names))
 
     def user(self, name: str, groups: Iterable[str] = ()) -> files.Credentials:
-        """For somebody who keeps it in a kubeconfig."""
+        """Returns client credentials to embed in a kubeconfig."""
         profile = Profile(_subject(name, groups), ExtendedKeyUsageOID.CLIENT_AUTH)
         return self._authority.issue(profile, _LIFETIME, now=clock.utc_now())
 
     def client(self, name: str, groups: Iterable[str] = ()) -> Path:
-        """The same, as a directory with the three files."""
+        """Returns a directory with client credentials as three files."""
         directory = self._directory / name
         if not directory.exists():
             files.save_credentials(directory, self.user(name, groups))
@@ -65,7 +65,7 @@ class Issuer:
 
 
 def make_signing_key(directory: Path) -> tuple[Path, Path]:
-    """What an API server signs the tokens of service accounts with, and checks them with."""
+    """Creates the key pair with which an API server signs and verifies service account tokens."""
     key = keys.generate(keys.Algorithm.P256)
     public = key.public_key().public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo

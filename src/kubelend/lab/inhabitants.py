@@ -1,20 +1,18 @@
-"""What lives in the agents' clusters of a lab: nodes and pods, as kubelets would tell of them.
+"""Fixture nodes and pods of the agents' clusters, with the status that kubelets would report.
 
-`agent-cluster-2` is the cluster of the contract's example: 10 CPU and 8025424Ki, of which pods ask for 1050m
-and 418Mi. `agent-cluster-1` is smaller, and has a GPU to lend.
+`agent-cluster-2` is the cluster of the published example: 10 CPU and 8025424Ki, of which pods request 1050m
+and 418Mi. `agent-cluster-1` is smaller and has a GPU to lend.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
-Document = dict[str, Any]
+from kubelend.lab.rights import Document
 
 
 class Node(msgspec.Struct, frozen=True):
-    """One that is ready."""
+    """A node in condition Ready."""
 
     name: str
     cpu: str
@@ -23,7 +21,7 @@ class Node(msgspec.Struct, frozen=True):
 
 
 class Pod(msgspec.Struct, frozen=True):
-    """One that runs."""
+    """A pod in phase Running."""
 
     name: str
     cpu: str
@@ -32,7 +30,7 @@ class Pod(msgspec.Struct, frozen=True):
 
 
 class Population(msgspec.Struct, frozen=True):
-    """Of one cluster; its pods are on the first node."""
+    """Nodes and pods of one cluster. All pods are on the first node."""
 
     nodes: tuple[Node, ...]
     pods: tuple[Pod, ...]
@@ -47,7 +45,7 @@ _SYSTEM = (
     Pod("kube-controller-manager", "200m"),
     Pod("kube-scheduler", "100m"),
 )
-"""Those of a cluster that does nothing yet."""
+"""The system pods of an idle cluster."""
 
 EVERYONE = {
     "agent-cluster-1": Population(
@@ -90,7 +88,7 @@ RUNNING = {
         ],
     }
 }
-"""What a kubelet says of a pod, once it is there."""
+"""The status that a kubelet reports for a running pod."""
 
 
 def _node(node: Node) -> Document:

@@ -1,7 +1,6 @@
-"""Clusters that Kind makes in containers, instead of the lab's own: with real nodes and pods in them.
+"""Runs kind, which creates clusters with real nodes and pods in containers.
 
-All that is said to `kind` is said here. What it made is deleted by name, so a name that it has already is
-refused: that cluster is somebody else's.
+Clusters are deleted by name. So a name that kind already has is rejected: that cluster is not ours.
 """
 
 from __future__ import annotations
@@ -14,40 +13,40 @@ from pathlib import Path
 from kubelend.core.errors import InvalidSettings, Unavailable
 
 CONTAINERS = ("docker", "podman", "nerdctl")
-"""What it makes clusters with, one of them."""
+"""Container runtimes that kind supports."""
 
 _READY_WITHIN = "180s"
-_INSTEAD = "install it, or leave out --kind (KIND=1)"
+_INSTEAD = "install it, or omit --kind (KIND=1)"
 
 
 def check() -> None:
-    """Whether it can make clusters at all; one line says what is missing."""
+    """Raises `InvalidSettings` if kind or a container runtime is not installed."""
     if shutil.which("kind") is None:
-        raise InvalidSettings("there is no kind on the PATH", hint=_INSTEAD)
+        raise InvalidSettings("kind not found on PATH", hint=_INSTEAD)
     if not any(map(shutil.which, CONTAINERS)):
         raise InvalidSettings(
-            "kind needs docker, podman or nerdctl, and none is on the PATH",
+            "kind requires docker, podman or nerdctl, and none was found on PATH",
             hint=_INSTEAD,
         )
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Whether it has none of these names."""
+    """Raises `InvalidSettings` if kind already has a cluster with one of these names."""
     there = set(_run("get", "clusters").split())
     if taken := [name for name in names if name in there]:
         raise InvalidSettings(
-            f"kind has a cluster {taken[0]} already",
-            hint=f"if nobody needs it: kind delete cluster --name {taken[0]}",
+            f"kind already has a cluster {taken[0]}",
+            hint=f"if it is not needed, run: kind delete cluster --name {taken[0]}",
         )
 
 
 def create(name: str, kubeconfig: Path) -> None:
-    """Ready when this returns."""
+    """Creates a cluster and waits until it is ready."""
     _run("create", "cluster", f"--name={name}", f"--kubeconfig={kubeconfig}", _wait())
 
 
 def delete(name: str, kubeconfig: Path) -> None:
-    """Nothing happens if it is not there."""
+    """Deletes a cluster, if it exists."""
     _run("delete", "cluster", f"--name={name}", f"--kubeconfig={kubeconfig}")
 
 
@@ -65,8 +64,8 @@ def _run(*arguments: str) -> str:
             text=True,
         )
     except OSError as error:
-        raise Unavailable(f"kind does not run: {error}") from error
+        raise Unavailable(f"kind cannot be executed: {error}") from error
     if done.returncode:
-        said = done.stderr.strip().splitlines() or ["it said nothing"]
-        raise Unavailable(f"kind {' '.join(arguments[:2])} failed: {said[-1]}")
+        lines = done.stderr.strip().splitlines() or ["no output"]
+        raise Unavailable(f"kind {' '.join(arguments[:2])} failed: {lines[-1]}")
     return done.stdout

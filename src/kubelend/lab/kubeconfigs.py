@@ -1,4 +1,4 @@
-"""Kubeconfigs: one file with all that one identity needs to reach one cluster."""
+"""Writes kubeconfigs with embedded credentials of one user for one cluster."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kubelend.pki.files import Credentials
 
 
 def by_certificate(user: Credentials) -> dict[str, str]:
-    """How somebody proves who he is: with a client certificate."""
+    """Returns the `user` entry of a kubeconfig with a client certificate."""
     return {
         "client-certificate-data": _coded(user.certificate.public_bytes(Encoding.PEM)),
         "client-key-data": _coded(keys.to_pem(user.key)),
@@ -23,14 +23,14 @@ def by_certificate(user: Credentials) -> dict[str, str]:
 
 
 def by_token(token: str) -> dict[str, str]:
-    """The same for service accounts."""
+    """Returns the `user` entry of a kubeconfig with a bearer token."""
     return {"token": token}
 
 
 def write(
     path: Path, cluster: str, url: str, authority: x509.Certificate, proof: dict[str, str]
 ) -> Path:
-    """Only its owner can read it, for it holds a key."""
+    """Writes the file, readable only by its owner because it contains a key."""
     trusted = _coded(authority.public_bytes(Encoding.PEM))
     content = {
         "apiVersion": "v1",

@@ -1,4 +1,4 @@
-"""Putting manifests into a cluster, as a person would."""
+"""Applies manifests to a test cluster with kubectl."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from kubelend.lab.clusters import Cluster
 from kubelend.wire import crds
 
 RULES_SINCE = Version(1, 25)
-"""Older servers drop the rules of a definition, and their `kubectl` does not even send it."""
+"""First version that supports CEL validation rules in CRDs; kubectl of older ones rejects them."""
 
 _DEFINITION = "customresourcedefinition.apiextensions.k8s.io/"
 
 
 def install(cluster: Cluster, paths: Iterable[Path]) -> list[str]:
-    """Apply files or directories; what they define can be used at once. Gives the objects' names."""
+    """Applies files or directories and waits until CRDs are established; returns the objects' names."""
     named = [f"--filename={path}" for path in paths]
     if not named:
         return []
@@ -29,7 +29,7 @@ def install(cluster: Cluster, paths: Iterable[Path]) -> list[str]:
 
 
 def install_kinds(cluster: Cluster) -> list[str]:
-    """Our own definitions, in the form that the server knows."""
+    """Installs our CRDs, without CEL rules on servers that do not support them."""
     directory = cluster.directory / "definitions"
     directory.mkdir(exist_ok=True)
     documents = crds.documents(cel=cluster.assets.version >= RULES_SINCE)

@@ -1,4 +1,4 @@
-"""What a supervisor says to whoever has started it, a line of JSON each, until all runs or it gives up."""
+"""Progress messages of the supervisor to the process that started it: JSON lines on stdout."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import msgspec
 
 
 class Begun(msgspec.Struct, frozen=True, tag="begun"):
-    """A step has begun."""
+    """A step has started."""
 
     title: str
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
-    """It has been done, and this is what there is to see."""
+    """A step has finished."""
 
     title: str
     seconds: float
@@ -20,14 +20,14 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """It has given up, and runs nothing any more."""
+    """The start failed; all processes are stopped."""
 
     code: str
     message: str
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """All runs, and it says no more."""
+    """Everything is running. The last message."""
 
 
 Message = Begun | Done | Failed | Ready

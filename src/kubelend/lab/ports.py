@@ -1,17 +1,17 @@
-"""Free ports for programs that cannot choose one themselves and say which."""
+"""Selects free ports for programs that cannot do so themselves."""
 
 from __future__ import annotations
 
 import secrets
 import socket
 
-# Below those that the kernel gives to connections: one of these could take the port of a server that
-# is down for a moment.
+# Below the ephemeral ports: an outgoing connection could otherwise take the port of a server that is
+# being restarted.
 _RANGE = range(20_000, 32_000)
 
 
 def free() -> int:
-    """A port of loopback that nobody listens on, and that hardly anybody will guess before us."""
+    """Returns a random free port on the loopback interface."""
     while True:
         port = secrets.choice(_RANGE)
         try:

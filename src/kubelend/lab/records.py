@@ -1,7 +1,7 @@
-"""What is known of clusters that run in the background: a directory, and the record of them in it.
+"""The state directory of the lab, and the progress messages of its supervisor.
 
-The supervisor writes the record; whoever wants to see, try or end them reads it. The supervisor holds the
-directory's lock for as long as it lives, so a record without one is of a supervisor that is gone.
+The supervisor writes the state file; the commands of `kubelend lab` read it. The supervisor holds a lock in
+the directory while it runs, so a state file without a lock is from a supervisor that has crashed.
 """
 
 from __future__ import annotations
@@ -22,56 +22,56 @@ _RECORD, _LOCK = "lab.json", "kubelend-lab.lock"
 
 
 class Process(msgspec.Struct, frozen=True):
-    """One of ours, that the supervisor has started."""
+    """A process that the supervisor has started."""
 
     name: str
     pid: int
     log: str
     probes: int
-    """The port where it says how it is."""
+    """Port of the health probes."""
 
 
 class Record(msgspec.Struct, frozen=True):
-    """All that runs. Empty is what has not been started yet."""
+    """The state of the lab. Fields are empty until their component has been started."""
 
     pid: int
-    """The supervisor's. It is the session of all that it started, too."""
+    """PID of the supervisor, which is also the session ID of all its child processes."""
     is_ready: bool = False
     kind: tuple[str, ...] = ()
-    """The clusters that Kind has made for us, and that it is to delete."""
+    """Clusters created by kind, to be deleted when the lab stops."""
     kubernetes: str = ""
     kubectl: str = ""
     clusters: dict[str, str] = {}
-    """The kubeconfigs of their administrators."""
+    """Administrator kubeconfigs by cluster."""
     broker: str = ""
-    """Its address."""
+    """URL of the broker."""
     store: str = ""
     processes: tuple[Process, ...] = ()
 
 
 class Home:
-    """The directory, and where things are in it. Nobody else can look inside."""
+    """The state directory and the paths in it. Only its owner can read it."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory.absolute()
 
     @property
     def log(self) -> Path:
-        """The supervisor's."""
+        """Log of the supervisor."""
         return self.directory / "supervisor.log"
 
     @property
     def kubeconfig(self) -> Path:
-        """Of the administrator of all clusters, with a context for each."""
+        """Administrator kubeconfig with one context per cluster."""
         return self.directory / "kubeconfig"
 
     def kubeconfig_of(self, cluster: str) -> Path:
-        """The same for one of them."""
+        """Administrator kubeconfig of one cluster."""
         return self.directory / f"{cluster}.kubeconfig"
 
     @property
     def request(self) -> Path:
-        """A ResourceRequest to try."""
+        """Manifest of an example ResourceRequest."""
         return self.directory / "request.yaml"
 
     @property
@@ -82,7 +82,7 @@ class Home:
         return self.directory / "certs" / name
 
     def is_there(self) -> bool:
-        """Whether somebody has started something here."""
+        """Whether a lab has been started in this directory."""
         return (self.directory / _LOCK).exists()
 
     def find(self) -> Record | None:
@@ -99,14 +99,16 @@ class Home:
         keyfiles.write(path, content, mode=keyfiles.PRIVATE, overwrite=True)
 
     def make(self) -> None:
-        """`InvalidSettings` if somebody else has something there."""
+        """Creates the directory; raises `InvalidSettings` if it contains files of others."""
         files.make_directory(self.directory)
         found = {path.name for path in self.directory.iterdir()}
         if found and _LOCK not in found:
-            raise InvalidSettings(f"{self.directory} holds other files", hint="name another one")
+            raise InvalidSettings(
+                f"{self.directory} contains other files", hint="use another directory"
+            )
 
     def clear(self) -> None:
-        """All but the lock, which is somebody's at this moment."""
+        """Removes everything but the lock file, which the caller holds."""
         for path in self.directory.iterdir():
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
@@ -117,7 +119,10 @@ class Home:
         shutil.rmtree(self.directory)
 
     def lock(self) -> int | None:
-        """The descriptor that holds it until it is closed, by all who have it; None if somebody else does."""
+        """Acquires the lock; returns its descriptor, or None if it is held by another process.
+
+        The lock is held until all processes that have the descriptor have closed it.
+        """
         path = self.directory / _LOCK
         while True:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, keyfiles.PRIVATE)
@@ -128,11 +133,11 @@ class Home:
                 return None
             if _is_there(descriptor, path):
                 return descriptor
-            # It was removed with its directory while we opened it.
+            # The lock file was removed with its directory while we opened it.
             os.close(descriptor)
 
     def is_locked(self) -> bool:
-        """Whether a supervisor lives, or somebody starts or ends one at this moment."""
+        """Whether a supervisor is running, or one is being started or stopped."""
         if not self.is_there():
             return False
         descriptor = self.lock()
@@ -142,7 +147,7 @@ class Home:
 
 
 def usual() -> Path:
-    """Outside of the repository, where programs keep what is to survive their end."""
+    """Returns the default directory, below XDG_STATE_HOME."""
     state = os.environ.get("XDG_STATE_HOME", "") or Path.home() / ".local" / "state"
     return Path(state) / "kubelend" / "clusters"
 

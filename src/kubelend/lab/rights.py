@@ -1,7 +1,6 @@
-"""What the accounts of a broker and of an agent may do in a lab's clusters: the least with which they work.
+"""Minimal RBAC of the service accounts of broker and agent in the lab's clusters.
 
-For the agent this is, word for word, what docs/agent.md says, and for the broker what the chart gives it; a
-test compares them.
+A test compares the agent's rules with docs/agent.md and the broker's with the Helm chart.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ Document = dict[str, Any]
 Rule = dict[str, Any]
 
 NAMESPACE: Final = "kubelend"
-"""Of the accounts."""
+"""Namespace of the service accounts."""
 OBJECTS: Final = "default"
-"""The namespace of the broker's objects, and of an agent's instructions."""
+"""Namespace of the broker's objects and of an agent's instructions."""
 
 AGENT: Final = "kubelend-agent"
 BROKER: Final = "kubelend-broker"
@@ -51,7 +50,7 @@ AGENTS_ROLES: Final[dict[tuple[str, str], list[Rule]]] = {
         _rule(objects.GROUP, "advertisements/status", "patch"),
     ],
 }
-"""By name and namespace; without a namespace they hold in all of them."""
+"""Rules by role name and namespace; without a namespace it is a ClusterRole."""
 
 BROKERS_ROLES: Final[dict[tuple[str, str], list[Rule]]] = {
     (BROKER, OBJECTS): [
@@ -69,11 +68,11 @@ BROKERS_ROLES: Final[dict[tuple[str, str], list[Rule]]] = {
     ],
     (f"{BROKER}-mailboxes", ""): mailbox_manifests.rules(mailbox_manifests.BROKERS_RULES),
 }
-"""For a broker whose store and interface are the objects of its cluster."""
+"""For a broker with a Kubernetes store and interface."""
 
 
 def documents(account: str, roles: dict[tuple[str, str], list[Rule]]) -> list[Document]:
-    """The account with its roles, in the order in which they can be made."""
+    """Returns the manifests of a service account and its roles, in the order of creation."""
     found: list[Document] = [
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}},
         {

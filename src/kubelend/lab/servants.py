@@ -1,4 +1,4 @@
-"""A server of a lab that can be started, stopped and started again: etcd, and each API server."""
+"""Base class of the server processes, etcd and API servers, which can be stopped and restarted."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from kubelend.core.errors import Unavailable
 
 
 class Servant(ABC):
-    """Its data and address stay the same when it is started again; what it says is in `log`."""
+    """A server process. Its data and address stay the same over a restart."""
 
     poll: ClassVar[float]
-    """Seconds between two looks whether it is ready."""
+    """Seconds between two readiness checks."""
     stops_within: ClassVar[float]
 
     def __init__(self, title: str, log: Path) -> None:
-        """`title` is what a person calls it."""
+        """`title` is used in error messages."""
         self._title = title
         self._log = log
         self._running: Program | None = None
@@ -34,37 +34,37 @@ class Servant(ABC):
     @property
     def process(self) -> Program:
         if self._running is None:
-            raise Unavailable(f"the {self._title} was not started")
+            raise Unavailable(f"the {self._title} has not been started")
         return self._running
 
     def start(self) -> None:
-        """Does not wait: many can start at once."""
+        """Starts the process without waiting, so that several can start in parallel."""
         with interrupts.put_off():
             self._running = Program(self._title, self._log, self._command(), os.environ)
 
     def wait_until_ready(self) -> float:
-        """Gives the seconds since it was started."""
+        """Returns the seconds since it was started."""
         return self.process.wait_until(self._is_ready, self.poll)
 
     def restart(self) -> None:
-        """Watches end, and begin anew against a server that remembers no earlier events."""
+        """Restarts the server. Watches end, and the new server has no cache of earlier events."""
         self.stop()
         self.start()
         self.wait_until_ready()
 
     def pause(self) -> None:
-        """It keeps its connections, and every call waits until `resume`."""
+        """Suspends the process: connections stay open and calls block until `resume`."""
         self.process.pause()
 
     def resume(self) -> None:
         self.process.resume()
 
     def kill(self) -> None:
-        """As a power cut would. What keeps nothing itself is ended soonest by this."""
+        """Ends the process with SIGKILL; the fastest way for a server without state."""
         if self._running is not None:
             self._running.kill()
 
     def stop(self) -> None:
-        """Let it finish. One that was never started has."""
+        """Stops the process gracefully; does nothing if it was never started."""
         if self._running is not None:
             self._running.stop(self.stops_within)

@@ -1,8 +1,10 @@
-"""A lab: one etcd, and as many clusters as asked for, all gone at its end.
+"""Test control planes: one etcd and any number of API servers, as envtest of controller-runtime runs them.
 
-with servers.running(assets.find()) as lab:
-    broker, lender = lab.start("broker-cluster", "agent-cluster-1")
+with run_api_servers(find_assets()) as servers:
+    broker, provider = servers.start("broker-cluster", "agent-cluster-1")
     broker.kubectl("get", "namespaces")
+
+There are no kubelets and controllers: objects are stored, validated and watched, but nothing acts on them.
 """
 
 from __future__ import annotations
@@ -20,9 +22,9 @@ from kubelend.lab.etcd import Etcd
 
 
 class Lab:
-    """What runs, and the directory with its data, certificates, kubeconfigs and logs.
+    """The running servers, and the directory with their data, certificates, kubeconfigs and logs.
 
-    A cluster that is stopped keeps its name and its part of the store.
+    A stopped cluster keeps its name and its data in etcd.
     """
 
     def __init__(self, assets: Assets, directory: Path, *, durable: bool) -> None:
@@ -32,7 +34,7 @@ class Lab:
         self.clusters: dict[str, Cluster] = {}
 
     def start(self, *names: str) -> list[Cluster]:
-        """Start a cluster of each name, all at once; ready when this returns."""
+        """Starts one cluster per name in parallel and waits until all are ready."""
         started = [self._make(name) for name in names]
         for cluster in started:
             cluster.start()
@@ -41,14 +43,14 @@ class Lab:
         return started
 
     def stop(self) -> None:
-        """All of it, the store last."""
+        """Stops all API servers, then etcd."""
         for cluster in self.clusters.values():
             cluster.kill()
         self.etcd.stop()
 
     def _make(self, name: str) -> Cluster:
         if name in self.clusters:
-            raise InvalidSettings(f"there is a cluster {name} already")
+            raise InvalidSettings(f"cluster {name} already exists")
         directory = _made(self.directory / name)
         self.clusters[name] = Cluster(name, self.assets, self.etcd, directory)
         return self.clusters[name]
@@ -58,7 +60,7 @@ class Lab:
 def running(
     assets: Assets, directory: Path | None = None, *, durable: bool = False
 ) -> Iterator[Lab]:
-    """In `directory`, which stays, or in one that is removed. `durable`: as safe as production's etcd."""
+    """Runs etcd in `directory`, or in a temporary one. `durable` enables fsync, as in production."""
     with ExitStack() as stack:
         stack.enter_context(interrupts.like_ctrl_c())
         if directory is None:
@@ -70,7 +72,7 @@ def running(
             lab.etcd.wait_until_ready()
             yield lab
         finally:
-            # Ctrl-C in here would leave the rest of them running.
+            # Ctrl-C in here would leave processes running.
             with interrupts.put_off():
                 lab.stop()
 

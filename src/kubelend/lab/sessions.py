@@ -1,7 +1,6 @@
-"""The processes of one supervisor, found without it: after it was killed, they are all that is left.
+"""Finds and stops the child processes of a supervisor that has crashed.
 
-A supervisor leads a session, which nothing that it starts can leave unnoticed, in the directory of its
-clusters. Both together are how a process is known as one of ours: numbers of processes are used again.
+They are identified by session ID and working directory together, because process IDs are reused.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ _KILLED_WITHIN = 10.0
 
 
 def members(session: int, directory: Path) -> list[int]:
-    """Those that run. One that has ended and was not waited for is nobody's concern."""
+    """Returns the running processes, without zombies."""
     return [pid for pid in _all() if _session(pid) == session and _is_in(pid, directory)]
 
 
 def end(session: int, directory: Path) -> None:
-    """Stop all of them, by force if they take their time."""
+    """Terminates all processes, and kills those that do not exit in time."""
     found = members(session, directory)
     _signal(found, signal.SIGTERM)
-    # One that is paused would not hear it.
+    # A suspended process would not handle the signal.
     _signal(found, signal.SIGCONT)
     if not _gone_within(session, directory, _FINISHED_WITHIN):
         _signal(members(session, directory), signal.SIGKILL)
@@ -54,7 +53,7 @@ def _all() -> Iterator[int]:
 
 
 def _session(pid: int) -> int:
-    """0 if it has ended meanwhile."""
+    """Returns 0 if the process has exited meanwhile."""
     try:
         return os.getsid(pid)
     except OSError:

@@ -1,4 +1,4 @@
-"""What is to be seen of a kind of object in a cluster, from now on, with the moment of each sighting."""
+"""Records the versions of objects of one kind in a cluster, with the time each was observed."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ Own = TypeVar("Own", bound=Object)
 
 
 class Sighting(NamedTuple, Generic[Own]):
-    """One version of an object."""
+    """One observed version of an object."""
 
     found: Own
     at: float
-    """By the clock of `time.perf_counter`."""
+    """Time by `time.perf_counter`."""
     is_gone: bool = False
 
 
 class Sightings(Generic[Kind]):
-    """Of one kind; kept, so that what happened while one waited for something else is not missed."""
+    """Watches one kind and keeps all versions, so that none is missed while waiting for another object."""
 
     def __init__(self, client: Client, cluster: str, kind: type[Kind], patience: float) -> None:
-        """`patience`: the seconds after which what has not been seen will not be."""
+        """`patience` is the timeout of `first` in seconds."""
         self._patience = patience
         self._client = client
         self._cluster = cluster
@@ -39,10 +39,10 @@ class Sightings(Generic[Kind]):
         self._seen: list[Sighting[Kind]] = []
         self._more = asyncio.Condition()
         self.begun = asyncio.Event()
-        """From here on nothing is missed."""
+        """Set when the watch has been established."""
 
     async def run(self) -> None:
-        """For ever."""
+        """Watches until cancelled."""
         resource = resources.of(self._kind)
         async for change in watching.follow(self._client, resource, rights.OBJECTS):
             async with self._more:
@@ -53,7 +53,7 @@ class Sightings(Generic[Kind]):
     async def first(
         self, name: str, wanted: Callable[[Sighting[Kind]], bool], what: str
     ) -> Sighting[Kind]:
-        """The first one of an object that is as wanted; `what` says what that means, if none comes."""
+        """Waits for the first version that fulfils `wanted`; `what` describes the timeout error."""
 
         def find() -> Sighting[Kind] | None:
             named = (one for one in self._seen if one.found.metadata.name == name)
@@ -67,11 +67,11 @@ class Sightings(Generic[Kind]):
                 f"{self._kind.kind} {name} of {self._cluster} {what} within {self._patience:g} s"
             ) from None
         found = find()
-        assert found is not None  # noqa: S101 - it was waited for; for the type checker
+        assert found is not None  # noqa: S101 - for the type checker
         return found
 
     def last(self, name: str) -> Kind | None:
-        """As it was seen last."""
+        """Returns the latest observed version."""
         return next(
             (one.found for one in reversed(self._seen) if one.found.metadata.name == name), None
         )

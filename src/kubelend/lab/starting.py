@@ -1,6 +1,7 @@
-"""`kubelend lab up`: starts a supervisor in the background, and listens until all runs.
+"""Starts and stops the lab in the background (`lab up`, `lab down`).
 
-Whatever ends this before, Ctrl-C too, ends the supervisor and all that it has started.
+`start` launches the supervisor in its own session and reads its progress until everything runs. If that is
+interrupted, also by Ctrl-C, the supervisor and all its child processes are stopped.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _GIVES_UP_WITHIN = 60.0
 
 
 def start(home: Home, hear: Callable[[Message], None], *, uses_kind: bool) -> Record | None:
-    """`hear` is told of each step. None if it runs already."""
+    """Starts the lab and calls `hear` with each message; returns None if it is already running."""
     check(uses_kind=uses_kind)
     with interrupts.like_ctrl_c(), _claimed(home) as lock:
         if lock is None:
@@ -36,12 +37,12 @@ def start(home: Home, hear: Callable[[Message], None], *, uses_kind: bool) -> Re
             raise
     found = home.find()
     if found is None:
-        raise Unavailable("somebody has ended them at once")
+        raise Unavailable("the clusters were stopped again by another command")
     return found
 
 
 def check(*, uses_kind: bool) -> None:
-    """What is missing is said before anything is started."""
+    """Raises if a required program is missing, before anything is started."""
     if uses_kind:
         kind.check()
     else:
@@ -63,7 +64,7 @@ def _start(home: Home, lock: int, hear: Callable[[Message], None], *, uses_kind:
     supervisor: subprocess.Popen[bytes] | None = None
     is_ready = False
     try:
-        # A Ctrl-C between the start and the assignment would leave it running.
+        # Ctrl-C between start and assignment would leave the process running.
         with interrupts.put_off():
             supervisor = _launch(home, lock, uses_kind=uses_kind)
         _listen(home, supervisor, hear)
@@ -82,7 +83,7 @@ def _launch(home: Home, lock: int, *, uses_kind: bool) -> subprocess.Popen[bytes
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,
-            # Both are how its processes are known as ours, see `lab.sessions`.
+            # Directory and session identify its child processes after a crash.
             cwd=home.directory,
             start_new_session=True,
             pass_fds=(lock,),
@@ -93,21 +94,21 @@ def _listen(
     home: Home, supervisor: subprocess.Popen[bytes], hear: Callable[[Message], None]
 ) -> None:
     assert supervisor.stdout is not None  # noqa: S101 - for the type checker
-    with supervisor.stdout as said:
-        for line in said:
+    with supervisor.stdout as lines:
+        for line in lines:
             message = messages.decode(line)
             if isinstance(message, Failed):
                 raise _refusal(message, home.log)
             if isinstance(message, Ready):
                 return
             hear(message)
-    raise Unavailable("the supervisor has ended", hint=f"see {home.log}")
+    raise Unavailable("the supervisor exited unexpectedly", hint=f"see {home.log}")
 
 
 def _refusal(message: Failed, log: Path) -> Unavailable | InvalidSettings:
     if message.code == InvalidSettings.code:
         return InvalidSettings(message.message)
-    return Unavailable(message.message, hint=f"logs are in {log.parent}")
+    return Unavailable(message.message, hint=f"see the logs in {log.parent}")
 
 
 def _end(home: Home, supervisor: subprocess.Popen[bytes]) -> None:

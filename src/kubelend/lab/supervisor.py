@@ -1,7 +1,8 @@
-"""The process behind `kubelend lab up`: starts a set-up, stays with it, and ends all of it when told to.
+"""The background process of the lab: starts clusters, broker and agents, and stops them on SIGTERM.
 
-`python -m kubelend.lab.supervisor DIRECTORY LOCK [--kind]`, in a session of its own and in that directory.
-Its output is for whoever has started it, see `lab.messages`; if nobody listens, it ends what it began.
+Started as `python -m kubelend.lab.supervisor DIRECTORY LOCK [--kind]` in its own session, with DIRECTORY as
+working directory. It writes progress messages to stdout (`lab.state`); if the reader is gone, it stops
+everything.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ spec: {requestedCPU: 500m, requestedMemory: 256Mi, duration: 1h}
 
 
 def main() -> int:
-    """The exit code says whether it came to its work at all."""
+    """Returns the exit code: 0 if the start succeeded or was interrupted."""
     directory, lock, *flags = sys.argv[1:]
-    # What we start must not hold the lock for us.
+    # Child processes must not hold the lock.
     os.set_inheritable(int(lock), False)
     logs.setup("warning")
     supervisor = Supervisor(Home(Path(directory)), uses_kind="--kind" in flags)
@@ -53,13 +54,13 @@ def main() -> int:
             supervisor.fail(error)
             return 1
         except BrokenPipeError:
-            # Whoever has started us is gone, and would not know that anything runs.
+            # The process that started us is gone, so nobody would know that anything runs.
             return 1
     return 0
 
 
 class Supervisor:
-    """Made once for a process."""
+    """Starts everything, and keeps the state file up to date."""
 
     def __init__(self, home: Home, *, uses_kind: bool) -> None:
         self._home = home
@@ -68,7 +69,7 @@ class Supervisor:
         self._lines: list[str] = []
 
     def run(self) -> None:
-        """Ends by a signal, or an error."""
+        """Runs until a signal or an error."""
         self._keep()
         with self._hosts() as found, fleet.opened(self._home) as running:
             self._set_up(found, running)
@@ -91,13 +92,13 @@ class Supervisor:
             else hosts.own(self._home)
         )
         with contextlib.ExitStack() as stack:
-            with self._step("Three clusters start"):
+            with self._step("Start three clusters"):
                 found = stack.enter_context(made)
                 self._write_kubeconfigs(found)
             yield found
 
     def _write_kubeconfigs(self, found: Hosts) -> None:
-        """One for each cluster, and one for all of them."""
+        """Writes one kubeconfig per cluster, and one with all contexts."""
         accounts.together(found.kubeconfigs, self._home.kubeconfig)
         clusters = {}
         for name, path in found.kubeconfigs.items():
@@ -107,20 +108,20 @@ class Supervisor:
         self._lines += clusters.values()
 
     def _set_up(self, found: Hosts, running: Fleet) -> None:
-        with self._step("Our kinds, roles and accounts, and what lives in the clusters"):
+        with self._step("Install CRDs, RBAC, service accounts, nodes and pods"):
             furnished = asyncio.run(_furnish(found))
             version = str(furnished[hosts.BROKER].version)
             self._lines += [f"Kubernetes {version}"]
-        with self._step("The broker starts, with its ledger in broker-cluster"):
+        with self._step("Start the broker, with its store in broker-cluster"):
             running.make_certificates()
             account = furnished[hosts.BROKER].account
             url = running.start_broker(account)
             self._keep(kubernetes=version, broker=url, store=fleet.store(account))
             self._lines += [url]
-        with self._step("Both agents join with a token, over mutual TLS"):
+        with self._step("Enrol both agents with tokens"):
             for name in hosts.AGENTS:
                 asyncio.run(running.join(name))
-        with self._step("Their processes start, measure and advertise"):
+        with self._step("Start both agents and wait for their advertisements"):
             running.start_agents({name: furnished[name].account for name in hosts.AGENTS})
             asyncio.run(running.advertised())
         self._home.request.write_text(REQUEST, "utf-8")
@@ -138,7 +139,7 @@ class Supervisor:
 
 
 async def _furnish(found: Hosts) -> dict[str, Furnished]:
-    """All at once: most of the time is the API servers'."""
+    """Installs in all clusters in parallel."""
     made = await asyncio.gather(
         *(
             furnishing.furnish(path, _wanted(name, are_real=found.are_real))
@@ -161,7 +162,7 @@ def _tell(message: Message) -> None:
 
 
 def _fall_silent() -> None:
-    """Whoever reads our output waits for its end."""
+    """Closes the pipe, whose reader waits for its end."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

@@ -1,6 +1,6 @@
-"""`kubelend lab test`: a ResourceRequest from its creation to its end, as the three API servers show it.
+"""The walkthrough: one ResourceRequest from creation to deletion, as observed on the three API servers.
 
-Nobody is asked but the API servers: each step is an object that was seen there, and its time is when.
+Each step is an object state seen in a watch; its time is when the event arrived.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CPU, MEMORY = "500m", "256Mi"
 REQUESTER, PROVIDER = hosts.AGENTS
 
 Tell = Callable[[str, float], None]
-"""Something was seen, so many seconds after what began it."""
+"""Reports a step and the seconds since the creation or deletion of the request."""
 
 _REQUESTS = resources.of(ResourceRequest)
 _DELETED_WITHIN = 10.0
@@ -41,7 +41,7 @@ _BEGUN_WITHIN = 20.0
 
 
 async def walk(record: Record, tell: Tell, patience: timedelta) -> None:
-    """All of it; raises at the first step that is not seen within `patience`."""
+    """Runs all steps; raises at the first that is not observed within `patience`."""
     async with _opened(record, patience.total_seconds()) as walker:
         walker.before = _reserved(walker.offers.last(f"{PROVIDER}-adv"))
         await walker.ask(tell)
@@ -53,13 +53,13 @@ async def walk(record: Record, tell: Tell, patience: timedelta) -> None:
 
 
 class Walker:
-    """Sees, step by step, what becomes of one request."""
+    """Drives one request and waits for each resulting state."""
 
     def __init__(self, clients: dict[str, Client], patience: float) -> None:
         self.name = f"test-{secrets.token_hex(3)}"
         self.reservation = ""
         self.before = 0
-        """What the provider had promised to others, in thousandths of a core."""
+        """Reserved CPU of the provider before the walkthrough, in millicores."""
         self._client = clients[REQUESTER]
         self._began = 0.0
         self._requests = Sightings(self._client, REQUESTER, ResourceRequest, patience)
@@ -77,57 +77,57 @@ class Walker:
         spec = ResourceRequestSpec(requested_cpu=CPU, requested_memory=MEMORY, duration="1h")
         metadata = Metadata(self.name, rights.OBJECTS)
         await self._client.create(_REQUESTS, ResourceRequest(metadata, spec))
-        self._say(tell, REQUESTER, f"{self.name} asks for {CPU} and {MEMORY}")
+        self._say(tell, REQUESTER, f"ResourceRequest {self.name} created: {CPU} CPU, {MEMORY}")
 
     async def borrow(self, tell: Tell) -> None:
-        """Until both sides have what they need, and the requester uses it."""
-        seen = await self._requests.first(self.name, _is_taken, "is not seen by the agent")
-        self._say(tell, REQUESTER, "its agent has seen the ResourceRequest", seen)
-        asked = await self._requests.first(self.name, _is_answered, "gets no answer")
+        """Waits until both sides have their instructions and the reservation is Active."""
+        seen = await self._requests.first(self.name, _is_taken, "was not handled by the agent")
+        self._say(tell, REQUESTER, "finalizer set by the agent", seen)
+        asked = await self._requests.first(self.name, _is_answered, "got no response")
         self.reservation = _granted(asked.found)
         kept = await self._reserved_as("Reserved")
         self._say(tell, hosts.BROKER, f"{self.reservation} is Reserved", kept)
-        use = await self._uses.first(self.reservation, _is_there, "does not appear")
-        self._say(tell, REQUESTER, "the ReservationInstruction is there", use)
-        hold = await self._holds.first(self._hold, _has("Held"), "is not held")
-        self._say(tell, PROVIDER, "the ProviderInstruction is there, and Held", hold)
+        use = await self._uses.first(self.reservation, _is_there, "was not created")
+        self._say(tell, REQUESTER, "ReservationInstruction created", use)
+        hold = await self._holds.first(self._hold, _has("Held"), "was not Held")
+        self._say(tell, PROVIDER, "ProviderInstruction is Held", hold)
         used = await self._reserved_as("Active")
         self._say(tell, hosts.BROKER, f"{self.reservation} is Active", used)
-        active = await self._requests.first(self.name, _has("Active"), "is not Active")
-        self._say(tell, REQUESTER, "the ResourceRequest is Active", active)
-        await self._shows(tell, amounts.asked({"cpu": CPU}).cpu, f"shows {CPU} more as reserved")
+        active = await self._requests.first(self.name, _has("Active"), "was not Active")
+        self._say(tell, REQUESTER, "ResourceRequest is Active", active)
+        await self._shows(tell, amounts.asked({"cpu": CPU}).cpu, f"has {CPU} more reserved")
 
     async def delete(self, tell: Tell) -> None:
         self._began = time.perf_counter()
         async with asyncio.timeout(_DELETED_WITHIN):
             await self._client.delete(_REQUESTS, self.name, rights.OBJECTS)
-        self._say(tell, REQUESTER, f"{self.name} is deleted")
+        self._say(tell, REQUESTER, f"ResourceRequest {self.name} deleted")
 
     async def give_back(self, tell: Tell) -> None:
-        """Until nothing of it is left on any side."""
+        """Waits until the reservation has ended in all clusters."""
         over = await self._reserved_as("Released")
         self._say(tell, hosts.BROKER, f"{self.reservation} is Released", over)
-        gone = await self._requests.first(self.name, lambda one: one.is_gone, "does not go")
-        self._say(tell, REQUESTER, "the ResourceRequest is gone", gone)
-        use = await self._uses.first(self.reservation, _has("Finished"), "does not end")
-        self._say(tell, REQUESTER, "the ReservationInstruction is Finished", use)
-        hold = await self._holds.first(self._hold, _has("Withdrawn"), "is not withdrawn")
-        self._say(tell, PROVIDER, "the ProviderInstruction is Withdrawn", hold)
-        await self._shows(tell, 0, "shows as reserved what it did before")
+        gone = await self._requests.first(self.name, lambda one: one.is_gone, "was not removed")
+        self._say(tell, REQUESTER, "ResourceRequest removed", gone)
+        use = await self._uses.first(self.reservation, _has("Finished"), "was not Finished")
+        self._say(tell, REQUESTER, "ReservationInstruction is Finished", use)
+        hold = await self._holds.first(self._hold, _has("Withdrawn"), "was not Withdrawn")
+        self._say(tell, PROVIDER, "ProviderInstruction is Withdrawn", hold)
+        await self._shows(tell, 0, "has the same reserved as before")
 
     @property
     def _hold(self) -> str:
         return f"{self.reservation}-provider"
 
     async def _reserved_as(self, phase: str) -> Sighting[Reservation]:
-        return await self._reservations.first(self.reservation, _has(phase), f"is not {phase}")
+        return await self._reservations.first(self.reservation, _has(phase), f"was not {phase}")
 
     async def _shows(self, tell: Tell, more: int, what: str) -> None:
         name, began = f"{PROVIDER}-adv", self._began
         offer = await self.offers.first(
             name,
             lambda one: one.at > began and _reserved(one.found) == self.before + more,
-            f"does not show the {CPU}",
+            f"did not change by {CPU}",
         )
         self._say(tell, hosts.BROKER, f"{name} {what}", offer)
 
@@ -138,7 +138,7 @@ class Walker:
 
 @asynccontextmanager
 async def _opened(record: Record, patience: float) -> AsyncIterator[Walker]:
-    """Once all that it will look at is watched."""
+    """Opens the clients and waits until all watches are established."""
     async with AsyncExitStack() as stack:
         clients = {
             name: await stack.enter_async_context(Client.open(access.from_kubeconfig(path)))
@@ -150,7 +150,7 @@ async def _opened(record: Record, patience: float) -> AsyncIterator[Walker]:
             async with asyncio.timeout(_BEGUN_WITHIN):
                 await asyncio.gather(*(one.begun.wait() for one in walker.sightings()))
         except TimeoutError:
-            raise Unavailable("the API servers do not let us watch") from None
+            raise Unavailable(f"watches were not established within {_BEGUN_WITHIN:g} s") from None
         try:
             yield walker
         finally:
@@ -168,7 +168,7 @@ def _has(phase: str) -> Callable[[Sighting[Any]], bool]:
 
 
 def _is_taken(seen: Sighting[ResourceRequest]) -> bool:
-    """The agent's finalizer is the first that it writes."""
+    """Whether the agent has handled it; the first thing it writes is its finalizer."""
     return bool(seen.found.metadata.finalizers or seen.found.status.phase)
 
 
@@ -178,7 +178,7 @@ def _is_answered(seen: Sighting[ResourceRequest]) -> bool:
 
 
 def _granted(found: ResourceRequest) -> str:
-    """The reservation's name; a refusal is told in the broker's words."""
+    """Returns the reservation's name; raises with the broker's message if there is none."""
     if not found.status.reservation_name:
         raise NoCapacity(found.status.message)
     return found.status.reservation_name

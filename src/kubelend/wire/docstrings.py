@@ -1,7 +1,7 @@
-"""What the sources say of each field of a record: for the pages and schemas that are made from it.
+"""Reads docstrings of classes and of their attributes, for generated documentation, schemas and flag help.
 
-Python keeps no docstrings of attributes, so they are read from the source. Only programs that generate
-files do that: what runs in a cluster never loads this.
+Python does not retain attribute docstrings, so they are parsed from the source code. The agent process
+never imports this module.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from functools import cache
 
 
 def of_class(kind: type) -> str:
-    """What a record is, in one line."""
+    """Returns the class docstring on one line."""
     return " ".join(inspect.cleandoc(kind.__doc__ or "").split())
 
 
 @cache
 def of_fields(kind: type) -> dict[str, str]:
-    """By the name of the field; a record that inherits a field inherits what is said of it."""
+    """Returns the docstrings by field name, including those of inherited fields."""
     found: dict[str, str] = {}
     for parent in reversed(kind.__mro__):
         if "__annotations__" in vars(parent):

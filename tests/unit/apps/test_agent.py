@@ -2,7 +2,7 @@
 
 import pytest
 
-from kubelend.apps import agent, flags, surroundings
+from kubelend.apps import agent, flags, simulated_cluster
 from kubelend.apps.agent_settings import AgentSettings
 
 
@@ -16,6 +16,6 @@ def test_an_agent_whose_work_has_not_begun_is_not_ready(tmp_path, transport, par
     simulation.write_text("nodes: [{capacity: {cpu: 4, memory: 8Gi}}]")
     texts = {"broker_transport": transport, "broker_cert_path": "certs", "source": "simulated"}
     settings = flags.parse(AgentSettings, texts | {"simulation": str(simulation)})
-    process = agent.Process(settings, surroundings.of(settings), "berlin")
+    process = agent.Process(settings, simulated_cluster.of(settings), "berlin")
     unready = "; ".join(f"{part}: starting" for part in parts)
     assert process.standing.unready == unready

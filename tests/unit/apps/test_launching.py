@@ -32,12 +32,12 @@ def test_a_name_that_the_certificate_says_too_is_fine(certificates):
 
 
 def test_another_name_than_the_certificates_is_refused(certificates):
-    with pytest.raises(InvalidSettings, match="paris has a certificate in the name of berlin"):
+    with pytest.raises(InvalidSettings, match="paris differs from the certificate's name berlin"):
         launching.prepared(settings(certificates.cluster("berlin"), cluster_id="paris"))
 
 
 def test_a_persons_certificate_is_refused(certificates):
-    with pytest.raises(InvalidSettings, match="alice is no cluster, its role is admin"):
+    with pytest.raises(InvalidSettings, match="alice has role admin, not cluster"):
         launching.prepared(settings(certificates.admin("alice")))
 
 
@@ -70,5 +70,5 @@ def test_the_settings_arrive_as_they_were(certificates, monkeypatch):
 
 
 def test_who_starts_the_module_by_hand_is_told_how():
-    with pytest.raises(InvalidSettings, match="start it as `kubelend agent`"):
+    with pytest.raises(InvalidSettings, match="start the agent with `kubelend agent`"):
         launching.read({name: "" for name in os.environ if name != launching.VARIABLE})

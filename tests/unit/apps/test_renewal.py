@@ -303,9 +303,9 @@ async def test_a_failure_is_logged_once_and_tried_again_later_and_later(director
     assert max(pauses[:2]) < 30
     assert pauses[-1] > 300
     assert events(logged) == [
-        ("warning", "certificate not renewed"),
-        ("warning", "certificate not renewed"),
-        ("info", "certificate renewed"),
+        ("warning", "Certificate renewal failed, will retry"),
+        ("warning", "Certificate renewal failed, will retry"),
+        ("info", "Certificate renewed"),
     ]
 
 
@@ -351,9 +351,9 @@ async def test_a_mounted_secret_is_left_alone_and_that_is_said_once(directory, d
     with capture_logs() as logged:
         for hour in range(3):
             assert await renewer.renew_if_due(now + hour * LOOK_EVERY) is None
-    assert events(logged) == [("info", "certificate is left to others to renew")]
+    assert events(logged) == [("info", "Certificate is managed externally, not renewing it")]
     assert desk.asked == []
-    with pytest.raises(InvalidSettings, match="let whoever put the files there renew them"):
+    with pytest.raises(InvalidSettings, match="renew the files with the tool that manages them"):
         await renewer.renew(now)
 
 
@@ -362,7 +362,7 @@ async def test_files_that_cannot_be_used_are_no_reason_to_stop(directory, renewe
     (directory / name).write_bytes(b"nonsense")
     with capture_logs() as logged:
         assert await renewer.renew_if_due(now) is None
-    assert events(logged) == [("warning", "certificate not renewed")]
+    assert events(logged) == [("warning", "Certificate renewal failed, will retry")]
 
 
 async def test_a_process_that_lives_long_does_it_by_itself(directory, desk, now):

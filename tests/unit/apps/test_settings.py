@@ -74,7 +74,7 @@ def test_objects_need_no_certificates_and_are_the_store():
 
 def test_certificates_are_needed_for_http():
     told = problems_of(BrokerSettings, broker_interface="kubernetes,http")
-    assert told == "--http-cert-path: is needed, here or as KUBELEND_HTTP_CERT_PATH"
+    assert told == "--http-cert-path: required; set the flag or KUBELEND_HTTP_CERT_PATH"
 
 
 def test_zero_turns_a_listener_off():
@@ -88,16 +88,16 @@ def test_zero_turns_a_listener_off():
     [
         ({"http_port": "65536"}, "--http-port: must be from 0 to 65535"),
         ({"http_port": "-1"}, "--http-port: must be from 0 to 65535"),
-        ({"http_namespace": "Not A Name"}, "--http-namespace: 'Not A Name' is no Kubernetes"),
+        ({"http_namespace": "Not A Name"}, "--http-namespace: 'Not A Name' is not a valid"),
         (
             {"broker_interface": "kubernetes", "store": "kubelend.db"},
-            "--store: kubelend.db does not go with --broker-interface=kubernetes, whose objects are"
-            " the ledger; leave it out, or write kubernetes:",
+            "--store: kubelend.db cannot be used with --broker-interface=kubernetes, which requires"
+            " kubernetes:",
         ),
-        ({"broker_interface": "grpc"}, "--broker-interface: 'grpc' is unknown; write http, kub"),
+        ({"broker_interface": "grpc"}, "--broker-interface: 'grpc' is not supported; use http"),
         (
             {"broker_interface": "kubernetes", "ca_path": "ca"},
-            "--ca-path: newcomers join by http, which --broker-interface leaves out",
+            "--ca-path: enrolment requires http in --broker-interface",
         ),
         ({"stale_after": "0"}, "--stale-after: must be at least 1ms"),
         ({"max_wait": "-1s"}, "--max-wait: must be at least 0s"),
@@ -107,11 +107,11 @@ def test_zero_turns_a_listener_off():
         ({"rate_burst": "0"}, "--rate-burst: must be at least 1"),
         ({"max_body_bytes": "1023"}, "--max-body-bytes: must be at least 1024"),
         ({"default_duration": "721h"}, "--default-duration: must not be above --max-duration"),
-        ({"metrics_bind_address": ":8081"}, ":8081 is --health-probe-bind-address already"),
-        ({"metrics_bind_address": ":8443"}, "is where the REST interface is served"),
-        ({"log_level": "loud"}, "--log-level: 'loud' is unknown"),
+        ({"metrics_bind_address": ":8081"}, ":8081 is already used by --health-probe-bind-address"),
+        ({"metrics_bind_address": ":8443"}, "is already used by the REST interface"),
+        ({"log_level": "loud"}, "--log-level: 'loud' is not supported"),
         ({"enrol_port": "65536"}, "--enrol-port: must be from 0 to 65535"),
-        ({"ca_path": "ca", "enrol_port": "8443"}, "--enrol-port: must not be --http-port"),
+        ({"ca_path": "ca", "enrol_port": "8443"}, "--enrol-port: must differ from --http-port"),
         ({"certificate_lifetime": "9s"}, "--certificate-lifetime: must be at least 10s"),
     ],
 )
@@ -143,7 +143,9 @@ def test_what_can_run_is_taken(texts):
 
 
 def test_a_client_needs_to_know_who_it_is():
-    assert "--cert-path: is needed, here or as KUBELEND_CERT_PATH" in problems_of(ClientSettings)
+    assert "--cert-path: required; set the flag or KUBELEND_CERT_PATH" in problems_of(
+        ClientSettings
+    )
 
 
 @pytest.mark.parametrize(
@@ -168,7 +170,7 @@ def test_an_address_of_a_broker_is_taken(url):
 )
 def test_what_is_no_address_of_a_broker_is_refused(url):
     told = problems_of(ClientSettings, cert_path="c", broker=url)
-    assert told.startswith(f"--broker: {url!r} is no address of a broker")
+    assert told.startswith(f"--broker: {url!r} is not a broker URL")
 
 
 def test_a_client_does_not_wait_for_no_time():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kubelend.apps import flags, surroundings
+from kubelend.apps import flags, simulated_cluster, surroundings
 from kubelend.apps.agent_settings import AgentSettings
 from kubelend.core.errors import InvalidInput, InvalidSettings
 from kubelend.core.resources import Resources
@@ -39,7 +39,7 @@ def settings(write):
 
 
 def test_the_description_says_what_the_flags_do_not(settings):
-    offer = surroundings.of(settings(labels="zone=a", region="eu-west")).offer
+    offer = simulated_cluster.of(settings(labels="zone=a", region="eu-west")).offer
     assert offer.labels == {"tier": "gold", "zone": "a"}
     assert offer.region == "eu-west"
     assert offer.cost is not None
@@ -47,14 +47,14 @@ def test_the_description_says_what_the_flags_do_not(settings):
 
 
 def test_prices_of_the_flags_replace_those_of_the_description(settings):
-    offer = surroundings.of(settings(gpu_cost="2", currency="CHF")).offer
+    offer = simulated_cluster.of(settings(gpu_cost="2", currency="CHF")).offer
     assert offer.cost is not None
     assert (offer.cost.cpu_cost, offer.cost.gpu_cost, offer.cost.currency) == ("", "2", "CHF")
 
 
 def test_a_policy_is_read_for_the_broker_and_for_the_agent(settings, write):
     path = write("policy.yaml", "keepBack: {cpu: 3}\ndeny: [lab-*]\n")
-    around = surroundings.of(settings(policy_file=path))
+    around = simulated_cluster.of(settings(policy_file=path))
     assert around.policy is not None
     assert around.policy.keep_back == Resources(cpu=3000)
     assert around.offer.policy is not None
@@ -73,26 +73,26 @@ def test_a_policy_is_read_for_the_broker_and_for_the_agent(settings, write):
 )
 def test_a_policy_that_would_not_hold_is_refused(settings, write, text, problem):
     with pytest.raises((InvalidSettings, InvalidInput), match=problem):
-        surroundings.of(settings(policy_file=write("policy.yaml", text)))
+        simulated_cluster.of(settings(policy_file=write("policy.yaml", text)))
 
 
 def test_a_policy_that_is_not_there_is_told(settings, tmp_path):
     with pytest.raises(InvalidSettings, match=r"--policy-file: .* No such file"):
-        surroundings.of(settings(policy_file=str(tmp_path / "nowhere.yaml")))
+        simulated_cluster.of(settings(policy_file=str(tmp_path / "nowhere.yaml")))
 
 
 def test_the_namespace_of_the_pod_counts_if_no_flag_does(settings, monkeypatch):
     monkeypatch.setenv("POD_NAMESPACE", "lending")
-    assert surroundings.of(settings()).namespace == "lending"
-    assert surroundings.of(settings(instruction_namespace="other")).namespace == "other"
+    assert simulated_cluster.of(settings()).namespace == "lending"
+    assert simulated_cluster.of(settings(instruction_namespace="other")).namespace == "other"
     monkeypatch.setenv("POD_NAMESPACE", "Bad_NS")
     with pytest.raises(InvalidSettings, match="POD_NAMESPACE: 'Bad_NS' is not a valid namespace"):
-        surroundings.of(settings())
+        simulated_cluster.of(settings())
 
 
 async def test_objects_are_in_memory_or_in_files(settings, tmp_path):
-    assert isinstance(surroundings.of(settings()).objects, MemoryObjects)
-    around = surroundings.of(settings(objects_dir=str(tmp_path / "objects")))
+    assert isinstance(simulated_cluster.of(settings()).objects, MemoryObjects)
+    around = simulated_cluster.of(settings(objects_dir=str(tmp_path / "objects")))
     assert around.problem() == ""
     await around.close()
     assert (tmp_path / "objects").is_dir()

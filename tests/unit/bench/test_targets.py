@@ -145,7 +145,7 @@ def test_the_table_shows_figure_limit_and_verdict_of_each_line():
         *("decide", "us", "per", "decision,", "10,000", "clusters"),
         *("99.9", "<=", "100", "ok"),
     ]
-    (ratio,) = (line for line in lines if "share" in line)
+    (ratio,) = (line for line in lines if "ratio" in line)
     assert ratio.split()[-4:] == ["0.25", ">=", "0.50", "missed"]
     assert len(lines) == len(targets.TARGETS)
 

@@ -75,7 +75,7 @@ def test_all_promised_commands_are_there():
         ),
         (["renew"], "missing argument 'RESERVATION'; see `kubelend renew --help`"),
         (["get", "clusters", "-o", "xml"], "invalid value for '--output'"),
-        (["get", "clusters"], "--cert-path: is needed, here or as KUBELEND_CERT_PATH"),
+        (["get", "clusters"], "--cert-path: required; set the flag or KUBELEND_CERT_PATH"),
         (["get", "clusters", "--cert-path", "no/where"], "no/where/tls.crt is missing; create one"),
         (["borrow", "--cert-path", "x"], "nothing is asked for; give --cpu and --memory at least"),
         (["explain", "--cert-path", "x"], "one of both is needed"),
@@ -87,7 +87,7 @@ def test_all_promised_commands_are_there():
         (["explain", "--cpu", "1", "--cert-path", "x"], "--cpu and --memory are needed both"),
         (["explain", "r", "--limit", "0"], "0 is not in the range 1<=x<=100"),
         (["explain", "r", "--limit", "101"], "101 is not in the range 1<=x<=100"),
-        (["broker"], "--http-cert-path: is needed"),
+        (["broker"], "--http-cert-path: required"),
         (["broker", "--http-cert-path", "x", "--http-port", "http"], "--http-port: 'http' is no"),
         (["audit", "--store", "no/such.db"], "no/such.db"),
         (["ca", "issue", "x", "--ca", "no/where"], "no/where/ca.key is missing"),
@@ -132,7 +132,7 @@ def test_every_flag_of_the_broker_can_be_a_variable(monkeypatch, capsys):
     monkeypatch.setenv("KUBELEND_HTTP_PORT", "nine")
     monkeypatch.setenv("KUBELEND_STALE_AFTER", "0")
     _, _, err = run(capsys, "broker", "--http-cert-path", "x")
-    assert "--http-port: 'nine' is no whole number" in err
+    assert "--http-port: 'nine' is not an integer" in err
     assert "--stale-after: must be at least 1ms" in err
 
 

@@ -40,7 +40,7 @@ def test_a_cluster_is_one_line_with_what_is_used_lent_and_free():
 
 
 def test_a_silent_cluster_shows():
-    assert rendered(cluster(active=False))[1].split()[-1] == "silent"
+    assert rendered(cluster(active=False))[1].split()[-1] == "stale"
 
 
 @pytest.mark.parametrize(

@@ -51,13 +51,13 @@ def lines(said):
 
 
 def test_without_kind_one_line_says_so(path):
-    with pytest.raises(InvalidSettings, match="no kind on the PATH; install it, or leave out"):
+    with pytest.raises(InvalidSettings, match="kind not found on PATH; install it, or omit"):
         kind.check()
 
 
 def test_without_containers_one_line_says_so(said, path):
     (path / "docker").unlink()
-    with pytest.raises(InvalidSettings, match="kind needs docker, podman or nerdctl"):
+    with pytest.raises(InvalidSettings, match="kind requires docker, podman or nerdctl"):
         kind.check()
 
 
@@ -70,7 +70,7 @@ def test_any_of_its_container_programs_will_do(said, path, program):
 
 def test_name_that_it_has_already_is_refused(said, tmp_path):
     (tmp_path / "there").write_text("mine\nagent-cluster-1\n")
-    with pytest.raises(InvalidSettings, match="kind has a cluster agent-cluster-1 already"):
+    with pytest.raises(InvalidSettings, match="kind already has a cluster agent-cluster-1"):
         kind.check_names(hosts.NAMES)
 
 

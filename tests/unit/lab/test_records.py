@@ -56,7 +56,7 @@ def test_copy_of_the_descriptor_holds_the_lock_on(home):
 
 def test_directory_with_files_of_others_is_refused_and_left_alone(tmp_path):
     (tmp_path / "thesis.tex").write_text("x")
-    with pytest.raises(InvalidSettings, match="holds other files; name another one"):
+    with pytest.raises(InvalidSettings, match="contains other files; use another directory"):
         Home(tmp_path).make()
     assert (tmp_path / "thesis.tex").exists()
 
