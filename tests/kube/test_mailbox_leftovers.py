@@ -46,13 +46,13 @@ async def account(office):
 
 def question(name, namespace, agent="", **spec):
     asked = Question(f"q-{name}", "reserve", agent=agent) if agent else None
-    return Reservation(Metadata(name, namespace), ReservationSpec(SOME, question=asked, **spec))
+    return Reservation(Metadata(name, namespace), ReservationSpec(SOME, request=asked, **spec))
 
 
 async def refused(client, name, namespace):
     async def look():
         found = await client.find(RESERVATIONS, name, namespace)
-        return found is not None and found.status.reply is not None
+        return found is not None and found.status.response is not None
 
     await until(look)
 
@@ -211,7 +211,7 @@ async def test_broker_that_cannot_see_mailboxes_says_so_until_it_can(
     kube, certificates, tmp_path, office
 ):
     kubeconfig = kube.kubeconfig_for("hard-of-seeing")
-    flags = ("--mailboxes", f"--kubeconfig={kubeconfig}")
+    flags = ("--cluster-namespaces", f"--kubeconfig={kubeconfig}")
     probes = "--health-probe-bind-address=127.0.0.1:0"
     with broker_process.running(certificates.server(), tmp_path, *flags, probes):
 

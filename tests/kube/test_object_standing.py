@@ -18,7 +18,7 @@ from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
 pytestmark = pytest.mark.timeout(120)
 
 AMOUNTS = {"requestedResources": {"cpu": "1", "memory": "1Gi"}}
-OWN = {"broker.fluidos.eu/made-by": "broker"}
+OWN = {"broker.fluidos.eu/managed-by": "broker"}
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ async def test_wish_that_has_to_wait_for_a_place_says_so(kube, namespace):
         shown = await broker.shows(
             Reservation, "second", lambda found: found.status.reason == "QueueFull"
         )
-        assert (shown.status.phase, shown.status.kept) == ("", None)
+        assert (shown.status.phase, shown.status.record) == ("", None)
         assert shown.status.message.startswith("1 requests wait already")
         await quiet(broker)
         await broker.advertise("lender", "4")
@@ -116,7 +116,7 @@ async def test_record_with_more_labels_than_an_object_has_room_for_is_no_end(bro
     """As a broker took it in that did not count the region."""
     labels = {f"l{number}": "x" for number in range(65)}
     await broker.service.advertise(make.advertisement("lender", labels=labels))
-    await broker.shows(ClusterAdvertisement, "lender-adv", lambda found: found.status.kept)
+    await broker.shows(ClusterAdvertisement, "lender-adv", lambda found: found.status.record)
     await broker.service.reserve(make.request(labels=labels))
     await broker.advertise("other", "40", "40Gi")
     await broker.reserve("mine", "30")

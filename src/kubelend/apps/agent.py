@@ -258,7 +258,7 @@ async def started(launched: Launch) -> AsyncIterator[Process]:
 def _place(settings: AgentSettings) -> str:
     """Where the broker is spoken with."""
     if settings.broker_transport == "kubernetes":
-        return f"mailbox {settings.broker_namespace}"
+        return f"namespace {settings.broker_namespace}"
     return settings.broker_url
 
 

@@ -153,7 +153,7 @@ async def _mailboxes(
     stack: AsyncExitStack, settings: BrokerSettings, broker: Broker, context: Context | None
 ) -> Mailboxes | None:
     """An agent that speaks here keeps another one out there, and what is granted is the same."""
-    if not settings.mailboxes:
+    if not settings.cluster_namespaces:
         return None
     speakers = context.speakers if context else Speakers(broker.clock, settings.agent_timeout)
     granting = context.granting.grant if context else None

@@ -44,9 +44,9 @@ class BrokerSettings(Settings, frozen=True, kw_only=True):
     """Leads to the cluster of the broker's objects, if --store does not; else found as kubectl does, or in
     the pod."""
 
-    mailboxes: bool = False
-    """Attend to the mailboxes of agents that come by Kubernetes. It takes rights in all namespaces of the
-    cluster to which --store or --kubeconfig leads; see docs/transports.md."""
+    cluster_namespaces: bool = False
+    """Reconcile cluster namespaces, for agents with transport kubernetes. Needs rights in all namespaces of
+    the cluster to which --store or --kubeconfig leads; see docs/transports.md."""
 
     health_probe_bind_address: Address | None = Address("", 8081)
     """Where /healthz and /readyz answer without TLS, for probes; 0 turns it off."""

@@ -38,32 +38,32 @@ class Slot(NamedTuple, Generic[Kind]):
     def is_answered(self, found: Kind) -> bool:
         """Whether the last question has its reply, whoever asked it."""
         asked, said = self.question(found), self.reply(found)
-        return said is not None and (asked is None or asked.id == said.question)
+        return said is not None and (asked is None or asked.id == said.request_id)
 
     def has_answered(self, found: Kind, question: str) -> bool:
         said = self.reply(found)
-        return said is not None and said.question == question
+        return said is not None and said.request_id == question
 
 
 ADVERTISEMENTS: Final = Slot(
     resources.of(broker_objects.ClusterAdvertisement),
-    lambda found: found.spec.question,
-    lambda found: found.status.reply,
+    lambda found: found.spec.request,
+    lambda found: found.status.response,
 )
 RESERVATIONS: Final = Slot(
     resources.of(broker_objects.Reservation),
-    lambda found: found.spec.question,
-    lambda found: found.status.reply,
+    lambda found: found.spec.request,
+    lambda found: found.status.response,
 )
 INSTRUCTIONS: Final = Slot(
     resources.of(objects.ProviderInstruction),
-    lambda found: found.status.question,
-    lambda found: found.spec.reply,
+    lambda found: found.status.request,
+    lambda found: found.spec.response,
 )
 MAILBOXES: Final = Slot(
     resources.of(broker_objects.Mailbox),
-    lambda found: found.spec.question,
-    lambda found: found.status.reply,
+    lambda found: found.spec.request,
+    lambda found: found.status.response,
 )
 
 
@@ -86,7 +86,7 @@ class Asker:
         Whoever else asks in the same place at the same time is let through, and then it is asked again.
         """
         part = "status" if slot is INSTRUCTIONS else "spec"
-        change = {part: {**beside, "question": mailboxes.question(question)}}
+        change = {part: {**beside, "request": mailboxes.question(question)}}
         while True:
             with unreachable():
                 found = await self.client.patch(

@@ -154,7 +154,7 @@ class Events:
 
 def said(found: Told) -> bodies.Instruction | None:
     """What the broker last said by an object."""
-    reply = found.status.reply if isinstance(found, Reservation) else found.spec.reply
+    reply = found.status.response if isinstance(found, Reservation) else found.spec.response
     return mailboxes.instruction(reply)
 
 

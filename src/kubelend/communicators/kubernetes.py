@@ -77,7 +77,7 @@ class KubernetesCommunicator:
                 if not kube_asking.ADVERTISEMENTS.has_answered(found, question.id):
                     found = await self._applied(wanted)
             self._advertised = found
-            said = mailboxes.advertisement(kube_asking.granted(found.status.reply))
+            said = mailboxes.advertisement(kube_asking.granted(found.status.response))
             return bodies.Published(said, await self._holds())
 
     async def acknowledge(self, reservation: str) -> bodies.Reservation:
@@ -133,7 +133,7 @@ class KubernetesCommunicator:
     ) -> AsyncGenerator[bodies.Instruction, None]:
         async with self._call():
             status = (await self._ask("listen")).status
-        is_new = not status.horizon <= self._diary.seen <= status.revision
+        is_new = not status.compacted_revision <= self._diary.seen <= status.revision
         if is_new:
             self._diary.begin()
             on_reset()
@@ -193,7 +193,7 @@ class KubernetesCommunicator:
                     f"namespace {self._asker.namespace} of the broker's cluster is no mailbox",
                     hint="have an administrator apply what `kubelend mailbox create` prints",
                 ) from error
-        kube_asking.granted(found.status.reply)
+        kube_asking.granted(found.status.response)
         return found
 
     async def _leave(self) -> None:
@@ -202,7 +202,7 @@ class KubernetesCommunicator:
             kube_asking.MAILBOXES.resource,
             mailboxes.NAME,
             self._asker.namespace,
-            {"spec": {"question": question}},
+            {"spec": {"request": question}},
         )
 
     async def _applied(self, wanted: ClusterAdvertisement) -> ClusterAdvertisement:
@@ -226,7 +226,7 @@ class KubernetesCommunicator:
     async def _read(self, reservation: str) -> tuple[Mailbox, bodies.Reservation]:
         """What the broker says of it, also if it is over for so long that it is in no mailbox any more."""
         mailbox = await self._ask("read", reservation)
-        found = mailboxes.reservation(mailbox.status.reply)
+        found = mailboxes.reservation(mailbox.status.response)
         # A broker that does not answer for a single one has nothing but what is in the mailbox.
         found = found or await self._lent(reservation) or await self._own(reservation)
         if found is None:
@@ -291,7 +291,7 @@ class KubernetesCommunicator:
                 found = await self._asker.ask(slot, name, question, shown)
             except NotFound:
                 raise await self._not_lent(reservation) from None
-            told = mailboxes.instruction(kube_asking.granted(found.spec.reply))
+            told = mailboxes.instruction(kube_asking.granted(found.spec.response))
             if told is None:
                 raise BrokerUnreachable("the broker's answer is empty")
             return told.reservation

@@ -72,7 +72,7 @@ def plan(
         return None if _is_right(found, record) else Rewrite()
     if offers is not None and (record is None or _is_news(found, offers, heard, record)):
         return PassOver() if _is_outdated(offers, heard, record) else Advertise(offers)
-    if record is None or not keeps_record(found) or marks.is_kept(found.status.kept, record):
+    if record is None or not keeps_record(found) or marks.is_kept(found.status.record, record):
         return None
     return Rewrite()
 
@@ -90,7 +90,7 @@ def is_withdrawn(
     Where something newer was said elsewhere, the store makes the object anew.
     """
     if marks.is_own(gone.metadata):
-        return marks.is_kept(gone.status.kept, record)
+        return marks.is_kept(gone.status.record, record)
     return record.advertisement == heard
 
 
@@ -122,4 +122,4 @@ def _is_right(found: ClusterAdvertisement, record: models.Cluster) -> bool:
     """Compared as the server has it: not every record fits the type that objects are read into."""
     wanted = kube_projection.comparable(kube_projection.cluster_spec(record))
     is_said = kube_projection.comparable(msgspec.to_builtins(found.spec)) == wanted
-    return is_said and marks.is_kept(found.status.kept, record)
+    return is_said and marks.is_kept(found.status.record, record)

@@ -96,34 +96,38 @@ class Answers:
     async def reservation(self, seen: Reservation, question: Question) -> Record:
         with self._acting():
             self.admit(question)
-            if question.call == "reserve":
+            if question.verb == "reserve":
                 return await self._reserve(seen)
             found = await parties.owned(self._broker, _told(seen), self._cluster)
-            match question.call:
+            match question.verb:
                 case "activate":
                     return await self._broker.activate(parties.ongoing(found))
                 case "renew":
-                    return await self._renew(found, question.text)
+                    return await self._renew(found, question.arguments)
                 case "release":
                     return await self._broker.release(found.id, Reason.BY_REQUESTER)
-        raise InvalidInput(f"a reservation cannot be asked to {question.call[:20]!r}")
+        raise InvalidInput(f"a reservation cannot be asked to {question.verb[:20]!r}")
 
     async def instruction(self, seen: ProviderInstruction, question: Question) -> Record:
         lent = ReservationId(seen.spec.reservation_name)
         with self._acting():
             self.admit(question)
-            match question.call:
+            match question.verb:
                 case "acknowledge":
                     return await parties.acknowledge(self._broker, lent, self._cluster)
                 case "refuse":
-                    return await parties.refuse(self._broker, lent, self._cluster, question.text)
-        raise InvalidInput(f"a provider cannot {question.call[:20]!r}")
+                    return await parties.refuse(
+                        self._broker, lent, self._cluster, question.arguments
+                    )
+        raise InvalidInput(f"a provider cannot {question.verb[:20]!r}")
 
     async def read(self, question: Question) -> str:
         """The reservation that was asked for by name, as REST gives it, also out of the archive."""
-        if question.call != "read" or not question.text:
+        if question.verb != "read" or not question.arguments:
             return ""
-        found = await parties.visible(self._broker, ReservationId(question.text), self._cluster)
+        found = await parties.visible(
+            self._broker, ReservationId(question.arguments), self._cluster
+        )
         return mailboxes.text(conversion.from_reservation(found))
 
     async def give_back(self, seen: Reservation, shelf: Shelf) -> None:

@@ -167,7 +167,7 @@ class Clerk:
         if self.is_due:
             self._removals.turn_off()
             self.shelf.look_at(
-                lambda one: isinstance(one, Reservation) and one.status.reply is not None
+                lambda one: isinstance(one, Reservation) and one.status.response is not None
             )
 
     # -- questions
@@ -177,7 +177,7 @@ class Clerk:
             self._session.hear(question.agent)
 
     async def _answer_reservation(self, seen: Reservation, question: Question) -> None:
-        if question.call == "reserve" and not marks.holds_on(seen.metadata):
+        if question.verb == "reserve" and not marks.holds_on(seen.metadata):
             held = await self._pen.hold_on_to(seen)
             if held is None:
                 return
@@ -190,8 +190,8 @@ class Clerk:
             if error.retryable and not question.id:  # nobody would ask again
                 raise
             said = self._refused(seen, question, error)
-            if said.told:
-                await self._pen.patch_status(seen, {"reply": mailboxes.reply(said)})
+            if said.body:
+                await self._pen.patch_status(seen, {"response": mailboxes.reply(said)})
             else:
                 now = self._means.broker.clock()
                 status = mailbox_plans.refused_status(seen, error, said, now)
@@ -206,7 +206,7 @@ class Clerk:
             raise
         except KubelendError as error:
             reply = mailboxes.reply(self._refused(seen, question, error))
-            await self._pen.patch(INSTRUCTIONS, seen, {"spec": {"reply": reply}})
+            await self._pen.patch(INSTRUCTIONS, seen, {"spec": {"response": reply}})
         else:
             part = mailbox_answers.part(self.cluster, record, mailbox_answers.PROVIDER)
             if part is not None:
@@ -227,26 +227,26 @@ class Clerk:
         else:
             await self._tell_rest()
         status["observedGeneration"] = seen.metadata.generation
-        await self._pen.patch_status(seen, status | {"reply": mailboxes.reply(said)})
+        await self._pen.patch_status(seen, status | {"response": mailboxes.reply(said)})
 
     async def _answer_mailbox(self, question: Question, problem: KubelendError | None) -> None:
         status: dict[str, object] = {"clusterID": self.cluster}
         said = Reply(question.id)
         try:
-            if question.call == "ping":
+            if question.verb == "ping":
                 self._check_ready()
             elif problem is not None:
                 raise mailbox_answers.passing(problem)
             status |= await self._conversed(question)
-            said = replace(said, told=await self._answers.read(question))
+            said = replace(said, body=await self._answers.read(question))
         except NotLeader:
             raise
         except KubelendError as error:
-            said = replace(said, problem=mailboxes.refused(error))
+            said = replace(said, error=mailboxes.refused(error))
         status |= {
             "session": "" if self._session is None else self._session.name,
             "lastUpdateTime": self._means.broker.clock(),
-            "reply": mailboxes.reply(said),
+            "response": mailboxes.reply(said),
         }
         mailbox = self.shelf.mailbox
         if mailbox is not None:
@@ -254,16 +254,16 @@ class Clerk:
 
     async def _conversed(self, question: Question) -> dict[str, object]:
         """What an agent asks of the mailbox as a whole."""
-        if question.call == "leave":
+        if question.verb == "leave":
             if self._session is not None and self._session.agent == question.agent:
                 await self.dismiss()
             return {}
-        self._answers.admit(question, speaks=question.call == "listen")
-        if question.call == "listen":
+        self._answers.admit(question, speaks=question.verb == "listen")
+        if question.verb == "listen":
             await self._begin(question.agent)
         ends = await self._means.broker.read(lambda ledger: (ledger.revision, ledger.horizon))
         await self._tell_rest()
-        return {"revision": ends[0], "horizon": ends[1]}
+        return {"revision": ends[0], "compactedRevision": ends[1]}
 
     async def _begin(self, agent: str) -> None:
         means = self._means
@@ -295,7 +295,7 @@ class Clerk:
     def _refused(self, seen: Told, question: Question, error: KubelendError) -> Reply:
         """What was told before stays true."""
         before = mailbox_plans.reply(seen) or mailboxes.NOBODY
-        return Reply(question.id, before.told, mailboxes.refused(error))
+        return Reply(question.id, before.body, mailboxes.refused(error))
 
     # -- what the ledger has
 
@@ -366,4 +366,4 @@ async def _together(work: Iterable[Awaitable[None]]) -> None:
 
 
 def _last_question(seen: Told) -> str:
-    return (mailbox_plans.reply(seen) or mailboxes.NOBODY).question
+    return (mailbox_plans.reply(seen) or mailboxes.NOBODY).request_id

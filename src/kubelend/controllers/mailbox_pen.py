@@ -102,7 +102,7 @@ class Pen:
         before = mailboxes.NOBODY if step.seen is None else mailbox_plans.reply(step.seen)
         if question is not None:
             return Reply(question, told)
-        return replace(before or mailboxes.NOBODY, told=told)
+        return replace(before or mailboxes.NOBODY, body=told)
 
     async def hold_on_to(self, seen: Reservation) -> Reservation | None:
         """None if it is gone: then there is nothing to hold on to, and nothing is asked for."""

@@ -108,12 +108,12 @@ def unanswered(seen: Told | ClusterAdvertisement | Mailbox) -> Question | None:
     asked = question(seen)
     said = reply(seen) or mailboxes.NOBODY
     if asked is not None:
-        return None if asked.id == said.question else asked
+        return None if asked.id == said.request_id else asked
     match seen:
         case Reservation():
             if marks.is_own(seen.metadata):  # it shows something, and asks for nothing
                 return None
-            return Question("", "reserve") if seen.status.reply is None else None
+            return Question("", "reserve") if seen.status.response is None else None
         case ClusterAdvertisement():
             is_new = seen.status.observed_generation != seen.metadata.generation
             return Question("", "publish") if is_new else None
@@ -121,17 +121,17 @@ def unanswered(seen: Told | ClusterAdvertisement | Mailbox) -> Question | None:
 
 
 def question(seen: Told | ClusterAdvertisement | Mailbox) -> Question | None:
-    return seen.status.question if isinstance(seen, ProviderInstruction) else seen.spec.question
+    return seen.status.request if isinstance(seen, ProviderInstruction) else seen.spec.request
 
 
 def reply(seen: Told | ClusterAdvertisement | Mailbox) -> Reply | None:
-    return seen.spec.reply if isinstance(seen, ProviderInstruction) else seen.status.reply
+    return seen.spec.response if isinstance(seen, ProviderInstruction) else seen.status.response
 
 
 def key_of(seen: Reservation) -> RequestKey:
     """Under which the ledger knows what this object asks for."""
     given = seen.metadata.annotations.get(mailboxes.KEY)
-    return RequestKey(f"mailbox/{seen.metadata.uid}" if given is None else given)
+    return RequestKey(f"namespace/{seen.metadata.uid}" if given is None else given)
 
 
 def stands_for(seen: Reservation, record: Record) -> bool:
@@ -203,7 +203,7 @@ def own_status(
         **kube_projection.reservation_status(record),
         "observedGeneration": seen.metadata.generation,
         "lastUpdateTime": now,
-        "reply": mailboxes.reply(said),
+        "response": mailboxes.reply(said),
     }
 
 
@@ -217,7 +217,7 @@ def refused_status(
         "reason": error.code,
         "observedGeneration": seen.metadata.generation,
         "lastUpdateTime": now,
-        "reply": mailboxes.reply(said),
+        "response": mailboxes.reply(said),
     }
 
 
@@ -237,7 +237,7 @@ def lent_change(part: Instruction, said: Reply) -> dict[str, object]:
     """The merge patch of a spec, with nothing left of what it said before."""
     spec: dict[str, object] = msgspec.to_builtins(lent_spec(part, said))
     spec.setdefault("expiresAt", None)
-    return spec | {"reply": mailboxes.reply(said)}
+    return spec | {"response": mailboxes.reply(said)}
 
 
 def lent_spec(part: Instruction, said: Reply) -> ProviderInstructionSpec:
@@ -248,5 +248,5 @@ def lent_spec(part: Instruction, said: Reply) -> ProviderInstructionSpec:
         message=part.message,
         expires_at=record.expires_at,
         requester_cluster_id=record.requester,
-        reply=said,
+        response=said,
     )

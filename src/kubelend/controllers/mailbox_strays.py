@@ -90,5 +90,5 @@ def is_stray(found: Object) -> bool:
     """Whether it was held on to in a mailbox. What another broker keeps as its state is none of ours."""
     if not isinstance(found, Reservation) or not marks.holds_on(found.metadata):
         return False
-    was_mail = found.status.reply is not None or mailboxes.KEY in found.metadata.annotations
-    return was_mail and found.status.kept is None
+    was_mail = found.status.response is not None or mailboxes.KEY in found.metadata.annotations
+    return was_mail and found.status.record is None

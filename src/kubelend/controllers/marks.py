@@ -46,4 +46,4 @@ def is_kept(kept: Kept | None, record: models.Cluster | models.Reservation) -> b
     if kept is None:
         return False
     _, _, text = records.encode(record)
-    return kept.record == text.decode()
+    return kept.data == text.decode()

@@ -23,7 +23,7 @@ def due(found: Reservation, retention: timedelta) -> datetime | None:
     What has or had a record keeps it: the archive is the store's.
     """
     status = found.status
-    if status.phase != Phase.FAILED or status.kept is not None:
+    if status.phase != Phase.FAILED or status.record is not None:
         return None
     if marks.is_own(found.metadata) or marks.is_leaving(found.metadata):
         return None
@@ -32,10 +32,10 @@ def due(found: Reservation, retention: timedelta) -> datetime | None:
 
 def due_in_mailbox(found: Reservation, retention: timedelta) -> datetime | None:
     """The same for a question in a mailbox, also for one that might have been asked again, and was not."""
-    said, question = found.status.reply, found.spec.question
-    if said is None or said.told or not said.problem or marks.is_leaving(found.metadata):
+    said, question = found.status.response, found.spec.request
+    if said is None or said.body or not said.error or marks.is_leaving(found.metadata):
         return None
-    if question is not None and question.id != said.question:
+    if question is not None and question.id != said.request_id:
         return None  # it has been asked again
     return _after(found, found.status.last_update_time, retention)
 

@@ -94,7 +94,7 @@ def request(found: Reservation, terms: Terms) -> models.Request:
 
 def _belongs(found: Reservation, record: models.Reservation) -> bool:
     """Names are unique: if it is not this object's, then the object of the record is gone."""
-    if marks.is_own(found.metadata) or found.status.kept is not None:
+    if marks.is_own(found.metadata) or found.status.record is not None:
         return True
     return record.request.key == marks.key_of(found.metadata)
 
@@ -115,7 +115,7 @@ def _without_record(found: Reservation) -> Action:
         return Delete()
     if found.status.phase in FINAL:
         return None
-    return Reserve() if found.status.kept is None else StartOver()
+    return Reserve() if found.status.record is None else StartOver()
 
 
 def _asked_by_conditions(found: Reservation, record: models.Reservation) -> Action:
@@ -151,8 +151,8 @@ def _kept_right(found: Reservation, record: models.Reservation) -> Action:
 
 def _spoilt(found: Reservation, record: models.Reservation) -> Iterator[tuple[str, object]]:
     """What somebody has edited, or the store has not written yet."""
-    if not marks.is_kept(found.status.kept, record):
-        yield "kept", found.status.kept and found.status.kept.checksum
+    if not marks.is_kept(found.status.record, record):
+        yield "record", found.status.record and found.status.record.checksum
     if not marks.holds_on(found.metadata):
         yield "finalizers", found.metadata.finalizers
     yield from _spoilt_spec(found, record)

@@ -160,7 +160,7 @@ class Reservations(Controller[Reservation]):
                 if not await ghosts.remove(self._client, marks.RESERVATIONS, found, self._teller):
                     self.looks.add(found.metadata.name)
             case StartOver():
-                await self._say(found, {"kept": None, "phase": None, "reason": None})
+                await self._say(found, {"record": None, "phase": None, "reason": None})
             case Observe():
                 await self._say(found, {})
 

@@ -67,7 +67,7 @@ BROKERS_ROLES: Final[dict[tuple[str, str], list[Rule]]] = {
         _rule("coordination.k8s.io", "leases", "get", "update", names=(LEASE,)),
         _rule("", "events", "create"),
     ],
-    (f"{BROKER}-mailboxes", ""): mailbox_manifests.rules(mailbox_manifests.BROKERS_RULES),
+    (f"{BROKER}-cluster-namespaces", ""): mailbox_manifests.rules(mailbox_manifests.BROKERS_RULES),
 }
 """For a broker whose store and interface are the objects of its cluster."""
 

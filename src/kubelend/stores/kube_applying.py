@@ -84,7 +84,7 @@ class _Order(NamedTuple):
 
     @property
     def is_put(self) -> bool:
-        return bool(self.kept.record)
+        return bool(self.kept.data)
 
     @property
     def stays_away(self) -> bool:
@@ -200,15 +200,15 @@ class _Work:
     async def _keep(self, order: _Order, seen: Sight) -> Sight:
         key, finished_at = order.key, order.shown.finished_at
         if not order.shown.status:
-            return await self._sights.patch(key, seen, {"kept": _fields(order.kept)})
+            return await self._sights.patch(key, seen, {"record": _fields(order.kept)})
         try:
-            change = {"status": {**order.shown.status, "kept": _fields(order.kept)}}
+            change = {"status": {**order.shown.status, "record": _fields(order.kept)}}
             return await self._sights.patch(
                 key, seen, change, subresource="status", finished_at=finished_at
             )
         except InvalidInput:
             status = kube_projection.plain(order.shown).status
-            change = {"status": {**status, "kept": _fields(order.kept)}}
+            change = {"status": {**status, "record": _fields(order.kept)}}
             return await self._sights.patch(
                 key, seen, change, subresource="status", finished_at=finished_at
             )
@@ -316,7 +316,7 @@ def _others(seen: Sight) -> list[str]:
 
 
 def _fields(kept: Kept) -> dict[str, object]:
-    return {"revision": kept.revision, "checksum": kept.checksum, "record": kept.record}
+    return {"revision": kept.revision, "checksum": kept.checksum, "data": kept.data}
 
 
 def _busy(key: Key) -> StoreFailed:

@@ -146,7 +146,7 @@ class Book:
     ) -> Reservation | None:
         name = kube_objects.name_of("reservation", reservation)
         found = await self._client.find(kube_objects.RESERVATIONS, name, self._namespace)
-        if found is None or found.kept is None or found.is_archived is not is_archived:
+        if found is None or found.record is None or found.is_archived is not is_archived:
             return None
         record: Reservation = kube_loading.record("reservation", found, self._sights.seal_key)
         return record

@@ -230,8 +230,8 @@ def _object(name: str, holds: str, namespace: str, text: bytes, sequence: int) -
 
 def _decoded(decoder: msgspec.json.Decoder[Read], found: LedgerRecord) -> Read:
     """What an object says. `Damaged` if somebody else has written it."""
-    text = found.kept.record.encode()
-    if _checksum(found.metadata.name, text) != found.kept.checksum:
+    text = found.record.data.encode()
+    if _checksum(found.metadata.name, text) != found.record.checksum:
         raise Damaged(f"LedgerRecord {found.key} does not have its checksum")
     try:
         return decoder.decode(text)

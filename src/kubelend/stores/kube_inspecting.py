@@ -32,11 +32,11 @@ class Inspector:
         """The object; if somebody else has written what it keeps, then as one that keeps nothing of use."""
         if not isinstance(found, ClusterAdvertisement | Reservation):
             return found
-        kept = found.status.kept
+        kept = found.status.record
         if kept is None or await self._is_whole(_KINDS[type(found)], found.metadata.name, kept):
             return found
-        spoilt = replace(kept, revision=SPOILT, record="")
-        return replace(found, status=replace(found.status, kept=spoilt))
+        spoilt = replace(kept, revision=SPOILT, data="")
+        return replace(found, status=replace(found.status, record=spoilt))
 
     async def _is_whole(self, kind: RecordKind, name: str, kept: Kept) -> bool:
         if self._key and kube_seals.is_whole(self._key, kind, name, kept):

@@ -155,7 +155,7 @@ class Keeper:
         one, can have written the same.
         """
         found = await self._client.find(LEDGER, HEAD, self._namespace)
-        return found if found is not None and found.kept == sent.kept else None
+        return found if found is not None and found.record == sent.record else None
 
     async def _put_part(self, part: LedgerRecord) -> None:
         """One of this name is of an earlier attempt at this very commit."""
@@ -172,7 +172,7 @@ class Keeper:
         """Records count for nothing without the head that tells how new they are."""
         for resource in (ADVERTISEMENTS, RESERVATIONS):
             listed = await self._client.list(resource, self._namespace)
-            if any(found.kept for found in listed.objects) or listed.unreadable:
+            if any(found.record for found in listed.objects) or listed.unreadable:
                 raise Damaged(
                     f"there are {resource} that a broker keeps, but LedgerRecord head is gone"
                 )

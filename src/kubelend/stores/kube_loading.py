@@ -163,15 +163,15 @@ def _take_all(found: Found, sights: Sights, kind: RecordKind, listed: Listing[St
 def _take_documents(found: Found, sights: Sights, listed: Listing[LedgerRecord]) -> None:
     _check("document", listed)
     for document in listed.objects:
-        if document.holds in kube_projection.DECODERS:
-            _take(found, sights, document.holds, document)
+        if document.contents in kube_projection.DECODERS:
+            _take(found, sights, document.contents, document)
 
 
 def _take(found: Found, sights: Sights, kind: RecordKind, one: Seen) -> None:
     key = (kind, one.metadata.name)
     if isinstance(one, Stored) and one.is_robbed and kind == "reservation":
         raise Damaged(f"{shown(*key)}: somebody has taken its record out of the status")
-    if one.kept is None or one.kept == BLANK:
+    if one.record is None or one.record == BLANK:
         seen = sights.saw(kind, one)
         if seen.is_own:
             found.blanks.append((key, seen))
@@ -186,7 +186,7 @@ def _take_back(found: Found, sights: Sights, listed: Listing[Stored]) -> None:
     """Of those with the label of the archive, what does not belong there."""
     _check("reservation", listed)
     for one in listed.objects:
-        if not one.is_archived or one.kept is None:
+        if not one.is_archived or one.record is None:
             continue
         if _is_unfinished(record("reservation", one, sights.seal_key)):
             _take(found, sights, "reservation", one)
@@ -199,7 +199,11 @@ def _check_missing(found: Found, listed: Listing[Stored], state: State) -> None:
         return
     for one in listed.objects:
         is_held = RESERVATION_FINALIZER in one.metadata.finalizers
-        if is_held and one.kept is None and ("reservation", one.metadata.name) not in found.records:
+        if (
+            is_held
+            and one.record is None
+            and ("reservation", one.metadata.name) not in found.records
+        ):
             which = shown("reservation", one.metadata.name)
             raise Damaged(
                 f"{which}: somebody has emptied its status;"

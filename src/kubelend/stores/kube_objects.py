@@ -15,13 +15,13 @@ from kubelend.wire import broker_objects, names
 from kubelend.wire.broker_objects import Kept, LedgerRecord
 from kubelend.wire.objects import VERSION, Metadata, Part
 
-MADE_BY: Final = "broker.fluidos.eu/made-by"
+MADE_BY: Final = "broker.fluidos.eu/managed-by"
 """On objects that the broker itself has made: their spec is its to write."""
 BROKER: Final = "broker"
 ARCHIVED: Final = "broker.fluidos.eu/archived"
 FINISHED: Final = "broker.fluidos.eu/finished"
 """The hour in which an archived reservation finished: by it the old ones are found."""
-HOLDS: Final = "broker.fluidos.eu/holds"
+HOLDS: Final = "broker.fluidos.eu/contents"
 """What a LedgerRecord holds, once more as a label: the journal must not be read at every start."""
 
 HEAD: Final = "head"
@@ -34,7 +34,7 @@ Spec = dict[str, object]
 class Holder(Part, frozen=True):
     """A status, as far as it is the store's."""
 
-    kept: Kept | None = None
+    record: Kept | None = None
     phase: str = ""
     valid_until: str = ""
     """Of an advertisement, as people see it."""
@@ -48,8 +48,8 @@ class Stored(Part, frozen=True):
     status: Holder = Holder()
 
     @property
-    def kept(self) -> Kept | None:
-        return self.status.kept
+    def record(self) -> Kept | None:
+        return self.status.record
 
     @property
     def is_archived(self) -> bool:
@@ -59,7 +59,7 @@ class Stored(Part, frozen=True):
     def is_robbed(self) -> bool:
         """Whether it was filled by the broker, and somebody has taken the record out."""
         made_by = self.metadata.labels.get(MADE_BY)
-        return self.kept is None and self.status.phase != "" and made_by == BROKER
+        return self.record is None and self.status.phase != "" and made_by == BROKER
 
     @property
     def was_filled(self) -> bool:

@@ -140,10 +140,10 @@ def kept(key: str, kind: RecordKind, id: str, text: bytes, sequence: int) -> Kep
 
 def record_of(kind: RecordKind, found: Seen, key: str) -> Any:
     """The record that an object keeps. `Damaged` if it is not what the broker wrote there."""
-    keeps, name = found.kept, found.metadata.name
+    keeps, name = found.record, found.metadata.name
     if keeps is None:
         raise Damaged("it keeps no record")
-    record = read(kind, keeps.record.encode())
+    record = read(kind, keeps.data.encode())
     if kube_objects.name_of(kind, record.id) != name:
         raise Damaged(f"it keeps the record of another, {record.id[:80]!r}")
     if not kube_seals.is_whole(key, kind, name, keeps):

@@ -27,7 +27,7 @@ def seal(key: str, kind: RecordKind, name: str, revision: int, text: str) -> str
 
 def is_whole(key: str, kind: RecordKind, name: str, kept: Kept) -> bool:
     """Whether a broker with this key has written what the object of this name keeps."""
-    expected = seal(key, kind, name, kept.revision, kept.record)
+    expected = seal(key, kind, name, kept.revision, kept.data)
     return hmac.compare_digest(expected.encode(), kept.checksum.encode())
 
 

@@ -147,7 +147,7 @@ class Sights:
         self.forget(key)
 
     def _sequence(self, kind: RecordKind, found: Seen) -> int:
-        kept = found.kept
+        kept = found.record
         if kept is None or kept == BLANK:
             return 0
         is_whole = kube_seals.is_whole(self.seal_key, kind, found.metadata.name, kept)

@@ -37,7 +37,7 @@ class Kept(Part, frozen=True):
     """The number of the store's commit that wrote it: of two, the larger is the newer."""
     checksum: Annotated[str, Meta(extra_json_schema=patterns.up_to(64))]
     """Tells whether the broker itself has written it."""
-    record: Annotated[str, Meta(extra_json_schema=patterns.up_to(2**20))]
+    data: Annotated[str, Meta(extra_json_schema=patterns.up_to(2**20))]
     """JSON text. As text, because the API server rounds large numbers inside objects."""
 
 
@@ -102,7 +102,7 @@ class ClusterAdvertisementSpec(Part, frozen=True):
     """For how long it may be relied on; never longer than the broker allows."""
     policy: bodies.LendingPolicy | None = None
     """To whom it lends, how much and when."""
-    question: Question | None = None
+    request: Question | None = None
 
 
 class ClusterAdvertisementStatus(Part, frozen=True):
@@ -128,8 +128,8 @@ class ClusterAdvertisementStatus(Part, frozen=True):
     """Why an administrator closed it to new reservations; empty while it is open."""
     reservations: int = 0
     """How many hold capacity there."""
-    kept: Kept | None = None
-    reply: Reply | None = None
+    record: Kept | None = None
+    response: Reply | None = None
 
 
 class ClusterAdvertisement(Object, frozen=True):
@@ -167,7 +167,7 @@ class ReservationSpec(Part, frozen=True):
     """How much each score counts, instead of a policy."""
     constraints: bodies.ConstraintsBody = bodies.UNCONSTRAINED
     """Where it may go, beside where it fits."""
-    question: Question | None = None
+    request: Question | None = None
 
 
 class ReservationStatus(Part, frozen=True):
@@ -199,8 +199,8 @@ class ReservationStatus(Part, frozen=True):
     """RequesterActive and RequesterReleased are the requester's to set."""
     observed_generation: int = 0
     """Of the spec that was last taken in."""
-    kept: Kept | None = None
-    reply: Reply | None = None
+    record: Kept | None = None
+    response: Reply | None = None
 
 
 class Reservation(Object, frozen=True):
@@ -218,7 +218,7 @@ class Reservation(Object, frozen=True):
 class MailboxSpec(Part, frozen=True):
     """What the cluster asks for."""
 
-    question: Question | None = None
+    request: Question | None = None
 
 
 class MailboxStatus(Part, frozen=True):
@@ -230,19 +230,19 @@ class MailboxStatus(Part, frozen=True):
     """That the broker tells an agent what changes, and which; another for every time that it begins."""
     revision: int = 0
     """The ledger's, up to which the mailbox told everything when the last question was answered."""
-    horizon: int = 0
+    compacted_revision: int = 0
     """Whoever has seen this revision has missed nothing that was taken out of the mailbox by then."""
     last_update_time: Timestamp | None = None
     """When this status last changed."""
-    reply: Reply | None = None
+    response: Reply | None = None
 
 
 class Mailbox(Object, frozen=True):
     """Where one cluster and the broker speak with each other: one for a namespace, named `mailbox`."""
 
     group: ClassVar[str] = GROUP
-    kind: ClassVar[str] = "Mailbox"
-    plural: ClassVar[str] = "mailboxes"
+    kind: ClassVar[str] = "ClusterSession"
+    plural: ClassVar[str] = "clustersessions"
 
     metadata: Metadata
     spec: MailboxSpec = MailboxSpec()
@@ -257,9 +257,9 @@ class LedgerRecord(Object, frozen=True):
     plural: ClassVar[str] = "ledgerrecords"
 
     metadata: Metadata
-    holds: Annotated[str, Meta(extra_json_schema=patterns.up_to(63))]
+    contents: Annotated[str, Meta(extra_json_schema=patterns.up_to(63))]
     """What it is: head, pending, journal, member, token or limits."""
-    kept: Kept
+    record: Kept
 
 
 KINDS: tuple[type[Object], ...] = (ClusterAdvertisement, Reservation, Mailbox, LedgerRecord)

@@ -19,7 +19,7 @@ _LOOK: Final = ("get", "list", "watch")
 RULES: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     (broker_objects.GROUP, "clusteradvertisements", (*_LOOK, "create", "update")),
     (broker_objects.GROUP, "reservations", (*_LOOK, "create", "patch", "delete")),
-    (broker_objects.GROUP, "mailboxes", (*_LOOK, "patch")),
+    (broker_objects.GROUP, "clustersessions", (*_LOOK, "patch")),
     (objects.GROUP, "providerinstructions", _LOOK),
     (objects.GROUP, "providerinstructions/status", ("patch",)),
 )
@@ -31,8 +31,8 @@ BROKERS_RULES: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     (broker_objects.GROUP, "clusteradvertisements/status", ("patch",)),
     (broker_objects.GROUP, "reservations", ("list", "watch", "create", "patch", "delete")),
     (broker_objects.GROUP, "reservations/status", ("patch",)),
-    (broker_objects.GROUP, "mailboxes", ("list", "watch")),
-    (broker_objects.GROUP, "mailboxes/status", ("patch",)),
+    (broker_objects.GROUP, "clustersessions", ("list", "watch")),
+    (broker_objects.GROUP, "clustersessions/status", ("patch",)),
     (objects.GROUP, "providerinstructions", ("list", "watch", "create", "patch", "delete")),
 )
 """What the broker needs in all namespaces to attend to mailboxes."""

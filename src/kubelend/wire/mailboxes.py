@@ -22,7 +22,7 @@ OWNER: Final = "broker.fluidos.eu/cluster-id"
 """The label by which a namespace is a cluster's mailbox: its value is the cluster's ID."""
 KEY: Final = "broker.fluidos.eu/idempotency-key"
 """The annotation of a reservation that an agent asks for: the same key, the same reservation."""
-NAME: Final = "mailbox"
+NAME: Final = "session"
 """Of the one object that stands for the whole mailbox."""
 
 NOBODY: Final = Reply()
@@ -54,7 +54,7 @@ def check_owner(cluster: str) -> str:
     """The ID of a cluster that can have a mailbox: not every common name of a certificate is a label."""
     if not _LABEL.fullmatch(cluster):
         raise InvalidInput(
-            f"{cluster[:64]!r} cannot have a mailbox: its ID is no value of a label",
+            f"{cluster[:64]!r} cannot have a cluster namespace: the cluster ID is not a valid label value",
             hint="use up to 63 letters, digits, dashes, dots and underscores",
         )
     return cluster
@@ -80,32 +80,32 @@ def mirror_name(reservation: str) -> str:
 
 def question(asked: Question) -> dict[str, object]:
     """As a merge patch has it: with nothing of the question before left in it."""
-    return {"id": asked.id, "call": asked.call, "text": asked.text, "agent": asked.agent}
+    return {"id": asked.id, "verb": asked.verb, "arguments": asked.arguments, "agent": asked.agent}
 
 
 def reply(said: Reply) -> dict[str, object]:
-    return {"question": said.question, "told": said.told, "problem": said.problem}
+    return {"requestID": said.request_id, "body": said.body, "error": said.error}
 
 
 def instruction(said: Reply | None) -> bodies.Instruction | None:
     """What the broker last said of a reservation; None if it has not spoken yet."""
-    return None if said is None or not said.told else _read(said.told, _INSTRUCTIONS)
+    return None if said is None or not said.body else _read(said.body, _INSTRUCTIONS)
 
 
 def advertisement(said: Reply) -> bodies.Advertisement:
-    return _read(said.told, _ADVERTISEMENTS)
+    return _read(said.body, _ADVERTISEMENTS)
 
 
 def reservation(said: Reply | None) -> bodies.Reservation | None:
     """The one that was asked for by name; None if the broker does not know that one can ask so."""
-    return None if said is None or not said.told else _read(said.told, _RESERVATIONS)
+    return None if said is None or not said.body else _read(said.body, _RESERVATIONS)
 
 
 def refusal(said: Reply | None) -> KubelendError | None:
     """The error which the broker raised, if it did."""
-    if said is None or not said.problem:
+    if said is None or not said.error:
         return None
-    return problems.from_answer(0, said.problem.encode())
+    return problems.from_answer(0, said.error.encode())
 
 
 def refused(error: KubelendError) -> str:

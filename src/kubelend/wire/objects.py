@@ -291,7 +291,7 @@ class Question(Part, frozen=True):
 
     id: Annotated[str, Meta(extra_json_schema=patterns.up_to(64))]
     """Another for every question: the reply names it."""
-    call: Annotated[
+    verb: Annotated[
         str,
         Meta(
             extra_json_schema=patterns.one_of(
@@ -301,7 +301,7 @@ class Question(Part, frozen=True):
         ),
     ]
     """What is to be done."""
-    text: Reason = ""
+    arguments: Reason = ""
     """For how long to renew it, why it is refused, or which one to read."""
     agent: Annotated[str, Meta(extra_json_schema=patterns.up_to(64))] = ""
     """Which agent of the cluster asks: the broker listens to one at a time."""
@@ -310,11 +310,11 @@ class Question(Part, frozen=True):
 class Reply(Part, frozen=True):
     """The broker's answer to a question in a mailbox. Written by the broker alone."""
 
-    question: Annotated[str, Meta(extra_json_schema=patterns.up_to(64))] = ""
+    request_id: Annotated[str, Meta(extra_json_schema=patterns.up_to(64))] = ""
     """The `id` of the last question that was answered; empty if there was none."""
-    told: Annotated[str, Meta(extra_json_schema=patterns.up_to(2**18))] = ""
+    body: Annotated[str, Meta(extra_json_schema=patterns.up_to(2**18))] = ""
     """How it stands, in the words of the REST interface: JSON text."""
-    problem: Annotated[str, Meta(extra_json_schema=patterns.up_to(2**16))] = ""
+    error: Annotated[str, Meta(extra_json_schema=patterns.up_to(2**16))] = ""
     """Why the question was refused, likewise; empty if it was not."""
 
 
@@ -323,7 +323,7 @@ class ProviderInstructionSpec(Promised, frozen=True, kw_only=True):
 
     requester_cluster_id: Name
     """Who borrows."""
-    reply: Reply | None = None
+    response: Reply | None = None
 
 
 class ProviderInstructionStatus(Part, frozen=True):
@@ -341,7 +341,7 @@ class ProviderInstructionStatus(Part, frozen=True):
     """Why it is refused or over."""
     finished_at: Timestamp | None = None
     """When it was over."""
-    question: Question | None = None
+    request: Question | None = None
 
 
 class ProviderInstruction(Object, frozen=True):

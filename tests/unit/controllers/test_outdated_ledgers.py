@@ -82,7 +82,7 @@ def refused():
 
 
 def claiming():
-    status = ReservationStatus(phase="Reserved", kept=Kept(3, "", "{}"))
+    status = ReservationStatus(phase="Reserved", record=Kept(3, "", "{}"))
     return replace(samples.wish(), status=status)
 
 

@@ -113,7 +113,7 @@ def test_record_is_read_from_what_an_object_keeps():
         (stored(RESERVATION, revision=4), "not written by the broker"),
         (stored(RESERVATION, checksum=""), "not written by the broker"),
         (stored(RESERVATION, checksum="é"), "not written by the broker"),
-        (stored(RESERVATION, record=LESS), "not written by the broker"),
+        (stored(RESERVATION, data=LESS), "not written by the broker"),
     ],
 )
 def test_record_that_is_not_what_was_written_is_refused(found, why):
