@@ -68,7 +68,7 @@ async def test_ten_minutes_of_silence_are_shown_and_so_is_the_next_word(broker):
     broker.clock.pass_time(make.STALE_AFTER)
     stale = await shows(broker, "lender-adv", lambda one: one.status.phase == "Stale")
     assert not stale.status.active
-    assert stale.status.message == "Stale: not heard since 2026-01-01T12:00:00Z"
+    assert stale.status.message == "Stale: no advertisement since 2026-01-01T12:00:00Z"
     assert condition(stale, "Stale").status == "True"
     assert condition(stale, "Ready").reason == "ClusterStale"
     assert condition(stale, "Ready").last_transition_time == make.T0 + make.STALE_AFTER

@@ -67,7 +67,7 @@ async def test_revoked_cluster_neither_lends_nor_borrows_by_objects(broker):
     shown = await broker.shows(
         ClusterAdvertisement, "out-adv", lambda found: found.status.message != ""
     )
-    assert shown.status.message.startswith("Not taken in: cluster out was revoked: stolen")
+    assert shown.status.message.startswith("Rejected: cluster out was revoked: stolen")
     assert list(broker.ledger.clusters) == ["lender"]
     await broker.reserve("mine")
     failed = await broker.failed("mine")
@@ -96,7 +96,7 @@ async def test_ghost_is_told_of_when_it_is_removed(broker):
     await broker.apply(Reservation, "ghost", AMOUNTS, labels=OWN)
     await broker.gone(Reservation, "ghost")
     [(reason, message)] = await told(broker, "ghost", 1)
-    assert reason == "NotTheBrokers"
+    assert reason == "OrphanDeleted"
     assert "the broker, which has no record of it" in message
 
 

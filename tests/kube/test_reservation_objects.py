@@ -113,9 +113,10 @@ async def test_deletion_gives_back_exactly_once(broker):
     await broker.gone(Reservation, "mine")
     await broker.available("lender", "3")
     assert list(broker.ledger.reservations) == ["kept"]
-    assert ("Released", "What it held was given back, for it was deleted") in await told(
-        broker, "mine", 2
-    )
+    assert (
+        "Released",
+        "Released reserved resources because the Reservation was deleted",
+    ) in await told(broker, "mine", 2)
 
 
 async def test_same_name_again_is_another_reservation(broker):

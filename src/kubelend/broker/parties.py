@@ -29,7 +29,7 @@ def check_owner(named: str, cluster: ClusterId, what: str = "clusterID") -> None
     if named != cluster:
         raise Forbidden(
             f"{what} {named[:64]!r} is not {cluster!r}, the cluster of this namespace",
-            hint=f"write {cluster}, whose namespace this is",
+            hint=f"write {cluster}",
         )
 
 

@@ -1,6 +1,6 @@
-"""What is asked in a mailbox, done: each call as the REST interface does it, in the mailbox's name.
+"""Executes the requests that agents write into their cluster namespace, as the REST interface would.
 
-`controllers.mailbox_clerk` asks here, and writes the answer. Errors are those that REST would answer with.
+`NamespaceReconciler` calls it and writes the response. Errors are those of the REST interface.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ REQUESTER: Final = Side.REQUESTER
 
 
 class Answers:
-    """Does what one cluster asks for."""
+    """Executes the requests of one cluster."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Answers:
         self._namespace = namespace
 
     def admit(self, question: Question, *, speaks: bool = True) -> None:
-        """Refuse who was put out, and an agent while another one of its cluster speaks."""
+        """Reject a revoked cluster, and an agent while another agent of the cluster has the session."""
         member = self._broker.registry.members.get(member_id(roles.Role.CLUSTER, self._cluster))
         if member is not None and member.standing is Standing.REVOKED:
             raise Revoked(
@@ -70,7 +70,7 @@ class Answers:
         if self._speakers is None or not question.agent:
             return
         if speaks:
-            origin = f"in mailbox {self._namespace}"
+            origin = f"in namespace {self._namespace}"
             self._speakers.speak(self._cluster, question.agent, origin)
         else:
             self._speakers.hear(self._cluster, question.agent)
@@ -78,7 +78,7 @@ class Answers:
     async def advertisement(
         self, seen: ClusterAdvertisement, question: Question
     ) -> tuple[bodies.Advertisement, dict[str, object]]:
-        """What the broker makes of it, as the answer and as the object's status."""
+        """The response body, and the object's status."""
         with self._acting():
             self.admit(question)
             body = specs.advertisement(seen.spec)
@@ -106,7 +106,7 @@ class Answers:
                     return await self._renew(found, question.arguments)
                 case "release":
                     return await self._broker.release(found.id, Reason.BY_REQUESTER)
-        raise InvalidInput(f"a reservation cannot be asked to {question.verb[:20]!r}")
+        raise InvalidInput(f"unknown verb for a reservation: {question.verb[:20]!r}")
 
     async def instruction(self, seen: ProviderInstruction, question: Question) -> Record:
         lent = ReservationId(seen.spec.reservation_name)
@@ -119,10 +119,10 @@ class Answers:
                     return await parties.refuse(
                         self._broker, lent, self._cluster, question.arguments
                     )
-        raise InvalidInput(f"a provider cannot {question.verb[:20]!r}")
+        raise InvalidInput(f"unknown verb for a provider instruction: {question.verb[:20]!r}")
 
     async def read(self, question: Question) -> str:
-        """The reservation that was asked for by name, as REST gives it, also out of the archive."""
+        """The named reservation as the REST interface returns it, also from the archive."""
         if question.verb != "read" or not question.arguments:
             return ""
         found = await parties.visible(
@@ -131,14 +131,14 @@ class Answers:
         return mailboxes.text(conversion.from_reservation(found))
 
     async def give_back(self, seen: Reservation, shelf: Shelf) -> None:
-        """Release what an object stands for, if it still holds anything."""
+        """Release the reservation of an object, if it is not finished."""
         found = await self._standing_for(seen, shelf)
         if found is not None and found.phase not in FINAL:
             with self._acting():
                 await self._broker.release(found.id, Reason.DELETED)
 
     async def _reserve(self, seen: Reservation) -> Record:
-        """What it has become before counts, also after the ledger has forgotten the key."""
+        """A known reservation counts, also after the ledger has dropped the idempotency key."""
         if seen.spec.requester_id:
             parties.check_owner(seen.spec.requester_id, self._cluster, "requesterID")
         if mailbox_plans.instruction(seen) is not None:
@@ -153,11 +153,11 @@ class Answers:
         return await self._broker.renew(parties.ongoing(found), longer)
 
     async def _standing_for(self, seen: Reservation, shelf: Shelf) -> Record | None:
-        """Without an answer, what it has asked for. That may be shown by another object, and is its then."""
+        """The reservation of the object; without a response, by key, unless another object shows it."""
         if mailbox_plans.instruction(seen) is not None:
             try:
                 return await parties.owned(self._broker, _told(seen), self._cluster)
-            except (NotFound, Forbidden):  # of a cluster whose mailbox it was before
+            except (NotFound, Forbidden):  # of the namespace's previous cluster
                 return None
         records = await self._broker.read(lambda ledger: list(ledger.touching(self._cluster)))
         mine = (one for one in records if one.requester == self._cluster)
@@ -166,8 +166,8 @@ class Answers:
 
     @contextmanager
     def _acting(self) -> Iterator[None]:
-        """The journal is to name the cluster, and whence it spoke."""
-        actor = Actor(self._cluster, roles.Role.CLUSTER, f"mailbox {self._namespace}")
+        """Attribute audit records to the cluster and its namespace."""
+        actor = Actor(self._cluster, roles.Role.CLUSTER, f"namespace {self._namespace}")
         before = ACTOR.set(actor)
         try:
             yield
@@ -176,14 +176,14 @@ class Answers:
 
 
 def passing(problem: KubelendError) -> KubelendError:
-    """What is wrong with the mailbox is no refusal of what was asked."""
+    """A failure to write the namespace is no rejection of the request."""
     if problem.retryable:
         return problem
-    return Unavailable(f"the mailbox cannot be kept: {problem}")
+    return Unavailable(f"the cluster namespace cannot be updated: {problem}")
 
 
 def part(cluster: ClusterId, record: Record, side: Side) -> Instruction | None:
-    """What a reservation means for a cluster on one side of it; None if it is not there."""
+    """The instruction for a cluster on one side of a reservation; None if it is not on that side."""
     found = instructions.for_cluster(cluster, record)
     return next((one for one in found if one.side is side), None)
 

@@ -1,7 +1,7 @@
-"""One cluster's mailbox, attended: its questions are answered, and it tells what the ledger has for it.
+"""Reconciles one cluster namespace: answers requests, and mirrors the ledger's state into its objects.
 
-`controllers.mailboxes` calls `attend` whenever something is new, one call at a time. Who asks is the cluster
-whose namespace it is, whatever the objects say of themselves.
+`ClusterNamespaces` calls `reconcile` after each change, one call at a time per namespace. The caller
+is the cluster of the namespace, whatever the objects claim.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from kubelend.wire.broker_objects import (
 )
 from kubelend.wire.objects import Object, ProviderInstruction, Question, Reply
 
-log = structlog.get_logger("kubelend.mailboxes")
+log = structlog.get_logger("kubelend.cluster_namespaces")
 
 INSTRUCTIONS = resources.of(ProviderInstruction)
 
 
 class Clerk:
-    """Attends to one mailbox."""
+    """Reconciles one cluster namespace."""
 
     def __init__(
         self, means: Means, namespace: str, cluster: ClusterId, wake: Callable[[], None]
@@ -48,27 +48,27 @@ class Clerk:
         self.namespace = namespace
         self.shelf = Shelf()
         self.is_closing = False
-        """Whether somebody has deleted the namespace, and what is in it goes now."""
+        """Whether the namespace has a deletionTimestamp, so that no object can be created in it."""
         self._means = means
         self._answers = Answers(means.broker, means.terms, means.speakers, cluster, namespace)
         self._wake = wake
         self._session: Session | None = None
         self._ledger: Ledger | None = None
-        """Whose reservations the mailbox tells of: another one is read after a failure, or a takeover."""
+        """The ledger that was mirrored last: after a reload or a change of leader it is another one."""
         self._pen = Pen(means, namespace, cluster, self.shelf)
         self._removals = Alarm()
-        """Rings when something that was refused may have been there for long enough."""
+        """When the next rejected request may be deleted."""
         self._spoilt: dict[str, str] = {}
-        """What is left alone, and why: to be said once."""
+        """Errors by object, to log each once."""
 
     @property
     def is_due(self) -> bool:
-        """Whether there is something to do, though nothing has happened."""
+        """Whether time alone requires a reconcile."""
         broker = self._means.broker
         return self._removals.rings(broker.clock()) and broker.leadership.leads
 
     async def attend(self) -> None:
-        """Do all that there is to do. What fails is to be looked at again, all of it."""
+        """Process all that is pending. After an error everything is processed again."""
         if not self._means.broker.leadership.leads:
             return
         try:
@@ -79,12 +79,12 @@ class Clerk:
             raise
 
     async def dismiss(self) -> None:
-        """It is nobody's mailbox any more, or the broker stops."""
+        """The namespace is no cluster namespace any more, or the broker stops."""
         session, self._session = self._session, None
         if session is not None:
             await session.end()
 
-    # -- one look
+    # -- reconcile
 
     async def _attend(self) -> None:
         mailbox = self.shelf.mailbox
@@ -104,7 +104,7 @@ class Clerk:
             raise problem
 
     async def _handle(self, unread: Unread, before: KubelendError | None) -> KubelendError | None:
-        """Gives the first problem: one object that cannot be written keeps no other from its answer."""
+        """Returns the first error: an object that cannot be written does not block the others."""
         try:
             await self._answer_all(unread.objects)
             if before is None:
@@ -116,7 +116,7 @@ class Clerk:
         return before
 
     async def _catch_up(self) -> KubelendError | None:
-        """After a reload every object may be wrong; also those whose reservation the ledger has lost."""
+        """After a reload every object may be wrong, including those whose record the ledger has lost."""
         try:
             ledger = await self._means.broker.read(lambda ledger: ledger)
         except KubelendError as error:
@@ -154,7 +154,7 @@ class Clerk:
             await self._answer_instruction(seen, question)
 
     async def _keep(self, seen: Reservation) -> None:
-        """One that asks for nothing now."""
+        """A reservation without a pending request."""
         broker = self._means.broker
         due = refusals.due_in_mailbox(seen, broker.retention)
         if mailbox_plans.is_loose(seen, self.cluster):
@@ -163,14 +163,14 @@ class Clerk:
             await self._pen.remove(seen)
 
     def _look_at_refused(self) -> None:
-        """Whose agents would have taken them away, had they lived."""
+        """Their agents would have deleted them, but may no longer run."""
         if self.is_due:
             self._removals.turn_off()
             self.shelf.look_at(
                 lambda one: isinstance(one, Reservation) and one.status.response is not None
             )
 
-    # -- questions
+    # -- requests
 
     def _hear(self, question: Question | None) -> None:
         if question is not None and self._session is not None:
@@ -187,7 +187,7 @@ class Clerk:
         except NotLeader:
             raise
         except KubelendError as error:
-            if error.retryable and not question.id:  # nobody would ask again
+            if error.retryable and not question.id:  # nobody would repeat the request
                 raise
             said = self._refused(seen, question, error)
             if said.body:
@@ -213,7 +213,7 @@ class Clerk:
                 await self._pen.tell_lent(Tell(part, seen), question.id)
 
     async def _answer_advertisement(self, seen: ClusterAdvertisement) -> None:
-        """What follows from it is told before it is answered: whoever reads the answer finds it."""
+        """The resulting instructions are written before the response, so that its reader finds them."""
         question = mailbox_plans.unanswered(seen) or Question("", "publish")
         self._hear(question)
         try:
@@ -253,7 +253,7 @@ class Clerk:
             await self._pen.patch_status(mailbox, status)
 
     async def _conversed(self, question: Question) -> dict[str, object]:
-        """What an agent asks of the mailbox as a whole."""
+        """Requests for the whole namespace."""
         if question.verb == "leave":
             if self._session is not None and self._session.agent == question.agent:
                 await self.dismiss()
@@ -268,7 +268,7 @@ class Clerk:
     async def _begin(self, agent: str) -> None:
         means = self._means
         session = Session(means.broker, self.cluster, agent, means.silence, self._ended)
-        await session.begin(means.speakers, f"in mailbox {self.namespace}")
+        await session.begin(means.speakers, f"in namespace {self.namespace}")
         former, self._session = self._session, session
         if former is not None:
             await former.end()
@@ -293,11 +293,11 @@ class Clerk:
             await self._pen.patch_status(mailbox, status)
 
     def _refused(self, seen: Told, question: Question, error: KubelendError) -> Reply:
-        """What was told before stays true."""
+        """The body of the last response stays valid."""
         before = mailbox_plans.reply(seen) or mailboxes.NOBODY
         return Reply(question.id, before.body, mailboxes.refused(error))
 
-    # -- what the ledger has
+    # -- the ledger's state
 
     async def _tell_all(self, ids: Iterable[ReservationId]) -> KubelendError | None:
         try:
@@ -315,14 +315,14 @@ class Clerk:
         await _together([self._do(step) for step in self._steps(id, record)])
 
     async def _tell_rest(self) -> None:
-        """What has come since the last look: whoever reads the next answer is to find it."""
+        """Changes since the last batch, so that the reader of the next response finds them."""
         if (problem := await self._tell_all(self.shelf.take_news())) is not None:
             raise problem
 
     def _steps(self, id: ReservationId, record: Record | None) -> list[Step]:
         own, lent = self.shelf.own(id, record), self.shelf.lent(id)
         steps = mailbox_plans.mirror(self.cluster, record, own, lent)
-        # Nothing new can be put into a namespace that is being deleted.
+        # Nothing can be created in a namespace that is being deleted.
         return [step for step in steps if not (self.is_closing and step.seen is None)]
 
     async def _do(self, step: Step) -> None:
@@ -335,9 +335,9 @@ class Clerk:
             await self._pen.tell_own(step.seen, step.instruction.reservation)
 
     async def _let_go(self, seen: Reservation) -> None:
-        """Somebody deleted it: what it stands for is given back, and then it may go."""
+        """The object is being deleted: release its reservation, then remove the finalizer."""
         await self._answers.give_back(seen, self.shelf)
-        await self._means.broker.confirm()  # an old ledger knows of nothing to give back
+        await self._means.broker.confirm()  # a stale ledger may not know the reservation
         if marks.holds_on(seen.metadata):
             left = [one for one in seen.metadata.finalizers if one != RESERVATION_FINALIZER]
             await self._pen.write_finalizers(seen, left)
@@ -345,21 +345,24 @@ class Clerk:
     async def _sparing(
         self, what: str, work: Callable[..., Awaitable[None]], *arguments: object
     ) -> None:
-        """One thing that cannot be put into words is left alone, and keeps no other from being done."""
+        """Run `work`, and skip the object if it cannot be encoded or decoded."""
         try:
             await work(*arguments)
         except msgspec.MsgspecError as problem:
             if self._spoilt.get(what) != str(problem):
                 self._spoilt[what] = str(problem)
                 log.warning(
-                    "left alone in a mailbox", namespace=self.namespace, what=what, why=str(problem)
+                    "Skipping object that cannot be processed",
+                    namespace=self.namespace,
+                    name=what,
+                    error=str(problem),
                 )
         else:
             self._spoilt.pop(what, None)
 
 
 async def _together(work: Iterable[Awaitable[None]]) -> None:
-    """All of it, also if some fails; then the first failure."""
+    """Run all of it, even if some fail, then raise the first error."""
     for failure in await asyncio.gather(*work, return_exceptions=True):
         if isinstance(failure, BaseException):
             raise failure

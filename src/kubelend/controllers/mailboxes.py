@@ -1,7 +1,7 @@
-"""The broker's end of the agents' transport `kubernetes`: namespaces that are clusters' mailboxes.
+"""Runs the broker's side of the agents' transport `kubernetes`: one reconciler for each cluster namespace.
 
-One watch for each kind over all namespaces, one clerk for each mailbox. Only the broker that leads answers;
-the others keep up, so that one that takes over knows at once what was asked. docs/adr/0020-mailboxes.md.
+One watch for each kind over all namespaces. Only the leader answers requests; followers keep their caches
+current, so that a new leader knows all pending requests. See docs/adr/0020-mailboxes.md.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from kubelend.wire import broker_objects, mailboxes
 from kubelend.wire.mailboxes import Namespace
 from kubelend.wire.objects import Object
 
-log = structlog.get_logger("kubelend.mailboxes")
+log = structlog.get_logger("kubelend.cluster_namespaces")
 
 GRACE: Final = timedelta(seconds=15)
-"""For which mailboxes may be out of sight: the rest of the broker serves its callers meanwhile."""
+"""For which the watches may fail before the broker is not ready: its REST interface works meanwhile."""
 
 
 NAMESPACES: Final = resources.of(Namespace, namespaced=False)
@@ -45,33 +45,33 @@ class Mailboxes:
     """Use `run` as a root task beside the broker's own."""
 
     def __init__(self, means: Means, own_namespace: str) -> None:
-        """`own_namespace` has the broker's own objects, and is nobody's mailbox."""
+        """`own_namespace` has the broker's own objects, and is never a cluster namespace."""
         self._means = means
         self._own = own_namespace
         self._clerks: dict[str, Clerk] = {}
         self._strays = Strays(means.client)
         self._named = asyncio.Event()
-        """Whether it is known which namespaces are mailboxes: before, objects tell nothing."""
+        """Set once the cluster namespaces are known: objects are not handled before."""
         self._listed: set[str] = set()
-        """Kinds of which all objects have been seen, and are followed from there."""
+        """Kinds that have been listed completely, and are watched from there."""
         self._leaving: list[Clerk] = []
         self._looks = Looks(broker_objects.Mailbox.plural, self._look)
-        """By namespaces."""
+        """By namespace."""
         kinds = (NAMESPACES.plural, *(kind.plural for kind in KINDS))
-        self._seeing = Seeing(kinds, " in mailboxes", GRACE)
+        self._seeing = Seeing(kinds, " in cluster namespaces", GRACE)
 
     @property
     def clusters(self) -> list[ClusterId]:
-        """Who has a mailbox."""
+        """Clusters that have a cluster namespace."""
         return [clerk.cluster for clerk in self._clerks.values()]
 
     @property
     def unready(self) -> str | None:
-        """Why agents cannot be heard in their mailboxes, or None."""
+        """Why requests in cluster namespaces cannot be watched, or None."""
         return self._seeing.unready
 
     async def run(self) -> None:
-        """Attend to all of them, for ever."""
+        """Reconcile all cluster namespaces. Runs until cancelled."""
         listeners = self._means.broker.listeners
         listeners.append(self._hear)
         try:
@@ -86,20 +86,24 @@ class Mailboxes:
             for clerk in self._clerks.values():
                 await clerk.dismiss()
 
-    # -- what is seen
+    # -- watch events
 
     async def _follow(self, resource: Resource[Any], take: Callable[[Any, Any], None]) -> None:
         def report(problem: str) -> None:
             self._seeing.report(resource.plural, problem)
             if problem:
-                log.warning("mailboxes cannot be seen", kind=resource.plural, problem=problem)
+                log.warning(
+                    "Watch of cluster namespaces failed, will retry",
+                    kind=resource.plural,
+                    error=problem,
+                )
             else:
-                log.info("mailboxes are seen", kind=resource.plural)
+                log.info("Watching cluster namespaces", kind=resource.plural)
 
         if resource is not NAMESPACES:
             await self._named.wait()
         labels = mailboxes.OWNER if resource is NAMESPACES else ""
-        # The broker's own objects can be many, and are no mail.
+        # The broker's own objects can be many, and are no requests.
         fields = "" if resource is NAMESPACES else f"metadata.namespace!={self._own}"
         changes = watching.follow(
             self._means.client, resource, labels=labels, fields=fields, report=report
@@ -133,14 +137,14 @@ class Mailboxes:
         if known is not None:
             self._close(name)
         if name == self._own or not cluster:
-            log.warning("namespace cannot be a mailbox", namespace=name, cluster=cluster)
+            log.warning("Ignoring label of namespace", namespace=name, cluster=cluster)
             return
         clerk = Clerk(self._means, name, ClusterId(cluster), lambda: self._looks.add(name))
         clerk.is_closing = found.metadata.deletion_timestamp is not None
         self._strays.forget(name)
         self._clerks[name] = clerk
         self._looks.add(name)
-        log.info("mailbox opened", namespace=name, cluster=cluster)
+        log.info("Cluster namespace added", namespace=name, cluster=cluster)
 
     def _close(self, name: str) -> None:
         clerk = self._clerks.pop(name, None)
@@ -149,7 +153,7 @@ class Mailboxes:
                 self._strays.see(one)
             self._leaving.append(clerk)
             self._looks.add(name)
-            log.info("mailbox closed", namespace=name, cluster=clerk.cluster)
+            log.info("Cluster namespace removed", namespace=name, cluster=clerk.cluster)
 
     def _see(self, resource: Resource[Any], change: watching.Change[Any]) -> None:
         match change:
@@ -188,17 +192,17 @@ class Mailboxes:
     def _complain(self, resource: Resource[Any], found: Unreadable) -> None:
         if found.namespace in self._clerks and not found.is_deleted:
             log.warning(
-                "object in a mailbox cannot be read",
+                "Skipping object that cannot be decoded",
                 kind=resource.kind,
                 namespace=found.namespace,
-                object=found.name,
-                why=found.problem,
+                name=found.name,
+                error=found.problem,
             )
 
-    # -- what the ledger tells
+    # -- changes of the ledger
 
     def _hear(self, changes: Sequence[Change] | None) -> None:
-        if changes is None:  # all was read anew: clerks notice by themselves
+        if changes is None:  # the ledger was reloaded: reconcilers compare everything by themselves
             for name in (*self._clerks, *self._strays.namespaces):
                 self._looks.add(name)
         for change in changes or ():
@@ -215,10 +219,10 @@ class Mailboxes:
     def _of(self, clusters: set[ClusterId]) -> Iterator[Clerk]:
         return (clerk for clerk in self._clerks.values() if clerk.cluster in clusters)
 
-    # -- what is done
+    # -- reconcile
 
     async def _tick(self) -> None:
-        """What was refused long ago is taken away by the time alone."""
+        """Rejected requests are deleted after a time, without any event."""
         while True:
             await asyncio.sleep(alarms.TICK)
             for name, clerk in self._clerks.items():
@@ -236,9 +240,9 @@ class Mailboxes:
             await self._strays.let_go(name)
 
     async def _is_known(self, clerk: Clerk) -> bool:
-        """Whether all of a mailbox has been seen. What was there before it became one is listed here."""
+        """Whether all objects are in the cache. Those from before the label was set are listed here."""
         if any(kind.kind not in self._listed for kind in KINDS):
-            return False  # the first list is to come, and has all of it
+            return False  # the first list has not arrived, and has all of them
         for kind in KINDS:
             if clerk.shelf.awaits(kind.kind):
                 resource: Resource[Any] = resources.of(kind)

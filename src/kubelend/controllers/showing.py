@@ -1,6 +1,6 @@
-"""What a ClusterAdvertisement shows of its cluster: what is reserved and left of it, and how it stands. Pure.
+"""The spec and status fields of a ClusterAdvertisement that the broker computes. Pure.
 
-`controllers.advertisements` writes what is different. The store writes the record, and when it came.
+`controllers.advertisements` patches what differs. The store writes the record and its timestamps.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Change = dict[str, object]
 
 
 def spec_change(found: ClusterAdvertisement, view: ClusterView) -> Change:
-    """The merge patch that puts reserved and available right; empty if they are."""
+    """The merge patch that corrects reserved and available; empty if they are correct."""
     says = found.spec.resources
     left = (view.cluster.ceiling - view.reserved).clamped()
     wanted = {"available": (says.available, left), "reserved": (says.reserved, view.reserved)}
@@ -41,14 +41,14 @@ def spec_change(found: ClusterAdvertisement, view: ClusterView) -> Change:
 def status_change(
     found: ClusterAdvertisement, view: ClusterView | None, problem: str, now: datetime
 ) -> Change:
-    """The merge patch of the status; empty if it says so already. `problem` is with the spec."""
+    """The merge patch of the status; empty if nothing differs. `problem` is an error in the spec."""
     wanted = _unknown(found, problem) if view is None else _known(found, view, problem, now)
     before, after = _builtins(found.status), _builtins(wanted)
     shown = {name: after.get(name) for name in _SHOWN if before.get(name) != after.get(name)}
     if "phase" in shown:
-        shown["active"] = wanted.active  # in so many words: an empty column would tell nothing
+        shown["active"] = wanted.active  # explicitly, or the printer column would be empty
     is_news = shown.keys() - {"observedGeneration", "conditions"} or _differs(found, wanted)
-    # The store raises the generation of its own objects with every advertisement: nobody waits for that.
+    # The store raises the generation of managed objects with every advertisement: nobody waits for that.
     if not is_news and marks.is_own(found.metadata):
         return {}
     return shown
@@ -57,7 +57,7 @@ def status_change(
 def conditions(
     before: Iterable[Condition], after: Iterable[Condition], now: datetime
 ) -> tuple[Condition, ...]:
-    """Those of others stay; one that says the same keeps the time at which it began to."""
+    """Conditions of others stay; an unchanged one keeps its transition time."""
     known = {one.type: one for one in before}
     dated = [_dated(known.pop(one.type, None), one, now) for one in after]
     return (*known.values(), *dated)
@@ -104,7 +104,7 @@ def _known(
 
 
 def _unknown(found: ClusterAdvertisement, problem: str) -> ClusterAdvertisementStatus:
-    """Of which the ledger holds nothing: it could not be read."""
+    """The status of an advertisement that is not in the ledger, because it is invalid."""
     return ClusterAdvertisementStatus(
         message=problem,
         conditions=found.status.conditions,
@@ -130,7 +130,9 @@ def _ready(said: bodies.ClusterStatus, message: str) -> Condition:
 
 def _age(said: bodies.ClusterStatus) -> str:
     return (
-        "" if said.active else f"Stale: not heard since {said.last_update_time:%Y-%m-%dT%H:%M:%SZ}"
+        ""
+        if said.active
+        else f"Stale: no advertisement since {said.last_update_time:%Y-%m-%dT%H:%M:%SZ}"
     )
 
 
@@ -145,7 +147,7 @@ def _dated(before: Condition | None, after: Condition, now: datetime) -> Conditi
 
 
 def _differs(found: ClusterAdvertisement, wanted: ClusterAdvertisementStatus) -> bool:
-    """Whether a condition says something else, and not only of another generation."""
+    """Whether a condition differs in more than its observed generation."""
 
     def said(conditions: Iterable[Condition]) -> list[Condition]:
         return [msgspec.structs.replace(one, observed_generation=0) for one in conditions]
@@ -160,7 +162,7 @@ def _is_said(before: Amounts | None, after: Resources) -> bool:
 
 
 def _amounts(before: Amounts | None, after: Resources) -> Change:
-    """With a null for what is not there any more."""
+    """With null for fields to remove."""
     wanted = _texts(quantities.of(after))
     gone: Change = {} if before is None else dict.fromkeys(_texts(before).keys() - wanted.keys())
     return {**gone, **wanted}

@@ -31,14 +31,14 @@ RESERVATION_FINALIZER = "reservation.broker.fluidos.eu/finalizer"
 
 
 class Kept(Part, frozen=True):
-    """The broker's own record of an object. Written by the broker alone; not to be edited."""
+    """The broker's stored record. Written by the broker alone; do not edit."""
 
     revision: int
-    """The number of the store's commit that wrote it: of two, the larger is the newer."""
+    """The number of the store's commit that wrote it: the larger is the newer."""
     checksum: Annotated[str, Meta(extra_json_schema=patterns.up_to(64))]
-    """Tells whether the broker itself has written it."""
+    """Signature of the broker over the object's name, the revision and the data."""
     data: Annotated[str, Meta(extra_json_schema=patterns.up_to(2**20))]
-    """JSON text. As text, because the API server rounds large numbers inside objects."""
+    """The record as JSON text. As text, because the API server rounds large numbers inside objects."""
 
 
 class Condition(Part, frozen=True):
@@ -216,29 +216,29 @@ class Reservation(Object, frozen=True):
 
 
 class MailboxSpec(Part, frozen=True):
-    """What the cluster asks for."""
+    """The cluster's request."""
 
     request: Question | None = None
 
 
 class MailboxStatus(Part, frozen=True):
-    """What the broker says to the cluster as a whole."""
+    """The broker's response to the cluster."""
 
     cluster_id: Name = ""
-    """Whose mailbox it is, by the label of its namespace."""
+    """The cluster of this namespace, from its label."""
     session: Annotated[str, Meta(extra_json_schema=patterns.up_to(128))] = ""
-    """That the broker tells an agent what changes, and which; another for every time that it begins."""
+    """ID of the session of the cluster's active agent; another one for each session."""
     revision: int = 0
-    """The ledger's, up to which the mailbox told everything when the last question was answered."""
+    """Ledger revision up to which the namespace was complete when the last request was answered."""
     compacted_revision: int = 0
-    """Whoever has seen this revision has missed nothing that was taken out of the mailbox by then."""
+    """An agent that has seen this revision has missed no object that was removed since."""
     last_update_time: Timestamp | None = None
     """When this status last changed."""
     response: Reply | None = None
 
 
 class Mailbox(Object, frozen=True):
-    """Where one cluster and the broker speak with each other: one for a namespace, named `mailbox`."""
+    """The session of one cluster's agent with the broker: one in each cluster namespace, named `session`."""
 
     group: ClassVar[str] = GROUP
     kind: ClassVar[str] = "ClusterSession"
@@ -250,7 +250,7 @@ class Mailbox(Object, frozen=True):
 
 
 class LedgerRecord(Object, frozen=True):
-    """What the broker keeps beside the objects that people read. Not to be edited by anybody else."""
+    """A record of the broker without an object of its own. Written by the broker alone; do not edit."""
 
     group: ClassVar[str] = GROUP
     kind: ClassVar[str] = "LedgerRecord"
@@ -258,7 +258,7 @@ class LedgerRecord(Object, frozen=True):
 
     metadata: Metadata
     contents: Annotated[str, Meta(extra_json_schema=patterns.up_to(63))]
-    """What it is: head, pending, journal, member, token or limits."""
+    """Type of the record: head, pending, journal, member, token or limits."""
     record: Kept
 
 

@@ -1,6 +1,6 @@
-"""Names of objects that are made from IDs, which need not be names that Kubernetes takes.
+"""Object names derived from IDs, which need not be valid Kubernetes names.
 
-The Kubernetes store names its objects by it, and so do both ends of a mailbox (`wire.mailboxes`).
+Used by the Kubernetes store and by both sides of a cluster namespace (`wire.cluster_namespaces`).
 """
 
 from __future__ import annotations

@@ -287,10 +287,10 @@ class ReservationInstruction(Object, frozen=True):
 
 
 class Question(Part, frozen=True):
-    """What a cluster asks of the broker in its mailbox. Each `id` is answered once."""
+    """A request of a cluster's agent to the broker. Each `id` is answered once."""
 
     id: Annotated[str, Meta(extra_json_schema=patterns.up_to(64))]
-    """Another for every question: the reply names it."""
+    """Unique ID of the request; the response repeats it."""
     verb: Annotated[
         str,
         Meta(
@@ -300,22 +300,22 @@ class Question(Part, frozen=True):
             )
         ),
     ]
-    """What is to be done."""
+    """The operation."""
     arguments: Reason = ""
-    """For how long to renew it, why it is refused, or which one to read."""
+    """Duration to renew for, reason of a refusal, or ID of the reservation to read."""
     agent: Annotated[str, Meta(extra_json_schema=patterns.up_to(64))] = ""
-    """Which agent of the cluster asks: the broker listens to one at a time."""
+    """Name of the agent. The broker serves one agent of a cluster at a time."""
 
 
 class Reply(Part, frozen=True):
-    """The broker's answer to a question in a mailbox. Written by the broker alone."""
+    """The broker's response to a request of a cluster's agent. Written by the broker alone."""
 
     request_id: Annotated[str, Meta(extra_json_schema=patterns.up_to(64))] = ""
-    """The `id` of the last question that was answered; empty if there was none."""
+    """The `id` of the last request that was answered; empty if there was none."""
     body: Annotated[str, Meta(extra_json_schema=patterns.up_to(2**18))] = ""
-    """How it stands, in the words of the REST interface: JSON text."""
+    """The response body of the REST interface, as JSON text."""
     error: Annotated[str, Meta(extra_json_schema=patterns.up_to(2**16))] = ""
-    """Why the question was refused, likewise; empty if it was not."""
+    """The error of a failed request, as JSON text of a problem document; empty if it succeeded."""
 
 
 class ProviderInstructionSpec(Promised, frozen=True, kw_only=True):

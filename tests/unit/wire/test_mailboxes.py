@@ -39,7 +39,7 @@ def test_no_refusal_is_none():
 
 
 def test_words_that_cannot_be_read_are_told():
-    with pytest.raises(UnexpectedAnswer, match="cannot be read"):
+    with pytest.raises(UnexpectedAnswer, match="cannot be decoded"):
         mailboxes.instruction(Reply(body="nonsense"))
 
 
