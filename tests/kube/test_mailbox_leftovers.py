@@ -152,7 +152,7 @@ async def test_session_of_a_killed_agent_ends_after_a_while(office, broker, acco
     client = await account(rome)
 
     async def session():
-        return (await client.find(MAILBOXES, "mailbox", rome)).status.session
+        return (await client.find(MAILBOXES, "session", rome)).status.session
 
     async def is_begun():
         return (await session()).startswith("killed/")

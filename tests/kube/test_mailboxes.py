@@ -144,7 +144,7 @@ async def test_question_about_another_clusters_reservation_finds_nothing(office,
 
 
 async def test_unlabelled_namespace_is_nobodys_mailbox(office, attended, talk, namespace, kube):
-    alone = Mailbox(Metadata("mailbox", namespace))
+    alone = Mailbox(Metadata("session", namespace))
     async with Client.open(access.from_kubeconfig(kube.admin_kubeconfig)) as client:
         await client.create(resources.of(Mailbox), alone)
         wish = Reservation(Metadata("w", namespace), ReservationSpec(SOME))

@@ -274,7 +274,7 @@ def test_record_under_another_name_is_told(place, store):
     fields = {"revision": kept.revision, "checksum": kept.checksum, "data": kept.data}
     edit(place, OFFERS, "b-adv", {"status": {"record": fields}}, "status")
     store.commit([make.cluster("c")], 3)
-    told_so = pytest.raises(StoreFailed, match="b-adv: it keeps the record of another, 'a'")
+    told_so = pytest.raises(StoreFailed, match="b-adv: it has the record of another object, 'a'")
     with closing(place.look()) as reader, told_so:
         reader.load()
 

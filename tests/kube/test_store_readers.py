@@ -156,7 +156,7 @@ def test_server_that_forgets_at_once_is_told_and_not_asked_for_ever(place):
             asked.append(True)
             raise Gone("too old")
 
-    told_so = pytest.raises(StoreFailed, match="forgets versions")
+    told_so = pytest.raises(StoreFailed, match="compacts versions")
     with closing(reading(place, forget)) as reader, told_so:
         reader.load()
     assert 1 < len(asked) < 10

@@ -106,7 +106,7 @@ class Process(NamedTuple):
         if self.office is not None:
             roots["objects"] = self.office.run()
         if self.mailboxes is not None:
-            roots["mailboxes"] = self.mailboxes.run()
+            roots["cluster namespaces"] = self.mailboxes.run()
         return roots
 
 

@@ -1,4 +1,4 @@
-"""What a commit makes of the head of the Kubernetes store: worked out before anything is written."""
+"""Computes the state of the head after a commit, before anything is written."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kubelend.stores.kube_sights import Sights
 
 
 class Joining(NamedTuple):
-    """Who joins the archive with a commit, and what it keeps from then on."""
+    """The reservations that a commit archives, and the retention limit after it."""
 
     finishes: Mapping[ReservationId, datetime]
     kept_from: datetime | None
@@ -35,7 +35,7 @@ def joining(
 
 
 def after(state: State, batch: Batch, revision: int, joins: Joining, sights: Sights) -> State:
-    """The state behind this commit, before anything is cut off the journal."""
+    """The state after this commit, before the audit log is truncated."""
     sealed = [Sealed.of(line) for line in journal.seal(batch.entries, state.end.head)]
     waiting, moved = kube_journal.waiting(state, sealed)
     last = sealed[-1] if sealed else None
@@ -54,7 +54,7 @@ def after(state: State, batch: Batch, revision: int, joins: Joining, sights: Sig
 
 
 def roll_changes(batch: Batch) -> dict[str, bool]:
-    """By the names of their objects, whether reservations hold or wait from now on."""
+    """By object name, whether reservations are unfinished after the commit."""
     changes = {one.id: one.finished_at is None for one in batch.reservations.values()}
     changes |= dict.fromkeys(batch.archived, False)
     return {kube_objects.name_of("reservation", one): is_on for one, is_on in changes.items()}
@@ -79,7 +79,7 @@ def _archiving(
     joins: Joining,
     sights: Sights,
 ) -> Iterator[Write]:
-    """One that is too old for the archive already is gone at once."""
+    """A reservation older than the retention limit is deleted at once."""
     if joins.kept_from is not None and finished_at < joins.kept_from:
         yield Write("reservation", id)
     elif found is None:
@@ -101,7 +101,7 @@ def _write(
 
 
 def _is_text(id: str) -> bool:
-    """One that is no text was never kept, so there is nothing to delete."""
+    """An ID with surrogates was never stored, so there is nothing to delete."""
     try:
         id.encode()
     except UnicodeEncodeError:

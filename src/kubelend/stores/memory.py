@@ -1,4 +1,4 @@
-"""The store that forgets: for tests, and for a broker that may start anew after every stop."""
+"""A store in memory: for tests, and for brokers without persistent state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kubelend.stores.batches import Batch, Document
 
 
 class MemoryStore:
-    """Keeps records for as long as the process lives."""
+    """Holds records until the process ends."""
 
     def __init__(self, *, archive_for: timedelta = batches.ARCHIVE_FOR) -> None:
         self._archive_for = archive_for
@@ -66,13 +66,13 @@ class MemoryStore:
         return self._start, end
 
     def check(self) -> None:
-        """There is nobody else."""
+        """No other writer exists."""
 
     def close(self) -> None:
-        """There is nothing to let go of."""
+        """Nothing to release."""
 
     def _check(self, batch: Batch, revision: int) -> list[tuple[datetime, ReservationId]]:
-        """Refuse before the first change, for nothing could take it back; returns who joins the archive."""
+        """Reject before the first change, because there is no rollback; returns who is archived."""
         batches.check_order(self._revision, revision)
         return [(batches.finish(gone, self._last(gone, batch)), gone) for gone in batch.archived]
 

@@ -106,8 +106,8 @@ def test_record_is_read_from_what_an_object_keeps():
 @pytest.mark.parametrize(
     "found, why",
     [
-        (stored(RESERVATION, "rsv-2"), "record of another"),
-        (stored(RESERVATION, text=b"{}"), "cannot be read"),
+        (stored(RESERVATION, "rsv-2"), "record of another object"),
+        (stored(RESERVATION, text=b"{}"), "cannot be decoded"),
         (stored(make.reservation("rsv-2")), "another"),
         (Stored(Metadata("rsv-1")), "no record"),
         (stored(RESERVATION, revision=4), "not written by the broker"),
