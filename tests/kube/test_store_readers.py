@@ -195,8 +195,8 @@ def test_journal_that_is_cut_while_it_is_read_is_read_as_it_was(place, journalle
 
 
 def test_journal_of_which_a_part_was_deleted_is_damaged_for_readers_too(place, journalled):
-    place.run(lambda client: client.delete(LEDGER, "journal-513", place.namespace))
-    told_so = pytest.raises(StoreFailed, match="journal-513 is missing")
+    place.run(lambda client: client.delete(LEDGER, "audit-log-513", place.namespace))
+    told_so = pytest.raises(StoreFailed, match="audit-log-513 is missing")
     with closing(place.look()) as reader, told_so:
         reader.lines(0, LINES)
 

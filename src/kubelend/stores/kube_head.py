@@ -163,11 +163,11 @@ def changes_of(parts: Iterable[LedgerRecord]) -> Changes:
 def journal_part(lines: Sequence[Sealed], namespace: str, sequence: int) -> LedgerRecord:
     """A segment of the audit log: an object with these lines, which never changes."""
     name = journal_name(lines[0].number)
-    return _object(name, "journal", namespace, _encode(lines), sequence)
+    return _object(name, "audit-log", namespace, _encode(lines), sequence)
 
 
 def journal_name(first: int) -> str:
-    return f"journal-{first}"
+    return f"audit-log-{first}"
 
 
 def lines_of(found: LedgerRecord) -> list[Sealed]:

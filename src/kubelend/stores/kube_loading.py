@@ -63,7 +63,7 @@ async def read(sights: Sights, state: State, at: str = "") -> Found:
     unarchived = f"{ARCHIVED}!=true"
     reservations = await client.list(RESERVATIONS, namespace, labels=unarchived, at=at)
     _take_all(found, sights, "reservation", reservations)
-    others = f"{HOLDS} notin (head, pending, journal)"
+    others = f"{HOLDS} notin (head, pending, audit-log)"
     _take_documents(found, sights, await client.list(LEDGER, namespace, labels=others, at=at))
     overlay(found.records, state.changes.writes)
     if roll(found.records, state.key).digest != state.unfinished:

@@ -258,7 +258,7 @@ class LedgerRecord(Object, frozen=True):
 
     metadata: Metadata
     contents: Annotated[str, Meta(extra_json_schema=patterns.up_to(63))]
-    """Type of the record: head, pending, journal, member, token or limits."""
+    """Type of the record: head, pending, audit-log, member, token or limits."""
     record: Kept
 
 
