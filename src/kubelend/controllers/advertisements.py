@@ -121,13 +121,13 @@ class Advertisements(Controller[ClusterAdvertisement]):
         if marks.is_leaving(found.metadata):
             return
         self._remember_alias(found)
-        offers, problem = self._offers(found)
+        advertisement, error = self._offers(found)
         record, uid = self._record(found), found.metadata.uid
-        action = advertisement_plans.plan(found, offers, self._heard.get(uid), record)
+        action = advertisement_plans.plan(found, advertisement, self._heard.get(uid), record)
         if isinstance(action, Advertise):
             await self._broker.advertise(action.offer)
-        if offers is not None:
-            self._heard[uid] = offers
+        if advertisement is not None:
+            self._heard[uid] = advertisement
         match action:
             case Advertise():
                 self._look_soon(found.metadata.name)
@@ -138,27 +138,31 @@ class Advertisements(Controller[ClusterAdvertisement]):
                 await self._correct(found, record)
             case None:
                 self._suspicions.clear(found)
-                await self._show(found, problem)
+                await self._show(found, error)
 
     async def _correct(self, found: ClusterAdvertisement, record: Cluster | None) -> None:
         """Usually the store has not finished; else somebody has edited the object."""
         if not self._suspicions.is_grave(found):
             return
-        newest = await self._found(found.metadata.name)
-        if newest is None or self._record(newest) is not record:
+        current = await self._found(found.metadata.name)
+        if current is None or self._record(current) is not record:
             return
-        again = advertisement_plans.plan(newest, None, None, record)
-        if isinstance(again, Delete):
+        action = advertisement_plans.plan(current, None, None, record)
+        if isinstance(action, Delete):
             await self._broker.confirm()
-            if not await ghosts.remove(self._client, marks.ADVERTISEMENTS, newest, self._teller):
-                self._look_soon(newest.metadata.name)
-        elif again is not None and record is not None and self._suspicions.may_write(newest, again):
+            if not await ghosts.remove(self._client, marks.ADVERTISEMENTS, current, self._teller):
+                self._look_soon(current.metadata.name)
+        elif (
+            action is not None
+            and record is not None
+            and self._suspicions.may_write(current, action)
+        ):
             await self._broker.rewrite(record)
 
     async def _end(self, gone: ClusterAdvertisement) -> None:
         record = self._record(gone)
-        heard = self._heard.get(gone.metadata.uid) or self._offers(gone)[0]
-        if record is not None and advertisement_plans.is_withdrawn(gone, heard, record):
+        processed = self._heard.get(gone.metadata.uid) or self._offers(gone)[0]
+        if record is not None and advertisement_plans.is_withdrawn(gone, processed, record):
             await self._broker.withdraw(record.id)
 
     def _expected(self, ledger: Ledger) -> Iterable[str]:
@@ -219,12 +223,12 @@ class Advertisements(Controller[ClusterAdvertisement]):
             self.looks.add_after(name, PAUSE - timedelta(seconds=since))
             return
         await self._broker.settled()
-        newest = await self._client.find(marks.ADVERTISEMENTS, name, self._namespace)
-        if newest is None or newest.metadata.uid != found.metadata.uid:
+        current = await self._client.find(marks.ADVERTISEMENTS, name, self._namespace)
+        if current is None or current.metadata.uid != found.metadata.uid:
             return
         # A spec that has not been processed yet must not be marked as observed.
-        if self._offers(newest) == self._offers(found):
-            await self._write(newest, problem)
+        if self._offers(current) == self._offers(found):
+            await self._write(current, problem)
 
     def _changes(
         self, found: ClusterAdvertisement, problem: str

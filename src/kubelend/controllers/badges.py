@@ -60,8 +60,8 @@ class Badge:
     async def run(self) -> None:
         """Keep the label up to date, and remove it at the end. Runs until cancelled."""
         try:
-            for look in itertools.count(1):
-                await self.change(is_second_look=look % SECOND_LOOK == 0)
+            for attempt in itertools.count(1):
+                await self.change(is_second_look=attempt % SECOND_LOOK == 0)
                 await asyncio.sleep(LOOKS.total_seconds())
         finally:
             await self.take_off()
@@ -81,8 +81,8 @@ class Badge:
             async with asyncio.timeout(LEAVES_WITHIN.total_seconds()):
                 await self._write(None)
         except (KubelendError, TimeoutError) as error:
-            problem = str(error) or "the API server did not answer in time"
-            log.warning("Failed to remove leader label from pod", pod=self._pod.name, error=problem)
+            message = str(error) or "the API server did not answer in time"
+            log.warning("Failed to remove leader label from pod", pod=self._pod.name, error=message)
         else:
             self._worn = ""
             log.info("Removed leader label", pod=self._pod.name)

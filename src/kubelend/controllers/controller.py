@@ -104,13 +104,13 @@ class Controller(ABC, Generic[Kind]):
 
     async def _look(self, name: str) -> None:
         if not self._broker.may_decide:
-            for gone in self.mirror.gone(name):  # the leader handles the deletion
-                self._bury(gone)
+            for deleted in self.mirror.gone(name):  # the leader handles the deletion
+                self._bury(deleted)
             return
         ACTOR.set(Actor(f"{self._namespace}/{name}", "object"))
-        for gone in self.mirror.gone(name):
-            await self._end(gone)
-            self._bury(gone)
+        for deleted in self.mirror.gone(name):
+            await self._end(deleted)
+            self._bury(deleted)
         unreadable = self.mirror.unreadable(name)
         self._riddles.look(name, unreadable)
         if unreadable is not None:
@@ -123,8 +123,8 @@ class Controller(ABC, Generic[Kind]):
 
     def _turned(self, turn: Turn[Kind]) -> None:
         if self._broker.may_decide:
-            for happening in self._happened(turn):
-                self._teller.tell(happening)
+            for event in self._happened(turn):
+                self._teller.tell(event)
 
     async def _found(self, name: str) -> Kind | None:
         """The object as it is on the server, after all decisions so far were written."""

@@ -144,13 +144,13 @@ class Teller:
     async def run(self) -> None:
         """Runs until cancelled."""
         while True:
-            happening = await self._waiting.get()
-            made = body(happening, self._clock(), secrets.token_hex(8))
-            namespace = happening.about.metadata.namespace
+            event = await self._waiting.get()
+            made = body(event, self._clock(), secrets.token_hex(8))
+            namespace = event.about.metadata.namespace
             try:
                 await self._client.raw("POST", f"/api/v1/namespaces/{namespace}/events", made)
-            except KubelendError as problem:
-                log.warning("Event dropped", event_reason=happening.reason, error=str(problem))
+            except KubelendError as error:
+                log.warning("Event dropped", event_reason=event.reason, error=str(error))
 
 
 class Riddles:

@@ -58,5 +58,5 @@ class Looks:
 
 def _patience(error: KubelendError) -> timedelta:
     """The pause that the error asks for."""
-    asked = error.retry_after if isinstance(error, LimitExceeded | Unavailable) else 0.0
-    return timedelta(seconds=asked)
+    request = error.retry_after if isinstance(error, LimitExceeded | Unavailable) else 0.0
+    return timedelta(seconds=request)

@@ -89,9 +89,9 @@ class Answers:
         status = conversion.from_cluster_status(
             view.cluster, view.reserved, view.lent, view.holds, now
         )
-        shown = msgspec.to_builtins(status)
-        told = {name: shown.get(name) for name in _SHOWN}
-        return conversion.accepted(body, view.cluster, view.reserved), told
+        fields_of_status = msgspec.to_builtins(status)
+        fields = {name: fields_of_status.get(name) for name in _SHOWN}
+        return conversion.accepted(body, view.cluster, view.reserved), fields
 
     async def reservation(self, seen: Reservation, question: Question) -> Record:
         with self._acting():
@@ -145,8 +145,8 @@ class Answers:
             return await parties.owned(self._broker, _told(seen), self._cluster)
         key = route.checked_key(mailbox_plans.key_of(seen))
         body = specs.request(seen.spec)
-        wish = conversion.to_request(body, self._cluster, key, self._terms)
-        return await self._broker.reserve(wish)
+        request = conversion.to_request(body, self._cluster, key, self._terms)
+        return await self._broker.reserve(request)
 
     async def _renew(self, found: Record, text: str) -> Record:
         longer = conversion.bounded_duration(text, self._terms) if text else None
@@ -195,7 +195,7 @@ _SHOWN: Final = (
 
 
 def _told(seen: Reservation) -> ReservationId:
-    said = mailbox_plans.instruction(seen)
-    if said is None:
+    response = mailbox_plans.instruction(seen)
+    if response is None:
         raise no_reservation(seen.metadata.name)
-    return ReservationId(said.reservation.id)
+    return ReservationId(response.reservation.id)

@@ -80,28 +80,28 @@ class Clerk:
 
     async def dismiss(self) -> None:
         """The namespace is no cluster namespace any more, or the broker stops."""
-        session, self._session = self._session, None
-        if session is not None:
-            await session.end()
+        stream, self._session = self._session, None
+        if stream is not None:
+            await stream.end()
 
     # -- reconcile
 
     async def _attend(self) -> None:
-        mailbox = self.shelf.mailbox
-        asked = None if mailbox is None else mailbox_plans.unanswered(mailbox)
-        self._hear(asked)
+        session = self.shelf.mailbox
+        request = None if session is None else mailbox_plans.unanswered(session)
+        self._hear(request)
         self._look_at_refused()
-        problem = await self._catch_up()
-        while unread := self.shelf.take():
-            if not unread.objects and not unread.reservations:
+        error = await self._catch_up()
+        while pending := self.shelf.take():
+            if not pending.objects and not pending.reservations:
                 break
-            problem = await self._handle(unread, problem)
-        if asked is not None:
-            await self._sparing(mailboxes.NAME, self._answer_mailbox, asked, problem)
+            error = await self._handle(pending, error)
+        if request is not None:
+            await self._sparing(mailboxes.NAME, self._answer_mailbox, request, error)
         else:
             await self._show_session()
-        if problem is not None:
-            raise problem
+        if error is not None:
+            raise error
 
     async def _handle(self, unread: Unread, before: KubelendError | None) -> KubelendError | None:
         """Returns the first error: an object that cannot be written does not block the others."""
@@ -140,18 +140,18 @@ class Clerk:
         if isinstance(seen, Reservation) and marks.is_leaving(seen.metadata):
             await self._let_go(seen)
             return
-        question = mailbox_plans.unanswered(seen)
-        self._hear(question)
-        wish = mailbox_plans.wished(seen) if isinstance(seen, Reservation) else ""
-        if question is None and wish:
-            question = Question(_last_question(seen), wish)
-        if question is None:
+        request = mailbox_plans.unanswered(seen)
+        self._hear(request)
+        verb = mailbox_plans.wished(seen) if isinstance(seen, Reservation) else ""
+        if request is None and verb:
+            request = Question(_last_question(seen), verb)
+        if request is None:
             if isinstance(seen, Reservation):
                 await self._keep(seen)
         elif isinstance(seen, Reservation):
-            await self._answer_reservation(seen, question)
+            await self._answer_reservation(seen, request)
         else:
-            await self._answer_instruction(seen, question)
+            await self._answer_instruction(seen, request)
 
     async def _keep(self, seen: Reservation) -> None:
         """A reservation without a pending request."""
@@ -189,12 +189,12 @@ class Clerk:
         except KubelendError as error:
             if error.retryable and not question.id:  # nobody would repeat the request
                 raise
-            said = self._refused(seen, question, error)
-            if said.body:
-                await self._pen.patch_status(seen, {"response": mailboxes.reply(said)})
+            response = self._refused(seen, question, error)
+            if response.body:
+                await self._pen.patch_status(seen, {"response": mailboxes.reply(response)})
             else:
                 now = self._means.broker.clock()
-                status = mailbox_plans.refused_status(seen, error, said, now)
+                status = mailbox_plans.refused_status(seen, error, response, now)
                 await self._pen.patch_status(seen, status)
         else:
             await self._pen.tell_own(seen, record, question.id)
@@ -205,8 +205,8 @@ class Clerk:
         except NotLeader:
             raise
         except KubelendError as error:
-            reply = mailboxes.reply(self._refused(seen, question, error))
-            await self._pen.patch(INSTRUCTIONS, seen, {"spec": {"response": reply}})
+            fields = mailboxes.reply(self._refused(seen, question, error))
+            await self._pen.patch(INSTRUCTIONS, seen, {"spec": {"response": fields}})
         else:
             part = mailbox_answers.part(self.cluster, record, mailbox_answers.PROVIDER)
             if part is not None:
@@ -214,43 +214,43 @@ class Clerk:
 
     async def _answer_advertisement(self, seen: ClusterAdvertisement) -> None:
         """The resulting instructions are written before the response, so that its reader finds them."""
-        question = mailbox_plans.unanswered(seen) or Question("", "publish")
-        self._hear(question)
+        request = mailbox_plans.unanswered(seen) or Question("", "publish")
+        self._hear(request)
         try:
-            body, status = await self._answers.advertisement(seen, question)
-            said = Reply(question.id, mailboxes.text(body))
+            body, status = await self._answers.advertisement(seen, request)
+            response = Reply(request.id, mailboxes.text(body))
         except NotLeader:
             raise
         except KubelendError as error:
-            said = Reply(question.id, "", mailboxes.refused(error))
+            response = Reply(request.id, "", mailboxes.refused(error))
             status = {"message": str(error), "active": False}
         else:
             await self._tell_rest()
         status["observedGeneration"] = seen.metadata.generation
-        await self._pen.patch_status(seen, status | {"response": mailboxes.reply(said)})
+        await self._pen.patch_status(seen, status | {"response": mailboxes.reply(response)})
 
     async def _answer_mailbox(self, question: Question, problem: KubelendError | None) -> None:
         status: dict[str, object] = {"clusterID": self.cluster}
-        said = Reply(question.id)
+        response = Reply(question.id)
         try:
             if question.verb == "ping":
                 self._check_ready()
             elif problem is not None:
                 raise mailbox_answers.passing(problem)
             status |= await self._conversed(question)
-            said = replace(said, body=await self._answers.read(question))
+            response = replace(response, body=await self._answers.read(question))
         except NotLeader:
             raise
         except KubelendError as error:
-            said = replace(said, error=mailboxes.refused(error))
+            response = replace(response, error=mailboxes.refused(error))
         status |= {
             "session": "" if self._session is None else self._session.name,
             "lastUpdateTime": self._means.broker.clock(),
-            "response": mailboxes.reply(said),
+            "response": mailboxes.reply(response),
         }
-        mailbox = self.shelf.mailbox
-        if mailbox is not None:
-            await self._pen.patch_status(mailbox, status)
+        session = self.shelf.mailbox
+        if session is not None:
+            await self._pen.patch_status(session, status)
 
     async def _conversed(self, question: Question) -> dict[str, object]:
         """Requests for the whole namespace."""
@@ -267,11 +267,11 @@ class Clerk:
 
     async def _begin(self, agent: str) -> None:
         means = self._means
-        session = Session(means.broker, self.cluster, agent, means.silence, self._ended)
-        await session.begin(means.speakers, f"in namespace {self.namespace}")
-        former, self._session = self._session, session
-        if former is not None:
-            await former.end()
+        stream = Session(means.broker, self.cluster, agent, means.silence, self._ended)
+        await stream.begin(means.speakers, f"in namespace {self.namespace}")
+        previous, self._session = self._session, stream
+        if previous is not None:
+            await previous.end()
 
     def _ended(self, session: Session) -> None:
         if self._session is session:
@@ -279,18 +279,18 @@ class Clerk:
             self._wake()
 
     def _check_ready(self) -> None:
-        if (why := self._means.broker.unready) is not None:
-            raise NotReady(f"the broker is not ready: {why}", hint="try again later")
+        if (reason := self._means.broker.unready) is not None:
+            raise NotReady(f"the broker is not ready: {reason}", hint="try again later")
 
     async def _show_session(self) -> None:
-        mailbox = self.shelf.mailbox
+        session = self.shelf.mailbox
         name = "" if self._session is None else self._session.name
-        if mailbox is None:
+        if session is None:
             return
-        if (mailbox.status.session, mailbox.status.cluster_id) != (name, self.cluster):
+        if (session.status.session, session.status.cluster_id) != (name, self.cluster):
             now = self._means.broker.clock()
             status = {"session": name, "clusterID": self.cluster, "lastUpdateTime": now}
-            await self._pen.patch_status(mailbox, status)
+            await self._pen.patch_status(session, status)
 
     def _refused(self, seen: Told, question: Question, error: KubelendError) -> Reply:
         """The body of the last response stays valid."""
@@ -316,8 +316,8 @@ class Clerk:
 
     async def _tell_rest(self) -> None:
         """Changes since the last batch, so that the reader of the next response finds them."""
-        if (problem := await self._tell_all(self.shelf.take_news())) is not None:
-            raise problem
+        if (error := await self._tell_all(self.shelf.take_news())) is not None:
+            raise error
 
     def _steps(self, id: ReservationId, record: Record | None) -> list[Step]:
         own, lent = self.shelf.own(id, record), self.shelf.lent(id)
@@ -348,14 +348,14 @@ class Clerk:
         """Run `work`, and skip the object if it cannot be encoded or decoded."""
         try:
             await work(*arguments)
-        except msgspec.MsgspecError as problem:
-            if self._spoilt.get(what) != str(problem):
-                self._spoilt[what] = str(problem)
+        except msgspec.MsgspecError as error:
+            if self._spoilt.get(what) != str(error):
+                self._spoilt[what] = str(error)
                 log.warning(
                     "Skipping object that cannot be processed",
                     namespace=self.namespace,
                     name=what,
-                    error=str(problem),
+                    error=str(error),
                 )
         else:
             self._spoilt.pop(what, None)

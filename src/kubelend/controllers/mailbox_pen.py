@@ -67,10 +67,10 @@ class Pen:
         part = mailbox_answers.part(self._cluster, record, mailbox_answers.REQUESTER)
         if part is None or isinstance(seen, ProviderInstruction):
             return
-        shown = await self._show(record) if seen is None else seen
-        said = await self._said(Tell(part, seen), question)
-        status = mailbox_plans.own_status(shown, record, said, self._means.broker.clock())
-        await self._patch(marks.RESERVATIONS, shown.metadata.name, {"status": status}, "status")
+        target = await self._show(record) if seen is None else seen
+        response = await self._said(Tell(part, seen), question)
+        status = mailbox_plans.own_status(target, record, response, self._means.broker.clock())
+        await self._patch(marks.RESERVATIONS, target.metadata.name, {"status": status}, "status")
 
     async def _show(self, record: Record) -> Stored:
         """With all fields, or the minimal ones if the server's CRD rejects them."""
@@ -83,26 +83,26 @@ class Pen:
                 return await create(kind, least)
 
     async def tell_lent(self, step: Tell, question: str | None = None) -> None:
-        said = await self._said(step, question)
+        response = await self._said(step, question)
         if step.seen is None:
-            made = mailbox_plans.lent_object(step.instruction, said, self._namespace)
+            made = mailbox_plans.lent_object(step.instruction, response, self._namespace)
             async with self._writes:
                 self._shelf.see(
                     await self._means.client.create(resources.of(ProviderInstruction), made)
                 )
         elif isinstance(step.seen, ProviderInstruction):
-            spec = mailbox_plans.lent_change(step.instruction, said)
+            spec = mailbox_plans.lent_change(step.instruction, response)
             await self.patch(resources.of(ProviderInstruction), step.seen, {"spec": spec})
 
     async def _said(self, step: Tell, question: str | None) -> Reply:
         """The response for an object; without a new request the request ID of the last one stays."""
         record, granting = step.instruction.reservation, self._means.granting
         grant = None if granting is None else await granting(record, self._cluster)
-        told = mailboxes.text(parties.told(step.instruction, grant or ""))
+        body = mailboxes.text(parties.told(step.instruction, grant or ""))
         before = mailboxes.NOBODY if step.seen is None else mailbox_plans.reply(step.seen)
         if question is not None:
-            return Reply(question, told)
-        return replace(before or mailboxes.NOBODY, body=told)
+            return Reply(question, body)
+        return replace(before or mailboxes.NOBODY, body=body)
 
     async def hold_on_to(self, seen: Reservation) -> Reservation | None:
         """None if the object no longer exists: then nothing is requested."""

@@ -67,16 +67,16 @@ def mirror(
     """The writes that bring the objects of one reservation into agreement with the ledger."""
     parts = () if record is None else instructions.for_cluster(cluster, record)
     by_side = {part.side: part for part in parts}
-    for seen, side in ((own, Side.REQUESTER), (lent, Side.PROVIDER)):
+    for obj, side in ((own, Side.REQUESTER), (lent, Side.PROVIDER)):
         part = by_side.get(side)
         if part is None:
-            if seen is not None and is_ours(seen) and not marks.is_leaving(seen.metadata):
-                yield Remove(seen)
-        elif seen is None:
+            if obj is not None and is_ours(obj) and not marks.is_leaving(obj.metadata):
+                yield Remove(obj)
+        elif obj is None:
             if part.action in OPEN:  # a reservation that ended before it was shown is not shown
                 yield Tell(part, None)
-        elif not is_told(seen, part):
-            yield Tell(part, seen)
+        elif not is_told(obj, part):
+            yield Tell(part, obj)
 
 
 def is_ours(seen: Told) -> bool:
@@ -88,8 +88,8 @@ def is_ours(seen: Told) -> bool:
 
 def is_told(seen: Told, part: Instruction) -> bool:
     """Ignores grants: each is signed anew, and says the same for the same reservation."""
-    said = instruction(seen)
-    return said is not None and replace(said, grant="") == parties.told(part, "")
+    response = instruction(seen)
+    return response is not None and replace(response, grant="") == parties.told(part, "")
 
 
 def instruction(seen: Told) -> bodies.Instruction | None:
@@ -105,10 +105,10 @@ def instruction(seen: Told) -> bodies.Instruction | None:
 
 def unanswered(seen: Told | ClusterAdvertisement | Mailbox) -> Question | None:
     """The pending request of an object; None if it was answered."""
-    asked = question(seen)
-    said = reply(seen) or mailboxes.NOBODY
-    if asked is not None:
-        return None if asked.id == said.request_id else asked
+    request = question(seen)
+    response = reply(seen) or mailboxes.NOBODY
+    if request is not None:
+        return None if request.id == response.request_id else request
     match seen:
         case Reservation():
             if marks.is_own(seen.metadata):  # it only shows a reservation
@@ -136,9 +136,9 @@ def key_of(seen: Reservation) -> RequestKey:
 
 def stands_for(seen: Reservation, record: Record) -> bool:
     """Whether it shows this reservation; if it shows none, whether it is the request for it."""
-    said = instruction(seen)
-    if said is not None:
-        return said.reservation.id == record.id
+    response = instruction(seen)
+    if response is not None:
+        return response.reservation.id == record.id
     if marks.is_own(seen.metadata):
         return seen.metadata.name == mailboxes.mirror_name(record.id)
     return key_of(seen) == record.request.key and may_have_decided(seen)
@@ -158,10 +158,10 @@ def may_have_decided(seen: Reservation) -> bool:
 
 def wished(seen: Reservation) -> str:
     """The verb that the object's conditions ask for; empty if none."""
-    said = instruction(seen)
-    if said is None:
+    response = instruction(seen)
+    if response is None:
         return ""
-    phase = said.reservation.status.phase
+    phase = response.reservation.status.phase
     true = {condition.type for condition in seen.status.conditions if condition.status == "True"}
     if "RequesterReleased" in true and phase in LIVE:
         return "release"
@@ -172,10 +172,10 @@ def is_loose(seen: Reservation, cluster: ClusterId) -> bool:
     """Whether it could be deleted without a release: the namespace had no cluster label for a while."""
     if marks.holds_on(seen.metadata) or marks.is_leaving(seen.metadata):
         return False
-    said = instruction(seen)
-    if said is None or said.reservation.requester_id != cluster:
+    response = instruction(seen)
+    if response is None or response.reservation.requester_id != cluster:
         return False
-    return said.reservation.status.phase in LIVE
+    return response.reservation.status.phase in LIVE
 
 
 # -- objects and patches
@@ -186,14 +186,14 @@ def own_object(record: Record, namespace: str, *, in_full: bool = True) -> Store
 
     Not of the type that is decoded: a record may have values that the CRD does not accept.
     """
-    shown = kube_projection.shown(record)
+    projection = kube_projection.shown(record)
     metadata = Metadata(
         mailboxes.mirror_name(record.id),
         namespace,
         finalizers=(RESERVATION_FINALIZER,),
         labels={kube_objects.MADE_BY: kube_objects.BROKER},
     )
-    return Stored(metadata, (shown if in_full else kube_projection.plain(shown)).spec)
+    return Stored(metadata, (projection if in_full else kube_projection.plain(projection)).spec)
 
 
 def own_status(

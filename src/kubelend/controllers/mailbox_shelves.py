@@ -80,9 +80,9 @@ class Shelf:
         if known is not None and known.metadata.uid == gone.metadata.uid:
             del self._objects[at]
             self._unread.pop(at, None)
-        if (told := _reservation_of(gone)) is not None:
-            self._names.pop(told, None)
-            self._news[told] = None
+        if (reservation := _reservation_of(gone)) is not None:
+            self._names.pop(reservation, None)
+            self._news[reservation] = None
         if isinstance(gone, Reservation):
             self._keys.pop(mailbox_plans.key_of(gone), None)
 
@@ -104,8 +104,8 @@ class Shelf:
     def look_at_all(self) -> None:
         self._unread = dict.fromkeys(self._objects)
         for found in self._objects.values():
-            if (told := _reservation_of(found)) is not None:
-                self._news[told] = None
+            if (reservation := _reservation_of(found)) is not None:
+                self._news[reservation] = None
 
     def look_at(self, is_wanted: Callable[[Object], bool]) -> None:
         """Enqueue these objects, although nothing has changed."""
@@ -114,14 +114,14 @@ class Shelf:
 
     def take(self) -> Unread:
         """Returns and clears what is pending; later events are for the next call."""
-        unread, news = self._unread, self._news
+        pending, reservations = self._unread, self._news
         self._unread, self._news = {}, {}
-        found = [self._objects[at] for at in unread if at in self._objects]
-        return Unread(found, list(news))
+        found = [self._objects[at] for at in pending if at in self._objects]
+        return Unread(found, list(reservations))
 
     def take_news(self) -> list[ReservationId]:
-        news, self._news = self._news, {}
-        return list(news)
+        reservations, self._news = self._news, {}
+        return list(reservations)
 
     def own(self, id: ReservationId, record: Record | None) -> Reservation | None:
         """The object that shows a reservation to its requester, or requested it."""
@@ -161,15 +161,15 @@ class Shelf:
     def _index(self, found: Object) -> None:
         if isinstance(found, Reservation):
             self._keys[mailbox_plans.key_of(found)] = found.metadata.name
-            if (told := _reservation_of(found)) is not None:
-                self._names[told] = found.metadata.name
+            if (reservation := _reservation_of(found)) is not None:
+                self._names[reservation] = found.metadata.name
 
 
 def _reservation_of(found: Object) -> ReservationId | None:
     if not isinstance(found, Reservation | ProviderInstruction):
         return None
-    said = mailbox_plans.instruction(found)
-    return None if said is None else ReservationId(said.reservation.id)
+    response = mailbox_plans.instruction(found)
+    return None if response is None else ReservationId(response.reservation.id)
 
 
 def _is_later(found: Object, known: Object) -> bool:

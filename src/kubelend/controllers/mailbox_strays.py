@@ -44,8 +44,8 @@ class Strays:
             self.miss(found)
             return False
         known = found.metadata
-        stray = Stray(known.uid, known.resource_version, known.finalizers)
-        self._found.setdefault(known.namespace, {})[known.name] = stray
+        leftover = Stray(known.uid, known.resource_version, known.finalizers)
+        self._found.setdefault(known.namespace, {})[known.name] = leftover
         return True
 
     def miss(self, gone: Object) -> None:
@@ -55,8 +55,8 @@ class Strays:
     def keep_only(self, uids: set[str]) -> None:
         """After a list: objects that are not in it are deleted."""
         for namespace in self.namespaces:
-            for name, stray in list(self._found[namespace].items()):
-                if stray.uid not in uids:
+            for name, leftover in list(self._found[namespace].items()):
+                if leftover.uid not in uids:
                     self._drop(namespace, name)
 
     def forget(self, namespace: str) -> None:
@@ -66,12 +66,12 @@ class Strays:
     async def let_go(self, namespace: str) -> None:
         """Remove all of a namespace. After a conflict the watch reports the object again."""
         for name in list(self._found.get(namespace, ())):
-            stray = self._found.get(namespace, {}).get(name)
-            if stray is None:
+            leftover = self._found.get(namespace, {}).get(name)
+            if leftover is None:
                 continue
             with contextlib.suppress(NotFound, Conflict):
-                await self._write(namespace, name, stray)
-            if self._found.get(namespace, {}).get(name) is stray:
+                await self._write(namespace, name, leftover)
+            if self._found.get(namespace, {}).get(name) is leftover:
                 self._drop(namespace, name)
 
     async def _write(self, namespace: str, name: str, stray: Stray) -> None:
@@ -80,9 +80,9 @@ class Strays:
         await self._client.patch(marks.RESERVATIONS, name, namespace, change)
 
     def _drop(self, namespace: str, name: str) -> None:
-        place = self._found.get(namespace, {})
-        place.pop(name, None)
-        if not place:
+        namespaced = self._found.get(namespace, {})
+        namespaced.pop(name, None)
+        if not namespaced:
             self._found.pop(namespace, None)
 
 

@@ -63,7 +63,7 @@ class Mailboxes:
     @property
     def clusters(self) -> list[ClusterId]:
         """Clusters that have a cluster namespace."""
-        return [clerk.cluster for clerk in self._clerks.values()]
+        return [reconciler.cluster for reconciler in self._clerks.values()]
 
     @property
     def unready(self) -> str | None:
@@ -83,19 +83,19 @@ class Mailboxes:
                 group.create_task(self._tick(), name="time")
         finally:
             listeners.remove(self._hear)
-            for clerk in self._clerks.values():
-                await clerk.dismiss()
+            for reconciler in self._clerks.values():
+                await reconciler.dismiss()
 
     # -- watch events
 
     async def _follow(self, resource: Resource[Any], take: Callable[[Any, Any], None]) -> None:
-        def report(problem: str) -> None:
-            self._seeing.report(resource.plural, problem)
-            if problem:
+        def report(error: str) -> None:
+            self._seeing.report(resource.plural, error)
+            if error:
                 log.warning(
                     "Watch of cluster namespaces failed, will retry",
                     kind=resource.plural,
-                    error=problem,
+                    error=error,
                 )
             else:
                 log.info("Watching cluster namespaces", kind=resource.plural)
@@ -139,28 +139,28 @@ class Mailboxes:
         if name == self._own or not cluster:
             log.warning("Ignoring label of namespace", namespace=name, cluster=cluster)
             return
-        clerk = Clerk(self._means, name, ClusterId(cluster), lambda: self._looks.add(name))
-        clerk.is_closing = found.metadata.deletion_timestamp is not None
+        reconciler = Clerk(self._means, name, ClusterId(cluster), lambda: self._looks.add(name))
+        reconciler.is_closing = found.metadata.deletion_timestamp is not None
         self._strays.forget(name)
-        self._clerks[name] = clerk
+        self._clerks[name] = reconciler
         self._looks.add(name)
         log.info("Cluster namespace added", namespace=name, cluster=cluster)
 
     def _close(self, name: str) -> None:
-        clerk = self._clerks.pop(name, None)
-        if clerk is not None:
-            for one in clerk.shelf.all():
+        reconciler = self._clerks.pop(name, None)
+        if reconciler is not None:
+            for one in reconciler.shelf.all():
                 self._strays.see(one)
-            self._leaving.append(clerk)
+            self._leaving.append(reconciler)
             self._looks.add(name)
-            log.info("Cluster namespace removed", namespace=name, cluster=clerk.cluster)
+            log.info("Cluster namespace removed", namespace=name, cluster=reconciler.cluster)
 
     def _see(self, resource: Resource[Any], change: watching.Change[Any]) -> None:
         match change:
             case Listed(objects, unreadable):
                 uids = {one.metadata.uid for one in objects} | {one.uid for one in unreadable}
-                for name, clerk in self._clerks.items():
-                    clerk.shelf.keep_only(resource.kind, uids)
+                for name, reconciler in self._clerks.items():
+                    reconciler.shelf.keep_only(resource.kind, uids)
                     self._looks.add(name)
                 if resource.kind == broker_objects.Reservation.kind:
                     self._strays.keep_only(uids)
@@ -176,17 +176,17 @@ class Mailboxes:
 
     def _take(self, found: Object) -> None:
         name = found.metadata.namespace
-        clerk = self._clerks.get(name)
-        if self._strays.see(found) if clerk is None else clerk.shelf.see(found):
+        reconciler = self._clerks.get(name)
+        if self._strays.see(found) if reconciler is None else reconciler.shelf.see(found):
             self._looks.add(name)
 
     def _drop(self, gone: Object) -> None:
         name = gone.metadata.namespace
-        clerk = self._clerks.get(name)
-        if clerk is None:
+        reconciler = self._clerks.get(name)
+        if reconciler is None:
             self._strays.miss(gone)
         else:
-            clerk.shelf.miss(gone)
+            reconciler.shelf.miss(gone)
             self._looks.add(name)
 
     def _complain(self, resource: Resource[Any], found: Unreadable) -> None:
@@ -207,17 +207,19 @@ class Mailboxes:
                 self._looks.add(name)
         for change in changes or ():
             if isinstance(change, Reservation):
-                for clerk in self._of(instructions.concerned(change)):
-                    clerk.shelf.hear(change.id)
-                    self._looks.add(clerk.namespace)
+                for reconciler in self._of(instructions.concerned(change)):
+                    reconciler.shelf.hear(change.id)
+                    self._looks.add(reconciler.namespace)
             elif isinstance(change, Archived):
-                for clerk in self._clerks.values():
-                    if clerk.shelf.tells_of(change.reservation):
-                        clerk.shelf.hear(change.reservation)
-                        self._looks.add(clerk.namespace)
+                for reconciler in self._clerks.values():
+                    if reconciler.shelf.tells_of(change.reservation):
+                        reconciler.shelf.hear(change.reservation)
+                        self._looks.add(reconciler.namespace)
 
     def _of(self, clusters: set[ClusterId]) -> Iterator[Clerk]:
-        return (clerk for clerk in self._clerks.values() if clerk.cluster in clusters)
+        return (
+            reconciler for reconciler in self._clerks.values() if reconciler.cluster in clusters
+        )
 
     # -- reconcile
 
@@ -225,17 +227,17 @@ class Mailboxes:
         """Rejected requests are deleted after a time, without any event."""
         while True:
             await asyncio.sleep(alarms.TICK)
-            for name, clerk in self._clerks.items():
-                if clerk.is_due:
+            for name, reconciler in self._clerks.items():
+                if reconciler.is_due:
                     self._looks.add(name)
 
     async def _look(self, name: str) -> None:
         while self._leaving:
             await self._leaving.pop().dismiss()
-        clerk = self._clerks.get(name)
-        if clerk is not None:
-            if await self._is_known(clerk):
-                await clerk.attend()
+        reconciler = self._clerks.get(name)
+        if reconciler is not None:
+            if await self._is_known(reconciler):
+                await reconciler.attend()
         elif self._means.broker.leadership.leads:
             await self._strays.let_go(name)
 

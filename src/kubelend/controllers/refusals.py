@@ -32,10 +32,10 @@ def due(found: Reservation, retention: timedelta) -> datetime | None:
 
 def due_in_mailbox(found: Reservation, retention: timedelta) -> datetime | None:
     """The same in a cluster namespace, including a retryable request that was not repeated."""
-    said, question = found.status.response, found.spec.request
-    if said is None or said.body or not said.error or marks.is_leaving(found.metadata):
+    response, request = found.status.response, found.spec.request
+    if response is None or response.body or not response.error or marks.is_leaving(found.metadata):
         return None
-    if question is not None and question.id != said.request_id:
+    if request is not None and request.id != response.request_id:
         return None  # it has been repeated
     return _after(found, found.status.last_update_time, retention)
 

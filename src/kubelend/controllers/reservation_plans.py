@@ -74,8 +74,8 @@ def plan(found: Reservation, record: models.Reservation | None) -> Action:
         return _at_leaving(found, record)
     if record is None:
         return _without_record(found)
-    asked = _asked_by_conditions(found, record)
-    return _kept_right(found, record) if asked is None else asked
+    requested = _asked_by_conditions(found, record)
+    return _kept_right(found, record) if requested is None else requested
 
 
 def request(found: Reservation, terms: Terms) -> models.Request:
@@ -143,8 +143,8 @@ def _is_news(active: Condition, record: models.Reservation) -> bool:
 
 
 def _kept_right(found: Reservation, record: models.Reservation) -> Action:
-    if spoilt := tuple(_spoilt(found, record)):
-        return Rewrite(spoilt)
+    if drifted := tuple(_spoilt(found, record)):
+        return Rewrite(drifted)
     is_noted = found.status.observed_generation == found.metadata.generation
     return None if is_noted or marks.is_own(found.metadata) else Observe()
 
@@ -156,17 +156,17 @@ def _spoilt(found: Reservation, record: models.Reservation) -> Iterator[tuple[st
     if not marks.holds_on(found.metadata):
         yield "finalizers", found.metadata.finalizers
     yield from _spoilt_spec(found, record)
-    says = msgspec.to_builtins(found.status)
+    current = msgspec.to_builtins(found.status)
     for name, value in kube_projection.reservation_status(record).items():
-        if (says.get(name) or None) != (value or None):
-            yield name, says.get(name)
+        if (current.get(name) or None) != (value or None):
+            yield name, current.get(name)
 
 
 def _spoilt_spec(found: Reservation, record: models.Reservation) -> Iterator[tuple[str, object]]:
     """Of a user's own spec the broker writes the target cluster only."""
-    wanted, says = kube_projection.reservation_spec(record), msgspec.to_builtins(found.spec)
+    wanted, current = kube_projection.reservation_spec(record), msgspec.to_builtins(found.spec)
     if marks.is_own(found.metadata):
-        if says != wanted:
-            yield "spec", says
+        if current != wanted:
+            yield "spec", current
     elif wanted.get("targetClusterID", "") not in ("", found.spec.target_cluster_id):
         yield "targetClusterID", found.spec.target_cluster_id

@@ -195,8 +195,10 @@ class Reservations(Controller[Reservation]):
         }
         await self._broker.confirm()
         if await self._say(found, status):
-            actor, subject, why = ACTOR.get(), f"reservation/{name}", error.message
-            self._broker.tell(Entry(now, actor, "reserve", subject, code=error.code, message=why))
+            actor, subject, reason = ACTOR.get(), f"reservation/{name}", error.message
+            self._broker.tell(
+                Entry(now, actor, "reserve", subject, code=error.code, message=reason)
+            )
 
     def _is_due(self, found: Reservation, now: datetime) -> bool:
         """Whether it was rejected long enough ago; if not, the time is noted."""
@@ -223,8 +225,8 @@ class Reservations(Controller[Reservation]):
 
     async def _say(self, found: Reservation, status: dict[str, object]) -> bool:
         """Patch status fields that the store does not write."""
-        said = {**status, "observedGeneration": found.metadata.generation}
-        return await self._patch(found, {"status": said}, "status")
+        fields = {**status, "observedGeneration": found.metadata.generation}
+        return await self._patch(found, {"status": fields}, "status")
 
     async def _patch(
         self, found: Reservation, change: dict[str, dict[str, object]], subresource: str = ""

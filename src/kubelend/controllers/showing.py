@@ -27,9 +27,9 @@ Change = dict[str, object]
 
 def spec_change(found: ClusterAdvertisement, view: ClusterView) -> Change:
     """The merge patch that corrects reserved and available; empty if they are correct."""
-    says = found.spec.resources
+    current = found.spec.resources
     left = (view.cluster.ceiling - view.reserved).clamped()
-    wanted = {"available": (says.available, left), "reserved": (says.reserved, view.reserved)}
+    wanted = {"available": (current.available, left), "reserved": (current.reserved, view.reserved)}
     changed = {
         name: _amounts(before, after)
         for name, (before, after) in wanted.items()
@@ -44,14 +44,14 @@ def status_change(
     """The merge patch of the status; empty if nothing differs. `problem` is an error in the spec."""
     wanted = _unknown(found, problem) if view is None else _known(found, view, problem, now)
     before, after = _builtins(found.status), _builtins(wanted)
-    shown = {name: after.get(name) for name in _SHOWN if before.get(name) != after.get(name)}
-    if "phase" in shown:
-        shown["active"] = wanted.active  # explicitly, or the printer column would be empty
-    is_news = shown.keys() - {"observedGeneration", "conditions"} or _differs(found, wanted)
+    changed = {name: after.get(name) for name in _SHOWN if before.get(name) != after.get(name)}
+    if "phase" in changed:
+        changed["active"] = wanted.active  # explicitly, or the printer column would be empty
+    is_news = changed.keys() - {"observedGeneration", "conditions"} or _differs(found, wanted)
     # The store raises the generation of managed objects with every advertisement: nobody waits for that.
     if not is_news and marks.is_own(found.metadata):
         return {}
-    return shown
+    return changed
 
 
 def conditions(
@@ -80,26 +80,26 @@ _SHOWN: Final = (
 def _known(
     found: ClusterAdvertisement, view: ClusterView, problem: str, now: datetime
 ) -> ClusterAdvertisementStatus:
-    said = conversion.from_cluster_status(*view, now)
+    status = conversion.from_cluster_status(*view, now)
     generation = found.metadata.generation
-    message = problem or _message(said, view)
+    message = problem or _message(status, view)
     wanted = [
-        _ready(said, message),
-        _condition("Stale", "AdvertisementAge", _age(said), is_true=not said.active),
-        _condition("Overcommitted", "ResourceCheck", said.message, is_true=bool(said.message)),
+        _ready(status, message),
+        _condition("Stale", "AdvertisementAge", _age(status), is_true=not status.active),
+        _condition("Overcommitted", "ResourceCheck", status.message, is_true=bool(status.message)),
     ]
     noted = [msgspec.structs.replace(one, observed_generation=generation) for one in wanted]
     return ClusterAdvertisementStatus(
-        phase=said.phase,
-        last_update_time=said.last_update_time,
-        active=said.active and not said.cordoned,
+        phase=status.phase,
+        last_update_time=status.last_update_time,
+        active=status.active and not status.cordoned,
         message=message,
-        score=said.score,
+        score=status.score,
         conditions=conditions(found.status.conditions, noted, now),
         observed_generation=generation,
-        valid_until=said.valid_until,
-        cordon_reason=said.cordon_reason,
-        reservations=said.reservations,
+        valid_until=status.valid_until,
+        cordon_reason=status.cordon_reason,
+        reservations=status.reservations,
     )
 
 
@@ -164,8 +164,8 @@ def _is_said(before: Amounts | None, after: Resources) -> bool:
 def _amounts(before: Amounts | None, after: Resources) -> Change:
     """With null for fields to remove."""
     wanted = _texts(quantities.of(after))
-    gone: Change = {} if before is None else dict.fromkeys(_texts(before).keys() - wanted.keys())
-    return {**gone, **wanted}
+    deleted: Change = {} if before is None else dict.fromkeys(_texts(before).keys() - wanted.keys())
+    return {**deleted, **wanted}
 
 
 def _texts(amounts: Amounts) -> Change:

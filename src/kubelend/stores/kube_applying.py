@@ -34,11 +34,13 @@ Check = Callable[[], Awaitable[None]]
 
 async def apply(sights: Sights, writes: Iterable[Write], sequence: int, check: Check) -> None:
     """Bring the objects into agreement with these writes."""
-    orders = [_order(write, sequence, sights.seal_key) for write in writes]
+    object_writes = [_order(write, sequence, sights.seal_key) for write in writes]
     work = _Work(sights, check)
     # Releases first: who reads the objects must not see more reserved than there is.
     for takes in (False, True):
-        await work.do([order for order in orders if order.takes is takes])
+        await work.do(
+            [object_write for object_write in object_writes if object_write.takes is takes]
+        )
 
 
 async def remove(sights: Sights, key: Key, seen: Sight) -> None:
@@ -51,11 +53,11 @@ async def remove(sights: Sights, key: Key, seen: Sight) -> None:
 async def reclaim(sights: Sights, key: Key) -> None:
     """Remove the archive labels from an unfinished reservation, and add the finalizer again."""
     for _ in range(MOST_TRIES):
-        seen = await sights.of(key)
-        if seen is None or not seen.is_archived:
+        cached = await sights.of(key)
+        if cached is None or not cached.is_archived:
             return
         try:
-            await sights.patch(key, seen, {"metadata": _reclaiming(seen)})
+            await sights.patch(key, cached, {"metadata": _reclaiming(cached)})
         except Missed:
             sights.forget(key)
         else:
@@ -118,25 +120,27 @@ class _Work:
         self._check = check
 
     async def do(self, orders: list[_Order]) -> None:
-        puts = [order for order in orders if order.is_put]
-        await kube_crews.each(self._end, [order for order in orders if not order.is_put])
+        puts = [object_write for object_write in orders if object_write.is_put]
+        await kube_crews.each(
+            self._end, [object_write for object_write in orders if not object_write.is_put]
+        )
         prepared = await kube_crews.each(self._prepare, puts)
-        if any(_is_blank(seen) for seen in prepared):
+        if any(_is_blank(cached) for cached in prepared):
             await self._check()  # once for all: it is a call
         both = list(zip(puts, prepared, strict=True))
         done = await kube_crews.each(lambda pair: self._fill(*pair), both)
         await kube_crews.each(
             self._put_alone,
-            [order for order, is_done in zip(puts, done, strict=True) if not is_done],
+            [object_write for object_write, is_done in zip(puts, done, strict=True) if not is_done],
         )
 
     async def _put_alone(self, order: _Order) -> None:
         """One that somebody else writes at the same time."""
         for _ in range(MOST_TRIES):
-            seen = await self._prepare_seen(order, await self._sights.look(order.key))
-            if _is_blank(seen):
+            cached = await self._prepare_seen(order, await self._sights.look(order.key))
+            if _is_blank(cached):
                 await self._check()
-            if await self._fill(order, seen):
+            if await self._fill(order, cached):
                 return
         raise _busy(order.key)
 
@@ -145,10 +149,10 @@ class _Work:
 
         An unknown object is usually new. It is created without a read: the server reports a conflict.
         """
-        seen = self._sights.known(order.key)
-        if seen is None and order.stays_away:
-            seen = await self._sights.look(order.key)
-        return await self._prepare_seen(order, seen)
+        cached = self._sights.known(order.key)
+        if cached is None and order.stays_away:
+            cached = await self._sights.look(order.key)
+        return await self._prepare_seen(order, cached)
 
     async def _prepare_seen(self, order: _Order, seen: Sight | None) -> Sight | None:
         for _ in range(MOST_TRIES):
@@ -168,12 +172,12 @@ class _Work:
 
     async def _create(self, order: _Order) -> Sight:
         try:
-            blank = _blank(order, order.shown.spec, self._sights.namespace)
-            return await self._sights.create(order.key, blank)
+            placeholder = _blank(order, order.shown.spec, self._sights.namespace)
+            return await self._sights.create(order.key, placeholder)
         except InvalidInput:
             spec = kube_projection.plain(order.shown).spec
-            blank = _blank(order, spec, self._sights.namespace)
-            return await self._sights.create(order.key, blank)
+            placeholder = _blank(order, spec, self._sights.namespace)
+            return await self._sights.create(order.key, placeholder)
 
     async def _correct(self, order: _Order, seen: Sight) -> Sight:
         """Correct edits, and apply changes, outside of the status."""
@@ -220,14 +224,14 @@ class _Work:
 
     async def _end(self, order: _Order) -> None:
         """Delete an object, or archive it."""
-        seen = await self._sights.of(order.key)
+        cached = await self._sights.of(order.key)
         for _ in range(MOST_TRIES):
-            if seen is None or seen.sequence > order.sequence or _is_of_another(order, seen):
+            if cached is None or cached.sequence > order.sequence or _is_of_another(order, cached):
                 return
             try:
-                await self._end_seen(order, seen)
+                await self._end_seen(order, cached)
             except Missed:
-                seen = await self._sights.look(order.key)
+                cached = await self._sights.look(order.key)
             else:
                 return
         raise _busy(order.key)

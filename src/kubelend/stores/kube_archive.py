@@ -38,9 +38,9 @@ async def sweep(sights: Sights, state: State) -> datetime | None:
     old = [found for found in listed.objects if _is_old(found, until, sights.seal_key)]
 
     async def delete(found: Stored) -> None:
-        seen = sights.saw("reservation", found)
+        cached = sights.saw("reservation", found)
         with suppress(Missed):  # changed or deleted by others
-            await kube_applying.remove(sights, ("reservation", found.metadata.name), seen)
+            await kube_applying.remove(sights, ("reservation", found.metadata.name), cached)
         sights.forget(("reservation", found.metadata.name))
 
     await kube_crews.each(delete, old)

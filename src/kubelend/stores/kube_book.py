@@ -61,9 +61,9 @@ class Book:
         self._roll = kube_loading.roll(found.records, state.key)
         await self._settle()
         await kube_crews.each(self._reclaim, kube_loading.misplaced(found, state))
-        blanks = kube_loading.unfinished(found, self.keeper.state)
-        self._tell_of(found.robbed.intersection(key for key, _ in blanks))
-        await kube_crews.each(self._forget, blanks)
+        placeholders = kube_loading.unfinished(found, self.keeper.state)
+        self._tell_of(found.robbed.intersection(key for key, _ in placeholders))
+        await kube_crews.each(self._forget, placeholders)
         await self.keeper.tidy()
         return kube_loading.arranged(found.records, self.keeper.state.revision)
 
@@ -76,9 +76,9 @@ class Book:
         await self._settle()
         state, batch = self.keeper.state, batches.fold(changes)
         batches.check_order(state.revision, revision)
-        finishes = {gone: await self._finish(gone, batch) for gone in batch.archived}
-        joins = kube_commits.joining(state, finishes, self._archive_for)
-        after = kube_commits.after(state, batch, revision, joins, self._sights)
+        finish_times = {deleted: await self._finish(deleted, batch) for deleted in batch.archived}
+        archiving = kube_commits.joining(state, finish_times, self._archive_for)
+        after = kube_commits.after(state, batch, revision, archiving, self._sights)
         cut = await self._journal.find(after, batch.cut) if batch.cut else None
         await self._write(replace(after, start=Mark.of(cut)) if cut else after, batch)
         self._is_applied = False
@@ -104,11 +104,11 @@ class Book:
 
     async def _write(self, after: State, batch: Batch) -> None:
         """Before the first load the digest is unknown: then the next load searches the archive, too."""
-        roll, changes = self._known_roll(), kube_commits.roll_changes(batch)
-        digest = roll.digest_after(changes) if roll else ""
+        live_set, changes = self._known_roll(), kube_commits.roll_changes(batch)
+        digest = live_set.digest_after(changes) if live_set else ""
         await self.keeper.write(replace(after, unfinished=digest))
-        if roll is not None:
-            roll.note(changes)
+        if live_set is not None:
+            live_set.note(changes)
 
     def _known_roll(self) -> Roll | None:
         """That of a new store is empty."""
@@ -161,8 +161,8 @@ class Book:
         return await self._find(moved, is_archived=True) or await self._find(moved)
 
     def _is_kept(self, found: Reservation) -> bool:
-        kept_from = self.keeper.state.kept_from or batches.BEGINNING
-        return found.finished_at is not None and found.finished_at >= kept_from
+        retention_limit = self.keeper.state.kept_from or batches.BEGINNING
+        return found.finished_at is not None and found.finished_at >= retention_limit
 
     async def _reclaim(self, key: Key) -> None:
         await kube_applying.reclaim(self._sights, key)

@@ -30,8 +30,8 @@ def joining(
 ) -> Joining:
     if not finishes:
         return Joining(finishes, state.kept_from)
-    newest = batches.kept_from(finishes.values(), archive_for)
-    return Joining(finishes, max(newest, state.kept_from or newest))
+    current = batches.kept_from(finishes.values(), archive_for)
+    return Joining(finishes, max(current, state.kept_from or current))
 
 
 def after(state: State, batch: Batch, revision: int, joins: Joining, sights: Sights) -> State:
@@ -66,8 +66,8 @@ def _writes(batch: Batch, joins: Joining, sights: Sights) -> Iterator[Write]:
     for reservation, found in batch.reservations.items():
         if reservation not in joins.finishes:
             yield from _write("reservation", reservation, found, sights)
-    for gone, finished_at in joins.finishes.items():
-        yield from _archiving(gone, batch.reservations.get(gone), finished_at, joins, sights)
+    for deleted, finished_at in joins.finishes.items():
+        yield from _archiving(deleted, batch.reservations.get(deleted), finished_at, joins, sights)
     for (kind, name), document in batch.documents.items():
         yield from _write(kind, name, document, sights)
 

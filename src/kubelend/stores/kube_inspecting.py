@@ -32,11 +32,11 @@ class Inspector:
         """The object; if its record was not written by the broker, with an empty record."""
         if not isinstance(found, ClusterAdvertisement | Reservation):
             return found
-        kept = found.status.record
-        if kept is None or await self._is_whole(_KINDS[type(found)], found.metadata.name, kept):
+        record = found.status.record
+        if record is None or await self._is_whole(_KINDS[type(found)], found.metadata.name, record):
             return found
-        spoilt = replace(kept, revision=SPOILT, data="")
-        return replace(found, status=replace(found.status, record=spoilt))
+        tampered = replace(record, revision=SPOILT, data="")
+        return replace(found, status=replace(found.status, record=tampered))
 
     async def _is_whole(self, kind: RecordKind, name: str, kept: Kept) -> bool:
         if self._key and kube_seals.is_whole(self._key, kind, name, kept):

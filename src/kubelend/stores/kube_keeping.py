@@ -74,8 +74,8 @@ class Keeper:
                 found, at = await self._newest()
                 if found is None:
                     await self._check_empty()
-                    blank = kube_head.head(_new(), self._namespace)
-                    await self._take_in(await self._client.create(LEDGER, blank), at)
+                    placeholder = kube_head.head(_new(), self._namespace)
+                    await self._take_in(await self._client.create(LEDGER, placeholder), at)
                 else:
                     await self._take_in(found, at)
                     epoch = self.state.epoch + 1
@@ -185,8 +185,8 @@ def forgetful() -> StoreFailed:
 
 def _new() -> State:
     key = kube_seals.new_key()
-    roll = kube_seals.Roll(key).digest
-    return State(epoch=1, writer=_new_name(), key=key, unfinished=roll)
+    live_set = kube_seals.Roll(key).digest
+    return State(epoch=1, writer=_new_name(), key=key, unfinished=live_set)
 
 
 def _new_name() -> str:

@@ -124,7 +124,7 @@ def arranged(records: Named, revision: int) -> Records:
 def unfinished(found: Found, state: State) -> list[tuple[Key, Sight]]:
     """Placeholders that no commit will complete: their broker was stopped, or replaced by another leader."""
     pending = {kube_sights.key_of(write) for write in state.changes.writes}
-    return [(key, seen) for key, seen in found.blanks if key not in pending]
+    return [(key, cached) for key, cached in found.blanks if key not in pending]
 
 
 def misplaced(found: Found, state: State) -> list[Key]:
@@ -172,9 +172,9 @@ def _take(found: Found, sights: Sights, kind: RecordKind, one: Seen) -> None:
     if isinstance(one, Stored) and one.is_robbed and kind == "reservation":
         raise Damaged(f"{shown(*key)}: its record was removed from the status")
     if one.record is None or one.record == BLANK:
-        seen = sights.saw(kind, one)
-        if seen.is_own:
-            found.blanks.append((key, seen))
+        cached = sights.saw(kind, one)
+        if cached.is_own:
+            found.blanks.append((key, cached))
         if isinstance(one, Stored) and kind == "cluster" and one.was_filled:
             found.robbed.add(key)
         return

@@ -139,13 +139,13 @@ def kept(key: str, kind: RecordKind, id: str, text: bytes, sequence: int) -> Kep
 
 def record_of(kind: RecordKind, found: Seen, key: str) -> Any:
     """The stored record of an object. `CorruptRecord` if it is not what the broker wrote."""
-    keeps, name = found.record, found.metadata.name
-    if keeps is None:
+    stored, name = found.record, found.metadata.name
+    if stored is None:
         raise Damaged("it has no record")
-    record = read(kind, keeps.data.encode())
+    record = read(kind, stored.data.encode())
     if kube_objects.name_of(kind, record.id) != name:
         raise Damaged(f"it has the record of another object, {record.id[:80]!r}")
-    if not kube_seals.is_whole(key, kind, name, keeps):
+    if not kube_seals.is_whole(key, kind, name, stored):
         raise Damaged("its record was not written by the broker, or was modified since")
     return record
 

@@ -74,10 +74,10 @@ class KubernetesReplica:
                     yield News(list(_changes(state)), state.revision)
                     continue
             # Also after a change of leader, which does not report what was deleted before it loaded.
-            keeper = Keeper(client, self._namespace)
-            sights = Sights(client, self._namespace, keeper)
-            records, sequence = await kube_loading.look(keeper, sights)
-            epoch = keeper.state.epoch
+            head = Keeper(client, self._namespace)
+            cache = Sights(client, self._namespace, head)
+            records, sequence = await kube_loading.look(head, cache)
+            epoch = head.state.epoch
             yield records
 
 

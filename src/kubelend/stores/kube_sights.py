@@ -104,14 +104,14 @@ class Sights:
 
     def saw(self, kind: RecordKind, found: Seen, finished_at: datetime | None = None) -> Sight:
         """Cache an object; of a reservation also when it finished."""
-        seen = _sight(found, self._sequence(kind, found), finished_at)
+        cached = _sight(found, self._sequence(kind, found), finished_at)
         key = kind, found.metadata.name
-        if seen.is_wish:
+        if cached.is_wish:
             # Its user may delete it and make another one, which is another request.
             self.forget(key)
         else:
-            self._known[key] = seen
-        return seen
+            self._known[key] = cached
+        return cached
 
     async def create(self, key: Key, blank: Seen) -> Sight:
         with _noticed():
@@ -147,11 +147,11 @@ class Sights:
         self.forget(key)
 
     def _sequence(self, kind: RecordKind, found: Seen) -> int:
-        kept = found.record
-        if kept is None or kept == BLANK:
+        record = found.record
+        if record is None or record == BLANK:
             return 0
-        is_whole = kube_seals.is_whole(self.seal_key, kind, found.metadata.name, kept)
-        return kept.revision if is_whole else SPOILT
+        is_whole = kube_seals.is_whole(self.seal_key, kind, found.metadata.name, record)
+        return record.revision if is_whole else SPOILT
 
     def forget(self, key: Key) -> None:
         self._known.pop(key, None)
@@ -161,8 +161,8 @@ class Sights:
 
     def finished_at(self, id: str) -> datetime | None:
         """When a reservation finished, if that is cached."""
-        seen = self._known.get(("reservation", kube_objects.name_of("reservation", id)))
-        return seen and seen.finished_at
+        cached = self._known.get(("reservation", kube_objects.name_of("reservation", id)))
+        return cached and cached.finished_at
 
 
 def key_of(write: Write) -> Key:

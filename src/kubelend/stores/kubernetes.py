@@ -73,8 +73,8 @@ class KubernetesStore:
             raise
 
     def load(self) -> Records:
-        book = self._opened()
-        return self._run(book.load() if self._is_writable else book.look())
+        ledger = self._opened()
+        return self._run(ledger.load() if self._is_writable else ledger.look())
 
     def commit(self, changes: Sequence[Change], revision: int) -> None:
         self._run(self._opened().commit(changes, revision))
@@ -103,8 +103,8 @@ class KubernetesStore:
 
     async def _begin(self, archive_for: timedelta, connect: Connect) -> None:
         client = await self._stack.enter_async_context(connect(self._access))
-        self._book = book = Book(client, self._namespace, archive_for)
-        await (book.keeper.take_over() if self._is_writable else book.keeper.read())
+        self._book = ledger = Book(client, self._namespace, archive_for)
+        await (ledger.keeper.take_over() if self._is_writable else ledger.keeper.read())
 
     async def _end(self) -> None:
         await self._stack.aclose()

@@ -126,18 +126,18 @@ def _check_kubernetes(rest: str) -> None:
 def _open_kubernetes(rest: str, terms: Terms) -> KubernetesStore:
     from kubelend.stores.kubernetes import KubernetesStore
 
-    place = kube_places.parse(rest)
-    access = place.access()
-    namespace = place.namespace_for(access, terms.namespace)
+    location = kube_places.parse(rest)
+    access = location.access()
+    namespace = location.namespace_for(access, terms.namespace)
     return KubernetesStore.open(access, namespace, archive_for=terms.archive_for)
 
 
 def _read_kubernetes(rest: str) -> KubernetesStore:
     from kubelend.stores.kubernetes import KubernetesStore
 
-    place = kube_places.parse(rest)
-    access = place.access()
-    return KubernetesStore.open_readonly(access, place.namespace_for(access))
+    location = kube_places.parse(rest)
+    access = location.access()
+    return KubernetesStore.open_readonly(access, location.namespace_for(access))
 
 
 _KINDS = {

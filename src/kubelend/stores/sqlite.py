@@ -61,8 +61,8 @@ class SqliteStore:
                 records.decode(records.CLUSTERS, row) for row in connection.execute(_CLUSTERS)
             ]
             numbered = _numbered(connection)
-            numbering = Numbering((number, found.id) for number, found in numbered)
-            self._position = _position(connection, numbering)
+            row_ids = Numbering((number, found.id) for number, found in numbered)
+            self._position = _position(connection, row_ids)
             return Records(
                 clusters,
                 [found for _, found in numbered],
@@ -132,29 +132,29 @@ class SqliteStore:
         connection.execute(_SET_REVISION, (*_revision_row(group.revision), *group.end))
 
     def _keep(self, group: Writing) -> None:
-        numbering = self._known_position().numbering
-        numbering.keep(group.numbers, group.batch.archived)
-        self._position = Position(group.revision, group.end, numbering)
+        row_ids = self._known_position().numbering
+        row_ids.keep(group.numbers, group.batch.archived)
+        self._position = Position(group.revision, group.end, row_ids)
 
     def _known_position(self) -> Position:
         if self._position is None:
             with self._database.transaction("DEFERRED") as connection:
-                numbering = Numbering(connection.execute(_NUMBERS))
-                self._position = _position(connection, numbering)
+                row_ids = Numbering(connection.execute(_NUMBERS))
+                self._position = _position(connection, row_ids)
         return self._position
 
     def _archive(self, connection: sqlite3.Connection, group: Writing) -> None:
         if not group.batch.archived:
             return
         known = self._known_position().numbering
-        finishes = {}
+        finish_times = {}
         for found in group.batch.archived:
             number = group.numbers.get(found) or known.find(found)
-            finishes[number] = batches.finish(found, _find(connection, _RESERVATION, number))
-        connection.executemany(_ARCHIVE, [(_text(at), found) for found, at in finishes.items()])
-        connection.executemany(_FORGET, [(found,) for found in finishes])
-        kept_from = batches.kept_from(finishes.values(), self._archive_for)
-        connection.execute(_PRUNE, (_text(kept_from),))
+            finish_times[number] = batches.finish(found, _find(connection, _RESERVATION, number))
+        connection.executemany(_ARCHIVE, [(_text(at), found) for found, at in finish_times.items()])
+        connection.executemany(_FORGET, [(found,) for found in finish_times])
+        retention_limit = batches.kept_from(finish_times.values(), self._archive_for)
+        connection.execute(_PRUNE, (_text(retention_limit),))
 
 
 # A reader also checks the archive; a start must not take longer because of old reservations.
@@ -219,9 +219,9 @@ def _no_collection() -> Iterator[None]:
 def _check_pages(connection: sqlite3.Connection, tables: Iterable[str]) -> None:
     """Detects what row checksums cannot: rows hidden or duplicated by a broken page or index."""
     for table in tables:
-        (problem,) = connection.execute(f"PRAGMA integrity_check({table})").fetchone()
-        if problem != "ok":
-            raise Damaged(str(problem))
+        (error,) = connection.execute(f"PRAGMA integrity_check({table})").fetchone()
+        if error != "ok":
+            raise Damaged(str(error))
 
 
 def _position(connection: sqlite3.Connection, numbering: Numbering) -> Position:
@@ -255,11 +255,11 @@ def _drop_clusters(connection: sqlite3.Connection, batch: Batch) -> None:
 def _put_documents(connection: sqlite3.Connection, batch: Batch) -> None:
     rows = [(kind, *records.encode(found)) for (kind, _), found in batch.documents.items() if found]
     statements.put(connection, _PUT_DOCUMENTS, rows)
-    gone = [
+    deleted = [
         (kind, records.key(name)) for (kind, name), found in batch.documents.items() if not found
     ]
-    if gone:
-        connection.executemany(_DROP_DOCUMENT, gone)
+    if deleted:
+        connection.executemany(_DROP_DOCUMENT, deleted)
 
 
 def _numbered(connection: sqlite3.Connection) -> list[tuple[int, Reservation]]:

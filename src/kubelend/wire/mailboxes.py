@@ -122,5 +122,5 @@ def text(body: bodies.Body) -> str:
 def _read(said: str, decoder: msgspec.json.Decoder[Body]) -> Body:
     try:
         return decoder.decode(said)
-    except msgspec.MsgspecError as problem:
-        raise UnexpectedAnswer(f"the broker's response cannot be decoded: {problem}") from problem
+    except msgspec.MsgspecError as error:
+        raise UnexpectedAnswer(f"the broker's response cannot be decoded: {error}") from error
