@@ -61,7 +61,7 @@ def plan(
 ) -> Action:
     """The next action before the status is written; None if there is none.
 
-    `offers` is the advertisement in the spec, None if it is rejected; `heard` the last one processed from
+    `advertisement` is the one in the spec, None if it is rejected; `processed` the last one processed from
     this object, None if unknown.
     """
     if marks.is_leaving(found.metadata):

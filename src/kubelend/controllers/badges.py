@@ -28,7 +28,7 @@ LOOKS: Final = timedelta(milliseconds=250)
 LEAVES_WITHIN: Final = timedelta(seconds=2)
 """How long a stopping broker waits for the removal of its label."""
 SECOND_LOOK: Final = 40
-"""Every this many checks the pod itself is read, in case somebody else has changed the label."""
+"""Every this many checks the pod itself is read, in case others have changed the label."""
 
 log = structlog.get_logger("kubelend.election")
 

@@ -87,7 +87,7 @@ def is_ours(seen: Told) -> bool:
 
 
 def is_told(seen: Told, part: Instruction) -> bool:
-    """Ignores grants: each is signed anew, and says the same for the same reservation."""
+    """Ignores grants: each signature differs, for the same content."""
     response = instruction(seen)
     return response is not None and replace(response, grant="") == parties.told(part, "")
 

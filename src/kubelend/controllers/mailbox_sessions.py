@@ -26,7 +26,7 @@ LOOK_UP_EVERY = 15.0
 
 
 class Session:
-    """Use `begin`; ends by `end` or when the broker closes its subscription, and then calls `on_end`."""
+    """Use `start`; ends by `stop` or when the broker closes its subscription, and then calls `on_end`."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Session:
         silence: timedelta,
         on_end: Callable[[Session], None],
     ) -> None:
-        """Also ends after `silence` without a request: no connection shows that the process died."""
+        """Also ends after `timeout` without a request: no connection shows that the process died."""
         self.name = f"{agent or 'somebody'}/{uuid.uuid4().hex[:12]}"
         self.agent = agent
         self._broker = broker

@@ -131,7 +131,7 @@ class Shelf:
         return self._reservation(name or mailboxes.mirror_name(id))
 
     def has_other(self, record: Record, seen: Reservation) -> bool:
-        """Whether another object than `seen`, which is not being deleted, stands for the reservation."""
+        """Whether another object than `obj`, which is not being deleted, stands for the reservation."""
         return any(
             mailbox_plans.stands_for(one, record)
             for one in self._objects.values()

@@ -40,7 +40,7 @@ class Retire(NamedTuple):
 
 
 class Rewrite(NamedTuple):
-    """The object differs from the record. `spoilt` are the fields, with their values in the object."""
+    """The object differs from the record. `fields` are those that differ, with their values in the object."""
 
     spoilt: tuple[tuple[str, object], ...]
 

@@ -113,7 +113,7 @@ class Reservations(Controller[Reservation]):
         return ledger.reservations.get(ReservationId(name))
 
     async def _end(self, gone: Reservation) -> None:
-        """The finalizer was removed by somebody else, or the store has finished with the object."""
+        """The finalizer was removed by others, or the store has finished with the object."""
         record = self._record(gone.metadata.name)
         if record is None or not _is_of(gone, record):
             return

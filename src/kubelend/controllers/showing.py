@@ -41,7 +41,7 @@ def spec_change(found: ClusterAdvertisement, view: ClusterView) -> Change:
 def status_change(
     found: ClusterAdvertisement, view: ClusterView | None, problem: str, now: datetime
 ) -> Change:
-    """The merge patch of the status; empty if nothing differs. `problem` is an error in the spec."""
+    """The merge patch of the status; empty if nothing differs. `error` is a problem with the spec."""
     wanted = _unknown(found, problem) if view is None else _known(found, view, problem, now)
     before, after = _builtins(found.status), _builtins(wanted)
     changed = {name: after.get(name) for name in _SHOWN if before.get(name) != after.get(name)}

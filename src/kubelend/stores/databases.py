@@ -94,7 +94,7 @@ class Database:
                 raise
 
     def commit(self) -> None:
-        """Commit what `try_to_begin` has begun; durable on return."""
+        """Commit what `try_begin` has begun; durable on return."""
         with self.undone_on_error() as connection:
             connection.execute("COMMIT")
 

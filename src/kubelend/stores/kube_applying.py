@@ -135,7 +135,7 @@ class _Work:
         )
 
     async def _put_alone(self, order: _Order) -> None:
-        """One that somebody else writes at the same time."""
+        """One with concurrent writes by others."""
         for _ in range(MOST_TRIES):
             cached = await self._prepare_seen(order, await self._sights.look(order.key))
             if _is_blank(cached):
@@ -292,7 +292,7 @@ def _holding(seen: Sight) -> dict[str, object]:
 
 
 def _spec_change(order: _Order, seen: Sight) -> Spec:
-    """Of an object that somebody else made, only the target cluster: the rest of the spec is the user's."""
+    """Of an object that a user made, only the target cluster: the rest of the spec is the user's."""
     wanted = order.shown.spec
     if seen.is_own:
         if seen.spec == kube_sights.spec_text(wanted):

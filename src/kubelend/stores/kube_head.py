@@ -229,7 +229,7 @@ def _object(name: str, holds: str, namespace: str, text: bytes, sequence: int) -
 
 
 def _decoded(decoder: msgspec.json.Decoder[Read], found: LedgerRecord) -> Read:
-    """`CorruptRecord` if somebody else has written the object."""
+    """`CorruptRecord` if another writer has modified the object."""
     text = found.record.data.encode()
     if _checksum(found.metadata.name, text) != found.record.checksum:
         raise Damaged(f"LedgerRecord {found.key} does not match its checksum")

@@ -36,7 +36,7 @@ class Place(NamedTuple):
         return access.find(self.kubeconfig, self.context)
 
     def namespace_for(self, access: Access, usual: str = "") -> str:
-        """The namespace of the URL, else `usual`, else that of the pod or the context."""
+        """The namespace of the URL, else `default`, else that of the pod or the context."""
         return self.namespace or usual or os.environ.get("POD_NAMESPACE", "") or access.namespace
 
 

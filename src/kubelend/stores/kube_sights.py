@@ -190,7 +190,7 @@ def spec_of(seen: Sight) -> Spec:
 
 @contextmanager
 def _noticed(*, gone: bool = False) -> Iterator[None]:
-    """Raises `StaleWrite` after a conflict, and with `gone` if the object does not exist."""
+    """Raises `StaleWrite` after a conflict, and with `deleted` if the object does not exist."""
     try:
         yield
     except Conflict as error:
