@@ -23,7 +23,8 @@ from kubelend.controllers.mailbox_shelves import KINDS
 from kubelend.controllers.mailbox_strays import Strays
 from kubelend.controllers.seeing import Seeing
 from kubelend.core.events import Archived, Change
-from kubelend.core.models import ClusterId, Reservation
+from kubelend.core.models import ClusterId
+from kubelend.core.models import Reservation as Record
 from kubelend.kube import resources, watching
 from kubelend.kube.answers import Unreadable
 from kubelend.kube.resources import Resource
@@ -206,7 +207,7 @@ class Mailboxes:
             for name in (*self._clerks, *self._strays.namespaces):
                 self._looks.add(name)
         for change in changes or ():
-            if isinstance(change, Reservation):
+            if isinstance(change, Record):
                 for reconciler in self._of(instructions.concerned(change)):
                     reconciler.shelf.hear(change.id)
                     self._looks.add(reconciler.namespace)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from kubelend.core import journal
+from kubelend.core.journal import seal
 from kubelend.core.models import Cluster, Reservation, ReservationId
 from kubelend.stores import batches, kube_archive, kube_journal, kube_objects, kube_sights, records
 from kubelend.stores.batches import Batch, Document
@@ -36,7 +36,7 @@ def joining(
 
 def after(state: State, batch: Batch, revision: int, joins: Joining, sights: Sights) -> State:
     """The state after this commit, before the audit log is truncated."""
-    sealed = [Sealed.of(line) for line in journal.seal(batch.entries, state.end.head)]
+    sealed = [Sealed.of(line) for line in seal(batch.entries, state.end.head)]
     waiting, moved = kube_journal.waiting(state, sealed)
     last = sealed[-1] if sealed else None
     return replace(
