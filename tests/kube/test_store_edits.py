@@ -281,9 +281,9 @@ def test_record_under_another_name_is_told(place, store):
 
 def test_store_whose_head_was_deleted_is_not_begun_anew(place, store):
     place.run(lambda client: client.delete(LEDGER, "head", place.namespace))
-    with pytest.raises(StoreFailed, match="head, was deleted"):
+    with pytest.raises(StoreFailed, match="head was deleted"):
         store.commit([ACTIVE], 2)
-    with pytest.raises(StoreFailed, match=r"LedgerRecord head is gone.*backup"):
+    with pytest.raises(StoreFailed, match=r"LedgerRecord head is missing.*backup"):
         place.open()
 
 
@@ -309,7 +309,7 @@ def test_server_without_the_definitions_is_told(lab):
 
 def test_account_without_rights_is_told(kube, place):
     stranger = access.from_kubeconfig(kube.kubeconfig_for("stranger"))
-    with pytest.raises(StoreFailed, match=r"cannot .* role"):
+    with pytest.raises(StoreFailed, match=r"cannot .* Role"):
         KubernetesStore.open(stranger, place.namespace)
 
 

@@ -208,7 +208,7 @@ def test_journal_that_was_cut_so_long_ago_that_the_server_has_forgotten_is_no_da
         if asks_for_version:
             raise Gone("too old")
 
-    told_so = pytest.raises(StoreFailed, match="may have been cut off")
+    told_so = pytest.raises(StoreFailed, match="may have been truncated")
     with closing(reading(place, forget)) as reader:
         cut(journalled)
         with told_so:
