@@ -114,17 +114,13 @@ async def test_reservation_in_another_name_is_refused_and_holds_nothing(office, 
         await client.create(RESERVATIONS, claimed)
         found = await seen(client, RESERVATIONS, "mine", rome, lambda one: one.status.response)
     assert (found.status.phase, found.status.reason) == ("Failed", "Forbidden")
-    assert found.status.message == (
-        "requesterID 'bonn' is not 'rome', the cluster of this namespace; write rome"
-    )
+    assert found.status.message == ("requesterID 'bonn' is not the namespace's 'rome'; write rome")
     assert ledger(attended).reservations == {}
 
 
 async def test_advertisement_in_another_name_is_refused_and_not_believed(office, attended, lent):
     _, _, requester, _ = lent
-    with pytest.raises(
-        Forbidden, match="clusterID 'bonn' is not 'rome', the cluster of this namespace"
-    ):
+    with pytest.raises(Forbidden, match="clusterID 'bonn' is not the namespace's 'rome'"):
         await requester.publish(offer("bonn"))
     assert list(ledger(attended).clusters) == [ClusterId("bonn")]
     assert ledger(attended).cluster(ClusterId("bonn")).ceiling.cpu == 4000

@@ -230,9 +230,7 @@ def test_advertisement_whose_status_was_wiped_stops_nobody(place, store, wipe):
         loaded = again.load()
         assert [found.id for found in loaded.clusters] == ["b"]
         assert loaded.reservations == [HELD]
-        assert [(one["log_level"], one["object"]) for one in logged] == [
-            ("warning", "ClusterAdvertisement a-adv")
-        ]
+        assert [(one["log_level"], one["name"]) for one in logged] == [("warning", "a-adv")]
         again.commit([make.cluster("a")], 3)
         assert {found.id for found in again.load().clusters} == {"a", "b"}
     assert find(place, OFFERS, "a-adv").status.record is not None

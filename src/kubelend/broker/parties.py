@@ -28,7 +28,7 @@ def check_owner(named: str, cluster: ClusterId, what: str = "clusterID") -> None
     """The same for what is said in a mailbox: its label names the cluster."""
     if named != cluster:
         raise Forbidden(
-            f"{what} {named[:64]!r} is not {cluster!r}, the cluster of this namespace",
+            f"{what} {named[:64]!r} is not the namespace's {cluster!r}",
             hint=f"write {cluster}",
         )
 
