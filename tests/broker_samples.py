@@ -73,7 +73,7 @@ def written(found: models.Reservation, *, is_own: bool = False) -> Reservation:
         msgspec.convert(spec, ReservationSpec),
         msgspec.convert(status, ReservationStatus),
     )
-    filled: Reservation = with_status(made, kept=kept(found), observed_generation=2)
+    filled: Reservation = with_status(made, record=kept(found), observed_generation=2)
     return filled
 
 
@@ -119,4 +119,4 @@ def shown(found: models.Cluster, *, is_own: bool = True) -> ClusterAdvertisement
     """The object as the store has written it."""
     made = advertisement(found.id, labels=OWN if is_own else {})
     spec = msgspec.convert(kube_projection.cluster_spec(found), ClusterAdvertisementSpec)
-    return replace(made, spec=spec, status=ClusterAdvertisementStatus(kept=kept(found)))
+    return replace(made, spec=spec, status=ClusterAdvertisementStatus(record=kept(found)))

@@ -96,7 +96,7 @@ RESERVATION_INSTRUCTION = objects.ReservationInstruction(
 )
 PROVIDER_INSTRUCTION = objects.ProviderInstruction(
     metadata("rsv-a-1-provider"),
-    objects.ProviderInstructionSpec(**PROMISED, requester_cluster_id="a", reply=REPLY),
+    objects.ProviderInstructionSpec(**PROMISED, requester_cluster_id="a", response=REPLY),
     objects.ProviderInstructionStatus(True, AT, "Held", "set aside", AT, QUESTION),
 )
 CLUSTER_ADVERTISEMENT = broker_objects.ClusterAdvertisement(
@@ -118,7 +118,7 @@ CLUSTER_ADVERTISEMENT = broker_objects.ClusterAdvertisement(
         region="eu",
         valid_for="5m",
         policy=POLICY,
-        question=QUESTION,
+        request=QUESTION,
     ),
     broker_objects.ClusterAdvertisementStatus(
         phase="Active",
@@ -131,8 +131,8 @@ CLUSTER_ADVERTISEMENT = broker_objects.ClusterAdvertisement(
         valid_until=AT,
         cordon_reason="maintenance",
         reservations=3,
-        kept=KEPT,
-        reply=REPLY,
+        record=KEPT,
+        response=REPLY,
     ),
 )
 RESERVATION = broker_objects.Reservation(
@@ -147,7 +147,7 @@ RESERVATION = broker_objects.Reservation(
         policy="balanced",
         weights=WEIGHTS,
         constraints=CONSTRAINTS,
-        question=QUESTION,
+        request=QUESTION,
     ),
     broker_objects.ReservationStatus(
         phase="Active",
@@ -163,20 +163,20 @@ RESERVATION = broker_objects.Reservation(
         last_update_time=AT,
         conditions=(CONDITION,),
         observed_generation=1,
-        kept=KEPT,
-        reply=REPLY,
+        record=KEPT,
+        response=REPLY,
     ),
 )
 MAILBOX = broker_objects.Mailbox(
-    metadata("mailbox"),
+    metadata("session"),
     broker_objects.MailboxSpec(QUESTION),
     broker_objects.MailboxStatus(
         cluster_id="a",
         session="one/1",
         revision=7,
-        horizon=3,
+        compacted_revision=3,
         last_update_time=AT,
-        reply=REPLY,
+        response=REPLY,
     ),
 )
 LEDGER_RECORD = broker_objects.LedgerRecord(metadata("head"), "head", KEPT)

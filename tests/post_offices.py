@@ -36,7 +36,7 @@ BROKER = "broker-of-mailboxes"
 _RBAC = "/apis/rbac.authorization.k8s.io/v1"
 _PLURALS = {
     "Namespace": "namespaces",
-    "Mailbox": "mailboxes",
+    "ClusterSession": "clustersessions",
     "ServiceAccount": "serviceaccounts",
     "Role": "roles",
     "RoleBinding": "rolebindings",

@@ -24,9 +24,9 @@ HOME = "kubelend"
 """The namespace of all of it."""
 
 _PARTS = {
-    "broker": ("broker/overlays/replicated", "broker/components/mailboxes"),
+    "broker": ("broker/overlays/replicated", "broker/components/cluster-namespaces"),
     "agent": ("agent/base",),
-    "agent-by-mailbox": ("agent/overlays/mailbox",),
+    "agent-by-mailbox": ("agent/overlays/cluster-namespace",),
 }
 """A kustomization, and components on it."""
 

@@ -180,8 +180,10 @@ def fill(file):
 @pytest.mark.parametrize(
     "content, why",
     [
-        pytest.param(b"this is no database" * 100, "it is no database, or damaged", id="garbage"),
-        pytest.param(b"", "is empty, so no Kubelend store", id="empty"),
+        pytest.param(
+            b"this is no database" * 100, "it is not a database, or damaged", id="garbage"
+        ),
+        pytest.param(b"", "is empty, and not a Kubelend store", id="empty"),
     ],
 )
 async def test_broken_file_at_the_start_is_named_and_never_answered_from(

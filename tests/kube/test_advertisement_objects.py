@@ -68,7 +68,7 @@ async def test_ten_minutes_of_silence_are_shown_and_so_is_the_next_word(broker):
     broker.clock.pass_time(make.STALE_AFTER)
     stale = await shows(broker, "lender-adv", lambda one: one.status.phase == "Stale")
     assert not stale.status.active
-    assert stale.status.message == "Stale: not heard since 2026-01-01T12:00:00Z"
+    assert stale.status.message == "Stale: no advertisement since 2026-01-01T12:00:00Z"
     assert condition(stale, "Stale").status == "True"
     assert condition(stale, "Ready").reason == "ClusterStale"
     assert condition(stale, "Ready").last_transition_time == make.T0 + make.STALE_AFTER
@@ -121,9 +121,9 @@ async def test_edited_reserved_is_put_right(broker):
     "change",
     [
         pytest.param({"phase": "Stale", "active": False, "score": "1.00"}, id="what is shown"),
-        pytest.param({"kept": None}, id="record taken out"),
+        pytest.param({"record": None}, id="record taken out"),
         pytest.param(
-            {"kept": {"revision": 99999, "checksum": "1", "record": "{}"}}, id="record spoilt"
+            {"record": {"revision": 99999, "checksum": "1", "data": "{}"}}, id="record spoilt"
         ),
     ],
 )
@@ -134,7 +134,7 @@ async def test_edited_status_is_put_right(broker, change):
     again = await shows(
         broker,
         "lender-adv",
-        lambda one: one.status.kept and one.status.kept.record == right.status.kept.record,
+        lambda one: one.status.record and one.status.record.data == right.status.record.data,
     )
     again = await shows(broker, "lender-adv", lambda one: one.status.score == "100.00")
     assert (again.status.phase, again.status.active) == ("Active", True)
@@ -176,7 +176,7 @@ async def test_ghost_is_removed(broker):
         "clusterID": "ghost",
         "resources": {"capacity": amounts, "allocated": amounts, "available": amounts},
     }
-    label = {"broker.fluidos.eu/made-by": "broker"}
+    label = {"broker.fluidos.eu/managed-by": "broker"}
     await broker.apply(ClusterAdvertisement, "ghost-adv", spec, labels=label)
     await broker.gone(ClusterAdvertisement, "ghost-adv")
     assert list(broker.ledger.clusters) == ["lender"]

@@ -101,8 +101,8 @@ async def test_label_that_cannot_be_taken_off_keeps_nobody_from_stopping(kube, p
         badge = Badge(client, pod, Vote())
         with capture_logs() as logs:
             await badge.take_off()
-        assert [one["event"] for one in logs] == ["the own pod keeps its label"]
-        assert "forbidden" in logs[0]["problem"]
+        assert [one["event"] for one in logs] == ["Failed to remove leader label from pod"]
+        assert "forbidden" in logs[0]["error"]
 
 
 async def test_server_that_does_not_answer_is_not_waited_for(pod):
@@ -113,4 +113,4 @@ async def test_server_that_does_not_answer_is_not_waited_for(pod):
             with capture_logs() as logs:
                 await Badge(client, pod, Vote()).take_off()
             assert time.monotonic() - began < 2 * badges.LEAVES_WITHIN.total_seconds()
-    assert [one["problem"] for one in logs] == ["the API server did not answer in time"]
+    assert [one["error"] for one in logs] == ["the API server did not answer in time"]

@@ -61,9 +61,9 @@ async def test_somebody_who_writes_into_all_objects_all_the_time_stops_nothing(h
 
 SPOILT = [
     pytest.param({"status": None}, "status", id="status emptied"),
-    pytest.param({"status": {"kept": None}}, "status", id="record taken out"),
+    pytest.param({"status": {"record": None}}, "status", id="record taken out"),
     pytest.param(
-        {"status": {"phase": None, "kept": None, "targetClusterID": None}},
+        {"status": {"phase": None, "record": None, "targetClusterID": None}},
         "status",
         id="phase and record taken out",
     ),
@@ -84,7 +84,7 @@ async def test_spoilt_objects_are_put_right_and_hold_what_they_held(home, change
     promised = await load.under(lambda: for_a_while(spoil, 3.0))
     await load.check(promised)
     for found in await load.listed(Reservation):
-        assert (found.status.kept is not None) == (found.status.phase != "Failed"), found
+        assert (found.status.record is not None) == (found.status.phase != "Failed"), found
 
 
 async def test_advertisements_that_go_and_come_back_find_their_locks(home):
@@ -102,7 +102,7 @@ async def test_advertisements_that_go_and_come_back_find_their_locks(home):
 
 EMPTIED = [
     pytest.param({"status": None}, id="status"),
-    pytest.param({"status": {"kept": None}}, id="record"),
+    pytest.param({"status": {"record": None}}, id="record"),
 ]
 
 

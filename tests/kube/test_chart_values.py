@@ -18,7 +18,7 @@ URL = {"broker": {"url": "https://broker.example.org:8443"}}
         ("broker", {"replicas": 0}, "/replicas"),
         ("broker", {"replicas": "two"}, "/replicas"),
         ("broker", {"replica": 3}, "'replica' not allowed"),
-        ("broker", {"mailboxes": "yes"}, "/mailboxes"),
+        ("broker", {"clusterNamespaces": "yes"}, "/clusterNamespaces"),
         ("broker", {"store": {"kind": "postgres"}}, "/store/kind"),
         ("broker", {"store": {"size": "large"}}, "/store/size"),
         ("broker", {"interfaces": []}, "/interfaces"),
@@ -83,13 +83,13 @@ def test_broker_with_a_file_gets_neither_token_nor_roles(helm):
 @pytest.mark.parametrize("kind", ["sqlite", "kubernetes"])
 @pytest.mark.parametrize("attends", [True, False])
 def test_only_a_broker_of_mailboxes_has_rights_in_all_namespaces(helm, kind, attends):
-    found = charts.render(helm, "broker", {"mailboxes": attends, "store": {"kind": kind}})
+    found = charts.render(helm, "broker", {"clusterNamespaces": attends, "store": {"kind": kind}})
     bound = [one["roleRef"]["name"] for one in charts.of_kind(found, "ClusterRoleBinding")]
-    assert bound == (["kubelend-broker-mailboxes"] if attends else [])
-    assert ("--mailboxes" in charts.container(found)["args"]) is attends
+    assert bound == (["kubelend-broker-cluster-namespaces"] if attends else [])
+    assert ("--cluster-namespaces" in charts.container(found)["args"]) is attends
     defined = {one["metadata"]["name"] for one in charts.of_kind(found, "CustomResourceDefinition")}
     assert ("providerinstructions.rear.fluidos.eu" in defined) is attends
-    assert ("mailboxes.broker.fluidos.eu" in defined) is (attends or kind == "kubernetes")
+    assert ("clustersessions.broker.fluidos.eu" in defined) is (attends or kind == "kubernetes")
     [deployment] = charts.of_kind(found, "Deployment")
     mounts = deployment["spec"]["template"]["spec"]["automountServiceAccountToken"]
     assert mounts is (attends or kind == "kubernetes")

@@ -260,7 +260,7 @@ async def finish(client, namespace, sample):
 async def test_no_field_is_lost_on_the_server(kube_client, namespace, sample):
     await create(kube_client, namespace, sample)
     found = await kube_client.find(resources.of(type(sample)), sample.metadata.name, namespace)
-    for part in {"spec", "status", "holds", "kept"} & set(sample.__struct_fields__):
+    for part in {"spec", "status", "contents", "record"} & set(sample.__struct_fields__):
         assert getattr(found, part) == getattr(sample, part)
     await finish(kube_client, namespace, sample)
 
@@ -278,8 +278,8 @@ SHOWN = {
         "a-adv a -1 1Gi 66.67 true",
     ),
     "rsv": ("NAME TARGET-CLUSTER CPU MEMORY PHASE AGE", "rsv-a-1 b 500m 1Gi Active"),
-    "mbx": ("NAME CLUSTERID SESSION AGE", "mailbox a one/1"),
-    "ledg": ("NAME HOLDS REVISION AGE", f"head head {2**62}"),
+    "csess": ("NAME CLUSTERID SESSION AGE", "session a one/1"),
+    "ledg": ("NAME CONTENTS REVISION AGE", f"head head {2**62}"),
 }
 
 

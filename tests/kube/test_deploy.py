@@ -50,14 +50,14 @@ CASES = {
         "broker",
         {"interfaces": ["kubernetes"], "store": {"kind": "kubernetes"}},
     ),
-    "broker-with-mailboxes": ("broker", {"mailboxes": True}),
+    "broker-with-mailboxes": ("broker", {"clusterNamespaces": True}),
     "broker-everything": (
         "broker",
         THREE
         | EVERYWHERE
         | {
             "interfaces": ["http", "kubernetes"],
-            "mailboxes": True,
+            "clusterNamespaces": True,
             "flags": {"stale-after": "5m", "rate-limit": 200, "trust-proxies": True},
             "tls": {"names": ["broker.example.org", "192.0.2.1", "2001:db8::1"]},
             "certManager": {"enabled": True},
@@ -78,7 +78,7 @@ CASES = {
             "broker": {
                 "transport": "kubernetes",
                 "kubeconfigSecret": "hub",
-                "namespace": "mailbox-berlin",
+                "namespace": "cluster-berlin",
             },
             "cluster": {"id": "berlin"},
         },
@@ -250,11 +250,11 @@ def test_selectors_find_the_pods(case):
     [
         "broker/base",
         "broker/overlays/replicated",
-        "broker/overlays/mailboxes",
+        "broker/overlays/cluster-namespaces",
         "broker/overlays/monitoring",
         "broker/overlays/cert-manager",
         "agent/base",
-        "agent/overlays/mailbox",
+        "agent/overlays/cluster-namespace",
         "agent/overlays/monitoring",
         "agent/overlays/cert-manager",
     ],
@@ -268,7 +268,7 @@ def test_kustomizations_are_accepted(cluster, directory):
         f"--kustomize={KUSTOMIZE / directory}",
     )
     assert "deployment.apps/kubelend-" in applied
-    secret = "broker" if directory == "agent/overlays/mailbox" else "tls"
+    secret = "broker" if directory == "agent/overlays/cluster-namespace" else "tls"
     mode = f"{{.spec.template.spec.volumes[?(@.name=='{secret}')].secret.defaultMode}}"
     name = f"kubelend-{directory.partition('/')[0]}"
     shown = cluster.kubectl(

@@ -15,7 +15,7 @@ from kubelend.wire.objects import ResourceRequest
 pytestmark = pytest.mark.timeout(120)
 
 AMOUNTS = {"cpu": "4", "memory": "8Gi"}
-RECORD = {"revision": 1, "checksum": "0", "record": "{}"}
+RECORD = {"revision": 1, "checksum": "0", "data": "{}"}
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def keep(cluster, namespace, name):
     }
     path = resources.of(ClusterAdvertisement).path(namespace)
     found = json.loads(cluster.call("POST", path, json.dumps(found).encode()))
-    found["status"] = {"phase": "Active", "active": True, "score": "50.00", "kept": RECORD}
+    found["status"] = {"phase": "Active", "active": True, "score": "50.00", "record": RECORD}
     cluster.call("PUT", f"{path}/{name}-adv/status", json.dumps(found).encode())
 
 

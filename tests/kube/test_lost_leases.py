@@ -131,7 +131,9 @@ async def test_broker_that_does_not_know_its_successor_deletes_nothing_of_it(kub
             await asyncio.to_thread(take_over)
 
             def waiting():
-                return {one["object"] for one in logs if one["event"] == "has to wait"}
+                return {
+                    one["name"] for one in logs if one["event"] == "Reconcile failed, will retry"
+                }
 
             await older.until(lambda: waiting() == {"lender-adv", "rsv-1"})
             for kind, name in ((ClusterAdvertisement, "lender-adv"), (Reservation, "rsv-1")):

@@ -65,7 +65,7 @@ async def until_it(admin, name, namespace, wanted):
 
 
 def is_answered(found):
-    return found.status.reply is not None
+    return found.status.response is not None
 
 
 def is_held(found):
@@ -106,9 +106,11 @@ async def test_what_cannot_be_put_into_words_is_left_alone_and_said_once(
             await broker.service.load()  # which has every object looked at again
             await talk.ping()
             found = await admin.find(RESERVATIONS, "spoilt", rome)
-            assert found.status.reply is None
+            assert found.status.response is None
             assert len(ledger(broker).reservations) == 2
-    said = [one["what"] for one in logs if one["event"] == "left alone in a mailbox"]
+    said = [
+        one["name"] for one in logs if one["event"] == "Skipping object that cannot be processed"
+    ]
     assert sorted(set(said)) == sorted(said)
     assert f"{rome}/spoilt" in said
 

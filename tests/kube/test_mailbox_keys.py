@@ -50,7 +50,7 @@ async def phase(broker, reservation):
 def question(name, namespace, amounts=SOME, **metadata):
     asked = Question(f"q-{name}", "reserve", agent="one")
     known = Metadata(name, namespace, annotations={mailboxes.KEY: KEY}, **metadata)
-    return Reservation(known, ReservationSpec(amounts, duration="3h", question=asked))
+    return Reservation(known, ReservationSpec(amounts, duration="3h", request=asked))
 
 
 async def is_gone(client, name, namespace):
@@ -63,11 +63,11 @@ async def is_gone(client, name, namespace):
 async def refusal(client, name, namespace):
     async def look():
         found = await client.find(RESERVATIONS, name, namespace)
-        return found is not None and found.status.reply is not None
+        return found is not None and found.status.response is not None
 
     await until(look)
     found = await client.find(RESERVATIONS, name, namespace)
-    assert found.status.reply.told == ""
+    assert found.status.response.body == ""
     return found.status.reason
 
 

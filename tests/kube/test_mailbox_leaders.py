@@ -25,7 +25,7 @@ from post_offices import PostOffice
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(180)]
 
 FLAGS = (
-    "--mailboxes",
+    "--cluster-namespaces",
     "--leader-elect-lease-duration=3s",
     "--leader-elect-renew-deadline=2s",
     "--leader-elect-retry-period=500ms",
@@ -102,7 +102,7 @@ async def test_rest_objects_and_mailboxes_are_served_by_one_process(
         async with kube_broker.opened(kube, place.namespace) as objects:
             await objects.reserve("by-hand")
             shown = await objects.reserved("by-hand")
-            assert shown.status.kept is not None
+            assert shown.status.record is not None
             assert [one.id for one in await bonn.instructions()] == [by_rest.id, "by-hand"]
             for each in (by_rest.id, "by-hand"):
                 await bonn.acknowledge(each)

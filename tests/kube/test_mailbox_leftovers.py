@@ -46,13 +46,13 @@ async def account(office):
 
 def question(name, namespace, agent="", **spec):
     asked = Question(f"q-{name}", "reserve", agent=agent) if agent else None
-    return Reservation(Metadata(name, namespace), ReservationSpec(SOME, question=asked, **spec))
+    return Reservation(Metadata(name, namespace), ReservationSpec(SOME, request=asked, **spec))
 
 
 async def refused(client, name, namespace):
     async def look():
         found = await client.find(RESERVATIONS, name, namespace)
-        return found is not None and found.status.reply is not None
+        return found is not None and found.status.response is not None
 
     await until(look)
 
@@ -152,7 +152,7 @@ async def test_session_of_a_killed_agent_ends_after_a_while(office, broker, acco
     client = await account(rome)
 
     async def session():
-        return (await client.find(MAILBOXES, "mailbox", rome)).status.session
+        return (await client.find(MAILBOXES, "session", rome)).status.session
 
     async def is_begun():
         return (await session()).startswith("killed/")
@@ -211,13 +211,13 @@ async def test_broker_that_cannot_see_mailboxes_says_so_until_it_can(
     kube, certificates, tmp_path, office
 ):
     kubeconfig = kube.kubeconfig_for("hard-of-seeing")
-    flags = ("--mailboxes", f"--kubeconfig={kubeconfig}")
+    flags = ("--cluster-namespaces", f"--kubeconfig={kubeconfig}")
     probes = "--health-probe-bind-address=127.0.0.1:0"
     with broker_process.running(certificates.server(), tmp_path, *flags, probes):
 
         async def says_why():
             status, words = await asyncio.to_thread(readiness, tmp_path)
-            why = "not ready: cannot see namespaces in mailboxes: namespaces is forb"
+            why = "not ready: cannot see namespaces in cluster namespaces: namespaces is forb"
             # Until it has looked, it can only say that it is about to.
             return status == 503 and words.startswith(why) and "being listed" not in words
 

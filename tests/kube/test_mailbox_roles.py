@@ -10,9 +10,11 @@ pytestmark = [pytest.mark.kube, pytest.mark.timeout(120)]
 def test_account_sees_and_changes_its_own_mailbox_only(office, kube):
     rome, bonn = office.create("rome"), office.create("bonn")
     mine = office.kubeconfig(rome)
-    kube.kubectl("get", "reservations,mailboxes,cadv,pins", f"--namespace={rome}", kubeconfig=mine)
+    kube.kubectl(
+        "get", "reservations,clustersessions,cadv,pins", f"--namespace={rome}", kubeconfig=mine
+    )
     for place in (f"--namespace={bonn}", "--namespace=default", "--all-namespaces"):
-        for kind in ("reservations", "mailboxes", "cadv", "pins", "ledgerrecords", "secrets"):
+        for kind in ("reservations", "clustersessions", "cadv", "pins", "ledgerrecords", "secrets"):
             with pytest.raises(UnexpectedAnswer, match="forbidden"):
                 kube.kubectl("get", kind, place, kubeconfig=mine)
 
@@ -23,7 +25,7 @@ def test_account_sees_and_changes_its_own_mailbox_only(office, kube):
         ("label", "namespace", "{}", "broker.fluidos.eu/cluster-id=bonn", "--overwrite"),
         ("delete", "namespace", "{}"),
         ("create", "token", "kubelend-agent", "--namespace={}"),
-        ("delete", "mailbox", "mailbox", "--namespace={}"),
+        ("delete", "clustersession", "session", "--namespace={}"),
         ("get", "ledgerrecords", "--namespace={}"),
         ("get", "roles", "--namespace={}"),
         *(
@@ -36,7 +38,7 @@ def test_account_sees_and_changes_its_own_mailbox_only(office, kube):
                 "--type=merge",
                 "-p={{}}",
             )
-            for kind in ("reservation", "clusteradvertisement", "mailbox")
+            for kind in ("reservation", "clusteradvertisement", "clustersession")
         ),
         ("delete", "providerinstruction", "any", "--namespace={}"),
     ],

@@ -112,7 +112,7 @@ async def test_reservation_in_another_name_is_refused_and_holds_nothing(office, 
     claimed = Reservation(Metadata("mine", rome), ReservationSpec(SOME, requester_id="bonn"))
     async with by_account(office, rome) as client:
         await client.create(RESERVATIONS, claimed)
-        found = await seen(client, RESERVATIONS, "mine", rome, lambda one: one.status.reply)
+        found = await seen(client, RESERVATIONS, "mine", rome, lambda one: one.status.response)
     assert (found.status.phase, found.status.reason) == ("Failed", "Forbidden")
     assert found.status.message == (
         "requesterID 'bonn' is not the namespace's cluster 'rome'; write rome, whose namespace this is"
@@ -133,16 +133,16 @@ async def test_question_about_another_clusters_reservation_finds_nothing(office,
     _, _, requester, _ = lent
     found = await requester.request(WISH, "k")
     paris = office.create("paris")
-    forged = ReservationSpec(SOME, question=Question("q", "release"), target_cluster_id="bonn")
+    forged = ReservationSpec(SOME, request=Question("q", "release"), target_cluster_id="bonn")
     async with by_account(office, paris) as client:
         await client.create(RESERVATIONS, Reservation(Metadata(found.id, paris), forged))
-        told = await seen(client, RESERVATIONS, found.id, paris, lambda one: one.status.reply)
-    assert type(mailboxes.refusal(told.status.reply)) is NotFound
+        told = await seen(client, RESERVATIONS, found.id, paris, lambda one: one.status.response)
+    assert type(mailboxes.refusal(told.status.response)) is NotFound
     assert (await requester.find(found.id)).status.phase == "Reserved"
 
 
 async def test_unlabelled_namespace_is_nobodys_mailbox(office, attended, talk, namespace, kube):
-    alone = Mailbox(Metadata("mailbox", namespace))
+    alone = Mailbox(Metadata("session", namespace))
     async with Client.open(access.from_kubeconfig(kube.admin_kubeconfig)) as client:
         await client.create(resources.of(Mailbox), alone)
         wish = Reservation(Metadata("w", namespace), ReservationSpec(SOME))
@@ -151,7 +151,7 @@ async def test_unlabelled_namespace_is_nobodys_mailbox(office, attended, talk, n
         await rome.ping()
         unread = await client.find(RESERVATIONS, "w", namespace)
         assert unread is not None
-        assert unread.status.reply is None
+        assert unread.status.response is None
 
 
 async def test_revoked_cluster_is_refused(office, attended, lent):

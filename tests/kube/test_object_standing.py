@@ -18,7 +18,7 @@ from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
 pytestmark = pytest.mark.timeout(120)
 
 AMOUNTS = {"requestedResources": {"cpu": "1", "memory": "1Gi"}}
-OWN = {"broker.fluidos.eu/made-by": "broker"}
+OWN = {"broker.fluidos.eu/managed-by": "broker"}
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ async def test_revoked_cluster_neither_lends_nor_borrows_by_objects(broker):
     shown = await broker.shows(
         ClusterAdvertisement, "out-adv", lambda found: found.status.message != ""
     )
-    assert shown.status.message.startswith("Not taken in: cluster out was revoked: stolen")
+    assert shown.status.message.startswith("Rejected: cluster out was revoked: stolen")
     assert list(broker.ledger.clusters) == ["lender"]
     await broker.reserve("mine")
     failed = await broker.failed("mine")
@@ -84,7 +84,7 @@ async def test_wish_that_has_to_wait_for_a_place_says_so(kube, namespace):
         shown = await broker.shows(
             Reservation, "second", lambda found: found.status.reason == "QueueFull"
         )
-        assert (shown.status.phase, shown.status.kept) == ("", None)
+        assert (shown.status.phase, shown.status.record) == ("", None)
         assert shown.status.message.startswith("1 requests are already waiting")
         await quiet(broker)
         await broker.advertise("lender", "4")
@@ -96,7 +96,7 @@ async def test_ghost_is_told_of_when_it_is_removed(broker):
     await broker.apply(Reservation, "ghost", AMOUNTS, labels=OWN)
     await broker.gone(Reservation, "ghost")
     [(reason, message)] = await told(broker, "ghost", 1)
-    assert reason == "NotTheBrokers"
+    assert reason == "OrphanDeleted"
     assert "the broker, which has no record of it" in message
 
 
@@ -116,7 +116,7 @@ async def test_record_with_more_labels_than_an_object_has_room_for_is_no_end(bro
     """As a broker took it in that did not count the region."""
     labels = {f"l{number}": "x" for number in range(65)}
     await broker.service.advertise(make.advertisement("lender", labels=labels))
-    await broker.shows(ClusterAdvertisement, "lender-adv", lambda found: found.status.kept)
+    await broker.shows(ClusterAdvertisement, "lender-adv", lambda found: found.status.record)
     await broker.service.reserve(make.request(labels=labels))
     await broker.advertise("other", "40", "40Gi")
     await broker.reserve("mine", "30")

@@ -59,7 +59,7 @@ async def test_impossible_request_fails_with_clear_words(broker):
     failed = await broker.failed("huge")
     assert "InsufficientCPU" in failed.status.message
     assert failed.metadata.finalizers == ()
-    assert failed.status.kept is None
+    assert failed.status.record is None
     assert await told(broker, "huge", 1) == [("Failed", failed.status.message)]
     await broker.delete(Reservation, "huge")
     await broker.gone(Reservation, "huge")
@@ -113,9 +113,10 @@ async def test_deletion_gives_back_exactly_once(broker):
     await broker.gone(Reservation, "mine")
     await broker.available("lender", "3")
     assert list(broker.ledger.reservations) == ["kept"]
-    assert ("Released", "What it held was given back, for it was deleted") in await told(
-        broker, "mine", 2
-    )
+    assert (
+        "Released",
+        "Released reserved resources because the Reservation was deleted",
+    ) in await told(broker, "mine", 2)
 
 
 async def test_same_name_again_is_another_reservation(broker):
@@ -191,9 +192,9 @@ async def test_deletion_by_force_is_a_release(broker):
     [
         pytest.param({"phase": "Failed", "message": "I say so"}, id="phase"),
         pytest.param({"expiresAt": None, "targetClusterID": "elsewhere"}, id="target and end"),
-        pytest.param({"kept": None}, id="record taken out"),
+        pytest.param({"record": None}, id="record taken out"),
         pytest.param(
-            {"kept": {"revision": 99999, "checksum": "1", "record": "{}"}}, id="record spoilt"
+            {"record": {"revision": 99999, "checksum": "1", "data": "{}"}}, id="record spoilt"
         ),
     ],
 )
@@ -203,13 +204,13 @@ async def test_edited_status_is_put_right(broker, change):
     held = await broker.reserved("mine")
     await broker.edit(Reservation, "mine", {"status": change}, "status")
     right = await broker.shows(Reservation, "mine", lambda found: says(found) == says(held))
-    assert right.status.kept.record == held.status.kept.record
+    assert right.status.record.data == held.status.record.data
     await broker.available("lender", "3")
 
 
 def says(found):
-    status = replace(found.status, kept=None, observed_generation=0)
-    return status, found.status.kept and found.status.kept.record
+    status = replace(found.status, record=None, observed_generation=0)
+    return status, found.status.record and found.status.record.data
 
 
 async def test_edited_target_is_put_right(broker):
@@ -231,7 +232,7 @@ async def test_edited_target_is_put_right(broker):
 async def test_ghost_is_removed(broker):
     """It calls itself the broker's, perhaps because it was copied from one of these."""
     amounts = {"requestedResources": {"cpu": "1", "memory": "1Gi"}}
-    label = {"broker.fluidos.eu/made-by": "broker"}
+    label = {"broker.fluidos.eu/managed-by": "broker"}
     finalizers = [RESERVATION_FINALIZER]
     await broker.apply(Reservation, "ghost", amounts, labels=label, finalizers=finalizers)
     await broker.gone(Reservation, "ghost")

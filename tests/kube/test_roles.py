@@ -28,7 +28,7 @@ pytestmark = pytest.mark.timeout(240)
 PODS = ("kubelend-broker-0", "kubelend-broker-1")
 """Of the brokers, which nobody runs: but their labels are set."""
 
-MAILBOX = "mailbox-bonn"
+MAILBOX = "cluster-bonn"
 
 ACCOUNTS = [
     ("hub", f"{HOME}/kubelend-broker"),
@@ -47,12 +47,12 @@ spec: {requestedCPU: "500", requestedMemory: 256Mi, duration: 1h}
 GHOSTS = """
 apiVersion: broker.fluidos.eu/v1alpha1
 kind: Reservation
-metadata: {name: ghost, namespace: kubelend, labels: {broker.fluidos.eu/made-by: broker}}
+metadata: {name: ghost, namespace: kubelend, labels: {broker.fluidos.eu/managed-by: broker}}
 spec: {requesterID: rome, requestedResources: {cpu: 250m, memory: 128Mi}, duration: 1h}
 ---
 apiVersion: broker.fluidos.eu/v1alpha1
 kind: ClusterAdvertisement
-metadata: {name: ghost-adv, namespace: kubelend, labels: {broker.fluidos.eu/made-by: broker}}
+metadata: {name: ghost-adv, namespace: kubelend, labels: {broker.fluidos.eu/managed-by: broker}}
 spec:
   clusterID: ghost
   resources:
@@ -81,9 +81,9 @@ SELDOM = {
         "patch providerinstructions.rear.fluidos.eu in kubelend": "when a reservation is renewed",
     },
     "mailbox": {
-        "get reservations.broker.fluidos.eu in mailbox-bonn": "when it asks again, or has to wait long",
-        "get mailboxes.broker.fluidos.eu in mailbox-bonn": "when an answer is long in coming",
-        "list clusteradvertisements.broker.fluidos.eu in mailbox-bonn": "when people look",
+        "get reservations.broker.fluidos.eu in cluster-bonn": "when it asks again, or has to wait long",
+        "get clustersessions.broker.fluidos.eu in cluster-bonn": "when an answer is long in coming",
+        "list clusteradvertisements.broker.fluidos.eu in cluster-bonn": "when people look",
     },
 }
 """Rights that the lives below need not use, and when they are."""

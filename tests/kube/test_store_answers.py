@@ -86,7 +86,7 @@ async def head_of(place: Place) -> tuple[str, str]:
     async with Client.open(place.access) as client:
         found = await client.find(LEDGER, HEAD, place.namespace)
     assert found is not None
-    return found.metadata.resource_version, found.kept.record
+    return found.metadata.resource_version, found.record.data
 
 
 async def test_commit_whose_answer_is_lost_is_known_to_have_gone_through(place, line):

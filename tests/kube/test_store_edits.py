@@ -60,7 +60,7 @@ def remove(place, resource, name):
 def test_people_read_in_the_objects_what_the_records_say(place, store):
     reservation, offer = find(place, WHOLE, "rsv-1"), find(place, OFFERS, "a-adv")
     assert reservation.metadata.finalizers == (RESERVATION_FINALIZER,)
-    assert reservation.metadata.labels == {"broker.fluidos.eu/made-by": "broker"}
+    assert reservation.metadata.labels == {"broker.fluidos.eu/managed-by": "broker"}
     assert (reservation.spec.target_cluster_id, reservation.spec.requester_id) == (
         "a",
         HELD.requester,
@@ -189,13 +189,13 @@ def test_archived_reservations_of_hours_gone_by_are_deleted(place, store):
 
 
 DAMAGE = [
-    pytest.param(WHOLE, "rsv-1", {"status": {"kept": {"record": "{}"}}}, "status", id="a record"),
+    pytest.param(WHOLE, "rsv-1", {"status": {"record": {"data": "{}"}}}, "status", id="a record"),
     pytest.param(
-        WHOLE, "rsv-1", {"status": {"kept": {"checksum": "7"}}}, "status", id="a checksum"
+        WHOLE, "rsv-1", {"status": {"record": {"checksum": "7"}}}, "status", id="a checksum"
     ),
-    pytest.param(WHOLE, "rsv-1", {"status": {"kept": None}}, "status", id="no record"),
-    pytest.param(OFFERS, "a-adv", {"status": {"kept": {"record": "no"}}}, "status", id="a cluster"),
-    pytest.param(LEDGER, "head", {"kept": {"record": "{}"}}, "", id="the head"),
+    pytest.param(WHOLE, "rsv-1", {"status": {"record": None}}, "status", id="no record"),
+    pytest.param(OFFERS, "a-adv", {"status": {"record": {"data": "no"}}}, "status", id="a cluster"),
+    pytest.param(LEDGER, "head", {"record": {"data": "{}"}}, "", id="the head"),
 ]
 
 
@@ -214,8 +214,10 @@ def test_damage_is_told_with_the_name_of_the_object(
 @pytest.mark.parametrize(
     "wipe",
     [
-        pytest.param({"kept": None}, id="its record"),
-        pytest.param(dict.fromkeys(("kept", "phase", "active", "lastUpdateTime")), id="all of it"),
+        pytest.param({"record": None}, id="its record"),
+        pytest.param(
+            dict.fromkeys(("record", "phase", "active", "lastUpdateTime")), id="all of it"
+        ),
     ],
 )
 def test_advertisement_whose_status_was_wiped_stops_nobody(place, store, wipe):
@@ -228,12 +230,10 @@ def test_advertisement_whose_status_was_wiped_stops_nobody(place, store, wipe):
         loaded = again.load()
         assert [found.id for found in loaded.clusters] == ["b"]
         assert loaded.reservations == [HELD]
-        assert [(one["log_level"], one["object"]) for one in logged] == [
-            ("warning", "ClusterAdvertisement a-adv")
-        ]
+        assert [(one["log_level"], one["name"]) for one in logged] == [("warning", "a-adv")]
         again.commit([make.cluster("a")], 3)
         assert {found.id for found in again.load().clusters} == {"a", "b"}
-    assert find(place, OFFERS, "a-adv").status.kept is not None
+    assert find(place, OFFERS, "a-adv").status.record is not None
 
 
 @pytest.mark.parametrize(
@@ -259,29 +259,29 @@ def test_advertisement_without_a_status_is_told_of_if_it_ever_had_one(
 
 
 def test_advertisement_that_the_last_commit_wrote_is_filled_again_from_the_head(place, store):
-    edit(place, OFFERS, "a-adv", {"status": {"kept": None}}, "status")
+    edit(place, OFFERS, "a-adv", {"status": {"record": None}}, "status")
     with closing(place.open()) as again, capture_logs() as logged:
         assert [found.id for found in again.load().clusters] == ["a"]
         assert logged == []
-    assert find(place, OFFERS, "a-adv").status.kept is not None
+    assert find(place, OFFERS, "a-adv").status.record is not None
 
 
 def test_record_under_another_name_is_told(place, store):
     store.commit([make.cluster("b")], 2)
-    kept = find(place, OFFERS, "a-adv").status.kept
-    fields = {"revision": kept.revision, "checksum": kept.checksum, "record": kept.record}
-    edit(place, OFFERS, "b-adv", {"status": {"kept": fields}}, "status")
+    kept = find(place, OFFERS, "a-adv").status.record
+    fields = {"revision": kept.revision, "checksum": kept.checksum, "data": kept.data}
+    edit(place, OFFERS, "b-adv", {"status": {"record": fields}}, "status")
     store.commit([make.cluster("c")], 3)
-    told_so = pytest.raises(StoreFailed, match="b-adv: it keeps the record of another, 'a'")
+    told_so = pytest.raises(StoreFailed, match="b-adv: it has the record of another object, 'a'")
     with closing(place.look()) as reader, told_so:
         reader.load()
 
 
 def test_store_whose_head_was_deleted_is_not_begun_anew(place, store):
     place.run(lambda client: client.delete(LEDGER, "head", place.namespace))
-    with pytest.raises(StoreFailed, match="head, was deleted"):
+    with pytest.raises(StoreFailed, match="head was deleted"):
         store.commit([ACTIVE], 2)
-    with pytest.raises(StoreFailed, match=r"LedgerRecord head is gone.*backup"):
+    with pytest.raises(StoreFailed, match=r"LedgerRecord head is missing.*backup"):
         place.open()
 
 
@@ -307,7 +307,7 @@ def test_server_without_the_definitions_is_told(lab):
 
 def test_account_without_rights_is_told(kube, place):
     stranger = access.from_kubeconfig(kube.kubeconfig_for("stranger"))
-    with pytest.raises(StoreFailed, match=r"cannot .* role"):
+    with pytest.raises(StoreFailed, match=r"cannot .* Role"):
         KubernetesStore.open(stranger, place.namespace)
 
 

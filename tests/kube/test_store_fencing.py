@@ -50,7 +50,7 @@ def test_older_store_cannot_commit_and_says_why(place):
 
 def test_older_store_cannot_commit_before_the_newer_one_has(place):
     with closing(place.open()) as older, closing(place.open()) as newer:
-        with pytest.raises(StoreFailed, match="taken over"):
+        with pytest.raises(StoreFailed, match="is the writer now"):
             older.commit([make.cluster("b")], 1)
         assert newer.load().clusters == []
 

@@ -57,7 +57,7 @@ def test_label_of_the_archive_does_not_hide_a_lock(place):
     assert find(place, "rsv-1").metadata.labels[ARCHIVED] == "true"
     assert held(place.open()) == [HELD]
     found = find(place, "rsv-1").metadata
-    assert found.labels.keys() == {"broker.fluidos.eu/made-by"}
+    assert found.labels.keys() == {"broker.fluidos.eu/managed-by"}
     assert found.finalizers == (RESERVATION_FINALIZER,)
 
 
@@ -110,32 +110,32 @@ def test_old_things_are_deleted_from_the_archive_by_their_records_and_not_by_lab
 
 def forged(kept, **fields):
     """A copy that takes less, or whatever else is said."""
-    less = kept.record.replace('"cpu":', '"cpu":1,"was":')
-    assert less != kept.record
-    return {"revision": kept.revision, "checksum": kept.checksum, "record": less} | fields
+    less = kept.data.replace('"cpu":', '"cpu":1,"was":')
+    assert less != kept.data
+    return {"revision": kept.revision, "checksum": kept.checksum, "data": less} | fields
 
 
 FORGERIES = [
     pytest.param(forged, id="old checksum"),
     pytest.param(
         lambda kept: forged(
-            kept, checksum=f"{crc32(forged(kept)['record'].encode(), crc32(b'rsv-1')):08x}"
+            kept, checksum=f"{crc32(forged(kept)['data'].encode(), crc32(b'rsv-1')):08x}"
         ),
         id="without a key",
     ),
     pytest.param(
-        lambda kept: forged(kept, checksum=sha256(kept.record.encode()).hexdigest()[:32]),
+        lambda kept: forged(kept, checksum=sha256(kept.data.encode()).hexdigest()[:32]),
         id="a digest",
     ),
-    pytest.param(lambda kept: forged(kept, record=kept.record, revision=10**6), id="a revision"),
-    pytest.param(lambda kept: forged(kept, record=kept.record, checksum=""), id="no checksum"),
+    pytest.param(lambda kept: forged(kept, data=kept.data, revision=10**6), id="a revision"),
+    pytest.param(lambda kept: forged(kept, data=kept.data, checksum=""), id="no checksum"),
 ]
 
 
 @pytest.mark.parametrize("forge", FORGERIES)
 def test_forged_record_is_refused_when_a_broker_starts(place, forge):
-    kept = find(place, "rsv-1").status.kept
-    edit(place, "rsv-1", {"status": {"kept": forge(kept)}}, "status")
+    kept = find(place, "rsv-1").status.record
+    edit(place, "rsv-1", {"status": {"record": forge(kept)}}, "status")
     for opener in (place.look, place.open):
         refused = pytest.raises(StoreFailed, match=r"Reservation rsv-1: .*not written by .*backup")
         with closing(opener()) as store, refused:
@@ -146,17 +146,17 @@ def test_forged_record_is_refused_when_a_broker_starts(place, forge):
 def test_forged_record_is_written_over_while_a_broker_runs(place, forge):
     with closing(place.open()) as store:
         store.load()
-        kept = find(place, "rsv-1").status.kept
-        edit(place, "rsv-1", {"status": {"kept": forge(kept)}}, "status")
+        kept = find(place, "rsv-1").status.record
+        edit(place, "rsv-1", {"status": {"record": forge(kept)}}, "status")
         store.commit([ACTIVE], 3)
         assert find(place, "rsv-1").status.phase == "Active"
     assert held(place.open()) == [ACTIVE]
 
 
 def test_forged_record_that_is_hidden_too_is_refused(place):
-    kept = find(place, "rsv-1").status.kept
-    over = kept.record.replace('"phase":"Reserved"', '"phase":"Released"')
-    edit(place, "rsv-1", {"status": {"kept": forged(kept, record=over)}}, "status")
+    kept = find(place, "rsv-1").status.record
+    over = kept.data.replace('"phase":"Reserved"', '"phase":"Released"')
+    edit(place, "rsv-1", {"status": {"record": forged(kept, data=over)}}, "status")
     edit(place, "rsv-1", {"metadata": HIDDEN})
     with closing(place.open()) as store, pytest.raises(StoreFailed, match="Reservation rsv-1"):
         store.load()
@@ -166,6 +166,6 @@ def test_stores_have_keys_of_their_own(kube, place):
     other = Place(kube)
     with closing(other.open()) as store:
         store.commit([HELD], 1)
-    kept = find(other, "rsv-1").status.kept
-    assert kept.record == find(place, "rsv-1").status.kept.record
-    assert kept.checksum != find(place, "rsv-1").status.kept.checksum
+    kept = find(other, "rsv-1").status.record
+    assert kept.data == find(place, "rsv-1").status.record.data
+    assert kept.checksum != find(place, "rsv-1").status.record.checksum

@@ -156,7 +156,7 @@ def test_server_that_forgets_at_once_is_told_and_not_asked_for_ever(place):
             asked.append(True)
             raise Gone("too old")
 
-    told_so = pytest.raises(StoreFailed, match="forgets versions")
+    told_so = pytest.raises(StoreFailed, match="compacts versions")
     with closing(reading(place, forget)) as reader, told_so:
         reader.load()
     assert 1 < len(asked) < 10
@@ -195,8 +195,8 @@ def test_journal_that_is_cut_while_it_is_read_is_read_as_it_was(place, journalle
 
 
 def test_journal_of_which_a_part_was_deleted_is_damaged_for_readers_too(place, journalled):
-    place.run(lambda client: client.delete(LEDGER, "journal-513", place.namespace))
-    told_so = pytest.raises(StoreFailed, match="journal-513 is missing")
+    place.run(lambda client: client.delete(LEDGER, "audit-log-513", place.namespace))
+    told_so = pytest.raises(StoreFailed, match="audit-log-513 is missing")
     with closing(place.look()) as reader, told_so:
         reader.lines(0, LINES)
 
@@ -208,7 +208,7 @@ def test_journal_that_was_cut_so_long_ago_that_the_server_has_forgotten_is_no_da
         if asks_for_version:
             raise Gone("too old")
 
-    told_so = pytest.raises(StoreFailed, match="may have been cut off")
+    told_so = pytest.raises(StoreFailed, match="may have been truncated")
     with closing(reading(place, forget)) as reader:
         cut(journalled)
         with told_so:

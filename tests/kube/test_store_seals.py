@@ -39,14 +39,14 @@ async def broker(kube, namespace):
 @pytest.mark.parametrize("change", SPOILT)
 async def test_spoilt_seal_is_mended_once(kube, broker, kind, record, name, change):
     await quiet(broker)
-    before = (await broker.find(kind, name)).status.kept
+    before = (await broker.find(kind, name)).status.record
     writes = await broker.writes()
-    await broker.edit(kind, name, {"status": {"kept": change}}, "status")
+    await broker.edit(kind, name, {"status": {"record": change}}, "status")
     key = await seal_key(broker.client, broker.namespace)
     mended = await broker.shows(
-        kind, name, lambda found: kube_seals.is_whole(key, record, name, found.status.kept)
+        kind, name, lambda found: kube_seals.is_whole(key, record, name, found.status.record)
     )
-    assert mended.status.kept.record == before.record
+    assert mended.status.record.data == before.data
     await quiet(broker)
     # The one that spoilt it, the commit, and the object; this at second try, for somebody has written it.
     assert await broker.writes() == writes + 4
@@ -63,7 +63,7 @@ async def test_seals_of_a_store_that_was_begun_anew_are_judged_by_its_own_key(ku
             async with kube_broker.running(kube, namespace) as broker:
                 await broker.advertise("lender")
                 found = await broker.shows(
-                    ClusterAdvertisement, "lender-adv", lambda one: one.status.kept is not None
+                    ClusterAdvertisement, "lender-adv", lambda one: one.status.record is not None
                 )
                 assert await inspector.judged(found) is found
             await client.delete(ADVERTISEMENTS, "lender-adv", namespace)

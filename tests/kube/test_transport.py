@@ -229,7 +229,7 @@ async def is_empty(kube, namespace):
 def test_broker_as_a_process_attends_to_mailboxes(cluster, certificates, tmp_path):
     """Its ledger in a file, REST beside it, and an agent that knows nothing but its mailbox."""
     office = PostOffice(cluster)
-    flags = ("--mailboxes", f"--kubeconfig={cluster.kubeconfig_for(BROKER)}")
+    flags = ("--cluster-namespaces", f"--kubeconfig={cluster.kubeconfig_for(BROKER)}")
     with (
         broker_process.running(certificates.server(), tmp_path, *flags) as broker,
         agent(office, "bonn", tmp_path, GPUS) as bonn,

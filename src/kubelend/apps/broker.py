@@ -108,7 +108,7 @@ class Process(NamedTuple):
         if self.office is not None:
             roots["objects"] = self.office.run()
         if self.mailboxes is not None:
-            roots["mailboxes"] = self.mailboxes.run()
+            roots["cluster namespaces"] = self.mailboxes.run()
         return roots
 
 
@@ -155,7 +155,7 @@ async def _mailboxes(
     stack: AsyncExitStack, settings: BrokerSettings, broker: Broker, context: Context | None
 ) -> Mailboxes | None:
     """Shares agent sessions and grant signing with the REST interface, if that is served."""
-    if not settings.mailboxes:
+    if not settings.cluster_namespaces:
         return None
     speakers = context.speakers if context else Speakers(broker.clock, settings.agent_timeout)
     granting = context.granting.grant if context else None

@@ -44,7 +44,7 @@ class BrokerSettings(Settings, frozen=True, kw_only=True):
     """Kubeconfig of the cluster that holds the broker's objects, unless --store contains one. Empty uses
     KUBECONFIG, the pod's service account or ~/.kube/config."""
 
-    mailboxes: bool = False
+    cluster_namespaces: bool = False
     """Serve agents that use --broker-transport=kubernetes, through a namespace per cluster. Requires
     cluster-wide RBAC in the cluster of --store or --kubeconfig; see docs/transports.md."""
 

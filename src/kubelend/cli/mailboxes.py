@@ -19,7 +19,7 @@ def create(
     ],
     namespace: Annotated[
         str,
-        typer.Option(help="Of the mailbox; mailbox-ID if not given.", metavar="NAME"),
+        typer.Option(help="Of the cluster namespace; default cluster-ID.", metavar="NAME"),
     ] = "",
     user: Annotated[
         str,
@@ -31,7 +31,7 @@ def create(
 ) -> None:
     """Print the objects of a mailbox, for `kubectl apply -f -` in the broker's cluster."""
     mailboxes.check_owner(cluster_id)
-    place = namespace or f"mailbox-{cluster_id.lower()}"
+    place = namespace or f"cluster-{cluster_id.lower()}"
     names.parse(f"{place}/any")
     documents = mailbox_manifests.documents(cluster_id, place, user=user)
     print("---\n".join(map(output.yaml, documents)), end="")

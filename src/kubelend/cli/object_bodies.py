@@ -155,7 +155,7 @@ def resource_request(metadata: Metadata, request: bodies.ReservationRequest) -> 
 
 def _namesake(found: Reservation) -> str:
     """As the broker has it: who is not named is called as the namespace is, unless it is a mailbox."""
-    return found.metadata.namespace if found.status.reply is None else ""
+    return found.metadata.namespace if found.status.response is None else ""
 
 
 def _made(metadata: Metadata) -> datetime:

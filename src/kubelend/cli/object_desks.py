@@ -116,8 +116,8 @@ class ObjectDesk:
         self._said = self._said or await self._seat() or DEFAULT
         namespace = "" if self._place.is_everywhere else self._said
         found = (await self._client.list(_ADVERTISEMENTS, namespace)).objects
-        found.sort(key=lambda one: (one.spec.cluster_id, one.status.kept is not None))
-        by_cluster = {one.spec.cluster_id: one for one in found if one.spec.question is None}
+        found.sort(key=lambda one: (one.spec.cluster_id, one.status.record is not None))
+        by_cluster = {one.spec.cluster_id: one for one in found if one.spec.request is None}
         return [object_bodies.of_cluster(one) for one in by_cluster.values()]
 
     async def get_cluster(self, cluster: str) -> bodies.Cluster:
@@ -176,7 +176,7 @@ class ObjectDesk:
             found = (await self._client.list(_ADVERTISEMENTS, namespace)).objects
         except Forbidden:
             return set()
-        return {one.metadata.namespace for one in found if one.status.kept is not None}
+        return {one.metadata.namespace for one in found if one.status.record is not None}
 
 
 @contextlib.contextmanager

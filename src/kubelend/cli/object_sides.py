@@ -61,7 +61,7 @@ BROKER: Final = Side(
     is_answered=lambda found: bool(found.status.phase),
     broker_name=lambda found: found.metadata.name,
     # With a question it is an agent's, in its mailbox: the reservation itself is beside the broker.
-    is_shown=lambda found: found.spec.question is None,
+    is_shown=lambda found: found.spec.request is None,
     labels=f"{kube_objects.ARCHIVED}!=true",
     answering="a broker with --broker-interface=kubernetes that serves this namespace",
 )

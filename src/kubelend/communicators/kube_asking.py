@@ -41,32 +41,32 @@ class Slot(NamedTuple, Generic[Kind]):
     def is_answered(self, found: Kind) -> bool:
         """Whether the last request has its response, whoever sent it."""
         request, response = self.question(found), self.reply(found)
-        return response is not None and (request is None or request.id == response.question)
+        return response is not None and (request is None or request.id == response.request_id)
 
     def has_answered(self, found: Kind, question: str) -> bool:
         response = self.reply(found)
-        return response is not None and response.question == question
+        return response is not None and response.request_id == question
 
 
 ADVERTISEMENTS: Final = Slot(
     resources.of(broker_objects.ClusterAdvertisement),
-    lambda found: found.spec.question,
-    lambda found: found.status.reply,
+    lambda found: found.spec.request,
+    lambda found: found.status.response,
 )
 RESERVATIONS: Final = Slot(
     resources.of(broker_objects.Reservation),
-    lambda found: found.spec.question,
-    lambda found: found.status.reply,
+    lambda found: found.spec.request,
+    lambda found: found.status.response,
 )
 INSTRUCTIONS: Final = Slot(
     resources.of(objects.ProviderInstruction),
-    lambda found: found.status.question,
-    lambda found: found.spec.reply,
+    lambda found: found.status.request,
+    lambda found: found.spec.response,
 )
 MAILBOXES: Final = Slot(
     resources.of(broker_objects.Mailbox),
-    lambda found: found.spec.question,
-    lambda found: found.status.reply,
+    lambda found: found.spec.request,
+    lambda found: found.status.response,
 )
 
 
@@ -91,7 +91,7 @@ class Asker:
         repeated.
         """
         part = "status" if slot is INSTRUCTIONS else "spec"
-        change = {part: {**beside, "question": mailboxes.question(question)}}
+        change = {part: {**beside, "request": mailboxes.question(question)}}
         while True:
             with unreachable():
                 found = await self.client.patch(

@@ -45,7 +45,7 @@ def advertised(
             region=body.region,
             valid_for=body.valid_for,
             policy=body.policy,
-            question=question,
+            request=question,
         ),
     )
 
@@ -67,7 +67,7 @@ def wanted(
         finalizers=(RESERVATION_FINALIZER,),
         annotations={mailboxes.KEY: key},
     )
-    return Reservation(metadata, replace(spec(body), question=question))
+    return Reservation(metadata, replace(spec(body), request=question))
 
 
 def spec(body: bodies.ReservationRequest) -> ReservationSpec:
@@ -85,7 +85,7 @@ def spec(body: bodies.ReservationRequest) -> ReservationSpec:
 
 
 def asks_the_same(found: Reservation, wanted: Reservation) -> bool:
-    return replace(found.spec, question=None) == replace(wanted.spec, question=None)
+    return replace(found.spec, request=None) == replace(wanted.spec, request=None)
 
 
 def check(body: bodies.ReservationRequest) -> None:

@@ -35,7 +35,7 @@ class Requests:
                 await self._asker.gone(slot, found)
             elif kube_bodies.asks_the_same(found, wanted):
                 return await self._asked_again(found, wanted)
-            elif found.status.reply is None or found.status.reply.told:
+            elif found.status.response is None or found.status.response.body:
                 raise KeyReused(
                     f"idempotency key {wanted.metadata.annotations[mailboxes.KEY]!r}"
                     " was used for another request",
@@ -54,9 +54,9 @@ class Requests:
     async def outcome(self, found: Reservation) -> bodies.Reservation:
         """The result of a request. The object of a permanently rejected one is deleted."""
         try:
-            instruction = mailboxes.instruction(kube_asking.granted(found.status.reply))
+            instruction = mailboxes.instruction(kube_asking.granted(found.status.response))
         except KubelendError as refusal:
-            if not refusal.retryable and found.status.reply and not found.status.reply.told:
+            if not refusal.retryable and found.status.response and not found.status.response.body:
                 await self._delete(found)
             raise
         if instruction is None:

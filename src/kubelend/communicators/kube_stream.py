@@ -157,7 +157,7 @@ class Events:
 
 def said(found: Told) -> bodies.Instruction | None:
     """The last instruction that the broker wrote into an object."""
-    reply = found.status.reply if isinstance(found, Reservation) else found.spec.reply
+    reply = found.status.response if isinstance(found, Reservation) else found.spec.response
     return mailboxes.instruction(reply)
 
 

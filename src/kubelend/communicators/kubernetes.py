@@ -78,7 +78,7 @@ class KubernetesCommunicator:
                 if not kube_asking.ADVERTISEMENTS.has_answered(found, question.id):
                     found = await self._applied(wanted)
             self._advertised = found
-            accepted = mailboxes.advertisement(kube_asking.granted(found.status.reply))
+            accepted = mailboxes.advertisement(kube_asking.granted(found.status.response))
             return bodies.Published(accepted, await self._holds())
 
     async def acknowledge(self, reservation: str) -> bodies.Reservation:
@@ -134,7 +134,7 @@ class KubernetesCommunicator:
     ) -> AsyncGenerator[bodies.Instruction, None]:
         async with self._call():
             status = (await self._ask("listen")).status
-        is_new = not status.horizon <= self._diary.seen <= status.revision
+        is_new = not status.compacted_revision <= self._diary.seen <= status.revision
         if is_new:
             self._diary.begin()
             on_reset()
@@ -196,7 +196,7 @@ class KubernetesCommunicator:
                     f"namespace {self._asker.namespace} of the broker's cluster has no session object",
                     hint="have an administrator apply the output of `kubelend mailbox create`",
                 ) from error
-        kube_asking.granted(found.status.reply)
+        kube_asking.granted(found.status.response)
         return found
 
     async def _leave(self) -> None:
@@ -205,7 +205,7 @@ class KubernetesCommunicator:
             kube_asking.MAILBOXES.resource,
             mailboxes.NAME,
             self._asker.namespace,
-            {"spec": {"question": question}},
+            {"spec": {"request": question}},
         )
 
     async def _applied(self, wanted: ClusterAdvertisement) -> ClusterAdvertisement:
@@ -231,7 +231,7 @@ class KubernetesCommunicator:
         namespace.
         """
         mailbox = await self._ask("read", reservation)
-        found = mailboxes.reservation(mailbox.status.reply)
+        found = mailboxes.reservation(mailbox.status.response)
         # An older broker does not respond for a single reservation: read the namespace.
         found = found or await self._lent(reservation) or await self._own(reservation)
         if found is None:
@@ -297,7 +297,7 @@ class KubernetesCommunicator:
                 found = await self._asker.ask(slot, name, question, status)
             except NotFound:
                 raise await self._not_lent(reservation) from None
-            instruction = mailboxes.instruction(kube_asking.granted(found.spec.reply))
+            instruction = mailboxes.instruction(kube_asking.granted(found.spec.response))
             if instruction is None:
                 raise BrokerUnreachable("the broker's response is empty")
             return instruction.reservation

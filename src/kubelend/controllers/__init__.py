@@ -1,1 +1,1 @@
-"""The broker at home in Kubernetes: what people apply becomes a command, and what was decided is shown."""
+"""Controllers of the broker's custom resources: turn objects into commands, and write the results back."""

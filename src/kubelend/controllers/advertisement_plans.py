@@ -1,7 +1,7 @@
-"""What a ClusterAdvertisement object says to the broker, and what is to be done about it. Pure.
+"""Decides what to do about a ClusterAdvertisement object. Pure.
 
-An object that the broker made says nothing: it shows what a cluster has said elsewhere. Any other is the word
-of whoever may write it, once for each time that it changes. Reserved and available are never taken from it.
+An object that the broker manages only shows a cluster's advertisement. Any other is an advertisement itself,
+once for each change. Reserved and available are never read from it, but computed and patched.
 """
 
 from __future__ import annotations
@@ -18,37 +18,37 @@ from kubelend.stores import kube_objects, kube_projection
 from kubelend.wire import conversion, texts
 from kubelend.wire.broker_objects import ClusterAdvertisement
 
-NOT_TAKEN_IN: Final = "Not taken in: "
-"""How the message begins of an object whose word does not count."""
+NOT_TAKEN_IN: Final = "Rejected: "
+"""Prefix of the status message of an object whose spec was rejected."""
 
 
 class Advertise(NamedTuple):
-    """The cluster says something new, or the broker has not heard it yet."""
+    """The object has a new spec, or one that this broker has not processed yet."""
 
     offer: models.Advertisement
 
 
 class PassOver(NamedTuple):
-    """It says something new that is older than what the cluster has said elsewhere."""
+    """The spec is new, but older than the cluster's latest advertisement."""
 
 
 class Rewrite(NamedTuple):
-    """The object does not say what the record says."""
+    """The object differs from the record."""
 
 
 class Delete(NamedTuple):
-    """It calls itself the broker's, and the broker knows nothing of it."""
+    """It is labelled as managed by the broker, which has no record of it."""
 
 
 Action: TypeAlias = Advertise | PassOver | Rewrite | Delete | None
 
 
 def offer(found: ClusterAdvertisement) -> models.Advertisement:
-    """What it offers; `InvalidInput` says what is wrong with it."""
+    """The advertisement in the spec; `InvalidInput` if it is invalid."""
     spec, made_at = found.spec, found.metadata.creation_timestamp
     sent_at = spec.timestamp or made_at
     if sent_at is None:
-        raise InvalidInput("neither a timestamp nor a time of creation is given")
+        raise InvalidInput("neither spec.timestamp nor metadata.creationTimestamp is set")
     cluster = ClusterId(texts.checked(spec.cluster_id, "clusterID"))
     return conversion.to_advertisement(specs.advertisement(spec), cluster, sent_at)
 
@@ -59,10 +59,10 @@ def plan(
     heard: models.Advertisement | None,
     record: models.Cluster | None,
 ) -> Action:
-    """The next thing to do before it is shown; None if nothing is.
+    """The next action before the status is written; None if there is none.
 
-    `offers` is what it says now, None if that does not count; `heard` what it last said, None if nobody
-    remembers.
+    `advertisement` is the one in the spec, None if it is rejected; `processed` the last one processed from
+    this object, None if unknown.
     """
     if marks.is_leaving(found.metadata):
         return None
@@ -72,25 +72,25 @@ def plan(
         return None if _is_right(found, record) else Rewrite()
     if offers is not None and (record is None or _is_news(found, offers, heard, record)):
         return PassOver() if _is_outdated(offers, heard, record) else Advertise(offers)
-    if record is None or not keeps_record(found) or marks.is_kept(found.status.kept, record):
+    if record is None or not keeps_record(found) or marks.is_kept(found.status.record, record):
         return None
     return Rewrite()
 
 
 def keeps_record(found: ClusterAdvertisement) -> bool:
-    """Whether it is by its name the one object of its cluster in which the store keeps the record."""
+    """Whether this is the object, by its name, in which the store keeps the cluster's record."""
     return kube_objects.name_of("cluster", found.spec.cluster_id) == found.metadata.name
 
 
 def is_withdrawn(
     gone: ClusterAdvertisement, heard: models.Advertisement | None, record: models.Cluster
 ) -> bool:
-    """Whether what the ledger holds is what this object said, which is there no more.
+    """Whether the deleted object was the source of what the ledger holds.
 
-    Where something newer was said elsewhere, the store makes the object anew.
+    If the ledger has a newer advertisement from elsewhere, the store creates the object again.
     """
     if marks.is_own(gone.metadata):
-        return marks.is_kept(gone.status.kept, record)
+        return marks.is_kept(gone.status.record, record)
     return record.advertisement == heard
 
 
@@ -100,7 +100,7 @@ def _is_news(
     heard: models.Advertisement | None,
     record: models.Cluster,
 ) -> bool:
-    """Whether it has not been heard yet. Of what was heard before a restart the status tells."""
+    """Whether it is not processed yet. After a restart the status tells."""
     if heard is not None:
         return offers != heard
     status = found.status
@@ -112,14 +112,14 @@ def _is_news(
 def _is_outdated(
     offers: models.Advertisement, heard: models.Advertisement | None, record: models.Cluster | None
 ) -> bool:
-    """Of one object the last word counts, of several speakers the one that was measured last."""
+    """For one object the latest spec counts; among several sources the latest measurement."""
     if record is None or record.advertisement == heard:
         return False
     return offers.sent_at < record.advertisement.sent_at
 
 
 def _is_right(found: ClusterAdvertisement, record: models.Cluster) -> bool:
-    """Compared as the server has it: not every record fits the type that objects are read into."""
+    """Compared as the server has it: not every record fits the type that objects are decoded into."""
     wanted = kube_projection.comparable(kube_projection.cluster_spec(record))
     is_said = kube_projection.comparable(msgspec.to_builtins(found.spec)) == wanted
-    return is_said and marks.is_kept(found.status.kept, record)
+    return is_said and marks.is_kept(found.status.record, record)

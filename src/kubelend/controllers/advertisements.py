@@ -1,8 +1,7 @@
-"""ClusterAdvertisement objects of the broker's namespace: what they say is heard, and what follows is shown.
+"""Reconciles the ClusterAdvertisement objects of the broker's namespace.
 
-A part of `controllers.office`. A cluster whose object is deleted offers nothing until it is heard again: the
-ledger forgets the offer, as a store does that lost it. What was lent there stays lent, because every
-reservation says itself where it is; all of it counts at once when an advertisement is there again.
+A cluster whose object is deleted offers nothing until it advertises again. What was lent there stays
+reserved, because every reservation names its provider; it counts again with the next advertisement.
 """
 
 from __future__ import annotations
@@ -40,35 +39,35 @@ from kubelend.stores import kube_objects
 from kubelend.wire.broker_objects import ClusterAdvertisement
 
 SOON: Final = timedelta(milliseconds=100)
-"""After which a change is looked at: mostly it is not the only one, and the store has not finished."""
+"""Delay of a reconcile after a change: further changes often follow, and the store is still writing."""
 PAUSE: Final = timedelta(seconds=1)
-"""Between two times that an object is written: one that lends a lot changes all the time."""
+"""Minimum time between two writes of an object: the status of a busy provider changes all the time."""
 
 _SOME_TIME_AGO: Final = datetime.min.replace(tzinfo=UTC)
 
 
 class Advertisements(Controller[ClusterAdvertisement]):
-    """Call `hear` as well, with what becomes durable."""
+    """Call `on_change` as well, with committed changes."""
 
     def __init__(self, broker: Broker, client: Client, namespace: str, teller: Teller) -> None:
         super().__init__(marks.ADVERTISEMENTS, broker, client, namespace, teller)
         self._heard: dict[str, models.Advertisement] = {}
-        """By the UIDs of objects: what each last said, as far as this broker has led since."""
+        """By object UID: the last advertisement processed since this broker leads."""
         self._aliases: dict[str, set[str]] = {}
-        """Names of objects that are not called after their clusters, by these."""
+        """Names of objects that are not named after their cluster, by cluster."""
         self._missing: dict[str, ClusterId] = {}
-        """Clusters whose objects nobody has seen, by the names of these."""
+        """Clusters whose objects were missing in the last full check, by object name."""
         self._written_at: dict[str, float] = {}
         self._staleness = Alarm()
-        """Rings when a cluster may have become stale."""
+        """When the next cluster may become stale."""
 
     def look_at_all(self) -> None:
         self._staleness.set(_SOME_TIME_AGO)
-        self._heard.clear()  # another broker may have heard more since
+        self._heard.clear()  # another leader may have processed more since
         super().look_at_all()
 
     def hear(self, changes: Sequence[Change]) -> None:
-        """What has become durable: who lends more or less now, or says something else."""
+        """Enqueue the clusters that committed changes affect."""
         concerned: dict[str, None] = {}
         for change in changes:
             match change:
@@ -81,19 +80,19 @@ class Advertisements(Controller[ClusterAdvertisement]):
                     concerned[change.cluster] = None
                 case Member(role=Role.CLUSTER):
                     concerned[change.name] = None
-                case Erased(kind="member"):  # it may be heard again
+                case Erased(kind="member"):  # it may advertise again
                     concerned[change.id.removeprefix(member_id(Role.CLUSTER, ""))] = None
         for cluster in concerned:
             self._look_at(cluster)
 
     def tick(self) -> None:
-        """Look at whoever has become stale; nothing else tells of it."""
+        """Enqueue clusters that have become stale; nothing else does."""
         now = self._broker.clock()
         if not self._staleness.rings(now) or not self._broker.may_decide:
             return
         try:
             ledger, _ = self._broker.present()
-        except Unavailable:  # it leads no more, since a moment ago
+        except Unavailable:  # lost leadership a moment ago
             return
         self._staleness.turn_off()
         for cluster in ledger.clusters.values():
@@ -115,20 +114,20 @@ class Advertisements(Controller[ClusterAdvertisement]):
     def _happened(self, turn: Turn[ClusterAdvertisement]) -> Iterable[Happening]:
         return happenings.of_advertisement(turn.before, turn.after)
 
-    # -- the look
+    # -- reconcile
 
     async def _serve(self, found: ClusterAdvertisement) -> None:
         self._missing.pop(found.metadata.name, None)
         if marks.is_leaving(found.metadata):
             return
         self._remember_alias(found)
-        offers, problem = self._offers(found)
+        advertisement, error = self._offers(found)
         record, uid = self._record(found), found.metadata.uid
-        action = advertisement_plans.plan(found, offers, self._heard.get(uid), record)
+        action = advertisement_plans.plan(found, advertisement, self._heard.get(uid), record)
         if isinstance(action, Advertise):
             await self._broker.advertise(action.offer)
-        if offers is not None:
-            self._heard[uid] = offers
+        if advertisement is not None:
+            self._heard[uid] = advertisement
         match action:
             case Advertise():
                 self._look_soon(found.metadata.name)
@@ -139,27 +138,31 @@ class Advertisements(Controller[ClusterAdvertisement]):
                 await self._correct(found, record)
             case None:
                 self._suspicions.clear(found)
-                await self._show(found, problem)
+                await self._show(found, error)
 
     async def _correct(self, found: ClusterAdvertisement, record: Cluster | None) -> None:
-        """Mostly the store has not finished; else somebody has spoilt it."""
+        """Usually the store has not finished; else somebody has edited the object."""
         if not self._suspicions.is_grave(found):
             return
-        newest = await self._found(found.metadata.name)
-        if newest is None or self._record(newest) is not record:
+        current = await self._found(found.metadata.name)
+        if current is None or self._record(current) is not record:
             return
-        again = advertisement_plans.plan(newest, None, None, record)
-        if isinstance(again, Delete):
+        action = advertisement_plans.plan(current, None, None, record)
+        if isinstance(action, Delete):
             await self._broker.confirm()
-            if not await ghosts.remove(self._client, marks.ADVERTISEMENTS, newest, self._teller):
-                self._look_soon(newest.metadata.name)
-        elif again is not None and record is not None and self._suspicions.may_write(newest, again):
+            if not await ghosts.remove(self._client, marks.ADVERTISEMENTS, current, self._teller):
+                self._look_soon(current.metadata.name)
+        elif (
+            action is not None
+            and record is not None
+            and self._suspicions.may_write(current, action)
+        ):
             await self._broker.rewrite(record)
 
     async def _end(self, gone: ClusterAdvertisement) -> None:
         record = self._record(gone)
-        heard = self._heard.get(gone.metadata.uid) or self._offers(gone)[0]
-        if record is not None and advertisement_plans.is_withdrawn(gone, heard, record):
+        processed = self._heard.get(gone.metadata.uid) or self._offers(gone)[0]
+        if record is not None and advertisement_plans.is_withdrawn(gone, processed, record):
             await self._broker.withdraw(record.id)
 
     def _expected(self, ledger: Ledger) -> Iterable[str]:
@@ -170,11 +173,11 @@ class Advertisements(Controller[ClusterAdvertisement]):
         return self._missing
 
     async def _miss(self, name: str) -> None:
-        """A new one is mostly about to come, so only those are asked for that a full look has missed."""
+        """A new object is usually about to be created, so only those missing in a full check count."""
         cluster = self._missing.get(name)
         record = None if cluster is None else self._record_of(cluster)
         is_lost = record is not None and await self._found(name) is None
-        # Whoever has been heard meanwhile gets a new object.
+        # A cluster that has advertised meanwhile gets a new object.
         if record is not None and is_lost and self._record_of(record.id) is record:
             await self._broker.withdraw(record.id)
         self._missing.pop(name, None)
@@ -196,7 +199,7 @@ class Advertisements(Controller[ClusterAdvertisement]):
         return ledger.clusters.get(cluster)
 
     def _offers(self, found: ClusterAdvertisement) -> tuple[models.Advertisement | None, str]:
-        """What it offers, and if that does not count, why."""
+        """The advertisement in the spec, and if it is rejected, why."""
         if marks.is_own(found.metadata):
             return None, ""
         try:
@@ -209,7 +212,7 @@ class Advertisements(Controller[ClusterAdvertisement]):
         if not advertisement_plans.keeps_record(found):
             self._aliases.setdefault(found.spec.cluster_id, set()).add(found.metadata.name)
 
-    # -- showing
+    # -- status
 
     async def _show(self, found: ClusterAdvertisement, problem: str) -> None:
         if not any(self._changes(found, problem)):
@@ -220,12 +223,12 @@ class Advertisements(Controller[ClusterAdvertisement]):
             self.looks.add_after(name, PAUSE - timedelta(seconds=since))
             return
         await self._broker.settled()
-        newest = await self._client.find(marks.ADVERTISEMENTS, name, self._namespace)
-        if newest is None or newest.metadata.uid != found.metadata.uid:
+        current = await self._client.find(marks.ADVERTISEMENTS, name, self._namespace)
+        if current is None or current.metadata.uid != found.metadata.uid:
             return
-        # What it says now may not have been heard yet: then it must not be noted as if it had.
-        if self._offers(newest) == self._offers(found):
-            await self._write(newest, problem)
+        # A spec that has not been processed yet must not be marked as observed.
+        if self._offers(current) == self._offers(found):
+            await self._write(current, problem)
 
     def _changes(
         self, found: ClusterAdvertisement, problem: str
@@ -243,7 +246,7 @@ class Advertisements(Controller[ClusterAdvertisement]):
             if status:
                 await self._patch(found, {"status": status}, "status")
         except (Conflict, NotFound):
-            self._look_soon(found.metadata.name)  # somebody else was faster
+            self._look_soon(found.metadata.name)  # changed meanwhile
 
     async def _patch(
         self, found: ClusterAdvertisement, change: showing.Change, subresource: str = ""

@@ -1,6 +1,6 @@
-"""What time alone brings about: when something is next to be looked at, though nothing happens.
+"""Tracks when time alone requires a reconcile, although no object and no record changes.
 
-The parts of the broker that look at objects each have one, and ask it once a tick.
+Each reconciler has one `NextDue` and checks it once per tick.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from datetime import UTC, datetime
 from typing import Final
 
 TICK: Final = 1.0
-"""Seconds. By so much what only time tells may be noticed late; it is judged by the clock all the same."""
+"""Seconds. Changes caused by time alone are noticed at most this late; decisions use the clock itself."""
 
 
 class Alarm:
-    """Rings at the earliest of the moments for which it was set, until it is turned off."""
+    """The earliest of the moments it was set to, until it is cleared."""
 
     def __init__(self) -> None:
         self._at = _NEVER
@@ -28,7 +28,7 @@ class Alarm:
         return self._at <= now
 
     def is_over(self, due: datetime | None, now: datetime) -> bool:
-        """Whether it is time for one thing; if it is to come, the alarm is set for it."""
+        """Whether `due` has passed; if it lies in the future, it is noted."""
         if due is not None and due > now:
             self.set(due)
         return due is not None and due <= now

@@ -1,7 +1,7 @@
-"""A label on the leading broker's own pod, by which a Service finds the one that takes changes.
+"""Sets a label on the leader's own pod, so that a Service can select the broker that accepts changes.
 
-The pods that follow answer questions and refuse changes, and a client that kept its connection to one of
-them would go on being refused.
+Followers serve reads and reject changes. A client with a connection to a follower would be rejected again
+and again.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ LEADER: Final = "leader"
 FOLLOWER: Final = "follower"
 
 LOOKS: Final = timedelta(milliseconds=250)
-"""How often it asks who leads: for so long changes may go to the wrong pod."""
+"""Interval of the leadership checks: changes may go to the wrong pod for this long."""
 LEAVES_WITHIN: Final = timedelta(seconds=2)
-"""For which a broker that stops waits until its label is gone."""
+"""How long a stopping broker waits for the removal of its label."""
 SECOND_LOOK: Final = 40
-"""Every so many looks the pod itself is read: somebody may have changed its label."""
+"""Every this many checks the pod itself is read, in case others have changed the label."""
 
 log = structlog.get_logger("kubelend.election")
 
 
 class Pod(Part, frozen=True):
-    """As little of it as this needs."""
+    """A Pod with its metadata only."""
 
     metadata: Metadata
 
@@ -58,16 +58,16 @@ class Badge:
         self._problem = ""
 
     async def run(self) -> None:
-        """Wear what this broker is, and nothing once it stops. Never returns."""
+        """Keep the label up to date, and remove it at the end. Runs until cancelled."""
         try:
-            for look in itertools.count(1):
-                await self.change(is_second_look=look % SECOND_LOOK == 0)
+            for attempt in itertools.count(1):
+                await self.change(is_second_look=attempt % SECOND_LOOK == 0)
                 await asyncio.sleep(LOOKS.total_seconds())
         finally:
             await self.take_off()
 
     async def change(self, *, is_second_look: bool = False) -> None:
-        """Only what is otherwise is written. An error is tried again at the next look."""
+        """Set the label if it differs. After an error the next check tries again."""
         try:
             if is_second_look:
                 self._worn = await self._seen()
@@ -76,16 +76,16 @@ class Badge:
             self._complain(str(error))
 
     async def take_off(self) -> None:
-        """A broker that stops takes no changes any more. If it cannot say so, it stops all the same."""
+        """Remove the label, because a stopping broker accepts no changes. Gives up after a timeout."""
         try:
             async with asyncio.timeout(LEAVES_WITHIN.total_seconds()):
                 await self._write(None)
         except (KubelendError, TimeoutError) as error:
-            problem = str(error) or "the API server did not answer in time"
-            log.warning("the own pod keeps its label", pod=self._pod.name, problem=problem)
+            message = str(error) or "the API server did not answer in time"
+            log.warning("Failed to remove leader label from pod", pod=self._pod.name, error=message)
         else:
             self._worn = ""
-            log.info("label taken off", pod=self._pod.name)
+            log.info("Removed leader label", pod=self._pod.name)
 
     async def _seen(self) -> str:
         found = await self._client.find(PODS, *self._pod)
@@ -95,7 +95,7 @@ class Badge:
         if due != self._worn:
             await self._write(due)
             self._worn, self._problem = due, ""
-            log.info("labelled", pod=self._pod.name, role=due)
+            log.info("Set leader label", pod=self._pod.name, role=due)
 
     async def _write(self, role: str | None) -> None:
         labels: dict[str, object] = {"metadata": {"labels": {ROLE: role}}}
@@ -104,4 +104,4 @@ class Badge:
     def _complain(self, problem: str) -> None:
         if problem != self._problem:
             self._problem = problem
-            log.warning("the own pod cannot be labelled", pod=self._pod.name, problem=problem)
+            log.warning("Failed to set leader label, will retry", pod=self._pod.name, error=problem)

@@ -1,7 +1,9 @@
-"""What the controllers of the broker's objects have in common: how one object is looked at, and which are.
+"""Base of the reconcilers for the broker's own objects: queue, drift detection, record verification.
 
-`controllers.reservations` and `controllers.advertisements` say what follows for their kind. Level-triggered:
-whatever happened, one look at an object compares it with its record in the ledger, and does what is missing.
+`controllers.reservations` and `controllers.advertisements` implement `Reconciler` for their kind.
+Level-triggered: a reconcile compares the object with its record in the ledger, whatever event caused it, and
+does what is missing. An object that cannot be decoded is skipped, so that it cannot stop the broker. Any
+exception but a `KubelendError` is a bug and ends the task.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from kubelend.stores.kube_inspecting import Inspector
 
 
 class Controller(ABC, Generic[Kind]):
-    """Hand `mirror.take` what the watch says, call the others when it is time, and run `looks`."""
+    """Pass watch events to `cache.handle`, run `queue`, and call `tick` regularly."""
 
     def __init__(
         self,
@@ -48,15 +50,15 @@ class Controller(ABC, Generic[Kind]):
         self._inspector = Inspector(client, namespace)
 
     def look_at_all(self) -> None:
-        """The ledger was read anew, or this broker leads from now on."""
+        """After the ledger was reloaded, or this broker became the leader."""
         self.mirror.look_at_all()
         self.look_for_orphans()
 
     def look_for_orphans(self) -> None:
-        """Objects may have gone while nobody was watching, and their records be there still."""
+        """Objects may have been deleted while nothing was watching, and their records are still there."""
         if not self.mirror.is_complete:
             return
-        # One that leads no more, and has not noticed yet, is told to look at all again when it does.
+        # A broker that has lost leadership without noticing yet enqueues everything again when it does.
         with suppress(Unavailable):
             ledger, _ = self._broker.present()
             for name in self._expected(ledger):
@@ -65,54 +67,54 @@ class Controller(ABC, Generic[Kind]):
 
     @abstractmethod
     def tick(self) -> None:
-        """Look at that of which nothing tells but the time."""
+        """Enqueue what only the passing of time affects."""
 
-    # -- what follows from an object
+    # -- what a kind implements
 
     @abstractmethod
     def _notice(self, name: str) -> None:
-        """Have it looked at."""
+        """Enqueue the object."""
 
     @abstractmethod
     def _happened(self, turn: Turn[Kind]) -> Iterable[Happening]:
-        """What people are to be told of a change."""
+        """The Events to emit for an update."""
 
     @abstractmethod
     def _expected(self, ledger: Ledger) -> Iterable[str]:
-        """The names of the objects that have to be there."""
+        """The names of the objects that must exist."""
 
     @abstractmethod
     async def _serve(self, found: Kind) -> None:
-        """Do what is missing."""
+        """Bring object and record into agreement."""
 
     @abstractmethod
     async def _miss(self, name: str) -> None:
-        """There is no such object: is it one that has to be there?"""
+        """The object does not exist: check whether it should."""
 
     @abstractmethod
     async def _end(self, gone: Kind) -> None:
-        """Draw the consequences."""
+        """Handle the deletion of an object."""
 
     def _bury(self, gone: Kind) -> None:
-        """Remember nothing of it."""
+        """Drop all state about a deleted object."""
         self._suspicions.clear(gone)
         self.mirror.bury(gone)
 
-    # -- the look
+    # -- reconcile
 
     async def _look(self, name: str) -> None:
         if not self._broker.may_decide:
-            for gone in self.mirror.gone(name):  # whoever leads sees to it
-                self._bury(gone)
+            for deleted in self.mirror.gone(name):  # the leader handles the deletion
+                self._bury(deleted)
             return
         ACTOR.set(Actor(f"{self._namespace}/{name}", "object"))
-        for gone in self.mirror.gone(name):
-            await self._end(gone)
-            self._bury(gone)
+        for deleted in self.mirror.gone(name):
+            await self._end(deleted)
+            self._bury(deleted)
         unreadable = self.mirror.unreadable(name)
         self._riddles.look(name, unreadable)
         if unreadable is not None:
-            return  # it is there, whatever it says
+            return  # it exists, whatever its content
         found = self.mirror.find(name)
         if found is not None:
             await self._serve(await self._inspector.judged(found))
@@ -121,11 +123,11 @@ class Controller(ABC, Generic[Kind]):
 
     def _turned(self, turn: Turn[Kind]) -> None:
         if self._broker.may_decide:
-            for happening in self._happened(turn):
-                self._teller.tell(happening)
+            for event in self._happened(turn):
+                self._teller.tell(event)
 
     async def _found(self, name: str) -> Kind | None:
-        """The object as it is, with all that was decided written into it."""
+        """The object as it is on the server, after all decisions so far were written."""
         await self._broker.settled()
         found = await self._client.find(self._resource, name, self._namespace)
         return found and await self._inspector.judged(found)

@@ -1,7 +1,7 @@
-"""Objects that call themselves the broker's, and that the broker knows nothing of: they are deleted.
+"""Deletes objects that are labelled as managed by the broker, but have no record in the ledger.
 
-For both controllers. Somebody may have made one out of a copy, so whoever looks for it is told where it went.
-Only the ledger that is the newest can tell (`Broker.confirm`): what an older one does not know may be held.
+Somebody may have made one from a copy, so an Event says why it was deleted. Only the current ledger can tell
+(`Broker.check_fencing`): an older one may lack a record that holds resources.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kubelend.kube.resources import Resource
 
 
 async def remove(client: Client, resource: Resource[Kind], found: Kind, teller: Teller) -> bool:
-    """Delete it as it was seen. False if it is otherwise by now: it may be a ghost no more."""
+    """Delete the orphan as it was read. False if it has changed since and may be no orphan any more."""
     is_gone = await removals.remove(client, resource, found)
     if is_gone:
         teller.tell(happenings.at_removal(found))

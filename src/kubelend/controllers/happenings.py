@@ -1,7 +1,7 @@
-"""Events on the objects that people applied: what `kubectl describe` tells of them.
+"""Kubernetes Events on objects that users applied, as shown by `kubectl describe`.
 
-They are told once, when it happens, and nobody relies on them: one that cannot be written is dropped. Objects
-that the broker made have none, for their makers hear of everything over the REST interface.
+Each is emitted once, when it happens, and nothing relies on them: one that cannot be written is dropped.
+Objects that the broker manages have none, because their users receive everything over the REST interface.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
 from kubelend.wire.objects import Metadata, Object
 
 LONGEST: Final = 1024
-"""Characters of a message: the API server takes no more."""
+"""Characters of a message: the API server's limit."""
 MOST_WAITING: Final = 1000
 COMPONENT: Final = "kubelend-broker"
 
@@ -32,14 +32,14 @@ log = structlog.get_logger("kubelend.controllers")
 
 
 class Subject(NamedTuple):
-    """An object of which no more is known than what every one has."""
+    """An object of which only the type and metadata are known."""
 
     type: type[Object]
     metadata: Metadata
 
 
 class Happening(NamedTuple):
-    """What happened, to which object."""
+    """An Event to be written, and the object it is about."""
 
     type: Literal["Normal", "Warning"]
     reason: str
@@ -68,36 +68,36 @@ def of_advertisement(
     if was != now and now == "Stale":
         yield Happening("Warning", "Stale", after.status.message, after)
     elif was == "Stale" and now == "Active":
-        yield Happening("Normal", "Active", "It is heard again", after)
+        yield Happening("Normal", "Active", "The cluster advertises again", after)
     if _is_overcommitted(after) and not _is_overcommitted(before):
         yield Happening("Warning", "Overcommitted", after.status.message, after)
 
 
 def at_deletion(found: Reservation, message: str) -> Happening:
-    """What it held is given back because somebody deleted it."""
+    """The Reservation was deleted by its user."""
     return Happening("Normal", "Released", message, found)
 
 
 def at_removal(found: Object) -> Happening:
-    """It was no object of the broker's, and said so."""
-    message = "Deleted: it was labelled as made by the broker, which has no record of it"
-    return Happening("Warning", "NotTheBrokers", message, found)
+    """The object was labelled as managed by the broker, but was not."""
+    message = "Deleted because it was labelled as managed by the broker, which has no record of it"
+    return Happening("Warning", "OrphanDeleted", message, found)
 
 
 def of_outdated(found: ClusterAdvertisement) -> Happening:
-    """What it says is passed over."""
-    message = "Not taken in: the cluster has said something newer elsewhere; set a later timestamp"
+    """The spec is older than the cluster's latest advertisement."""
+    message = "Ignored because the cluster has sent a newer advertisement; set a later timestamp"
     return Happening("Warning", "Outdated", message, found)
 
 
 def of_unreadable(kind: type[Object], found: Unreadable) -> Happening:
-    """It is left alone until somebody mends it."""
+    """The object is skipped until it is fixed."""
     about = Subject(kind, Metadata(found.name, found.namespace, found.uid))
-    return Happening("Warning", "Unreadable", f"Left alone: {found.problem}", about)
+    return Happening("Warning", "Undecodable", f"Skipped: {found.problem}", about)
 
 
 def body(happening: Happening, at: datetime, suffix: str) -> dict[str, object]:
-    """As the API server takes it."""
+    """The Event object as the API server takes it."""
     about, stamp = happening.about, msgspec.to_builtins(at.replace(microsecond=0))
     metadata = about.metadata
     kind = about.type if isinstance(about, Subject) else type(about)
@@ -126,7 +126,7 @@ def body(happening: Happening, at: datetime, suffix: str) -> dict[str, object]:
 
 
 class Teller:
-    """Use `run` as a task. `tell` never waits."""
+    """Writes Events in the background. Use `run` as a task; `emit` never blocks."""
 
     def __init__(self, client: Client, clock: Callable[[], datetime]) -> None:
         self._client = client
@@ -137,22 +137,24 @@ class Teller:
         try:
             self._waiting.put_nowait(happening)
         except asyncio.QueueFull:
-            log.warning("event dropped", reason=happening.reason, why="too many at once")
+            log.warning(
+                "Event dropped", event_reason=happening.reason, error="too many Events are queued"
+            )
 
     async def run(self) -> None:
-        """For ever."""
+        """Runs until cancelled."""
         while True:
-            happening = await self._waiting.get()
-            made = body(happening, self._clock(), secrets.token_hex(8))
-            namespace = happening.about.metadata.namespace
+            event = await self._waiting.get()
+            made = body(event, self._clock(), secrets.token_hex(8))
+            namespace = event.about.metadata.namespace
             try:
                 await self._client.raw("POST", f"/api/v1/namespaces/{namespace}/events", made)
-            except KubelendError as problem:
-                log.warning("event dropped", reason=happening.reason, why=str(problem))
+            except KubelendError as error:
+                log.warning("Event dropped", event_reason=event.reason, error=str(error))
 
 
 class Riddles:
-    """Tells of each object of a kind that cannot be read, once for each way in which it cannot."""
+    """Emits an Event for each object of a kind that cannot be decoded, once per error."""
 
     def __init__(self, kind: type[Object], teller: Teller) -> None:
         self._kind = kind
@@ -160,7 +162,7 @@ class Riddles:
         self._told: dict[str, Unreadable] = {}
 
     def look(self, name: str, found: Unreadable | None) -> None:
-        """`found` is None once the object of this name can be read, or is not there."""
+        """`found` is None if the object can be decoded or does not exist."""
         if found is None:
             self._told.pop(name, None)
         elif self._told.get(name) != found:

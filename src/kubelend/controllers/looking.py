@@ -1,7 +1,6 @@
-"""Looking at one object at a time: a look that fails is repeated, and told once and not at every try.
+"""Work queue of object names with one reconcile at a time per name.
 
-Both controllers are made of it. An object that does not fit the types is left alone, so that nobody can stop
-the broker with one. Anything else but an error of ours is a mistake in the code, and ends the task.
+A failed reconcile is retried with backoff, and logged once per cause, not at each attempt.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ log = structlog.get_logger("kubelend.controllers")
 
 
 class Looks:
-    """Names of objects of one kind, each looked at by one worker at a time."""
+    """Reconciles objects of one kind by name."""
 
     def __init__(self, kind: str, look: Callable[[str], Awaitable[None]]) -> None:
         self._kind = kind
@@ -34,7 +33,7 @@ class Looks:
         self._queue.add_after(name, delay)
 
     async def run(self) -> None:
-        """For ever."""
+        """Runs until cancelled."""
         await self._queue.work(self._attempt)
 
     async def _attempt(self, name: str) -> None:
@@ -42,22 +41,22 @@ class Looks:
             await self._look(name)
         except KubelendError as error:
             self._queue.retry(name, _patience(error))
-            self._complain("has to wait", name, error.code, error)
-        except msgspec.MsgspecError as error:  # to look again would not help until it is changed
+            self._complain("Reconcile failed, will retry", name, error.code, error)
+        except msgspec.MsgspecError as error:  # a retry would not help until the object is changed
             self._queue.forget(name)
-            self._complain("makes no sense, and is left alone", name, str(error), error)
+            self._complain("Skipping invalid object", name, str(error), error)
         else:
             self._queue.forget(name)
             if self._problems.pop(name, None) is not None:
-                log.info("waits no longer", kind=self._kind, object=name)
+                log.info("Reconcile recovered", kind=self._kind, name=name)
 
     def _complain(self, what: str, name: str, problem: str, error: Exception) -> None:
         if self._problems.get(name) != problem:
             self._problems[name] = problem
-            log.warning(what, kind=self._kind, object=name, problem=str(error))
+            log.warning(what, kind=self._kind, name=name, error=str(error))
 
 
 def _patience(error: KubelendError) -> timedelta:
-    """What somebody asked to be left in peace for."""
-    asked = error.retry_after if isinstance(error, LimitExceeded | Unavailable) else 0.0
-    return timedelta(seconds=asked)
+    """The pause that the error asks for."""
+    request = error.retry_after if isinstance(error, LimitExceeded | Unavailable) else 0.0
+    return timedelta(seconds=request)

@@ -1,6 +1,6 @@
-"""What is asked in a mailbox, done: each call as the REST interface does it, in the mailbox's name.
+"""Executes the requests that agents write into their cluster namespace, as the REST interface would.
 
-`controllers.mailbox_clerk` asks here, and writes the answer. Errors are those that REST would answer with.
+`NamespaceReconciler` calls it and writes the response. Errors are those of the REST interface.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ REQUESTER: Final = Side.REQUESTER
 
 
 class Answers:
-    """Does what one cluster asks for."""
+    """Executes the requests of one cluster."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Answers:
         self._namespace = namespace
 
     def admit(self, question: Question, *, speaks: bool = True) -> None:
-        """Refuse who was put out, and an agent while another one of its cluster speaks."""
+        """Reject a revoked cluster, and an agent while another agent of the cluster has the session."""
         member = self._broker.registry.members.get(member_id(roles.Role.CLUSTER, self._cluster))
         if member is not None and member.standing is Standing.REVOKED:
             raise Revoked(
@@ -70,7 +70,7 @@ class Answers:
         if self._speakers is None or not question.agent:
             return
         if speaks:
-            origin = f"in mailbox {self._namespace}"
+            origin = f"in namespace {self._namespace}"
             self._speakers.speak(self._cluster, question.agent, origin)
         else:
             self._speakers.hear(self._cluster, question.agent)
@@ -78,7 +78,7 @@ class Answers:
     async def advertisement(
         self, seen: ClusterAdvertisement, question: Question
     ) -> tuple[bodies.Advertisement, dict[str, object]]:
-        """What the broker makes of it, as the answer and as the object's status."""
+        """The response body, and the object's status."""
         with self._acting():
             self.admit(question)
             body = specs.advertisement(seen.spec)
@@ -89,71 +89,75 @@ class Answers:
         status = conversion.from_cluster_status(
             view.cluster, view.reserved, view.lent, view.holds, now
         )
-        shown = msgspec.to_builtins(status)
-        told = {name: shown.get(name) for name in _SHOWN}
-        return conversion.accepted(body, view.cluster, view.reserved), told
+        fields_of_status = msgspec.to_builtins(status)
+        fields = {name: fields_of_status.get(name) for name in _SHOWN}
+        return conversion.accepted(body, view.cluster, view.reserved), fields
 
     async def reservation(self, seen: Reservation, question: Question) -> Record:
         with self._acting():
             self.admit(question)
-            if question.call == "reserve":
+            if question.verb == "reserve":
                 return await self._reserve(seen)
             found = await parties.owned(self._broker, _told(seen), self._cluster)
-            match question.call:
+            match question.verb:
                 case "activate":
                     return await self._broker.activate(parties.ongoing(found))
                 case "renew":
-                    return await self._renew(found, question.text)
+                    return await self._renew(found, question.arguments)
                 case "release":
                     return await self._broker.release(found.id, Reason.BY_REQUESTER)
-        raise InvalidInput(f"a reservation cannot be asked to {question.call[:20]!r}")
+        raise InvalidInput(f"unknown verb for a reservation: {question.verb[:20]!r}")
 
     async def instruction(self, seen: ProviderInstruction, question: Question) -> Record:
         lent = ReservationId(seen.spec.reservation_name)
         with self._acting():
             self.admit(question)
-            match question.call:
+            match question.verb:
                 case "acknowledge":
                     return await parties.acknowledge(self._broker, lent, self._cluster)
                 case "refuse":
-                    return await parties.refuse(self._broker, lent, self._cluster, question.text)
-        raise InvalidInput(f"a provider cannot {question.call[:20]!r}")
+                    return await parties.refuse(
+                        self._broker, lent, self._cluster, question.arguments
+                    )
+        raise InvalidInput(f"unknown verb for a provider instruction: {question.verb[:20]!r}")
 
     async def read(self, question: Question) -> str:
-        """The reservation that was asked for by name, as REST gives it, also out of the archive."""
-        if question.call != "read" or not question.text:
+        """The named reservation as the REST interface returns it, also from the archive."""
+        if question.verb != "read" or not question.arguments:
             return ""
-        found = await parties.visible(self._broker, ReservationId(question.text), self._cluster)
+        found = await parties.visible(
+            self._broker, ReservationId(question.arguments), self._cluster
+        )
         return mailboxes.text(conversion.from_reservation(found))
 
     async def give_back(self, seen: Reservation, shelf: Shelf) -> None:
-        """Release what an object stands for, if it still holds anything."""
+        """Release the reservation of an object, if it is not finished."""
         found = await self._standing_for(seen, shelf)
         if found is not None and found.phase not in FINAL:
             with self._acting():
                 await self._broker.release(found.id, Reason.DELETED)
 
     async def _reserve(self, seen: Reservation) -> Record:
-        """What it has become before counts, also after the ledger has forgotten the key."""
+        """A known reservation counts, also after the ledger has dropped the idempotency key."""
         if seen.spec.requester_id:
             parties.check_owner(seen.spec.requester_id, self._cluster, "requesterID")
         if mailbox_plans.instruction(seen) is not None:
             return await parties.owned(self._broker, _told(seen), self._cluster)
         key = route.checked_key(mailbox_plans.key_of(seen))
         body = specs.request(seen.spec)
-        wish = conversion.to_request(body, self._cluster, key, self._terms)
-        return await self._broker.reserve(wish)
+        request = conversion.to_request(body, self._cluster, key, self._terms)
+        return await self._broker.reserve(request)
 
     async def _renew(self, found: Record, text: str) -> Record:
         longer = conversion.bounded_duration(text, self._terms) if text else None
         return await self._broker.renew(parties.ongoing(found), longer)
 
     async def _standing_for(self, seen: Reservation, shelf: Shelf) -> Record | None:
-        """Without an answer, what it has asked for. That may be shown by another object, and is its then."""
+        """The reservation of the object; without a response, by key, unless another object shows it."""
         if mailbox_plans.instruction(seen) is not None:
             try:
                 return await parties.owned(self._broker, _told(seen), self._cluster)
-            except (NotFound, Forbidden):  # of a cluster whose mailbox it was before
+            except (NotFound, Forbidden):  # of the namespace's previous cluster
                 return None
         records = await self._broker.read(lambda ledger: list(ledger.touching(self._cluster)))
         mine = (one for one in records if one.requester == self._cluster)
@@ -162,8 +166,8 @@ class Answers:
 
     @contextmanager
     def _acting(self) -> Iterator[None]:
-        """The journal is to name the cluster, and whence it spoke."""
-        actor = Actor(self._cluster, roles.Role.CLUSTER, f"mailbox {self._namespace}")
+        """Attribute audit records to the cluster and its namespace."""
+        actor = Actor(self._cluster, roles.Role.CLUSTER, f"namespace {self._namespace}")
         before = ACTOR.set(actor)
         try:
             yield
@@ -172,14 +176,14 @@ class Answers:
 
 
 def passing(problem: KubelendError) -> KubelendError:
-    """What is wrong with the mailbox is no refusal of what was asked."""
+    """A failure to write the namespace is no rejection of the request."""
     if problem.retryable:
         return problem
-    return Unavailable(f"the mailbox cannot be kept: {problem}")
+    return Unavailable(f"the cluster namespace cannot be updated: {problem}")
 
 
 def part(cluster: ClusterId, record: Record, side: Side) -> Instruction | None:
-    """What a reservation means for a cluster on one side of it; None if it is not there."""
+    """The instruction for a cluster on one side of a reservation; None if it is not on that side."""
     found = instructions.for_cluster(cluster, record)
     return next((one for one in found if one.side is side), None)
 
@@ -191,7 +195,7 @@ _SHOWN: Final = (
 
 
 def _told(seen: Reservation) -> ReservationId:
-    said = mailbox_plans.instruction(seen)
-    if said is None:
+    response = mailbox_plans.instruction(seen)
+    if response is None:
         raise no_reservation(seen.metadata.name)
-    return ReservationId(said.reservation.id)
+    return ReservationId(response.reservation.id)

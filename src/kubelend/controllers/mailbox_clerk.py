@@ -1,7 +1,7 @@
-"""One cluster's mailbox, attended: its questions are answered, and it tells what the ledger has for it.
+"""Reconciles one cluster namespace: answers requests, and mirrors the ledger's state into its objects.
 
-`controllers.mailboxes` calls `attend` whenever something is new, one call at a time. Who asks is the cluster
-whose namespace it is, whatever the objects say of themselves.
+`ClusterNamespaces` calls `reconcile` after each change, one call at a time per namespace. The caller
+is the cluster of the namespace, whatever the objects claim.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from kubelend.wire.broker_objects import (
 )
 from kubelend.wire.objects import Object, ProviderInstruction, Question, Reply
 
-log = structlog.get_logger("kubelend.mailboxes")
+log = structlog.get_logger("kubelend.cluster_namespaces")
 
 INSTRUCTIONS = resources.of(ProviderInstruction)
 
 
 class Clerk:
-    """Attends to one mailbox."""
+    """Reconciles one cluster namespace."""
 
     def __init__(
         self, means: Means, namespace: str, cluster: ClusterId, wake: Callable[[], None]
@@ -48,27 +48,27 @@ class Clerk:
         self.namespace = namespace
         self.shelf = Shelf()
         self.is_closing = False
-        """Whether somebody has deleted the namespace, and what is in it goes now."""
+        """Whether the namespace has a deletionTimestamp, so that no object can be created in it."""
         self._means = means
         self._answers = Answers(means.broker, means.terms, means.speakers, cluster, namespace)
         self._wake = wake
         self._session: Session | None = None
         self._ledger: Ledger | None = None
-        """Whose reservations the mailbox tells of: another one is read after a failure, or a takeover."""
+        """The ledger that was mirrored last: after a reload or a change of leader it is another one."""
         self._pen = Pen(means, namespace, cluster, self.shelf)
         self._removals = Alarm()
-        """Rings when something that was refused may have been there for long enough."""
+        """When the next rejected request may be deleted."""
         self._spoilt: dict[str, str] = {}
-        """What is left alone, and why: to be said once."""
+        """Errors by object, to log each once."""
 
     @property
     def is_due(self) -> bool:
-        """Whether there is something to do, though nothing has happened."""
+        """Whether time alone requires a reconcile."""
         broker = self._means.broker
         return self._removals.rings(broker.clock()) and broker.leadership.leads
 
     async def attend(self) -> None:
-        """Do all that there is to do. What fails is to be looked at again, all of it."""
+        """Process all that is pending. After an error everything is processed again."""
         if not self._means.broker.leadership.leads:
             return
         try:
@@ -79,32 +79,32 @@ class Clerk:
             raise
 
     async def dismiss(self) -> None:
-        """It is nobody's mailbox any more, or the broker stops."""
-        session, self._session = self._session, None
-        if session is not None:
-            await session.end()
+        """The namespace is no cluster namespace any more, or the broker stops."""
+        stream, self._session = self._session, None
+        if stream is not None:
+            await stream.end()
 
-    # -- one look
+    # -- reconcile
 
     async def _attend(self) -> None:
-        mailbox = self.shelf.mailbox
-        asked = None if mailbox is None else mailbox_plans.unanswered(mailbox)
-        self._hear(asked)
+        session = self.shelf.mailbox
+        request = None if session is None else mailbox_plans.unanswered(session)
+        self._hear(request)
         self._look_at_refused()
-        problem = await self._catch_up()
-        while unread := self.shelf.take():
-            if not unread.objects and not unread.reservations:
+        error = await self._catch_up()
+        while pending := self.shelf.take():
+            if not pending.objects and not pending.reservations:
                 break
-            problem = await self._handle(unread, problem)
-        if asked is not None:
-            await self._sparing(mailboxes.NAME, self._answer_mailbox, asked, problem)
+            error = await self._handle(pending, error)
+        if request is not None:
+            await self._sparing(mailboxes.NAME, self._answer_mailbox, request, error)
         else:
             await self._show_session()
-        if problem is not None:
-            raise problem
+        if error is not None:
+            raise error
 
     async def _handle(self, unread: Unread, before: KubelendError | None) -> KubelendError | None:
-        """Gives the first problem: one object that cannot be written keeps no other from its answer."""
+        """Returns the first error: an object that cannot be written does not block the others."""
         try:
             await self._answer_all(unread.objects)
             if before is None:
@@ -116,7 +116,7 @@ class Clerk:
         return before
 
     async def _catch_up(self) -> KubelendError | None:
-        """After a reload every object may be wrong; also those whose reservation the ledger has lost."""
+        """After a reload every object may be wrong, including those whose record the ledger has lost."""
         try:
             ledger = await self._means.broker.read(lambda ledger: ledger)
         except KubelendError as error:
@@ -140,21 +140,21 @@ class Clerk:
         if isinstance(seen, Reservation) and marks.is_leaving(seen.metadata):
             await self._let_go(seen)
             return
-        question = mailbox_plans.unanswered(seen)
-        self._hear(question)
-        wish = mailbox_plans.wished(seen) if isinstance(seen, Reservation) else ""
-        if question is None and wish:
-            question = Question(_last_question(seen), wish)
-        if question is None:
+        request = mailbox_plans.unanswered(seen)
+        self._hear(request)
+        verb = mailbox_plans.wished(seen) if isinstance(seen, Reservation) else ""
+        if request is None and verb:
+            request = Question(_last_question(seen), verb)
+        if request is None:
             if isinstance(seen, Reservation):
                 await self._keep(seen)
         elif isinstance(seen, Reservation):
-            await self._answer_reservation(seen, question)
+            await self._answer_reservation(seen, request)
         else:
-            await self._answer_instruction(seen, question)
+            await self._answer_instruction(seen, request)
 
     async def _keep(self, seen: Reservation) -> None:
-        """One that asks for nothing now."""
+        """A reservation without a pending request."""
         broker = self._means.broker
         due = refusals.due_in_mailbox(seen, broker.retention)
         if mailbox_plans.is_loose(seen, self.cluster):
@@ -163,21 +163,21 @@ class Clerk:
             await self._pen.remove(seen)
 
     def _look_at_refused(self) -> None:
-        """Whose agents would have taken them away, had they lived."""
+        """Their agents would have deleted them, but may no longer run."""
         if self.is_due:
             self._removals.turn_off()
             self.shelf.look_at(
-                lambda one: isinstance(one, Reservation) and one.status.reply is not None
+                lambda one: isinstance(one, Reservation) and one.status.response is not None
             )
 
-    # -- questions
+    # -- requests
 
     def _hear(self, question: Question | None) -> None:
         if question is not None and self._session is not None:
             self._session.hear(question.agent)
 
     async def _answer_reservation(self, seen: Reservation, question: Question) -> None:
-        if question.call == "reserve" and not marks.holds_on(seen.metadata):
+        if question.verb == "reserve" and not marks.holds_on(seen.metadata):
             held = await self._pen.hold_on_to(seen)
             if held is None:
                 return
@@ -187,14 +187,14 @@ class Clerk:
         except NotLeader:
             raise
         except KubelendError as error:
-            if error.retryable and not question.id:  # nobody would ask again
+            if error.retryable and not question.id:  # nobody would repeat the request
                 raise
-            said = self._refused(seen, question, error)
-            if said.told:
-                await self._pen.patch_status(seen, {"reply": mailboxes.reply(said)})
+            response = self._refused(seen, question, error)
+            if response.body:
+                await self._pen.patch_status(seen, {"response": mailboxes.reply(response)})
             else:
                 now = self._means.broker.clock()
-                status = mailbox_plans.refused_status(seen, error, said, now)
+                status = mailbox_plans.refused_status(seen, error, response, now)
                 await self._pen.patch_status(seen, status)
         else:
             await self._pen.tell_own(seen, record, question.id)
@@ -205,73 +205,73 @@ class Clerk:
         except NotLeader:
             raise
         except KubelendError as error:
-            reply = mailboxes.reply(self._refused(seen, question, error))
-            await self._pen.patch(INSTRUCTIONS, seen, {"spec": {"reply": reply}})
+            fields = mailboxes.reply(self._refused(seen, question, error))
+            await self._pen.patch(INSTRUCTIONS, seen, {"spec": {"response": fields}})
         else:
             part = mailbox_answers.part(self.cluster, record, mailbox_answers.PROVIDER)
             if part is not None:
                 await self._pen.tell_lent(Tell(part, seen), question.id)
 
     async def _answer_advertisement(self, seen: ClusterAdvertisement) -> None:
-        """What follows from it is told before it is answered: whoever reads the answer finds it."""
-        question = mailbox_plans.unanswered(seen) or Question("", "publish")
-        self._hear(question)
+        """The resulting instructions are written before the response, so that its reader finds them."""
+        request = mailbox_plans.unanswered(seen) or Question("", "publish")
+        self._hear(request)
         try:
-            body, status = await self._answers.advertisement(seen, question)
-            said = Reply(question.id, mailboxes.text(body))
+            body, status = await self._answers.advertisement(seen, request)
+            response = Reply(request.id, mailboxes.text(body))
         except NotLeader:
             raise
         except KubelendError as error:
-            said = Reply(question.id, "", mailboxes.refused(error))
+            response = Reply(request.id, "", mailboxes.refused(error))
             status = {"message": str(error), "active": False}
         else:
             await self._tell_rest()
         status["observedGeneration"] = seen.metadata.generation
-        await self._pen.patch_status(seen, status | {"reply": mailboxes.reply(said)})
+        await self._pen.patch_status(seen, status | {"response": mailboxes.reply(response)})
 
     async def _answer_mailbox(self, question: Question, problem: KubelendError | None) -> None:
         status: dict[str, object] = {"clusterID": self.cluster}
-        said = Reply(question.id)
+        response = Reply(question.id)
         try:
-            if question.call == "ping":
+            if question.verb == "ping":
                 self._check_ready()
             elif problem is not None:
                 raise mailbox_answers.passing(problem)
             status |= await self._conversed(question)
-            said = replace(said, told=await self._answers.read(question))
+            response = replace(response, body=await self._answers.read(question))
         except NotLeader:
             raise
         except KubelendError as error:
-            said = replace(said, problem=mailboxes.refused(error))
+            response = replace(response, error=mailboxes.refused(error))
         status |= {
             "session": "" if self._session is None else self._session.name,
             "lastUpdateTime": self._means.broker.clock(),
-            "reply": mailboxes.reply(said),
+            "response": mailboxes.reply(response),
         }
-        mailbox = self.shelf.mailbox
-        if mailbox is not None:
-            await self._pen.patch_status(mailbox, status)
+        session = self.shelf.mailbox
+        if session is not None:
+            await self._pen.patch_status(session, status)
 
     async def _conversed(self, question: Question) -> dict[str, object]:
-        """What an agent asks of the mailbox as a whole."""
-        if question.call == "leave":
+        """Requests for the whole namespace."""
+        if question.verb == "leave":
             if self._session is not None and self._session.agent == question.agent:
                 await self.dismiss()
             return {}
-        self._answers.admit(question, speaks=question.call == "listen")
-        if question.call == "listen":
+        self._answers.admit(question, speaks=question.verb == "listen")
+        if question.verb == "listen":
             await self._begin(question.agent)
         ends = await self._means.broker.read(lambda ledger: (ledger.revision, ledger.horizon))
         await self._tell_rest()
-        return {"revision": ends[0], "horizon": ends[1]}
+        return {"revision": ends[0], "compactedRevision": ends[1]}
 
     async def _begin(self, agent: str) -> None:
         means = self._means
-        session = Session(means.broker, self.cluster, agent, means.silence, self._ended)
-        await session.begin(means.speakers, f"in mailbox {self.namespace}")
-        former, self._session = self._session, session
-        if former is not None:
-            await former.end()
+        stream = Session(means.broker, self.cluster, agent, means.silence, self._ended)
+        await stream.begin(means.speakers, f"in namespace {self.namespace}")
+        previous, self._session = self._session, stream
+        if previous is not None:
+            await previous.end()
 
     def _ended(self, session: Session) -> None:
         if self._session is session:
@@ -279,25 +279,25 @@ class Clerk:
             self._wake()
 
     def _check_ready(self) -> None:
-        if (why := self._means.broker.unready) is not None:
-            raise NotReady(f"the broker is not ready: {why}", hint="try again later")
+        if (reason := self._means.broker.unready) is not None:
+            raise NotReady(f"the broker is not ready: {reason}", hint="try again later")
 
     async def _show_session(self) -> None:
-        mailbox = self.shelf.mailbox
+        session = self.shelf.mailbox
         name = "" if self._session is None else self._session.name
-        if mailbox is None:
+        if session is None:
             return
-        if (mailbox.status.session, mailbox.status.cluster_id) != (name, self.cluster):
+        if (session.status.session, session.status.cluster_id) != (name, self.cluster):
             now = self._means.broker.clock()
             status = {"session": name, "clusterID": self.cluster, "lastUpdateTime": now}
-            await self._pen.patch_status(mailbox, status)
+            await self._pen.patch_status(session, status)
 
     def _refused(self, seen: Told, question: Question, error: KubelendError) -> Reply:
-        """What was told before stays true."""
+        """The body of the last response stays valid."""
         before = mailbox_plans.reply(seen) or mailboxes.NOBODY
-        return Reply(question.id, before.told, mailboxes.refused(error))
+        return Reply(question.id, before.body, mailboxes.refused(error))
 
-    # -- what the ledger has
+    # -- the ledger's state
 
     async def _tell_all(self, ids: Iterable[ReservationId]) -> KubelendError | None:
         try:
@@ -315,14 +315,14 @@ class Clerk:
         await _together([self._do(step) for step in self._steps(id, record)])
 
     async def _tell_rest(self) -> None:
-        """What has come since the last look: whoever reads the next answer is to find it."""
-        if (problem := await self._tell_all(self.shelf.take_news())) is not None:
-            raise problem
+        """Changes since the last batch, so that the reader of the next response finds them."""
+        if (error := await self._tell_all(self.shelf.take_news())) is not None:
+            raise error
 
     def _steps(self, id: ReservationId, record: Record | None) -> list[Step]:
         own, lent = self.shelf.own(id, record), self.shelf.lent(id)
         steps = mailbox_plans.mirror(self.cluster, record, own, lent)
-        # Nothing new can be put into a namespace that is being deleted.
+        # Nothing can be created in a namespace that is being deleted.
         return [step for step in steps if not (self.is_closing and step.seen is None)]
 
     async def _do(self, step: Step) -> None:
@@ -335,9 +335,9 @@ class Clerk:
             await self._pen.tell_own(step.seen, step.instruction.reservation)
 
     async def _let_go(self, seen: Reservation) -> None:
-        """Somebody deleted it: what it stands for is given back, and then it may go."""
+        """The object is being deleted: release its reservation, then remove the finalizer."""
         await self._answers.give_back(seen, self.shelf)
-        await self._means.broker.confirm()  # an old ledger knows of nothing to give back
+        await self._means.broker.confirm()  # a stale ledger may not know the reservation
         if marks.holds_on(seen.metadata):
             left = [one for one in seen.metadata.finalizers if one != RESERVATION_FINALIZER]
             await self._pen.write_finalizers(seen, left)
@@ -345,25 +345,28 @@ class Clerk:
     async def _sparing(
         self, what: str, work: Callable[..., Awaitable[None]], *arguments: object
     ) -> None:
-        """One thing that cannot be put into words is left alone, and keeps no other from being done."""
+        """Run `work`, and skip the object if it cannot be encoded or decoded."""
         try:
             await work(*arguments)
-        except msgspec.MsgspecError as problem:
-            if self._spoilt.get(what) != str(problem):
-                self._spoilt[what] = str(problem)
+        except msgspec.MsgspecError as error:
+            if self._spoilt.get(what) != str(error):
+                self._spoilt[what] = str(error)
                 log.warning(
-                    "left alone in a mailbox", namespace=self.namespace, what=what, why=str(problem)
+                    "Skipping object that cannot be processed",
+                    namespace=self.namespace,
+                    name=what,
+                    error=str(error),
                 )
         else:
             self._spoilt.pop(what, None)
 
 
 async def _together(work: Iterable[Awaitable[None]]) -> None:
-    """All of it, also if some fails; then the first failure."""
+    """Run all of it, even if some fail, then raise the first error."""
     for failure in await asyncio.gather(*work, return_exceptions=True):
         if isinstance(failure, BaseException):
             raise failure
 
 
 def _last_question(seen: Told) -> str:
-    return (mailbox_plans.reply(seen) or mailboxes.NOBODY).question
+    return (mailbox_plans.reply(seen) or mailboxes.NOBODY).request_id

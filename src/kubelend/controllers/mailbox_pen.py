@@ -1,6 +1,6 @@
-"""What is written into a mailbox, and how: each write is taken in again as the API server gave it back.
+"""Writes the objects of a cluster namespace. Each result is put into the cache as the API server returned it.
 
-`controllers.mailbox_clerk` says what; by then it is decided.
+`NamespaceReconciler` decides what is written.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ from kubelend.wire.conversion import Terms
 from kubelend.wire.objects import Kind, ProviderInstruction, Reply
 
 AT_ONCE = 16
-"""Objects of one mailbox that are written at the same time."""
+"""Concurrent writes in one namespace."""
 
 Granting = Callable[[Record, ClusterId], Awaitable[str | None]]
 
 
 class Means(NamedTuple):
-    """What all mailboxes share."""
+    """Dependencies of all cluster namespaces."""
 
     client: Client
     broker: Broker
     terms: Terms
     speakers: Speakers | None = None
-    """Without them every agent of a cluster may speak."""
+    """Without it every agent of a cluster may send requests."""
     granting: Granting | None = None
-    """Signs what is told to the two sides of a reservation."""
+    """Signs the grants for the two sides of a reservation."""
     silence: timedelta = timedelta(minutes=15)
-    """After which an agent that listens, and says nothing, is taken to be gone."""
+    """After which an agent session without requests expires."""
 
 
 class Pen:
-    """Writes into one mailbox."""
+    """Writes into one cluster namespace."""
 
     def __init__(self, means: Means, namespace: str, cluster: ClusterId, shelf: Shelf) -> None:
         self._means = means
@@ -67,13 +67,13 @@ class Pen:
         part = mailbox_answers.part(self._cluster, record, mailbox_answers.REQUESTER)
         if part is None or isinstance(seen, ProviderInstruction):
             return
-        shown = await self._show(record) if seen is None else seen
-        said = await self._said(Tell(part, seen), question)
-        status = mailbox_plans.own_status(shown, record, said, self._means.broker.clock())
-        await self._patch(marks.RESERVATIONS, shown.metadata.name, {"status": status}, "status")
+        target = await self._show(record) if seen is None else seen
+        response = await self._said(Tell(part, seen), question)
+        status = mailbox_plans.own_status(target, record, response, self._means.broker.clock())
+        await self._patch(marks.RESERVATIONS, target.metadata.name, {"status": status}, "status")
 
     async def _show(self, record: Record) -> Stored:
-        """In full, or as much of it as the server's definition takes."""
+        """With all fields, or the minimal ones if the server's CRD rejects them."""
         create, kind = self._means.client.create, kube_objects.RESERVATIONS
         async with self._writes:
             try:
@@ -83,29 +83,29 @@ class Pen:
                 return await create(kind, least)
 
     async def tell_lent(self, step: Tell, question: str | None = None) -> None:
-        said = await self._said(step, question)
+        response = await self._said(step, question)
         if step.seen is None:
-            made = mailbox_plans.lent_object(step.instruction, said, self._namespace)
+            made = mailbox_plans.lent_object(step.instruction, response, self._namespace)
             async with self._writes:
                 self._shelf.see(
                     await self._means.client.create(resources.of(ProviderInstruction), made)
                 )
         elif isinstance(step.seen, ProviderInstruction):
-            spec = mailbox_plans.lent_change(step.instruction, said)
+            spec = mailbox_plans.lent_change(step.instruction, response)
             await self.patch(resources.of(ProviderInstruction), step.seen, {"spec": spec})
 
     async def _said(self, step: Tell, question: str | None) -> Reply:
-        """The words for an object; without a question the answer to the last one stays."""
+        """The response for an object; without a new request the request ID of the last one stays."""
         record, granting = step.instruction.reservation, self._means.granting
         grant = None if granting is None else await granting(record, self._cluster)
-        told = mailboxes.text(parties.told(step.instruction, grant or ""))
+        body = mailboxes.text(parties.told(step.instruction, grant or ""))
         before = mailboxes.NOBODY if step.seen is None else mailbox_plans.reply(step.seen)
         if question is not None:
-            return Reply(question, told)
-        return replace(before or mailboxes.NOBODY, told=told)
+            return Reply(question, body)
+        return replace(before or mailboxes.NOBODY, body=body)
 
     async def hold_on_to(self, seen: Reservation) -> Reservation | None:
-        """None if it is gone: then there is nothing to hold on to, and nothing is asked for."""
+        """None if the object no longer exists: then nothing is requested."""
         return await self.write_finalizers(seen, [*seen.metadata.finalizers, RESERVATION_FINALIZER])
 
     async def write_finalizers(self, seen: Reservation, left: list[str]) -> Reservation | None:
@@ -114,7 +114,7 @@ class Pen:
         return await self.patch(marks.RESERVATIONS, seen, change)
 
     async def remove(self, seen: Told) -> None:
-        """If somebody has changed it meanwhile, the watch tells."""
+        """If the object has changed meanwhile, it stays, and the watch reports it."""
         async with self._writes:
             await removals.remove(self._means.client, resources.of(type(seen)), seen)
 
@@ -128,7 +128,7 @@ class Pen:
         change: dict[str, object],
         subresource: str = "",
     ) -> Kind | None:
-        """None if it is gone: then nobody waits for it."""
+        """None if the object no longer exists."""
         return await self._patch(resource, seen.metadata.name, change, subresource)
 
     async def _patch(

@@ -1,7 +1,7 @@
-"""What is missing in a mailbox: from what the ledger has and what the objects say, to what has to be written.
+"""Compares the objects of a cluster namespace with the ledger, and plans the writes. Pure.
 
-Pure. `controllers.mailbox_clerk` asks for it and does it. Objects that agree with the ledger ask for nothing,
-so what the broker writes itself brings about no further write.
+Objects that agree with the ledger need no write, so the broker's own writes cause no further ones. What the
+broker writes goes into the cache as the API server returned it, so that it never acts on its own changes.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ Told = Reservation | ProviderInstruction
 
 
 class Tell(NamedTuple):
-    """Have an object say this; a new one if there is none."""
+    """Write this instruction into the object, or into a new one."""
 
     instruction: Instruction
     seen: Told | None
 
 
 class Remove(NamedTuple):
-    """The ledger has forgotten what it tells of."""
+    """The ledger no longer has the reservation of this object."""
 
     seen: Told
 
@@ -64,56 +64,56 @@ def mirror(
     own: Reservation | None,
     lent: ProviderInstruction | None,
 ) -> Iterator[Step]:
-    """What it takes for a mailbox to tell of one reservation as the ledger has it."""
+    """The writes that bring the objects of one reservation into agreement with the ledger."""
     parts = () if record is None else instructions.for_cluster(cluster, record)
     by_side = {part.side: part for part in parts}
-    for seen, side in ((own, Side.REQUESTER), (lent, Side.PROVIDER)):
+    for obj, side in ((own, Side.REQUESTER), (lent, Side.PROVIDER)):
         part = by_side.get(side)
         if part is None:
-            if seen is not None and is_ours(seen) and not marks.is_leaving(seen.metadata):
-                yield Remove(seen)
-        elif seen is None:
-            if part.action in OPEN:  # what was over before anybody was told of it stays untold
+            if obj is not None and is_ours(obj) and not marks.is_leaving(obj.metadata):
+                yield Remove(obj)
+        elif obj is None:
+            if part.action in OPEN:  # a reservation that ended before it was shown is not shown
                 yield Tell(part, None)
-        elif not is_told(seen, part):
-            yield Tell(part, seen)
+        elif not is_told(obj, part):
+            yield Tell(part, obj)
 
 
 def is_ours(seen: Told) -> bool:
-    """Whether it was made by the broker or an agent; what people made is theirs to delete."""
+    """Whether the broker or an agent made it; users delete their own objects."""
     if isinstance(seen, ProviderInstruction):
         return True
     return marks.is_own(seen.metadata) or mailboxes.KEY in seen.metadata.annotations
 
 
 def is_told(seen: Told, part: Instruction) -> bool:
-    """Grants apart: each is signed anew, and the same reservation has one that says the same."""
-    said = instruction(seen)
-    return said is not None and replace(said, grant="") == parties.told(part, "")
+    """Ignores grants: each signature differs, for the same content."""
+    response = instruction(seen)
+    return response is not None and replace(response, grant="") == parties.told(part, "")
 
 
 def instruction(seen: Told) -> bodies.Instruction | None:
-    """What an object says; None if nothing, or nothing that can be read."""
+    """The instruction in an object; None if there is none, or it cannot be decoded."""
     try:
         return mailboxes.instruction(reply(seen))
     except KubelendError:
         return None
 
 
-# -- questions
+# -- requests
 
 
 def unanswered(seen: Told | ClusterAdvertisement | Mailbox) -> Question | None:
-    """What an object asks for; None if it has its reply."""
-    asked = question(seen)
-    said = reply(seen) or mailboxes.NOBODY
-    if asked is not None:
-        return None if asked.id == said.question else asked
+    """The pending request of an object; None if it was answered."""
+    request = question(seen)
+    response = reply(seen) or mailboxes.NOBODY
+    if request is not None:
+        return None if request.id == response.request_id else request
     match seen:
         case Reservation():
-            if marks.is_own(seen.metadata):  # it shows something, and asks for nothing
+            if marks.is_own(seen.metadata):  # it only shows a reservation
                 return None
-            return Question("", "reserve") if seen.status.reply is None else None
+            return Question("", "reserve") if seen.status.response is None else None
         case ClusterAdvertisement():
             is_new = seen.status.observed_generation != seen.metadata.generation
             return Question("", "publish") if is_new else None
@@ -121,34 +121,34 @@ def unanswered(seen: Told | ClusterAdvertisement | Mailbox) -> Question | None:
 
 
 def question(seen: Told | ClusterAdvertisement | Mailbox) -> Question | None:
-    return seen.status.question if isinstance(seen, ProviderInstruction) else seen.spec.question
+    return seen.status.request if isinstance(seen, ProviderInstruction) else seen.spec.request
 
 
 def reply(seen: Told | ClusterAdvertisement | Mailbox) -> Reply | None:
-    return seen.spec.reply if isinstance(seen, ProviderInstruction) else seen.status.reply
+    return seen.spec.response if isinstance(seen, ProviderInstruction) else seen.status.response
 
 
 def key_of(seen: Reservation) -> RequestKey:
-    """Under which the ledger knows what this object asks for."""
+    """The idempotency key of a request object."""
     given = seen.metadata.annotations.get(mailboxes.KEY)
-    return RequestKey(f"mailbox/{seen.metadata.uid}" if given is None else given)
+    return RequestKey(f"namespace/{seen.metadata.uid}" if given is None else given)
 
 
 def stands_for(seen: Reservation, record: Record) -> bool:
-    """Whether it tells of a reservation; if it tells of none, whether it is what asked for this one."""
-    said = instruction(seen)
-    if said is not None:
-        return said.reservation.id == record.id
+    """Whether it shows this reservation; if it shows none, whether it is the request for it."""
+    response = instruction(seen)
+    if response is not None:
+        return response.reservation.id == record.id
     if marks.is_own(seen.metadata):
         return seen.metadata.name == mailboxes.mirror_name(record.id)
     return key_of(seen) == record.request.key and may_have_decided(seen)
 
 
 def may_have_decided(seen: Reservation) -> bool:
-    """Whether something may have come of a question, though no answer tells of it.
+    """Whether the request may have been executed, although no response says so.
 
-    A broker may end between the decision and the answer, and a store that fails may have written after all.
-    Every other refusal says that nothing was decided: then its key is that of somebody else's reservation.
+    A broker may stop between commit and response, and a store that fails may have written after all. Any
+    other error means that nothing was decided: then the key is that of another reservation.
     """
     if unanswered(seen) is not None:
         return True
@@ -157,11 +157,11 @@ def may_have_decided(seen: Reservation) -> bool:
 
 
 def wished(seen: Reservation) -> str:
-    """The call that conditions ask for, by whoever may write them; empty if none."""
-    said = instruction(seen)
-    if said is None:
+    """The verb that the object's conditions ask for; empty if none."""
+    response = instruction(seen)
+    if response is None:
         return ""
-    phase = said.reservation.status.phase
+    phase = response.reservation.status.phase
     true = {condition.type for condition in seen.status.conditions if condition.status == "True"}
     if "RequesterReleased" in true and phase in LIVE:
         return "release"
@@ -169,31 +169,31 @@ def wished(seen: Reservation) -> str:
 
 
 def is_loose(seen: Reservation, cluster: ClusterId) -> bool:
-    """Whether it could vanish without being given back: it was no mailbox's for a while."""
+    """Whether it could be deleted without a release: the namespace had no cluster label for a while."""
     if marks.holds_on(seen.metadata) or marks.is_leaving(seen.metadata):
         return False
-    said = instruction(seen)
-    if said is None or said.reservation.requester_id != cluster:
+    response = instruction(seen)
+    if response is None or response.reservation.requester_id != cluster:
         return False
-    return said.reservation.status.phase in LIVE
+    return response.reservation.status.phase in LIVE
 
 
-# -- objects and parts of them, as they are written
+# -- objects and patches
 
 
 def own_object(record: Record, namespace: str, *, in_full: bool = True) -> Stored:
-    """A reservation that was asked for elsewhere, shown to its requester.
+    """The object that shows a reservation to its requester, who requested it elsewhere.
 
-    Not as the type that is read: a record may say more than its definition takes.
+    Not of the type that is decoded: a record may have values that the CRD does not accept.
     """
-    shown = kube_projection.shown(record)
+    projection = kube_projection.shown(record)
     metadata = Metadata(
         mailboxes.mirror_name(record.id),
         namespace,
         finalizers=(RESERVATION_FINALIZER,),
         labels={kube_objects.MADE_BY: kube_objects.BROKER},
     )
-    return Stored(metadata, (shown if in_full else kube_projection.plain(shown)).spec)
+    return Stored(metadata, (projection if in_full else kube_projection.plain(projection)).spec)
 
 
 def own_status(
@@ -203,21 +203,21 @@ def own_status(
         **kube_projection.reservation_status(record),
         "observedGeneration": seen.metadata.generation,
         "lastUpdateTime": now,
-        "reply": mailboxes.reply(said),
+        "response": mailboxes.reply(said),
     }
 
 
 def refused_status(
     seen: Reservation, error: KubelendError, said: Reply, now: datetime
 ) -> dict[str, object]:
-    """Of a request that has become nothing, or not yet."""
+    """The status of a request that failed or is to be repeated."""
     return {
         "phase": None if error.retryable else "Failed",
         "message": str(error),
         "reason": error.code,
         "observedGeneration": seen.metadata.generation,
         "lastUpdateTime": now,
-        "reply": mailboxes.reply(said),
+        "response": mailboxes.reply(said),
     }
 
 
@@ -234,10 +234,10 @@ def lent_object(part: Instruction, said: Reply, namespace: str) -> ProviderInstr
 
 
 def lent_change(part: Instruction, said: Reply) -> dict[str, object]:
-    """The merge patch of a spec, with nothing left of what it said before."""
+    """The merge patch of a spec, removing all fields that are not set."""
     spec: dict[str, object] = msgspec.to_builtins(lent_spec(part, said))
     spec.setdefault("expiresAt", None)
-    return spec | {"reply": mailboxes.reply(said)}
+    return spec | {"response": mailboxes.reply(said)}
 
 
 def lent_spec(part: Instruction, said: Reply) -> ProviderInstructionSpec:
@@ -248,5 +248,5 @@ def lent_spec(part: Instruction, said: Reply) -> ProviderInstructionSpec:
         message=part.message,
         expires_at=record.expires_at,
         requester_cluster_id=record.requester,
-        reply=said,
+        response=said,
     )

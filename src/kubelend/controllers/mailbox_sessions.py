@@ -1,7 +1,7 @@
-"""An agent that listens to its mailbox, as the broker's other parts see it: one of its cluster's streams.
+"""The session of an agent with the transport `kubernetes`, as a stream of its cluster.
 
-The mailbox itself is always kept up to date, whoever looks at it. A session says that an agent does: it
-speaks for its cluster (ADR 0015), and hears of it when the broker cannot go on telling it what happens.
+The objects of a cluster namespace are kept current in any case. A session means that an agent watches them:
+it is the active agent of its cluster (ADR 0015), and learns when the broker cannot serve it any longer.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from kubelend.broker.speakers import Speakers
 from kubelend.core.errors import KubelendError
 from kubelend.core.models import ClusterId
 
-log = structlog.get_logger("kubelend.mailboxes")
+log = structlog.get_logger("kubelend.cluster_namespaces")
 
 LOOK_UP_EVERY = 15.0
-"""Seconds between two looks at whether anybody still listens."""
+"""Seconds between two checks whether the agent is still there."""
 
 
 class Session:
-    """Use `begin`; it ends by `end`, or when the broker closes its feed, and calls `on_end` then."""
+    """Use `start`; ends by `stop` or when the broker closes its subscription, and then calls `on_end`."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Session:
         silence: timedelta,
         on_end: Callable[[Session], None],
     ) -> None:
-        """It ends, too, after as much `silence`: nobody sees a process die that has no connection."""
+        """Also ends after `timeout` without a request: no connection shows that the process died."""
         self.name = f"{agent or 'somebody'}/{uuid.uuid4().hex[:12]}"
         self.agent = agent
         self._broker = broker
@@ -47,14 +47,14 @@ class Session:
         self._task: asyncio.Task[None] | None = None
 
     async def begin(self, speakers: Speakers | None, origin: str) -> None:
-        """`IdentityInUse` while another agent speaks, `NotReady` while the broker is not."""
+        """`IdentityInUse` while another agent is active, `NotReady` while the broker is not."""
         begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         work = self._run(speakers, origin, begun)
         self._task = asyncio.create_task(work, name=f"session {self.name}")
         await begun
 
     def hear(self, agent: str) -> None:
-        """Note a sign of life, if it is of the agent that listens."""
+        """Note a request, if it is from the agent of this session."""
         if agent == self.agent:
             self._heard_at = self._broker.clock()
 
@@ -89,5 +89,10 @@ class Session:
     def _is_forsaken(self) -> bool:
         if self._broker.clock() - self._heard_at < self._silence:
             return False
-        log.info("session ended", session=self.name, cluster=self._cluster, why="nothing was heard")
+        log.info(
+            "Agent session expired",
+            session=self.name,
+            cluster=self._cluster,
+            reason="no request received",
+        )
         return True

@@ -1,7 +1,6 @@
-"""The objects of one mailbox as the watches tell of them, and what of it nobody has looked at yet.
+"""Cache of the objects of one cluster namespace, with the set of those that were not processed yet.
 
-What the broker writes is put here as the API server gave it back, so that it never acts on what it has
-changed itself. Used by `controllers.mailbox_clerk`.
+What the broker writes is put here as the API server returned it, so that it never acts on its own changes.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ KINDS = (Mailbox, ClusterAdvertisement, Reservation, ProviderInstruction)
 
 
 class Unread(NamedTuple):
-    """What is to be looked at: objects that ask, and reservations of which there is news."""
+    """Objects with a pending event, and reservations that have changed in the ledger."""
 
     objects: list[Object]
     reservations: list[ReservationId]
@@ -32,15 +31,15 @@ class Shelf:
     def __init__(self) -> None:
         self._objects: dict[tuple[str, str], Object] = {}
         self._names: dict[ReservationId, str] = {}
-        """Of the objects that tell a requester of a reservation, by its ID."""
+        """Names of the objects that show a reservation to its requester, by reservation ID."""
         self._keys: dict[str, str] = {}
-        """Of the objects that ask for one, by the key."""
+        """Names of the objects that request a reservation, by idempotency key."""
         self._unread: dict[tuple[str, str], None] = {}
         self._news: dict[ReservationId, None] = {}
         self._unlisted = {kind.kind for kind in KINDS}
-        """Kinds of which there may be more than the watch has told of."""
+        """Kinds of which there may be more objects than the watch has reported."""
         self._gone: set[str] = set()
-        """UIDs of what went while lists were awaited: they may still have it."""
+        """UIDs of objects deleted while lists were pending: a list may still have them."""
 
     @property
     def mailbox(self) -> Mailbox | None:
@@ -51,7 +50,7 @@ class Shelf:
         return list(self._objects.values())
 
     def see(self, found: Object) -> bool:
-        """Take in what a watch or a write tells; False if it is nothing new."""
+        """Handle an object from a watch or a write; False if it is not newer."""
         at = found.kind, found.metadata.name
         known = self._objects.get(at)
         if known is not None and not _is_later(found, known):
@@ -62,11 +61,11 @@ class Shelf:
         return True
 
     def awaits(self, kind: str) -> bool:
-        """Whether not all of them are known yet."""
+        """Whether the kind has not been listed yet."""
         return kind in self._unlisted
 
     def fill(self, kind: str, found: Iterable[Object]) -> None:
-        """Take in a list that was made beside the watch, which may be ahead of it by now."""
+        """Handle a list made beside the watch, which may be ahead of it."""
         if kind in self._unlisted:
             for one in found:
                 if one.metadata.uid not in self._gone:
@@ -81,21 +80,21 @@ class Shelf:
         if known is not None and known.metadata.uid == gone.metadata.uid:
             del self._objects[at]
             self._unread.pop(at, None)
-        if (told := _reservation_of(gone)) is not None:
-            self._names.pop(told, None)
-            self._news[told] = None
+        if (reservation := _reservation_of(gone)) is not None:
+            self._names.pop(reservation, None)
+            self._news[reservation] = None
         if isinstance(gone, Reservation):
             self._keys.pop(mailbox_plans.key_of(gone), None)
 
     def keep_only(self, kind: str, uids: set[str]) -> None:
-        """After a list: what is not in it has gone."""
+        """After a list: objects that are not in it are deleted."""
         for found in [one for (one_kind, _), one in self._objects.items() if one_kind == kind]:
             if found.metadata.uid not in uids:
                 self.miss(found)
         self._listed(kind)
 
     def hear(self, reservation: ReservationId) -> None:
-        """There is news of it."""
+        """The reservation has changed in the ledger."""
         self._news[reservation] = None
 
     def tells_of(self, reservation: ReservationId) -> bool:
@@ -105,34 +104,34 @@ class Shelf:
     def look_at_all(self) -> None:
         self._unread = dict.fromkeys(self._objects)
         for found in self._objects.values():
-            if (told := _reservation_of(found)) is not None:
-                self._news[told] = None
+            if (reservation := _reservation_of(found)) is not None:
+                self._news[reservation] = None
 
     def look_at(self, is_wanted: Callable[[Object], bool]) -> None:
-        """At these objects once more, though nothing is new."""
+        """Enqueue these objects, although nothing has changed."""
         wanted = (at for at, found in self._objects.items() if is_wanted(found))
         self._unread.update(dict.fromkeys(wanted))
 
     def take(self) -> Unread:
-        """What is to be looked at now; what comes meanwhile is for the next time."""
-        unread, news = self._unread, self._news
+        """Returns and clears what is pending; later events are for the next call."""
+        pending, reservations = self._unread, self._news
         self._unread, self._news = {}, {}
-        found = [self._objects[at] for at in unread if at in self._objects]
-        return Unread(found, list(news))
+        found = [self._objects[at] for at in pending if at in self._objects]
+        return Unread(found, list(reservations))
 
     def take_news(self) -> list[ReservationId]:
-        news, self._news = self._news, {}
-        return list(news)
+        reservations, self._news = self._news, {}
+        return list(reservations)
 
     def own(self, id: ReservationId, record: Record | None) -> Reservation | None:
-        """The object that tells the requester of a reservation, or asked for it."""
+        """The object that shows a reservation to its requester, or requested it."""
         name = self._names.get(id)
         if name is None and record is not None and record.request.key is not None:
             name = self._asked_under(record.request.key)
         return self._reservation(name or mailboxes.mirror_name(id))
 
     def has_other(self, record: Record, seen: Reservation) -> bool:
-        """Whether another object than `seen` stands for a reservation, and is going to stay."""
+        """Whether another object than `obj`, which is not being deleted, stands for the reservation."""
         return any(
             mailbox_plans.stands_for(one, record)
             for one in self._objects.values()
@@ -146,7 +145,7 @@ class Shelf:
         return found if isinstance(found, ProviderInstruction) else None
 
     def _asked_under(self, key: str) -> str | None:
-        """Not one that is being deleted: what it is told of now would be given back with it."""
+        """Excludes an object that is being deleted: its deletion would release the reservation."""
         found = self._reservation(self._keys.get(key, ""))
         return None if found is None or marks.is_leaving(found.metadata) else found.metadata.name
 
@@ -162,19 +161,19 @@ class Shelf:
     def _index(self, found: Object) -> None:
         if isinstance(found, Reservation):
             self._keys[mailbox_plans.key_of(found)] = found.metadata.name
-            if (told := _reservation_of(found)) is not None:
-                self._names[told] = found.metadata.name
+            if (reservation := _reservation_of(found)) is not None:
+                self._names[reservation] = found.metadata.name
 
 
 def _reservation_of(found: Object) -> ReservationId | None:
     if not isinstance(found, Reservation | ProviderInstruction):
         return None
-    said = mailbox_plans.instruction(found)
-    return None if said is None else ReservationId(said.reservation.id)
+    response = mailbox_plans.instruction(found)
+    return None if response is None else ReservationId(response.reservation.id)
 
 
 def _is_later(found: Object, known: Object) -> bool:
-    """Events of before a write may come after it. Versions of one object are numbers that grow."""
+    """Events from before a write may arrive after it. Versions of one object are increasing numbers."""
     new, old = found.metadata.resource_version, known.metadata.resource_version
     if new.isdigit() and old.isdigit():
         return int(new) > int(old)

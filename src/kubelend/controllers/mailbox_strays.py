@@ -1,8 +1,8 @@
-"""Reservations that a broker once held on to, in namespaces that are no mailboxes any more.
+"""Removes leftover finalizers from Reservations in namespaces that are no cluster namespaces any more.
 
-`controllers.mailboxes` shows it what is in no mailbox. Nothing is kept of it but where our finalizer is, and
-that comes off: nobody is going to answer there, and a namespace that is deleted must not wait for it. What
-they stand for is the ledger's alone, and stays (docs/adr/0020-mailboxes.md).
+`ClusterNamespaces` passes objects outside of cluster namespaces. Only the position of the finalizer is
+kept: nobody answers requests there, and the deletion of the namespace must not wait for it. The reservations
+themselves stay in the ledger (docs/adr/0020-mailboxes.md).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kubelend.wire.objects import Object
 
 
 class Stray(NamedTuple):
-    """As much of an object as it takes to let it go."""
+    """What is needed of an object to remove its finalizer."""
 
     uid: str
     version: str
@@ -27,7 +27,7 @@ class Stray(NamedTuple):
 
 
 class Strays:
-    """By namespace and name."""
+    """Leftover finalizers, by namespace and name."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -35,17 +35,17 @@ class Strays:
 
     @property
     def namespaces(self) -> list[str]:
-        """Where there are some."""
+        """Namespaces with leftover finalizers."""
         return list(self._found)
 
     def see(self, found: Object) -> bool:
-        """Whether it is one."""
+        """Whether the object has a leftover finalizer."""
         if not is_stray(found):
             self.miss(found)
             return False
         known = found.metadata
-        stray = Stray(known.uid, known.resource_version, known.finalizers)
-        self._found.setdefault(known.namespace, {})[known.name] = stray
+        leftover = Stray(known.uid, known.resource_version, known.finalizers)
+        self._found.setdefault(known.namespace, {})[known.name] = leftover
         return True
 
     def miss(self, gone: Object) -> None:
@@ -53,25 +53,25 @@ class Strays:
             self._drop(gone.metadata.namespace, gone.metadata.name)
 
     def keep_only(self, uids: set[str]) -> None:
-        """After a list: what is not in it has gone."""
+        """After a list: objects that are not in it are deleted."""
         for namespace in self.namespaces:
-            for name, stray in list(self._found[namespace].items()):
-                if stray.uid not in uids:
+            for name, leftover in list(self._found[namespace].items()):
+                if leftover.uid not in uids:
                     self._drop(namespace, name)
 
     def forget(self, namespace: str) -> None:
-        """It is a mailbox now."""
+        """It is a cluster namespace now."""
         self._found.pop(namespace, None)
 
     async def let_go(self, namespace: str) -> None:
-        """All of a namespace. What somebody else changes meanwhile comes back by the watch."""
+        """Remove all of a namespace. After a conflict the watch reports the object again."""
         for name in list(self._found.get(namespace, ())):
-            stray = self._found.get(namespace, {}).get(name)
-            if stray is None:
+            leftover = self._found.get(namespace, {}).get(name)
+            if leftover is None:
                 continue
             with contextlib.suppress(NotFound, Conflict):
-                await self._write(namespace, name, stray)
-            if self._found.get(namespace, {}).get(name) is stray:
+                await self._write(namespace, name, leftover)
+            if self._found.get(namespace, {}).get(name) is leftover:
                 self._drop(namespace, name)
 
     async def _write(self, namespace: str, name: str, stray: Stray) -> None:
@@ -80,15 +80,15 @@ class Strays:
         await self._client.patch(marks.RESERVATIONS, name, namespace, change)
 
     def _drop(self, namespace: str, name: str) -> None:
-        place = self._found.get(namespace, {})
-        place.pop(name, None)
-        if not place:
+        namespaced = self._found.get(namespace, {})
+        namespaced.pop(name, None)
+        if not namespaced:
             self._found.pop(namespace, None)
 
 
 def is_stray(found: Object) -> bool:
-    """Whether it was held on to in a mailbox. What another broker keeps as its state is none of ours."""
+    """Whether it got its finalizer in a cluster namespace. Objects with a record are a store's."""
     if not isinstance(found, Reservation) or not marks.holds_on(found.metadata):
         return False
-    was_mail = found.status.reply is not None or mailboxes.KEY in found.metadata.annotations
-    return was_mail and found.status.kept is None
+    was_mail = found.status.response is not None or mailboxes.KEY in found.metadata.annotations
+    return was_mail and found.status.record is None

@@ -1,7 +1,7 @@
-"""The broker's end of the agents' transport `kubernetes`: namespaces that are clusters' mailboxes.
+"""Runs the broker's side of the agents' transport `kubernetes`: one reconciler for each cluster namespace.
 
-One watch for each kind over all namespaces, one clerk for each mailbox. Only the broker that leads answers;
-the others keep up, so that one that takes over knows at once what was asked. docs/adr/0020-mailboxes.md.
+One watch for each kind over all namespaces. Only the leader answers requests; followers keep their caches
+current, so that a new leader knows all pending requests. See docs/adr/0020-mailboxes.md.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from kubelend.controllers.mailbox_shelves import KINDS
 from kubelend.controllers.mailbox_strays import Strays
 from kubelend.controllers.seeing import Seeing
 from kubelend.core.events import Archived, Change
-from kubelend.core.models import ClusterId, Reservation
+from kubelend.core.models import ClusterId
+from kubelend.core.models import Reservation as Record
 from kubelend.kube import resources, watching
 from kubelend.kube.answers import Unreadable
 from kubelend.kube.resources import Resource
@@ -32,10 +33,10 @@ from kubelend.wire import broker_objects, mailboxes
 from kubelend.wire.mailboxes import Namespace
 from kubelend.wire.objects import Object
 
-log = structlog.get_logger("kubelend.mailboxes")
+log = structlog.get_logger("kubelend.cluster_namespaces")
 
 GRACE: Final = timedelta(seconds=15)
-"""For which mailboxes may be out of sight: the rest of the broker serves its callers meanwhile."""
+"""For which the watches may fail before the broker is not ready: its REST interface works meanwhile."""
 
 
 NAMESPACES: Final = resources.of(Namespace, namespaced=False)
@@ -45,33 +46,33 @@ class Mailboxes:
     """Use `run` as a root task beside the broker's own."""
 
     def __init__(self, means: Means, own_namespace: str) -> None:
-        """`own_namespace` has the broker's own objects, and is nobody's mailbox."""
+        """`own_namespace` has the broker's own objects, and is never a cluster namespace."""
         self._means = means
         self._own = own_namespace
         self._clerks: dict[str, Clerk] = {}
         self._strays = Strays(means.client)
         self._named = asyncio.Event()
-        """Whether it is known which namespaces are mailboxes: before, objects tell nothing."""
+        """Set once the cluster namespaces are known: objects are not handled before."""
         self._listed: set[str] = set()
-        """Kinds of which all objects have been seen, and are followed from there."""
+        """Kinds that have been listed completely, and are watched from there."""
         self._leaving: list[Clerk] = []
         self._looks = Looks(broker_objects.Mailbox.plural, self._look)
-        """By namespaces."""
+        """By namespace."""
         kinds = (NAMESPACES.plural, *(kind.plural for kind in KINDS))
-        self._seeing = Seeing(kinds, " in mailboxes", GRACE)
+        self._seeing = Seeing(kinds, " in cluster namespaces", GRACE)
 
     @property
     def clusters(self) -> list[ClusterId]:
-        """Who has a mailbox."""
-        return [clerk.cluster for clerk in self._clerks.values()]
+        """Clusters that have a cluster namespace."""
+        return [reconciler.cluster for reconciler in self._clerks.values()]
 
     @property
     def unready(self) -> str | None:
-        """Why agents cannot be heard in their mailboxes, or None."""
+        """Why requests in cluster namespaces cannot be watched, or None."""
         return self._seeing.unready
 
     async def run(self) -> None:
-        """Attend to all of them, for ever."""
+        """Reconcile all cluster namespaces. Runs until cancelled."""
         listeners = self._means.broker.listeners
         listeners.append(self._hear)
         try:
@@ -83,23 +84,27 @@ class Mailboxes:
                 group.create_task(self._tick(), name="time")
         finally:
             listeners.remove(self._hear)
-            for clerk in self._clerks.values():
-                await clerk.dismiss()
+            for reconciler in self._clerks.values():
+                await reconciler.dismiss()
 
-    # -- what is seen
+    # -- watch events
 
     async def _follow(self, resource: Resource[Any], take: Callable[[Any, Any], None]) -> None:
-        def report(problem: str) -> None:
-            self._seeing.report(resource.plural, problem)
-            if problem:
-                log.warning("mailboxes cannot be seen", kind=resource.plural, problem=problem)
+        def report(error: str) -> None:
+            self._seeing.report(resource.plural, error)
+            if error:
+                log.warning(
+                    "Watch of cluster namespaces failed, will retry",
+                    kind=resource.plural,
+                    error=error,
+                )
             else:
-                log.info("mailboxes are seen", kind=resource.plural)
+                log.info("Watching cluster namespaces", kind=resource.plural)
 
         if resource is not NAMESPACES:
             await self._named.wait()
         labels = mailboxes.OWNER if resource is NAMESPACES else ""
-        # The broker's own objects can be many, and are no mail.
+        # The broker's own objects can be many, and are no requests.
         fields = "" if resource is NAMESPACES else f"metadata.namespace!={self._own}"
         changes = watching.follow(
             self._means.client, resource, labels=labels, fields=fields, report=report
@@ -133,30 +138,30 @@ class Mailboxes:
         if known is not None:
             self._close(name)
         if name == self._own or not cluster:
-            log.warning("namespace cannot be a mailbox", namespace=name, cluster=cluster)
+            log.warning("Ignoring label of namespace", namespace=name, cluster=cluster)
             return
-        clerk = Clerk(self._means, name, ClusterId(cluster), lambda: self._looks.add(name))
-        clerk.is_closing = found.metadata.deletion_timestamp is not None
+        reconciler = Clerk(self._means, name, ClusterId(cluster), lambda: self._looks.add(name))
+        reconciler.is_closing = found.metadata.deletion_timestamp is not None
         self._strays.forget(name)
-        self._clerks[name] = clerk
+        self._clerks[name] = reconciler
         self._looks.add(name)
-        log.info("mailbox opened", namespace=name, cluster=cluster)
+        log.info("Cluster namespace added", namespace=name, cluster=cluster)
 
     def _close(self, name: str) -> None:
-        clerk = self._clerks.pop(name, None)
-        if clerk is not None:
-            for one in clerk.shelf.all():
+        reconciler = self._clerks.pop(name, None)
+        if reconciler is not None:
+            for one in reconciler.shelf.all():
                 self._strays.see(one)
-            self._leaving.append(clerk)
+            self._leaving.append(reconciler)
             self._looks.add(name)
-            log.info("mailbox closed", namespace=name, cluster=clerk.cluster)
+            log.info("Cluster namespace removed", namespace=name, cluster=reconciler.cluster)
 
     def _see(self, resource: Resource[Any], change: watching.Change[Any]) -> None:
         match change:
             case Listed(objects, unreadable):
                 uids = {one.metadata.uid for one in objects} | {one.uid for one in unreadable}
-                for name, clerk in self._clerks.items():
-                    clerk.shelf.keep_only(resource.kind, uids)
+                for name, reconciler in self._clerks.items():
+                    reconciler.shelf.keep_only(resource.kind, uids)
                     self._looks.add(name)
                 if resource.kind == broker_objects.Reservation.kind:
                     self._strays.keep_only(uids)
@@ -172,73 +177,75 @@ class Mailboxes:
 
     def _take(self, found: Object) -> None:
         name = found.metadata.namespace
-        clerk = self._clerks.get(name)
-        if self._strays.see(found) if clerk is None else clerk.shelf.see(found):
+        reconciler = self._clerks.get(name)
+        if self._strays.see(found) if reconciler is None else reconciler.shelf.see(found):
             self._looks.add(name)
 
     def _drop(self, gone: Object) -> None:
         name = gone.metadata.namespace
-        clerk = self._clerks.get(name)
-        if clerk is None:
+        reconciler = self._clerks.get(name)
+        if reconciler is None:
             self._strays.miss(gone)
         else:
-            clerk.shelf.miss(gone)
+            reconciler.shelf.miss(gone)
             self._looks.add(name)
 
     def _complain(self, resource: Resource[Any], found: Unreadable) -> None:
         if found.namespace in self._clerks and not found.is_deleted:
             log.warning(
-                "object in a mailbox cannot be read",
+                "Skipping object that cannot be decoded",
                 kind=resource.kind,
                 namespace=found.namespace,
-                object=found.name,
-                why=found.problem,
+                name=found.name,
+                error=found.problem,
             )
 
-    # -- what the ledger tells
+    # -- changes of the ledger
 
     def _hear(self, changes: Sequence[Change] | None) -> None:
-        if changes is None:  # all was read anew: clerks notice by themselves
+        if changes is None:  # the ledger was reloaded: reconcilers compare everything by themselves
             for name in (*self._clerks, *self._strays.namespaces):
                 self._looks.add(name)
         for change in changes or ():
-            if isinstance(change, Reservation):
-                for clerk in self._of(instructions.concerned(change)):
-                    clerk.shelf.hear(change.id)
-                    self._looks.add(clerk.namespace)
+            if isinstance(change, Record):
+                for reconciler in self._of(instructions.concerned(change)):
+                    reconciler.shelf.hear(change.id)
+                    self._looks.add(reconciler.namespace)
             elif isinstance(change, Archived):
-                for clerk in self._clerks.values():
-                    if clerk.shelf.tells_of(change.reservation):
-                        clerk.shelf.hear(change.reservation)
-                        self._looks.add(clerk.namespace)
+                for reconciler in self._clerks.values():
+                    if reconciler.shelf.tells_of(change.reservation):
+                        reconciler.shelf.hear(change.reservation)
+                        self._looks.add(reconciler.namespace)
 
     def _of(self, clusters: set[ClusterId]) -> Iterator[Clerk]:
-        return (clerk for clerk in self._clerks.values() if clerk.cluster in clusters)
+        return (
+            reconciler for reconciler in self._clerks.values() if reconciler.cluster in clusters
+        )
 
-    # -- what is done
+    # -- reconcile
 
     async def _tick(self) -> None:
-        """What was refused long ago is taken away by the time alone."""
+        """Rejected requests are deleted after a time, without any event."""
         while True:
             await asyncio.sleep(alarms.TICK)
-            for name, clerk in self._clerks.items():
-                if clerk.is_due:
+            for name, reconciler in self._clerks.items():
+                if reconciler.is_due:
                     self._looks.add(name)
 
     async def _look(self, name: str) -> None:
         while self._leaving:
             await self._leaving.pop().dismiss()
-        clerk = self._clerks.get(name)
-        if clerk is not None:
-            if await self._is_known(clerk):
-                await clerk.attend()
+        reconciler = self._clerks.get(name)
+        if reconciler is not None:
+            if await self._is_known(reconciler):
+                await reconciler.attend()
         elif self._means.broker.leadership.leads:
             await self._strays.let_go(name)
 
     async def _is_known(self, clerk: Clerk) -> bool:
-        """Whether all of a mailbox has been seen. What was there before it became one is listed here."""
+        """Whether all objects are in the cache. Those from before the label was set are listed here."""
         if any(kind.kind not in self._listed for kind in KINDS):
-            return False  # the first list is to come, and has all of it
+            return False  # the first list has not arrived, and has all of them
         for kind in KINDS:
             if clerk.shelf.awaits(kind.kind):
                 resource: Resource[Any] = resources.of(kind)

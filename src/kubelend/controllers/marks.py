@@ -1,6 +1,7 @@
-"""What the broker's objects are known by: their resources, labels, finalizers, and whose record they keep.
+"""Resources, labels and finalizers of the broker's objects, and the rules derived from them alone.
 
-Pure. Both kinds of objects, and all that plan and write them here, go by this.
+Shared by all controllers: which objects the broker manages, when rejected requests are deleted, whether a
+cluster is revoked, and deletion with preconditions. Pure but for the deletion.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ RESERVATIONS: Final = resources.of(broker_objects.Reservation)
 ADVERTISEMENTS: Final = resources.of(broker_objects.ClusterAdvertisement)
 
 UNARCHIVED: Final = f"{kube_objects.ARCHIVED}!=true"
-"""Selects the reservations that are not over for long: of the others nothing is expected any more."""
+"""Selects the reservations that are not archived. Archived ones are not reconciled."""
 
 
 def is_own(found: Metadata) -> bool:
-    """Whether the broker made it, and not somebody who wants something by it."""
+    """Whether the broker created the object, as opposed to a user or an agent."""
     return found.labels.get(kube_objects.MADE_BY) == kube_objects.BROKER
 
 
 def is_leaving(found: Metadata) -> bool:
-    """Whether somebody has deleted it, and finalizers hold it."""
+    """Whether the object has a deletionTimestamp and waits for its finalizers."""
     return found.deletion_timestamp is not None
 
 
@@ -37,13 +38,13 @@ def holds_on(found: Metadata) -> bool:
 
 
 def key_of(found: Metadata) -> RequestKey:
-    """Under which the ledger knows a wish. Another object of the same name is another wish."""
+    """The idempotency key of a request object. Another object of the same name has another key."""
     return kube_objects.key_of(found.uid)
 
 
 def is_kept(kept: Kept | None, record: models.Cluster | models.Reservation) -> bool:
-    """Whether an object keeps this very record. Whether the broker has sealed it, the store tells."""
+    """Whether the object's stored record equals `record`. The signature is checked by the store."""
     if kept is None:
         return False
     _, _, text = records.encode(record)
-    return kept.record == text.decode()
+    return kept.data == text.decode()

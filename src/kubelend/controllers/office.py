@@ -1,6 +1,7 @@
-"""The broker's side of its objects: follows them, and has one controller for each kind look at them.
+"""Watches the broker's objects and runs one reconciler for each kind.
 
-`run` is a root task of the broker. It follows the objects all the time; it acts while this broker leads.
+`run` is a root task of the broker. The caches are kept current all the time; reconcilers act while this
+broker leads.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from kubelend.wire.conversion import Terms
 
 
 class Office:
-    """Made by the composition root."""
+    """Created by the composition root."""
 
     def __init__(self, broker: Broker, client: Client, namespace: str, terms: Terms) -> None:
         self._broker = broker
@@ -42,11 +43,11 @@ class Office:
 
     @property
     def unready(self) -> str | None:
-        """Why objects cannot be seen, or None."""
+        """Why the objects cannot be watched, or None."""
         return self._seeing.unready
 
     async def run(self) -> None:
-        """For ever."""
+        """Runs until cancelled."""
         reservations, advertisements = self._reservations, self._advertisements
         await tasks.run_all(
             {
@@ -54,15 +55,15 @@ class Office:
                 "reservations": reservations.looks.run(),
                 "advertisements": advertisements.looks.run(),
                 "time": self._tick(),
-                "following advertisements": self._follow(marks.ADVERTISEMENTS, advertisements, ""),
-                "following reservations": self._follow(
+                "watch advertisements": self._follow(marks.ADVERTISEMENTS, advertisements, ""),
+                "watch reservations": self._follow(
                     marks.RESERVATIONS, reservations, marks.UNARCHIVED
                 ),
             }
         )
 
     def _hear(self, changes: Sequence[Change] | None) -> None:
-        """Reservations are not concerned: what changes in the ledger, the store writes into them."""
+        """Changes of reservations are not handled here: the store writes them into the objects."""
         if changes is None:
             self._reservations.look_at_all()
             self._advertisements.look_at_all()

@@ -1,7 +1,7 @@
-"""Wishes that were refused: objects without a record, which nothing but time would ever take away. Pure.
+"""When rejected requests are deleted: they are objects without a record, so nothing else removes them. Pure.
 
-They stay for as long as a reservation that is over stays at hand, so that whoever made them can read why;
-the journal tells it for longer. Both the broker's own namespace and mailboxes go by this.
+They stay as long as a finished reservation does, so that the user can read the reason; the audit log has it
+for longer. Applies to the broker's namespace and to cluster namespaces.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from kubelend.core.lifecycle import Phase
 from kubelend.wire.broker_objects import Reservation
 
 LEAST: Final = timedelta(minutes=1)
-"""For which a refusal can be read, however short the retention is."""
+"""A rejection stays readable for at least this long, however short the retention is."""
 
 
 def due(found: Reservation, retention: timedelta) -> datetime | None:
-    """When a wish in the broker's namespace may go; None if it was not refused.
+    """When a request in the broker's namespace may be deleted; None if it was not rejected.
 
-    What has or had a record keeps it: the archive is the store's.
+    An object with a stored record is not concerned: the store archives it.
     """
     status = found.status
-    if status.phase != Phase.FAILED or status.kept is not None:
+    if status.phase != Phase.FAILED or status.record is not None:
         return None
     if marks.is_own(found.metadata) or marks.is_leaving(found.metadata):
         return None
@@ -31,12 +31,12 @@ def due(found: Reservation, retention: timedelta) -> datetime | None:
 
 
 def due_in_mailbox(found: Reservation, retention: timedelta) -> datetime | None:
-    """The same for a question in a mailbox, also for one that might have been asked again, and was not."""
-    said, question = found.status.reply, found.spec.question
-    if said is None or said.told or not said.problem or marks.is_leaving(found.metadata):
+    """The same in a cluster namespace, including a retryable request that was not repeated."""
+    response, request = found.status.response, found.spec.request
+    if response is None or response.body or not response.error or marks.is_leaving(found.metadata):
         return None
-    if question is not None and question.id != said.question:
-        return None  # it has been asked again
+    if request is not None and request.id != response.request_id:
+        return None  # it has been repeated
     return _after(found, found.status.last_update_time, retention)
 
 

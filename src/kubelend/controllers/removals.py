@@ -1,6 +1,6 @@
-"""Deletes an object as it was seen, and no other: for all that the controllers take away by themselves.
+"""Deletes an object only if it is unchanged since it was read.
 
-Somebody may have changed it since, or made another one under its name, and mean something by it.
+Somebody may have changed it since, or created another one under its name, on purpose.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from kubelend.kube.resources import Resource
 
 
 async def remove(client: Client, resource: Resource[Kind], found: Kind) -> bool:
-    """False if it is otherwise by now. One that is gone already is as good as removed."""
+    """False if the object has changed. One that no longer exists counts as deleted."""
     known = found.metadata
     only = {"uid": known.uid, "resourceVersion": known.resource_version}
     path = resource.path(known.namespace, known.name)

@@ -1,6 +1,6 @@
-"""What is to be done about a Reservation object: what it says, beside what the ledger holds. Pure.
+"""Decides what to do about a Reservation object, from the object and the ledger's record. Pure.
 
-`controllers.reservations` asks after each change of an object or of its record, and does it.
+`controllers.reservations` carries the actions out.
 """
 
 from __future__ import annotations
@@ -22,43 +22,43 @@ from kubelend.wire.conversion import Terms
 
 
 class Reserve(NamedTuple):
-    """It is a new wish."""
+    """It is a new request."""
 
 
 class Activate(NamedTuple):
-    """Its requester uses it."""
+    """The requester has set RequesterActive."""
 
 
 class Release(NamedTuple):
-    """It is given back."""
+    """The reservation is to be released."""
 
     reason: Reason
 
 
 class Retire(NamedTuple):
-    """The object of the record is gone, or about to go: give back what it held, and forget it."""
+    """The record's object is deleted, or about to be: release what it holds, and forget the record."""
 
 
 class Rewrite(NamedTuple):
-    """The object does not say what the record says. `spoilt` are its fields, with what is there."""
+    """The object differs from the record. `fields` are those that differ, with their values in the object."""
 
     spoilt: tuple[tuple[str, object], ...]
 
 
 class LetGo(NamedTuple):
-    """Nothing is held for it: it may vanish."""
+    """Nothing is held for it: the finalizer can go."""
 
 
 class Delete(NamedTuple):
-    """It calls itself the broker's, and the broker knows nothing of it."""
+    """It is labelled as managed by the broker, which has no record of it."""
 
 
 class StartOver(NamedTuple):
-    """It claims to hold what the ledger does not know: what it says is taken off, and it is a wish again."""
+    """It has a stored record that the ledger does not know: it becomes a request again."""
 
 
 class Observe(NamedTuple):
-    """All is well; only the generation that was looked at is to be noted."""
+    """Only status.observedGeneration is to be updated."""
 
 
 Action: TypeAlias = (
@@ -67,19 +67,19 @@ Action: TypeAlias = (
 
 
 def plan(found: Reservation, record: models.Reservation | None) -> Action:
-    """The next thing to do; None if nothing is."""
+    """The next action; None if there is none."""
     if record is not None and not _belongs(found, record):
         return Retire()
     if marks.is_leaving(found.metadata):
         return _at_leaving(found, record)
     if record is None:
         return _without_record(found)
-    asked = _asked_by_conditions(found, record)
-    return _kept_right(found, record) if asked is None else asked
+    requested = _asked_by_conditions(found, record)
+    return _kept_right(found, record) if requested is None else requested
 
 
 def request(found: Reservation, terms: Terms) -> models.Request:
-    """What a wish asks for; `InvalidInput` says what is wrong with it."""
+    """The request in the spec; `InvalidInput` if it is invalid."""
     name, spec = found.metadata.name, found.spec
     if kube_objects.name_of("reservation", name) != name:
         raise InvalidInput(
@@ -93,8 +93,8 @@ def request(found: Reservation, terms: Terms) -> models.Request:
 
 
 def _belongs(found: Reservation, record: models.Reservation) -> bool:
-    """Names are unique: if it is not this object's, then the object of the record is gone."""
-    if marks.is_own(found.metadata) or found.status.kept is not None:
+    """Names are unique: if the record is not this object's, then the record's object is deleted."""
+    if marks.is_own(found.metadata) or found.status.record is not None:
         return True
     return record.request.key == marks.key_of(found.metadata)
 
@@ -104,7 +104,7 @@ def _at_leaving(found: Reservation, record: models.Reservation | None) -> Action
         return LetGo() if marks.holds_on(found.metadata) else None
     if not marks.is_own(found.metadata):
         return Retire()
-    # Clients of the REST interface ask for it by its name for a while yet.
+    # REST clients can still look it up by its ID for a while.
     if record.phase not in FINAL:
         return Release(Reason.DELETED)
     return Rewrite((("finalizers", ()),)) if marks.holds_on(found.metadata) else None
@@ -115,7 +115,7 @@ def _without_record(found: Reservation) -> Action:
         return Delete()
     if found.status.phase in FINAL:
         return None
-    return Reserve() if found.status.kept is None else StartOver()
+    return Reserve() if found.status.record is None else StartOver()
 
 
 def _asked_by_conditions(found: Reservation, record: models.Reservation) -> Action:
@@ -135,7 +135,7 @@ def _is_true(found: Reservation, type: str) -> Condition | None:
 
 
 def _is_news(active: Condition, record: models.Reservation) -> bool:
-    """What was said of one provider is not said of the next that it was moved to."""
+    """RequesterActive set for one provider does not count for the next after a failover."""
     if not record.left or record.reserved_at is None:
         return True
     at = active.last_transition_time
@@ -143,30 +143,30 @@ def _is_news(active: Condition, record: models.Reservation) -> bool:
 
 
 def _kept_right(found: Reservation, record: models.Reservation) -> Action:
-    if spoilt := tuple(_spoilt(found, record)):
-        return Rewrite(spoilt)
+    if drifted := tuple(_spoilt(found, record)):
+        return Rewrite(drifted)
     is_noted = found.status.observed_generation == found.metadata.generation
     return None if is_noted or marks.is_own(found.metadata) else Observe()
 
 
 def _spoilt(found: Reservation, record: models.Reservation) -> Iterator[tuple[str, object]]:
-    """What somebody has edited, or the store has not written yet."""
-    if not marks.is_kept(found.status.kept, record):
-        yield "kept", found.status.kept and found.status.kept.checksum
+    """Fields that somebody has edited, or the store has not written yet."""
+    if not marks.is_kept(found.status.record, record):
+        yield "record", found.status.record and found.status.record.checksum
     if not marks.holds_on(found.metadata):
         yield "finalizers", found.metadata.finalizers
     yield from _spoilt_spec(found, record)
-    says = msgspec.to_builtins(found.status)
+    current = msgspec.to_builtins(found.status)
     for name, value in kube_projection.reservation_status(record).items():
-        if (says.get(name) or None) != (value or None):
-            yield name, says.get(name)
+        if (current.get(name) or None) != (value or None):
+            yield name, current.get(name)
 
 
 def _spoilt_spec(found: Reservation, record: models.Reservation) -> Iterator[tuple[str, object]]:
-    """Of a user's own spec the broker writes nothing but where it has gone."""
-    wanted, says = kube_projection.reservation_spec(record), msgspec.to_builtins(found.spec)
+    """Of a user's own spec the broker writes the target cluster only."""
+    wanted, current = kube_projection.reservation_spec(record), msgspec.to_builtins(found.spec)
     if marks.is_own(found.metadata):
-        if says != wanted:
-            yield "spec", says
+        if current != wanted:
+            yield "spec", current
     elif wanted.get("targetClusterID", "") not in ("", found.spec.target_cluster_id):
         yield "targetClusterID", found.spec.target_cluster_id

@@ -1,7 +1,7 @@
-"""Reservation objects of the broker's namespace: what people apply, set as a condition and delete there.
+"""Reconciles the Reservation objects of the broker's namespace: specs, conditions and deletions.
 
-A part of `controllers.office`. Records are written into objects by the store alone; this only asks it to do
-so again where somebody has spoilt one. What was refused has no record, so it is taken away here.
+Only the store writes records into objects; this asks it to write again where an object was edited. Rejected
+requests have no record, so they are deleted here.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from kubelend.wire.conversion import Terms
 
 
 class Reservations(Controller[Reservation]):
-    """Hand `mirror.take` what the watch says, and run `looks`."""
+    """Pass watch events to `cache.handle`, and run `queue`."""
 
     def __init__(
         self, broker: Broker, client: Client, namespace: str, terms: Terms, teller: Teller
@@ -59,10 +59,10 @@ class Reservations(Controller[Reservation]):
         super().__init__(marks.RESERVATIONS, broker, client, namespace, teller)
         self._terms = terms
         self._removals = Alarm()
-        """Rings when something that was refused may have been there for long enough."""
+        """When the next rejected request may be deleted."""
 
     def tick(self) -> None:
-        """Look at what was refused long ago."""
+        """Enqueue rejected requests that may be deleted."""
         now = self._broker.clock()
         if not self._removals.rings(now) or not self._broker.may_decide:
             return
@@ -77,7 +77,7 @@ class Reservations(Controller[Reservation]):
     def _happened(self, turn: Turn[Reservation]) -> Iterable[Happening]:
         return happenings.of_reservation(turn.before, turn.after)
 
-    # -- the look
+    # -- reconcile
 
     async def _serve(self, found: Reservation) -> None:
         action, record = self._planned(found)
@@ -89,10 +89,10 @@ class Reservations(Controller[Reservation]):
             await self._look_closely(found.metadata.name)
 
     async def _look_closely(self, name: str) -> None:
-        """At the object as it is, with all that was decided written into it."""
+        """Act on the object as it is on the server, after all decisions so far were written."""
         found = await self._found(name)
         if found is None:
-            return  # the watch is going to tell
+            return  # the watch reports the deletion
         action, record = self._planned(found)
         await self._do(found, action, record)
 
@@ -113,7 +113,7 @@ class Reservations(Controller[Reservation]):
         return ledger.reservations.get(ReservationId(name))
 
     async def _end(self, gone: Reservation) -> None:
-        """Our finalizer was taken off by somebody else, or the store is done with it."""
+        """The finalizer was removed by others, or the store has finished with the object."""
         record = self._record(gone.metadata.name)
         if record is None or not _is_of(gone, record):
             return
@@ -123,7 +123,7 @@ class Reservations(Controller[Reservation]):
             await self._broker.retire(record.id, record.reason)
 
     async def _end_live(self, gone: Reservation, record: models.Reservation) -> None:
-        """The label of the archive, too, takes it out of the watch: then it is there still."""
+        """The archive label also removes an object from the watch: then it still exists."""
         found = await self._found(gone.metadata.name)
         if found is not None and found.metadata.uid == gone.metadata.uid:
             await self._broker.rewrite(record)
@@ -145,12 +145,12 @@ class Reservations(Controller[Reservation]):
                 await self._retire(found, record)
             case Rewrite() if record is not None and self._suspicions.may_write(found, action):
                 await self._broker.rewrite(record)
-                self.looks.add_after(name, GRAVE_AFTER)  # if nothing was written, nobody tells
+                self.looks.add_after(name, GRAVE_AFTER)  # no event follows if nothing was written
             case _:
                 await self._edit(found, action)
 
     async def _edit(self, found: Reservation, action: Action) -> None:
-        """What the store does not do."""
+        """Actions that the store does not carry out."""
         if isinstance(action, _UNKNOWN):
             await self._broker.confirm()
         match action:
@@ -160,7 +160,7 @@ class Reservations(Controller[Reservation]):
                 if not await ghosts.remove(self._client, marks.RESERVATIONS, found, self._teller):
                     self.looks.add(found.metadata.name)
             case StartOver():
-                await self._say(found, {"kept": None, "phase": None, "reason": None})
+                await self._say(found, {"record": None, "phase": None, "reason": None})
             case Observe():
                 await self._say(found, {})
 
@@ -173,18 +173,18 @@ class Reservations(Controller[Reservation]):
             if not error.retryable:
                 await self._refuse(found, error)
                 return
-            if not isinstance(error, Unavailable):  # then it is not the broker that has to wait
+            if not isinstance(error, Unavailable):  # then the broker itself is not the cause
                 await self._put_off(found, error)
             raise
 
     async def _put_off(self, found: Reservation, error: KubelendError) -> None:
-        """Say once why nothing comes of it yet. It has no phase, for it is asked again."""
+        """Show the reason once. The phase stays empty, because the request is retried."""
         if found.status.reason != error.code:
             status = {"reason": error.code, "message": str(error)}
             await self._say(found, {**status, "lastUpdateTime": self._broker.clock()})
 
     async def _refuse(self, found: Reservation, error: KubelendError) -> None:
-        """Final: whoever would rather wait says so in the wish."""
+        """Final: a request that should wait for capacity sets spec.wait."""
         name, now = found.metadata.name, self._broker.clock()
         status = {
             "phase": Phase.FAILED.value,
@@ -195,11 +195,13 @@ class Reservations(Controller[Reservation]):
         }
         await self._broker.confirm()
         if await self._say(found, status):
-            actor, subject, why = ACTOR.get(), f"reservation/{name}", error.message
-            self._broker.tell(Entry(now, actor, "reserve", subject, code=error.code, message=why))
+            actor, subject, reason = ACTOR.get(), f"reservation/{name}", error.message
+            self._broker.tell(
+                Entry(now, actor, "reserve", subject, code=error.code, message=reason)
+            )
 
     def _is_due(self, found: Reservation, now: datetime) -> bool:
-        """Whether it was refused long ago; if not, that is looked at when it is time."""
+        """Whether it was rejected long enough ago; if not, the time is noted."""
         return self._removals.is_over(refusals.due(found, self._broker.retention), now)
 
     async def _remove(self, found: Reservation) -> None:
@@ -210,24 +212,26 @@ class Reservations(Controller[Reservation]):
     async def _retire(self, found: Reservation, record: models.Reservation) -> None:
         await self._broker.retire(record.id, Reason.DELETED)
         if marks.is_leaving(found.metadata) and record.phase not in FINAL:
-            message = "What it held was given back, for it was deleted"
+            message = "Released reserved resources because the Reservation was deleted"
             self._teller.tell(happenings.at_deletion(found, message))
         elif not marks.is_leaving(found.metadata):
-            self.looks.add(found.metadata.name)  # another had its name, and now it can have it
+            self.looks.add(
+                found.metadata.name
+            )  # its name was taken by another record, and is free now
 
     async def _let_go(self, found: Reservation) -> None:
         others = [name for name in found.metadata.finalizers if name != RESERVATION_FINALIZER]
         await self._patch(found, {"metadata": {"finalizers": others}})
 
     async def _say(self, found: Reservation, status: dict[str, object]) -> bool:
-        """Beside what the store writes: what it does not know."""
-        said = {**status, "observedGeneration": found.metadata.generation}
-        return await self._patch(found, {"status": said}, "status")
+        """Patch status fields that the store does not write."""
+        fields = {**status, "observedGeneration": found.metadata.generation}
+        return await self._patch(found, {"status": fields}, "status")
 
     async def _patch(
         self, found: Reservation, change: dict[str, dict[str, object]], subresource: str = ""
     ) -> bool:
-        """On what was seen. Where somebody else was faster, the watch tells, and another look follows."""
+        """With a precondition. After a conflict the object is reconciled again."""
         known = found.metadata
         metadata = {**change.get("metadata", {}), "resourceVersion": known.resource_version}
         whole = {**change, "metadata": metadata}
@@ -239,17 +243,17 @@ class Reservations(Controller[Reservation]):
             self.looks.add(known.name)
             return False
         except NotFound:
-            return False  # the watch is going to tell
+            return False  # the watch reports the deletion
         return True
 
 
 _SUSPICIOUS: Final = (Rewrite, Delete, StartOver)
 _UNKNOWN: Final = (LetGo, Delete, StartOver)
-"""What is done with one of which the ledger knows nothing: another broker's ledger may know it."""
+"""Actions on objects without a record here: the ledger of another leader may have one."""
 
 
 def _has_object(record: models.Reservation) -> bool:
-    """Whether there has to be one, of the same name: whoever deletes what is over need not see it again."""
+    """Whether an object must exist: a finished one may be deleted by anybody."""
     if kube_objects.asked_by(record):
         return True
     is_named = kube_objects.name_of("reservation", record.id) == record.id
@@ -257,6 +261,6 @@ def _has_object(record: models.Reservation) -> bool:
 
 
 def _is_of(gone: Reservation, record: models.Reservation) -> bool:
-    """Whether it was this record's object, and not one of the same name before or after it."""
+    """Whether it was this record's object, and not another one of the same name."""
     asked_by = kube_objects.asked_by(record)
     return marks.is_own(gone.metadata) or asked_by in ("", gone.metadata.uid)

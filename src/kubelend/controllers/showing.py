@@ -1,6 +1,6 @@
-"""What a ClusterAdvertisement shows of its cluster: what is reserved and left of it, and how it stands. Pure.
+"""The spec and status fields of a ClusterAdvertisement that the broker computes. Pure.
 
-`controllers.advertisements` writes what is different. The store writes the record, and when it came.
+`controllers.advertisements` patches what differs. The store writes the record and its timestamps.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ Change = dict[str, object]
 
 
 def spec_change(found: ClusterAdvertisement, view: ClusterView) -> Change:
-    """The merge patch that puts reserved and available right; empty if they are."""
-    says = found.spec.resources
+    """The merge patch that corrects reserved and available; empty if they are correct."""
+    current = found.spec.resources
     left = (view.cluster.ceiling - view.reserved).clamped()
-    wanted = {"available": (says.available, left), "reserved": (says.reserved, view.reserved)}
+    wanted = {"available": (current.available, left), "reserved": (current.reserved, view.reserved)}
     changed = {
         name: _amounts(before, after)
         for name, (before, after) in wanted.items()
@@ -41,23 +41,23 @@ def spec_change(found: ClusterAdvertisement, view: ClusterView) -> Change:
 def status_change(
     found: ClusterAdvertisement, view: ClusterView | None, problem: str, now: datetime
 ) -> Change:
-    """The merge patch of the status; empty if it says so already. `problem` is with the spec."""
+    """The merge patch of the status; empty if nothing differs. `error` is a problem with the spec."""
     wanted = _unknown(found, problem) if view is None else _known(found, view, problem, now)
     before, after = _builtins(found.status), _builtins(wanted)
-    shown = {name: after.get(name) for name in _SHOWN if before.get(name) != after.get(name)}
-    if "phase" in shown:
-        shown["active"] = wanted.active  # in so many words: an empty column would tell nothing
-    is_news = shown.keys() - {"observedGeneration", "conditions"} or _differs(found, wanted)
-    # The store raises the generation of its own objects with every advertisement: nobody waits for that.
+    changed = {name: after.get(name) for name in _SHOWN if before.get(name) != after.get(name)}
+    if "phase" in changed:
+        changed["active"] = wanted.active  # explicitly, or the printer column would be empty
+    is_news = changed.keys() - {"observedGeneration", "conditions"} or _differs(found, wanted)
+    # The store raises the generation of managed objects with every advertisement: nobody waits for that.
     if not is_news and marks.is_own(found.metadata):
         return {}
-    return shown
+    return changed
 
 
 def conditions(
     before: Iterable[Condition], after: Iterable[Condition], now: datetime
 ) -> tuple[Condition, ...]:
-    """Those of others stay; one that says the same keeps the time at which it began to."""
+    """Conditions of others stay; an unchanged one keeps its transition time."""
     known = {one.type: one for one in before}
     dated = [_dated(known.pop(one.type, None), one, now) for one in after]
     return (*known.values(), *dated)
@@ -80,31 +80,31 @@ _SHOWN: Final = (
 def _known(
     found: ClusterAdvertisement, view: ClusterView, problem: str, now: datetime
 ) -> ClusterAdvertisementStatus:
-    said = conversion.from_cluster_status(*view, now)
+    status = conversion.from_cluster_status(*view, now)
     generation = found.metadata.generation
-    message = problem or _message(said, view)
+    message = problem or _message(status, view)
     wanted = [
-        _ready(said, message),
-        _condition("Stale", "AdvertisementAge", _age(said), is_true=not said.active),
-        _condition("Overcommitted", "ResourceCheck", said.message, is_true=bool(said.message)),
+        _ready(status, message),
+        _condition("Stale", "AdvertisementAge", _age(status), is_true=not status.active),
+        _condition("Overcommitted", "ResourceCheck", status.message, is_true=bool(status.message)),
     ]
     noted = [msgspec.structs.replace(one, observed_generation=generation) for one in wanted]
     return ClusterAdvertisementStatus(
-        phase=said.phase,
-        last_update_time=said.last_update_time,
-        active=said.active and not said.cordoned,
+        phase=status.phase,
+        last_update_time=status.last_update_time,
+        active=status.active and not status.cordoned,
         message=message,
-        score=said.score,
+        score=status.score,
         conditions=conditions(found.status.conditions, noted, now),
         observed_generation=generation,
-        valid_until=said.valid_until,
-        cordon_reason=said.cordon_reason,
-        reservations=said.reservations,
+        valid_until=status.valid_until,
+        cordon_reason=status.cordon_reason,
+        reservations=status.reservations,
     )
 
 
 def _unknown(found: ClusterAdvertisement, problem: str) -> ClusterAdvertisementStatus:
-    """Of which the ledger holds nothing: it could not be read."""
+    """The status of an advertisement that is not in the ledger, because it is invalid."""
     return ClusterAdvertisementStatus(
         message=problem,
         conditions=found.status.conditions,
@@ -130,7 +130,9 @@ def _ready(said: bodies.ClusterStatus, message: str) -> Condition:
 
 def _age(said: bodies.ClusterStatus) -> str:
     return (
-        "" if said.active else f"Stale: not heard since {said.last_update_time:%Y-%m-%dT%H:%M:%SZ}"
+        ""
+        if said.active
+        else f"Stale: no advertisement since {said.last_update_time:%Y-%m-%dT%H:%M:%SZ}"
     )
 
 
@@ -145,7 +147,7 @@ def _dated(before: Condition | None, after: Condition, now: datetime) -> Conditi
 
 
 def _differs(found: ClusterAdvertisement, wanted: ClusterAdvertisementStatus) -> bool:
-    """Whether a condition says something else, and not only of another generation."""
+    """Whether a condition differs in more than its observed generation."""
 
     def said(conditions: Iterable[Condition]) -> list[Condition]:
         return [msgspec.structs.replace(one, observed_generation=0) for one in conditions]
@@ -160,10 +162,10 @@ def _is_said(before: Amounts | None, after: Resources) -> bool:
 
 
 def _amounts(before: Amounts | None, after: Resources) -> Change:
-    """With a null for what is not there any more."""
+    """With null for fields to remove."""
     wanted = _texts(quantities.of(after))
-    gone: Change = {} if before is None else dict.fromkeys(_texts(before).keys() - wanted.keys())
-    return {**gone, **wanted}
+    deleted: Change = {} if before is None else dict.fromkeys(_texts(before).keys() - wanted.keys())
+    return {**deleted, **wanted}
 
 
 def _texts(amounts: Amounts) -> Change:

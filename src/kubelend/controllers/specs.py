@@ -1,6 +1,6 @@
-"""What the specs of the broker's objects ask for and offer, as bodies of the REST interface. Pure.
+"""Maps the specs of the broker's objects to bodies of the REST interface. Pure.
 
-The same words mean the same in the broker's namespace, in a mailbox and over REST.
+Fields mean the same in the broker's namespace, in a cluster namespace and over REST.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from kubelend.wire.broker_objects import ClusterAdvertisementSpec, ReservationSp
 
 
 def advertisement(spec: ClusterAdvertisementSpec) -> bodies.Advertisement:
-    """Reserved and available are never taken from it."""
+    """Ignores reserved and available, which the broker computes."""
     amounts = spec.resources
     return bodies.Advertisement(
         cluster_id=spec.cluster_id,

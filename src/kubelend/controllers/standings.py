@@ -1,6 +1,6 @@
-"""Whether a cluster in whose name an object speaks may still do so. Both controllers ask. Pure.
+"""Checks that the cluster an object names is not revoked. Pure.
 
-Whoever may write into the broker's namespace may speak for any cluster, but not for one that was put out.
+Who may write into the broker's namespace may write for any cluster, except a revoked one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from kubelend.core.roles import Role
 
 
 def check(registry: Registry, cluster: ClusterId) -> None:
-    """`Revoked` if an administrator has put it out."""
+    """`Revoked` if an administrator has revoked the cluster."""
     member = registry.members.get(member_id(Role.CLUSTER, cluster))
     if member is not None and member.standing is Standing.REVOKED:
         raise Revoked(

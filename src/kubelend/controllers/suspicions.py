@@ -1,10 +1,9 @@
-"""Objects that do not say what their records say: mostly the store is about to write them.
+"""Detects drift between an object and its stored record; ignores drift younger than one second, because the
+store is usually about to write it.
 
-Only one that stays so is looked at closely, so that the work of the store costs no calls here. And one that
-is as wrong after it was written as before is not written for ever: the server does not take it.
-
-Somebody who writes an object all the time gains nothing by it: it has been wrong for long enough some day,
-and what others have written since the broker gave up is another mistake.
+Repairs are limited: if the object still differs after some attempts, the API server does not accept the
+value. Frequent writes by others do not prevent a repair: drift that lasts counts even if the object changes
+meanwhile, and a write by others after the broker has given up starts a new count.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from kubelend.controllers.looking import Looks
 from kubelend.wire.objects import Object
 
 GRAVE_AFTER: Final = timedelta(seconds=1)
-"""Without a change."""
+"""Without a change of the object."""
 GRAVE_AT_LAST: Final = timedelta(seconds=5)
-"""Whatever changes meanwhile."""
+"""Even if the object changes meanwhile."""
 MOST_TRIES: Final = 3
 
 
@@ -33,11 +32,11 @@ class _Tries(NamedTuple):
     what: object
     number: int
     version: str
-    """Of the object when it was last looked at for this."""
+    """Of the object at the last attempt."""
 
 
 class Suspicions:
-    """Of one kind of object, by name."""
+    """Drift of the objects of one kind, by name."""
 
     def __init__(self, looks: Looks, clock: Callable[[], float] = time.monotonic) -> None:
         self._looks = looks
@@ -46,7 +45,7 @@ class Suspicions:
         self._tries: dict[str, _Tries] = {}
 
     def is_grave(self, found: Object) -> bool:
-        """Whether it has been so for a while; if not, it is looked at again."""
+        """Whether the drift has lasted; if not, the object is enqueued again."""
         name, version, now = found.metadata.name, found.metadata.resource_version, self._clock()
         known = self._since.get(name)
         if known is not None and known.version == version:
@@ -59,7 +58,7 @@ class Suspicions:
         return is_lasting
 
     def may_write(self, found: Object, what: object) -> bool:
-        """Whether it is worth a try, of which there are a few for the same mistake."""
+        """Whether to try a repair; the number of attempts for the same drift is limited."""
         name, version = found.metadata.name, found.metadata.resource_version
         before = self._tries.get(name)
         is_same = before is not None and before.what == what and not _is_touched(before, version)
@@ -68,11 +67,11 @@ class Suspicions:
         return count <= MOST_TRIES
 
     def clear(self, found: Object) -> None:
-        """It is as it should be, or has gone."""
+        """The object agrees with its record, or is deleted."""
         self._since.pop(found.metadata.name, None)
         self._tries.pop(found.metadata.name, None)
 
 
 def _is_touched(before: _Tries, version: str) -> bool:
-    """Whether somebody has written it since the broker gave up: it was not the broker."""
+    """Whether others have written the object since the broker gave up."""
     return before.number > MOST_TRIES and before.version != version

@@ -66,7 +66,7 @@ BROKERS_ROLES: Final[dict[tuple[str, str], list[Rule]]] = {
         _rule("coordination.k8s.io", "leases", "get", "update", names=(LEASE,)),
         _rule("", "events", "create"),
     ],
-    (f"{BROKER}-mailboxes", ""): mailbox_manifests.rules(mailbox_manifests.BROKERS_RULES),
+    (f"{BROKER}-cluster-namespaces", ""): mailbox_manifests.rules(mailbox_manifests.BROKERS_RULES),
 }
 """For a broker with a Kubernetes store and interface."""
 

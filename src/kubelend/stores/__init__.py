@@ -1,1 +1,1 @@
-"""Where the broker's records are kept: one contract, one module for each kind of store."""
+"""Stores for the broker's records: in memory, in SQLite and in Kubernetes, behind one port."""

@@ -1,7 +1,7 @@
-"""What a group of changes leaves behind, worked out before any store writes: pure, and the same for all.
+"""Folds a group of changes into one write batch, and encodes records as JSON with a checksum. Pure.
 
-Every store folds a commit through here, so that they agree on which change of a record wins and on how
-long finished reservations stay in the archive.
+All stores use it, so that they agree on which change of a record wins and on how long finished reservations
+stay in the archive.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from kubelend.core.members import Member, Token
 from kubelend.core.models import Cluster, ClusterId, Reservation, ReservationId
 
 ARCHIVE_FOR = timedelta(days=30)
-"""How long a finished reservation can still be looked up; counted from one finish to another."""
+"""How long a finished reservation stays in the archive, measured between finish times."""
 
 Document = Member | Token | Limits
-"""Records of which there are few: stores keep them side by side."""
+"""Kinds of records with few instances: stores keep them in one place."""
 
 KINDS: dict[type[Document], Kind] = {Member: "member", Token: "token", Limits: "limits"}
 
@@ -32,20 +32,20 @@ class Batch(NamedTuple):
     """The last change of each record."""
 
     clusters: dict[ClusterId, Cluster | None]
-    """None for one that exists no more."""
+    """None for a deleted cluster."""
     reservations: dict[ReservationId, Reservation]
     archived: list[ReservationId]
-    """Which to move to the archive, after `reservations` are written: they may be among them."""
+    """Reservations to archive, after `reservations` are written: they may be among them."""
     documents: dict[tuple[Kind, str], Document | None]
-    """None for one that exists no more."""
+    """None for a deleted record."""
     entries: list[Entry]
-    """What the journal is to tell, in this order."""
+    """Audit records to append, in this order."""
     cut: int
-    """Up to which line the journal is to be forgotten; 0 for none."""
+    """Last line of the audit log to truncate; 0 for none."""
 
 
 def fold(changes: Sequence[Change]) -> Batch:
-    """Later changes win; a record that is archived keeps what was last said of it."""
+    """Later changes win; an archived record keeps its last change."""
     clusters: dict[ClusterId, Cluster | None] = {}
     reservations: dict[ReservationId, Reservation] = {}
     archived: dict[ReservationId, None] = {}
@@ -75,7 +75,7 @@ def fold(changes: Sequence[Change]) -> Batch:
 
 
 def sorted_out(records: Iterable[Document]) -> tuple[list[Member], list[Token], list[Limits]]:
-    """Documents by their kinds, in the order of `Records`."""
+    """Documents by kind, in the order of `WorkingSet`."""
     members: list[Member] = []
     tokens: list[Token] = []
     limits: list[Limits] = []
@@ -91,7 +91,7 @@ def sorted_out(records: Iterable[Document]) -> tuple[list[Member], list[Token], 
 
 
 def finish(reservation: ReservationId, found: Reservation | None) -> datetime:
-    """When a reservation that is to be archived has finished. Others cannot be: that is refused."""
+    """When a reservation to be archived has finished. `StoreFailed` if it has not."""
     if found is None:
         raise StoreFailed(f"the store has no reservation {reservation!r} to archive")
     if found.finished_at is None:
@@ -100,7 +100,7 @@ def finish(reservation: ReservationId, found: Reservation | None) -> datetime:
 
 
 def kept_from(finishes: Iterable[datetime], archive_for: timedelta) -> datetime:
-    """The archive keeps what finished at this moment or later, judged by those who join it now.
+    """Oldest finish time that stays in the archive, given the finish times of those archived now.
 
     By records and not by a clock, so that equal commits leave equal stores.
     """
@@ -111,9 +111,9 @@ def kept_from(finishes: Iterable[datetime], archive_for: timedelta) -> datetime:
 
 
 def check_order(stored: int, revision: int) -> None:
-    """Refuse a commit from a ledger that is behind the store: somebody else has written since."""
+    """Reject a commit from a ledger that is behind the store: another broker has written since."""
     if revision < stored:
         raise StoreFailed(
-            f"the store is at revision {stored}, and this change at {revision}",
-            hint="load the store again",
+            f"the store is at revision {stored}, but this commit at {revision}",
+            hint="reload the store",
         )

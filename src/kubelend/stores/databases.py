@@ -1,8 +1,8 @@
-"""One SQLite file: made, locked, opened, written in transactions and closed. Knows nothing of records.
+"""One SQLite file: creation, lock, migrations, transactions and errors. Independent of the records.
 
-The broker opens it with `open_writer`, and no second one can: a lock file beside it is held with
-`flock`, which the kernel lets go of however the process ends. SQLite's own locks do not serve for that,
-because `open_reader` must be able to read beside a running broker.
+The broker opens it with `open_writer`, which takes an exclusive `flock` on a file beside it; the kernel
+releases the lock when the process ends. SQLite's own locks would also keep `open_reader` from reading
+beside a running broker.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from kubelend.stores import failures, schema
 from kubelend.stores.schema import Migration
 
 ROOM = 2**20
-"""Bytes that must be free for a store to count as writable: more than a group of changes needs."""
+"""Bytes that must be free for a store to count as writable: more than one commit needs."""
 
 BUSY_SECONDS = 5.0
-"""How long to wait for a person's `sqlite3` shell that holds the file."""
+"""How long to wait for another program, such as a `sqlite3` shell, that has locked the file."""
 
 _STATEMENTS = 256
-"""Prepared statements to keep: more than the store has, of every size."""
+"""Size of the cache of prepared statements: more than the store has, of every size."""
 
 _PRAGMAS = (
     # FULL: a commit returns after the log has been synced, so it survives a power cut.
     "PRAGMA synchronous = FULL",
-    # The log is written back every 4 MB, and cut down again when one big commit made it longer.
+    # A checkpoint every 4 MB; the log is truncated again after one big commit made it longer.
     "PRAGMA wal_autocheckpoint = 1000",
     f"PRAGMA journal_size_limit = {16 * 2**20}",
     "PRAGMA cell_size_check = ON",
@@ -44,7 +44,7 @@ _PRAGMAS = (
 
 
 class Database:
-    """An open file. Used by one thread at a time, which need not be the one that opened it."""
+    """An open file. Used by one thread at a time, not necessarily the one that opened it."""
 
     def __init__(self, path: Path, connection: sqlite3.Connection, lock: int | None) -> None:
         self.path = path
@@ -59,7 +59,7 @@ class Database:
 
     @contextmanager
     def transaction(self, kind: Literal["DEFERRED", "IMMEDIATE"]) -> Iterator[sqlite3.Connection]:
-        """All of the body or nothing of it; durable when it is left without an error."""
+        """All of the body or nothing; durable when the body ends without an error."""
         with failures.translated(self.path):
             self._check_in_place()
             self._wait_for_others(BUSY_SECONDS)
@@ -69,7 +69,7 @@ class Database:
             connection.execute("COMMIT")
 
     def try_to_begin(self) -> bool:
-        """Begin to write without waiting; False if somebody else writes. `commit` is still to come."""
+        """Begin a write transaction without waiting; False if another one is open. Call `commit` later."""
         with failures.translated(self.path):
             self._check_in_place()
             self._wait_for_others(0)
@@ -83,29 +83,29 @@ class Database:
 
     @contextmanager
     def undone_on_error(self) -> Iterator[sqlite3.Connection]:
-        """A part of a transaction that has begun: if it fails, all of it has not been."""
+        """A part of an open transaction: an error rolls all of it back."""
         with failures.translated(self.path):
             try:
                 yield self.connection
             except BaseException:
-                # SQLite has rolled back by itself after some errors; the first error is the one to tell.
+                # SQLite has rolled back by itself after some errors; the first error is raised.
                 with suppress(sqlite3.Error):
                     self.connection.rollback()
                 raise
 
     def commit(self) -> None:
-        """End what `try_to_begin` has begun; durable when this returns."""
+        """Commit what `try_begin` has begun; durable on return."""
         with self.undone_on_error() as connection:
             connection.execute("COMMIT")
 
     def check_room(self) -> None:
-        """Fail now if the next commit would, for want of space or of permission."""
+        """Fail now if the next commit would, for lack of space or permission."""
         with failures.translated(self.path), tempfile.TemporaryFile(dir=self.path.parent) as file:
             file.write(bytes(ROOM))
             file.flush()
 
     def close(self) -> None:
-        """Let go of the file, then of the lock. Closing again does nothing."""
+        """Close the file, then release the lock. Idempotent."""
         with failures.translated(self.path):
             self.connection.close()
             if self._lock is not None:
@@ -113,21 +113,21 @@ class Database:
                 self._lock = None
 
     def _wait_for_others(self, seconds: float) -> None:
-        """So long from now on; to say it again would cost every group a hundredth of its time."""
+        """Set the busy timeout if it differs; setting it each time would cost 1 % of a commit."""
         if seconds != self._patience:
             self.connection.execute(f"PRAGMA busy_timeout = {round(seconds * 1000):d}")
             self._patience = seconds
 
     def _check_in_place(self) -> None:
-        """A file that was deleted or replaced still takes writes, which nobody will ever read."""
+        """A file that was deleted or replaced still accepts writes, which nobody could read."""
         if _identity(self.path) != self._identity:
             raise StoreFailed(
-                f"the store {self.path} was replaced while it was in use", hint="restart the broker"
+                f"the store {self.path} was replaced while in use", hint="restart the broker"
             )
 
 
 def open_writer(path: Path, migrations: Sequence[Migration] = schema.MIGRATIONS) -> Database:
-    """Open a file for its one broker; made if it is missing, migrated if it is old."""
+    """Open a file for its only writer; created if missing, migrated if old."""
     path = _located(path)
     with failures.translated(path), ExitStack() as undo:
         _make_directory(path.parent)
@@ -146,11 +146,11 @@ def open_writer(path: Path, migrations: Sequence[Migration] = schema.MIGRATIONS)
 
 
 def open_reader(path: Path, migrations: Sequence[Migration] = schema.MIGRATIONS) -> Database:
-    """Open a file that a broker may be using, for reading only."""
+    """Open a file for reading only; a broker may be using it."""
     path = _located(path)
     with failures.translated(path), ExitStack() as undo:
         if not path.exists():
-            raise InvalidSettings(f"there is no store {path}", hint="check the path")
+            raise InvalidSettings(f"the store {path} does not exist", hint="check the path")
         connection = _connect(path, "ro&immutable=1" if _is_at_rest(path) else "ro")
         undo.callback(connection.close)
         if schema.check(connection, path, migrations) < len(migrations):
@@ -163,9 +163,9 @@ def open_reader(path: Path, migrations: Sequence[Migration] = schema.MIGRATIONS)
 
 
 def exposures(path: Path) -> list[str]:
-    """What others can read or replace of a file that exists, a sentence each."""
+    """What others can read or replace of an existing file, one sentence each."""
     located = Path(os.path.realpath(path))
-    # The log and its index have what the file will have.
+    # The write-ahead log and its index contain the same data.
     files = (located, *(located.with_name(located.name + end) for end in ("-wal", "-shm")))
     complaints = filter(None, (keyfiles.exposure(file, holds="the ledger") for file in files))
     first = next(complaints, "")
@@ -177,16 +177,16 @@ def exposures(path: Path) -> list[str]:
 
 
 def _located(path: Path) -> Path:
-    """Without symbolic links: two names of one file must share one lock."""
+    """Resolves symbolic links: two names of one file must share one lock."""
     located = Path(os.path.realpath(path))
     with failures.translated(located):
         if located.is_dir():
             raise InvalidSettings(f"{path} is a directory", hint="name a file in it")
-        # SQLite takes an empty file for a new database, and would throw away the log beside it.
+        # SQLite takes an empty file for a new database, and would discard the log beside it.
         if located.exists() and located.stat().st_size == 0:
             raise InvalidSettings(
-                f"{path} is empty, so no Kubelend store",
-                hint="restore a backup, or remove it to start with nothing",
+                f"{path} is empty, and not a Kubelend store",
+                hint="restore a backup, or remove the file to start with an empty store",
             )
     return located
 
@@ -200,7 +200,7 @@ def _make_directory(directory: Path) -> None:
 
 
 def _lock(path: Path) -> int:
-    """Held by the descriptor that is returned. The file stays: removing it would race with an opener."""
+    """Held by the returned descriptor. The file is not removed: that would race with another opener."""
     lock = os.open(path.with_name(f"{path.name}-lock"), os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -210,13 +210,13 @@ def _lock(path: Path) -> int:
             raise
         raise StoreFailed(
             f"the store {path} is in use by another broker",
-            hint="stop that one, or name another file",
+            hint="stop the other broker, or choose another file",
         ) from None
     return lock
 
 
 def _create(path: Path) -> None:
-    """Put a database without tables at `path`, whole or not at all: so an empty file is never ours."""
+    """Create a database without tables at `path` atomically, so that it is never an empty file."""
     fresh = path.with_name(f"{path.name}-new")
     fresh.unlink(missing_ok=True)
     os.close(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
@@ -241,16 +241,16 @@ def _connect(path: Path, mode: str) -> sqlite3.Connection:
 def _configure(connection: sqlite3.Connection, path: Path) -> None:
     if connection.execute("PRAGMA journal_mode = WAL").fetchone() != ("wal",):
         raise StoreFailed(
-            f"the store {path} cannot keep a write-ahead log", hint="put it on a local disk"
+            f"the store {path} does not support a write-ahead log", hint="use a local disk"
         )
     for pragma in _PRAGMAS:
         connection.execute(pragma)
 
 
 def _is_at_rest(path: Path) -> bool:
-    """A file without a log, in a directory where none can be made: a mounted backup, for example.
+    """A file without a log, in a directory that is not writable: a mounted backup, for example.
 
-    SQLite reads such a file only if told that nobody will change it.
+    SQLite reads such a file only as immutable.
     """
     log = path.with_name(f"{path.name}-wal")
     return not log.exists() and not os.access(path.parent, os.W_OK)

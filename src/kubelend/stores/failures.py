@@ -1,6 +1,6 @@
-"""What SQLite and the operating system report, as one sentence that names the file and what to do.
+"""Translates errors of SQLite and the operating system to `StoreFailed`, with the file and a hint.
 
-The only place that knows their error codes. All of it becomes `StoreFailed`.
+The only place that knows their error codes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Cause(NamedTuple):
 
 @contextmanager
 def translated(path: Path) -> Iterator[None]:
-    """Errors of the body that mean "this file cannot be used" leave it as `StoreFailed`."""
+    """Errors that mean "this file cannot be used" become `StoreFailed`."""
     try:
         yield
     except Damaged as error:
@@ -37,7 +37,7 @@ def translated(path: Path) -> Iterator[None]:
         raise _failure(path, _system_cause(error)) from error
 
 
-# An old log would be played into the new file.
+# Otherwise the old log would be replayed into the new file.
 _RESTORE = "restore a backup, and remove the -wal and -shm files beside the old one"
 _PERMISSIONS = "check the owner and mode of the file and its directory"
 _DAMAGED = Cause("it is damaged", _RESTORE)
@@ -49,12 +49,12 @@ _CAUSES = {
     sqlite3.SQLITE_READONLY: _READ_ONLY,
     sqlite3.SQLITE_CORRUPT: _DAMAGED,
     sqlite3.SQLITE_NOTADB: Cause(
-        "it is no database, or damaged", "choose another file, or restore a backup"
+        "it is not a database, or damaged", "choose another file, or restore a backup"
     ),
-    sqlite3.SQLITE_BUSY: Cause("another program keeps it locked", "end that program"),
+    sqlite3.SQLITE_BUSY: Cause("it is locked by another program", "stop that program"),
     sqlite3.SQLITE_CANTOPEN: Cause("it cannot be opened", _PERMISSIONS),
     sqlite3.SQLITE_PERM: Cause("it cannot be opened", _PERMISSIONS),
-    sqlite3.SQLITE_IOERR: Cause("the disk fails to read or write", "check the disk"),
+    sqlite3.SQLITE_IOERR: Cause("reading or writing the disk failed", "check the disk"),
 }
 
 _SYSTEM_CAUSES = {
@@ -62,12 +62,12 @@ _SYSTEM_CAUSES = {
     errno.EDQUOT: _SPACE,
     errno.EROFS: _READ_ONLY,
     errno.EACCES: Cause("access is denied", _PERMISSIONS),
-    errno.ENOENT: Cause("there is no such file", "check the path"),
+    errno.ENOENT: Cause("the file does not exist", "check the path"),
 }
 
 
 def is_busy(error: sqlite3.Error) -> bool:
-    """Whether it only says that somebody else writes just now."""
+    """Whether another transaction has locked the file."""
     return _code(error) == sqlite3.SQLITE_BUSY
 
 
@@ -80,8 +80,8 @@ def _cause(error: sqlite3.Error) -> Cause:
 
 
 def _code(error: sqlite3.Error) -> int:
-    # The low byte is the kind of error; the rest says where in SQLite it arose. Errors of Python's
-    # own module have no code at all.
+    # The low byte is the primary result code; the rest says where in SQLite it arose. Errors of Python's
+    # own module have no code.
     code: int = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
     return code
 

@@ -1,4 +1,4 @@
-"""The journal's table in a SQLite file, written in the transaction of what it tells of."""
+"""The table of the audit log, written in the transaction of the changes it records."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _CUT = "DELETE FROM journal WHERE number <= ?"
 
 
 def put(connection: sqlite3.Connection, lines: Sequence[Line]) -> None:
-    """Write the lines that follow the last one."""
+    """Append lines."""
     statements.put(connection, _PUT_LINES, lines)
 
 
 def cut(connection: sqlite3.Connection, line: int) -> None:
-    """Forget the lines up to this one; where the chain stood behind it is kept."""
+    """Delete the lines up to this one; the chain head behind it is kept."""
     for found in read(connection, line - 1, 1):
         if found.number == line:
             connection.execute(_SET_START, (found.number, found.digest))

@@ -1,11 +1,11 @@
-"""Puts what a commit changed into the objects, as often as it takes: doing it twice does nothing.
+"""Applies committed changes to Kubernetes objects. Idempotent.
 
-The commit is durable before, in the head. An object that keeps the record of this commit or of a later one is
-left alone, and every write carries the version that was seen. So whoever was interrupted can begin anew, and
-whoever slept through the work of its successor undoes nothing of it.
+The commit is durable in the head before. An object that has the record of this commit or of a later one is
+not touched, and every write is conditional on the version that was read. So an interrupted apply can start
+again, and a broker that was suspended cannot undo the writes of its successor.
 
-Objects are made blank, and filled only if the head is still this store's own: one that the successor has
-deleted meanwhile would else come back.
+Objects are created as placeholders, and get their record only if the head is still this store's own:
+otherwise an object that the successor has deleted meanwhile would come back.
 """
 
 from __future__ import annotations
@@ -26,36 +26,38 @@ from kubelend.wire.broker_objects import RESERVATION_FINALIZER, Kept, LedgerReco
 from kubelend.wire.objects import Metadata
 
 MOST_TRIES: Final = 50
-"""How often an object is judged again that others write at the same time."""
+"""How often a write is tried again that conflicts with writes of others."""
 
 Check = Callable[[], Awaitable[None]]
 """Raises `StoreFailed` if the head is not this store's own any more."""
 
 
 async def apply(sights: Sights, writes: Iterable[Write], sequence: int, check: Check) -> None:
-    """Have the objects say what these writes say."""
-    orders = [_order(write, sequence, sights.seal_key) for write in writes]
+    """Bring the objects into agreement with these writes."""
+    object_writes = [_order(write, sequence, sights.seal_key) for write in writes]
     work = _Work(sights, check)
-    # What gives back first: who looks at the objects must not see more promised than there is.
+    # Releases first: who reads the objects must not see more reserved than there is.
     for takes in (False, True):
-        await work.do([order for order in orders if order.takes is takes])
+        await work.do(
+            [object_write for object_write in object_writes if object_write.takes is takes]
+        )
 
 
 async def remove(sights: Sights, key: Key, seen: Sight) -> None:
-    """Delete an object as it was seen; `Missed` if it has changed."""
+    """Delete an object as it was read; `StaleWrite` if it has changed."""
     if seen.holds_on:
         seen = await _let_go(sights, key, seen)
     await sights.delete(key, seen)
 
 
 async def reclaim(sights: Sights, key: Key) -> None:
-    """Take the labels of the archive off a reservation that is not over, and hold on to it again."""
+    """Remove the archive labels from an unfinished reservation, and add the finalizer again."""
     for _ in range(MOST_TRIES):
-        seen = await sights.of(key)
-        if seen is None or not seen.is_archived:
+        cached = await sights.of(key)
+        if cached is None or not cached.is_archived:
             return
         try:
-            await sights.patch(key, seen, {"metadata": _reclaiming(seen)})
+            await sights.patch(key, cached, {"metadata": _reclaiming(cached)})
         except Missed:
             sights.forget(key)
         else:
@@ -64,12 +66,12 @@ async def reclaim(sights: Sights, key: Key) -> None:
 
 
 def hour_of(at: datetime) -> str:
-    """As the label of archived reservations has it."""
+    """As in the label of archived reservations."""
     return f"{at.astimezone(UTC):%Y-%m-%dT%H}"
 
 
 class _Order(NamedTuple):
-    """A write, and all of it that does not depend on the object."""
+    """A write, with all that does not depend on the object."""
 
     write: Write
     key: Key
@@ -77,23 +79,23 @@ class _Order(NamedTuple):
     shown: Shown
     kept: Kept
     takes: bool
-    """Whether it is promised capacity from now on."""
+    """Whether the reservation holds capacity from now on."""
     is_over: bool
     uid: str = ""
-    """Of the object by which somebody has asked for it; empty if it was asked for otherwise."""
+    """Of the object that requested it; empty if it was not requested by an object."""
 
     @property
     def is_put(self) -> bool:
-        return bool(self.kept.record)
+        return bool(self.kept.data)
 
     @property
     def stays_away(self) -> bool:
-        """Whether an object that is gone is not made anew: whoever has deleted it does not want it back."""
+        """Whether a missing object is not created again, because its user has deleted it."""
         return bool(self.uid) or (self.is_over and self.write.was_there)
 
     @property
     def keeps_hold(self) -> bool:
-        """Whether the object may not vanish before the broker says so."""
+        """Whether the object needs the finalizer."""
         return self.write.kind == "reservation" and not self.write.is_archived
 
 
@@ -111,44 +113,46 @@ def _order(write: Write, sequence: int, seal_key: str) -> _Order:
 
 
 class _Work:
-    """Orders that are carried out at the same time."""
+    """Carries out writes concurrently."""
 
     def __init__(self, sights: Sights, check: Check) -> None:
         self._sights = sights
         self._check = check
 
     async def do(self, orders: list[_Order]) -> None:
-        puts = [order for order in orders if order.is_put]
-        await kube_crews.each(self._end, [order for order in orders if not order.is_put])
+        puts = [object_write for object_write in orders if object_write.is_put]
+        await kube_crews.each(
+            self._end, [object_write for object_write in orders if not object_write.is_put]
+        )
         prepared = await kube_crews.each(self._prepare, puts)
-        if any(_is_blank(seen) for seen in prepared):
-            await self._check()  # once for all of them: it is a call
+        if any(_is_blank(cached) for cached in prepared):
+            await self._check()  # once for all: it is a call
         both = list(zip(puts, prepared, strict=True))
         done = await kube_crews.each(lambda pair: self._fill(*pair), both)
         await kube_crews.each(
             self._put_alone,
-            [order for order, is_done in zip(puts, done, strict=True) if not is_done],
+            [object_write for object_write, is_done in zip(puts, done, strict=True) if not is_done],
         )
 
     async def _put_alone(self, order: _Order) -> None:
-        """One that somebody else writes at the same time."""
+        """One with concurrent writes by others."""
         for _ in range(MOST_TRIES):
-            seen = await self._prepare_seen(order, await self._sights.look(order.key))
-            if _is_blank(seen):
+            cached = await self._prepare_seen(order, await self._sights.look(order.key))
+            if _is_blank(cached):
                 await self._check()
-            if await self._fill(order, seen):
+            if await self._fill(order, cached):
                 return
         raise _busy(order.key)
 
     async def _prepare(self, order: _Order) -> Sight | None:
-        """The object, made if need be, with the right spec; None if it keeps this record or a newer one.
+        """The object, created if needed, with the right spec; None if it has this record or a newer one.
 
-        One that was never seen is mostly new. It is made unasked: the server tells if it is there.
+        An unknown object is usually new. It is created without a read: the server reports a conflict.
         """
-        seen = self._sights.known(order.key)
-        if seen is None and order.stays_away:
-            seen = await self._sights.look(order.key)
-        return await self._prepare_seen(order, seen)
+        cached = self._sights.known(order.key)
+        if cached is None and order.stays_away:
+            cached = await self._sights.look(order.key)
+        return await self._prepare_seen(order, cached)
 
     async def _prepare_seen(self, order: _Order, seen: Sight | None) -> Sight | None:
         for _ in range(MOST_TRIES):
@@ -168,28 +172,28 @@ class _Work:
 
     async def _create(self, order: _Order) -> Sight:
         try:
-            blank = _blank(order, order.shown.spec, self._sights.namespace)
-            return await self._sights.create(order.key, blank)
+            placeholder = _blank(order, order.shown.spec, self._sights.namespace)
+            return await self._sights.create(order.key, placeholder)
         except InvalidInput:
             spec = kube_projection.plain(order.shown).spec
-            blank = _blank(order, spec, self._sights.namespace)
-            return await self._sights.create(order.key, blank)
+            placeholder = _blank(order, spec, self._sights.namespace)
+            return await self._sights.create(order.key, placeholder)
 
     async def _correct(self, order: _Order, seen: Sight) -> Sight:
-        """What somebody has edited, and what has changed, apart from the status."""
+        """Correct edits, and apply changes, outside of the status."""
         metadata, spec = _metadata_change(order, seen), _spec_change(order, seen)
         if spec:
             try:
                 change = {"metadata": metadata, "spec": spec}
                 return await self._sights.patch(order.key, seen, change)
             except InvalidInput:
-                pass  # a spec is for people, and what counts is yet to come
+                pass  # the spec is informative; the record follows
         if metadata:
             return await self._sights.patch(order.key, seen, {"metadata": metadata})
         return seen
 
     async def _fill(self, order: _Order, seen: Sight | None) -> bool:
-        """Write the record, which makes it count; False if somebody else was faster."""
+        """Write the record, which makes it valid; False after a conflict."""
         try:
             if seen is not None:
                 await self._release(order, await self._keep(order, seen))
@@ -200,34 +204,34 @@ class _Work:
     async def _keep(self, order: _Order, seen: Sight) -> Sight:
         key, finished_at = order.key, order.shown.finished_at
         if not order.shown.status:
-            return await self._sights.patch(key, seen, {"kept": _fields(order.kept)})
+            return await self._sights.patch(key, seen, {"record": _fields(order.kept)})
         try:
-            change = {"status": {**order.shown.status, "kept": _fields(order.kept)}}
+            change = {"status": {**order.shown.status, "record": _fields(order.kept)}}
             return await self._sights.patch(
                 key, seen, change, subresource="status", finished_at=finished_at
             )
         except InvalidInput:
             status = kube_projection.plain(order.shown).status
-            change = {"status": {**status, "kept": _fields(order.kept)}}
+            change = {"status": {**status, "record": _fields(order.kept)}}
             return await self._sights.patch(
                 key, seen, change, subresource="status", finished_at=finished_at
             )
 
     async def _release(self, order: _Order, seen: Sight) -> None:
-        """One that its user has deleted, and that is over, need not stay."""
+        """The finalizer of a finished reservation that its user has deleted is removed."""
         if order.is_over and seen.is_leaving and seen.holds_on:
             await _let_go(self._sights, order.key, seen)
 
     async def _end(self, order: _Order) -> None:
-        """Delete an object, or move it to the archive."""
-        seen = await self._sights.of(order.key)
+        """Delete an object, or archive it."""
+        cached = await self._sights.of(order.key)
         for _ in range(MOST_TRIES):
-            if seen is None or seen.sequence > order.sequence or _is_of_another(order, seen):
+            if cached is None or cached.sequence > order.sequence or _is_of_another(order, cached):
                 return
             try:
-                await self._end_seen(order, seen)
+                await self._end_seen(order, cached)
             except Missed:
-                seen = await self._sights.look(order.key)
+                cached = await self._sights.look(order.key)
             else:
                 return
         raise _busy(order.key)
@@ -242,12 +246,12 @@ class _Work:
 
 
 def _is_of_another(order: _Order, seen: Sight) -> bool:
-    """Whether the reservation's object is gone, and somebody has made another one of its name since."""
+    """Whether the reservation's object was deleted, and another one of its name created since."""
     return order.write.kind == "reservation" and seen.is_wish and seen.uid != order.uid
 
 
 def _is_blank(seen: Sight | None) -> bool:
-    """Whether it keeps no record of a broker: then nothing but the head tells who may fill it."""
+    """Whether it has no valid record: then only the head tells who may write one."""
     return seen is not None and seen.sequence <= 0
 
 
@@ -288,7 +292,7 @@ def _holding(seen: Sight) -> dict[str, object]:
 
 
 def _spec_change(order: _Order, seen: Sight) -> Spec:
-    """Of an object that somebody else has made, only where it has gone: the rest is its maker's."""
+    """Of an object that a user made, only the target cluster: the rest of the spec is the user's."""
     wanted = order.shown.spec
     if seen.is_own:
         if seen.spec == kube_sights.spec_text(wanted):
@@ -316,12 +320,12 @@ def _others(seen: Sight) -> list[str]:
 
 
 def _fields(kept: Kept) -> dict[str, object]:
-    return {"revision": kept.revision, "checksum": kept.checksum, "record": kept.record}
+    return {"revision": kept.revision, "checksum": kept.checksum, "data": kept.data}
 
 
 def _busy(key: Key) -> StoreFailed:
     kind, name = key
     return StoreFailed(
-        f"the object {name} of {kube_sights.resource(kind)} is changed by others all the time",
-        hint="look for what writes it: `kubectl get --show-managed-fields` tells",
+        f"{kube_sights.resource(kind)} {name}: too many conflicting writes by others",
+        hint="find the other writer with `kubectl get --show-managed-fields`",
     )

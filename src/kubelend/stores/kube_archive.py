@@ -1,8 +1,7 @@
-"""The archive in Kubernetes: finished reservations with a label, and the end of those that are too old.
+"""The archive in Kubernetes: finished reservations with a label, deleted after the retention.
 
-What is too old is told by the head, at once. The objects follow by the hour: each carries the hour in which
-it finished, and those of the hours gone by are found by it. Others may write labels as well: what is deleted
-has a record that says the same.
+The head's retention limit takes effect at once. Objects are deleted by the hour: each has a label with the
+hour in which it finished. Others may write labels as well, so an object is deleted only if its record agrees.
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ from kubelend.stores.records import Damaged
 
 HOUR: Final = timedelta(hours=1)
 MOST_HOURS: Final = 48
-"""More at a time are not named one by one."""
+"""Above this many hours the selector does not list them."""
 
 
 def begun(at: datetime) -> datetime:
-    """The hour that a moment is in."""
+    """The start of the hour of a timestamp."""
     return at.replace(minute=0, second=0, microsecond=0)
 
 
 async def sweep(sights: Sights, state: State) -> datetime | None:
-    """Delete what is older than the archive keeps; gives up to when nothing of it is left."""
+    """Delete expired archived objects; returns up to when nothing is left."""
     since, until = state.swept_until, state.kept_from and begun(state.kept_from)
     if since is None or until is None or since >= until:
         return since
@@ -39,9 +38,9 @@ async def sweep(sights: Sights, state: State) -> datetime | None:
     old = [found for found in listed.objects if _is_old(found, until, sights.seal_key)]
 
     async def delete(found: Stored) -> None:
-        seen = sights.saw("reservation", found)
-        with suppress(Missed):  # somebody else needs it, or has deleted it
-            await kube_applying.remove(sights, ("reservation", found.metadata.name), seen)
+        cached = sights.saw("reservation", found)
+        with suppress(Missed):  # changed or deleted by others
+            await kube_applying.remove(sights, ("reservation", found.metadata.name), cached)
         sights.forget(("reservation", found.metadata.name))
 
     await kube_crews.each(delete, old)
@@ -52,7 +51,7 @@ def _is_old(found: Stored, until: datetime, key: str) -> bool:
     try:
         record: Reservation = kube_projection.record_of("reservation", found, key)
     except Damaged:
-        return False  # nobody knows what it was
+        return False  # its finish time is unknown
     return record.finished_at is not None and record.finished_at < until
 
 

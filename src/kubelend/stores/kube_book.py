@@ -1,7 +1,7 @@
-"""The Kubernetes store itself, inside an event loop; `stores.kubernetes` is what blocks around it.
+"""The Kubernetes store: the broker's custom resources are its state, and one object is the commit point.
 
-Kubernetes has no transaction over several objects. A commit is one conditional write of the head, with all
-that it changes in it; the objects are written afterwards, and whoever loads the store finishes what was left.
+Kubernetes has no transaction over several objects. A commit is one conditional write of the head, which
+contains all its changes; the objects are written afterwards, and the next load finishes what was left.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ log = structlog.get_logger("kubelend.store")
 
 
 class Book:
-    """One namespace. Call `keeper.take_over` first to write, or `keeper.read` to look."""
+    """The ledger in one namespace. Call `head.acquire` first to write, or `head.read` to read."""
 
     def __init__(self, client: Client, namespace: str, archive_for: timedelta) -> None:
         self.keeper = Keeper(client, namespace)
@@ -50,25 +50,25 @@ class Book:
         self._sights = Sights(client, namespace, self.keeper)
         self._journal = kube_journal.Shelf(client, namespace)
         self._is_applied = False
-        """Whether the objects have all that the last commit changed."""
+        """Whether the objects have all changes of the last commit."""
         self._roll: Roll | None = None
-        """Of the reservations that are not over; None before it is known."""
+        """Digest of the unfinished reservations; None before it is known."""
 
     async def load(self) -> Records:
-        """The working set; what the last commit has not put into the objects yet is put there."""
+        """The working set; finishes the last commit."""
         state = self.keeper.state
         found = await kube_loading.read(self._sights, state)
         self._roll = kube_loading.roll(found.records, state.key)
         await self._settle()
         await kube_crews.each(self._reclaim, kube_loading.misplaced(found, state))
-        blanks = kube_loading.unfinished(found, self.keeper.state)
-        self._tell_of(found.robbed.intersection(key for key, _ in blanks))
-        await kube_crews.each(self._forget, blanks)
+        placeholders = kube_loading.unfinished(found, self.keeper.state)
+        self._tell_of(found.robbed.intersection(key for key, _ in placeholders))
+        await kube_crews.each(self._forget, placeholders)
         await self.keeper.tidy()
         return kube_loading.arranged(found.records, self.keeper.state.revision)
 
     async def look(self) -> Records:
-        """The same without writing anything, as of one moment."""
+        """The working set as a consistent snapshot, without writing anything."""
         records, _ = await kube_loading.look(self.keeper, self._sights)
         return records
 
@@ -76,17 +76,17 @@ class Book:
         await self._settle()
         state, batch = self.keeper.state, batches.fold(changes)
         batches.check_order(state.revision, revision)
-        finishes = {gone: await self._finish(gone, batch) for gone in batch.archived}
-        joins = kube_commits.joining(state, finishes, self._archive_for)
-        after = kube_commits.after(state, batch, revision, joins, self._sights)
+        finish_times = {deleted: await self._finish(deleted, batch) for deleted in batch.archived}
+        archiving = kube_commits.joining(state, finish_times, self._archive_for)
+        after = kube_commits.after(state, batch, revision, archiving, self._sights)
         cut = await self._journal.find(after, batch.cut) if batch.cut else None
         await self._write(replace(after, start=Mark.of(cut)) if cut else after, batch)
         self._is_applied = False
-        # A failure from here on is told, though it is durable: whoever loads the store anew finishes it.
+        # An error from here on is raised, although the commit is durable: the next load finishes it.
         await self._apply()
 
     async def archived(self, reservation: ReservationId) -> Reservation | None:
-        """The last commit may have changed what the objects do not tell yet."""
+        """The last commit may have changes that are not in the objects yet."""
         state = self.keeper.state
         for write in state.changes.writes:
             if (write.kind, write.id) == ("reservation", reservation):
@@ -98,17 +98,17 @@ class Book:
         try:
             return await self._journal.read(self.keeper.state, after, limit, self.keeper.at)
         except Damaged:
-            if not self.keeper.at:  # whoever has taken over may have cut it
+            if not self.keeper.at:  # a new leader may have truncated the audit log
                 await self.keeper.check()
             raise
 
     async def _write(self, after: State, batch: Batch) -> None:
-        """Who has not loaded the store does not know the roll: then the next who does looks everywhere."""
-        roll, changes = self._known_roll(), kube_commits.roll_changes(batch)
-        digest = roll.digest_after(changes) if roll else ""
+        """Before the first load the digest is unknown: then the next load searches the archive, too."""
+        live_set, changes = self._known_roll(), kube_commits.roll_changes(batch)
+        digest = live_set.digest_after(changes) if live_set else ""
         await self.keeper.write(replace(after, unfinished=digest))
-        if roll is not None:
-            roll.note(changes)
+        if live_set is not None:
+            live_set.note(changes)
 
     def _known_roll(self) -> Roll | None:
         """That of a new store is empty."""
@@ -117,7 +117,7 @@ class Book:
         return self._roll
 
     async def _settle(self) -> None:
-        """Finish what was committed before, if nobody else has gone on from there."""
+        """Apply the last commit to the objects, if no other broker has written since."""
         if not self._is_applied:
             await self.keeper.check()
             await self._apply()
@@ -130,7 +130,7 @@ class Book:
         await self._journal.keep(state)
         await self._journal.cut(state)
         swept_until = await kube_archive.sweep(self._sights, state)
-        # The next commit tells of it. Who is stopped before sweeps once more.
+        # Stored with the next commit. After a restart before that the sweep is repeated.
         self.keeper.state = replace(state, swept_until=swept_until)
         self._is_applied = True
 
@@ -146,7 +146,7 @@ class Book:
     ) -> Reservation | None:
         name = kube_objects.name_of("reservation", reservation)
         found = await self._client.find(kube_objects.RESERVATIONS, name, self._namespace)
-        if found is None or found.kept is None or found.is_archived is not is_archived:
+        if found is None or found.record is None or found.is_archived is not is_archived:
             return None
         record: Reservation = kube_loading.record("reservation", found, self._sights.seal_key)
         return record
@@ -161,8 +161,8 @@ class Book:
         return await self._find(moved, is_archived=True) or await self._find(moved)
 
     def _is_kept(self, found: Reservation) -> bool:
-        kept_from = self.keeper.state.kept_from or batches.BEGINNING
-        return found.finished_at is not None and found.finished_at >= kept_from
+        retention_limit = self.keeper.state.kept_from or batches.BEGINNING
+        return found.finished_at is not None and found.finished_at >= retention_limit
 
     async def _reclaim(self, key: Key) -> None:
         await kube_applying.reclaim(self._sights, key)
@@ -170,12 +170,12 @@ class Book:
     def _tell_of(self, robbed: Iterable[Key]) -> None:
         for key in robbed:
             log.warning(
-                "advertisement has lost its record, and is deleted until the cluster advertises again",
-                object=kube_loading.shown(*key),
+                "Deleting ClusterAdvertisement without a stored record",
+                name=key[1],
                 namespace=self._namespace,
-                hint="if it was cordoned, cordon it again",
+                hint="cordon the cluster again if it was cordoned",
             )
 
     async def _forget(self, blank: tuple[Key, Sight]) -> None:
-        with suppress(Missed):  # somebody has done something with it
+        with suppress(Missed):  # changed by others
             await kube_applying.remove(self._sights, *blank)

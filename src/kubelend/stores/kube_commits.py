@@ -1,4 +1,4 @@
-"""What a commit makes of the head of the Kubernetes store: worked out before anything is written."""
+"""Computes the state of the head after a commit, before anything is written."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from kubelend.core import journal
+from kubelend.core.journal import seal
 from kubelend.core.models import Cluster, Reservation, ReservationId
 from kubelend.stores import batches, kube_archive, kube_journal, kube_objects, kube_sights, records
 from kubelend.stores.batches import Batch, Document
@@ -19,7 +19,7 @@ from kubelend.stores.kube_sights import Sights
 
 
 class Joining(NamedTuple):
-    """Who joins the archive with a commit, and what it keeps from then on."""
+    """The reservations that a commit archives, and the retention limit after it."""
 
     finishes: Mapping[ReservationId, datetime]
     kept_from: datetime | None
@@ -30,13 +30,13 @@ def joining(
 ) -> Joining:
     if not finishes:
         return Joining(finishes, state.kept_from)
-    newest = batches.kept_from(finishes.values(), archive_for)
-    return Joining(finishes, max(newest, state.kept_from or newest))
+    current = batches.kept_from(finishes.values(), archive_for)
+    return Joining(finishes, max(current, state.kept_from or current))
 
 
 def after(state: State, batch: Batch, revision: int, joins: Joining, sights: Sights) -> State:
-    """The state behind this commit, before anything is cut off the journal."""
-    sealed = [Sealed.of(line) for line in journal.seal(batch.entries, state.end.head)]
+    """The state after this commit, before the audit log is truncated."""
+    sealed = [Sealed.of(line) for line in seal(batch.entries, state.end.head)]
     waiting, moved = kube_journal.waiting(state, sealed)
     last = sealed[-1] if sealed else None
     return replace(
@@ -54,7 +54,7 @@ def after(state: State, batch: Batch, revision: int, joins: Joining, sights: Sig
 
 
 def roll_changes(batch: Batch) -> dict[str, bool]:
-    """By the names of their objects, whether reservations hold or wait from now on."""
+    """By object name, whether reservations are unfinished after the commit."""
     changes = {one.id: one.finished_at is None for one in batch.reservations.values()}
     changes |= dict.fromkeys(batch.archived, False)
     return {kube_objects.name_of("reservation", one): is_on for one, is_on in changes.items()}
@@ -66,8 +66,8 @@ def _writes(batch: Batch, joins: Joining, sights: Sights) -> Iterator[Write]:
     for reservation, found in batch.reservations.items():
         if reservation not in joins.finishes:
             yield from _write("reservation", reservation, found, sights)
-    for gone, finished_at in joins.finishes.items():
-        yield from _archiving(gone, batch.reservations.get(gone), finished_at, joins, sights)
+    for deleted, finished_at in joins.finishes.items():
+        yield from _archiving(deleted, batch.reservations.get(deleted), finished_at, joins, sights)
     for (kind, name), document in batch.documents.items():
         yield from _write(kind, name, document, sights)
 
@@ -79,7 +79,7 @@ def _archiving(
     joins: Joining,
     sights: Sights,
 ) -> Iterator[Write]:
-    """One that is too old for the archive already is gone at once."""
+    """A reservation older than the retention limit is deleted at once."""
     if joins.kept_from is not None and finished_at < joins.kept_from:
         yield Write("reservation", id)
     elif found is None:
@@ -101,7 +101,7 @@ def _write(
 
 
 def _is_text(id: str) -> bool:
-    """One that is no text was never kept, so there is nothing to delete."""
+    """An ID with surrogates was never stored, so there is nothing to delete."""
     try:
         id.encode()
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""What an API server refuses, as a sentence that names it and what to do. All of it becomes `StoreFailed`."""
+"""Translates errors of the API server to `StoreFailed`, with the namespace and a hint."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kubelend.stores.records import Damaged
 
 @contextmanager
 def translated(server: str, namespace: str) -> Iterator[None]:
-    """Errors of the body that mean "this store cannot be used" leave it as `StoreFailed`."""
+    """Errors that mean "this store cannot be used" become `StoreFailed`."""
     try:
         yield
     except StoreFailed:
@@ -26,15 +26,15 @@ def translated(server: str, namespace: str) -> Iterator[None]:
 def taken_over() -> StoreFailed:
     return StoreFailed(
         "another broker has written to the store since",
-        hint="it has taken over; only one broker at a time may use a store",
+        hint="another broker is the writer now; only one may use a store",
     )
 
 
 def head_gone() -> StoreFailed:
-    return StoreFailed("the store's head, LedgerRecord head, was deleted", hint=_RESTORE)
+    return StoreFailed("LedgerRecord head was deleted", hint=_RESTORE)
 
 
-_RESTORE = "put the object back from a backup; nobody but the broker may edit what it keeps"
+_RESTORE = "restore the object from a backup; only the broker may edit its records"
 
 
 def _failure(server: str, namespace: str, what: str, hint: str) -> StoreFailed:
@@ -47,7 +47,7 @@ def _hint(error: KubelendError, namespace: str) -> str:
         case NotFound() if not answers.is_missing_object(error):
             return "install the CRDs: kubectl apply -f deploy/crds"
         case NotFound():
-            return f"make the namespace: kubectl create namespace {namespace}"
+            return f"create the namespace: kubectl create namespace {namespace}"
         case Forbidden() if not error.hint:
-            return "check the role of the broker's account"
+            return "check the Role of the broker's account"
     return error.hint

@@ -1,8 +1,8 @@
-"""The head of the Kubernetes store: one object, and every commit is one conditional write of it. Pure.
+"""The head of the Kubernetes store: one object, of which every conditional write is a commit.
 
-It says where the store stands, holds the journal's newest lines, and holds what the last commit changed until
-the objects say so too. What does not fit into one object is put into others first, which the head names:
-they count for nothing before it does.
+It has the store's position, the newest lines of the audit log, and the changes of the last commit until they
+are in the objects. What does not fit into one object is written into others before, which the head names:
+they are ignored unless it does.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from kubelend.wire.broker_objects import Kept, LedgerRecord
 from kubelend.wire.objects import Metadata
 
 ROOM: Final = 800_000
-"""Bytes of text in one object, with what quoting adds: etcd takes 1.5 MB, with all that is around it."""
+"""Bytes of text in one object, including JSON escapes: etcd's limit is 1.5 MB for the whole object."""
 
 NO_RECORD: Final = msgspec.Raw(b"null")
 
 
 class Write(msgspec.Struct, frozen=True, array_like=True):
-    """What a commit has made of one record."""
+    """The change of one record in a commit."""
 
     kind: RecordKind
     id: str
     record: msgspec.Raw = NO_RECORD
-    """Its text; without one it exists no more, or is only moved to the archive."""
+    """Its JSON text; empty if the record is deleted, or only archived."""
     finished_at: datetime | None = None
-    """Set if it belongs to the archive from now on."""
+    """Set if it is archived from now on."""
     was_there: bool = False
-    """Whether its object was seen before the commit; if so, and it is over and gone, somebody deleted it."""
+    """Whether its object existed before the commit; if a finished one is missing then, a user deleted it."""
 
     @property
     def text(self) -> bytes:
@@ -51,7 +51,7 @@ class Write(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Sealed(msgspec.Struct, frozen=True, array_like=True):
-    """A line of the journal. Its text is JSON, and kept byte by byte."""
+    """A line of the audit log. Its text is JSON, preserved byte by byte."""
 
     number: int
     text: msgspec.Raw
@@ -67,7 +67,7 @@ class Sealed(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Mark(msgspec.Struct, frozen=True, array_like=True):
-    """An end of the journal."""
+    """A start or end of the audit log."""
 
     number: int = 0
     digest: str = journal.START.digest.hex()
@@ -82,56 +82,56 @@ class Mark(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Changes(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the last commit changed: to be found in the objects, or put there by whoever loads them."""
+    """The changes of the last commit, until they are in the objects."""
 
     writes: tuple[Write, ...] = ()
     lines: tuple[Sealed, ...] = ()
-    """To be moved from the head to objects of the journal."""
+    """To be moved from the head to segments of the audit log."""
 
 
 NO_CHANGES: Final = Changes()
 
 
 class State(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the head says."""
+    """The contents of the head."""
 
     epoch: int = 0
-    """Counts who has opened the store to write: none but the last can."""
+    """Counts openings for writing: only the last one can write."""
     writer: str = ""
-    """Who that is, by a name made up for it: no two heads of different writers are equal."""
+    """Random ID of the writer, so that the heads of two writers are never equal."""
     sequence: int = 0
-    """Counts commits; of two copies of a record, the one with the larger is the newer."""
+    """Counts commits; of two versions of a record, the larger is the newer."""
     revision: int = 0
-    """The ledger's."""
+    """The ledger's revision."""
     start: Mark = Mark()
     end: Mark = Mark()
     lines: tuple[Sealed, ...] = ()
-    """The journal's newest, without a gap up to its end."""
+    """The newest lines of the audit log, without a gap up to its end."""
     cut_from: int = 0
-    """Where the journal began before the last commit."""
+    """Where the audit log began before the last commit."""
     kept_from: datetime | None = None
-    """What finished before is not in the archive any more."""
+    """Retention limit: reservations that finished before are not in the archive any more."""
     swept_until: datetime | None = None
-    """Of what finished before, nothing is left to delete."""
+    """Objects of reservations that finished before have been deleted."""
     key: str = ""
-    """What seals are made with."""
+    """The key of the signatures."""
     unfinished: str = ""
-    """The digest of the roll of reservations that are not over; empty if it is not known."""
+    """Digest of the set of unfinished reservations; empty if unknown."""
     changes: Changes = NO_CHANGES
     elsewhere: tuple[str, ...] = ()
-    """Names of the objects that have the changes, if they are too many."""
+    """Names of the objects with the changes, if they do not fit into the head."""
 
 
 class Packed(NamedTuple):
-    """A state as objects keep it: the parts have to be written before the head."""
+    """A state split into objects: the parts are written before the head."""
 
     state: State
-    """As the head will say it."""
+    """The contents of the head."""
     parts: list[LedgerRecord]
 
 
 def pack(state: State, namespace: str, label: str) -> Packed:
-    """Take out of the head what does not fit. No two attempts may give the same label."""
+    """Move what does not fit into other objects. Each attempt needs a label of its own."""
     if _quoted(_encode(state)) <= ROOM:
         return Packed(state, [])
     parts = [
@@ -143,7 +143,7 @@ def pack(state: State, namespace: str, label: str) -> Packed:
 
 
 def head(state: State, namespace: str, resource_version: str = "") -> LedgerRecord:
-    """The object of this state, to be written over the one of that version."""
+    """The object for this state, replacing the one of this version."""
     found = _object(kube_objects.HEAD, kube_objects.HEAD, namespace, _encode(state), state.sequence)
     return replace(found, metadata=replace(found.metadata, resource_version=resource_version))
 
@@ -161,13 +161,13 @@ def changes_of(parts: Iterable[LedgerRecord]) -> Changes:
 
 
 def journal_part(lines: Sequence[Sealed], namespace: str, sequence: int) -> LedgerRecord:
-    """An object that holds these lines for good."""
+    """A segment of the audit log: an object with these lines, which never changes."""
     name = journal_name(lines[0].number)
-    return _object(name, "journal", namespace, _encode(lines), sequence)
+    return _object(name, "audit-log", namespace, _encode(lines), sequence)
 
 
 def journal_name(first: int) -> str:
-    return f"journal-{first}"
+    return f"audit-log-{first}"
 
 
 def lines_of(found: LedgerRecord) -> list[Sealed]:
@@ -175,17 +175,17 @@ def lines_of(found: LedgerRecord) -> list[Sealed]:
 
 
 def size(lines: Iterable[Sealed]) -> int:
-    """About as much as they take in an object."""
+    """Approximate size in an object."""
     return sum(_quoted(bytes(line.text)) + _AROUND for line in lines)
 
 
 def split(lines: Iterable[Sealed]) -> Iterator[list[Sealed]]:
-    """As many as one object takes at a time; a single one is never split."""
+    """Groups that fit into one object; a single line is never split."""
     yield from _grouped(lines, lambda line: size([line]))
 
 
 _AROUND: Final = 100
-"""Bytes of a line's number and digest, and the commas."""
+"""Bytes of a line's number, digest and separators."""
 
 _encode = msgspec.json.Encoder().encode
 _STATES: Final = msgspec.json.Decoder(State)
@@ -201,7 +201,7 @@ def _portions(changes: Changes) -> Iterator[Changes]:
 
 
 def _quoted(text: bytes) -> int:
-    """The length of a text as a string inside JSON."""
+    """The length of a text as a JSON string."""
     return len(text) + text.count(b'"') + text.count(b"\\")
 
 
@@ -229,16 +229,16 @@ def _object(name: str, holds: str, namespace: str, text: bytes, sequence: int) -
 
 
 def _decoded(decoder: msgspec.json.Decoder[Read], found: LedgerRecord) -> Read:
-    """What an object says. `Damaged` if somebody else has written it."""
-    text = found.kept.record.encode()
-    if _checksum(found.metadata.name, text) != found.kept.checksum:
-        raise Damaged(f"LedgerRecord {found.key} does not have its checksum")
+    """`CorruptRecord` if another writer has modified the object."""
+    text = found.record.data.encode()
+    if _checksum(found.metadata.name, text) != found.record.checksum:
+        raise Damaged(f"LedgerRecord {found.key} does not match its checksum")
     try:
         return decoder.decode(text)
     except msgspec.MsgspecError as error:
-        raise Damaged(f"LedgerRecord {found.key} cannot be read: {error}") from error
+        raise Damaged(f"LedgerRecord {found.key} cannot be decoded: {error}") from error
 
 
 def _checksum(name: str, text: bytes) -> str:
-    """Against accidents: the key to seal with is in the head, and nobody else may write what is beside it."""
+    """Detects accidents only: the key of the signatures is in the head, which only the broker may write."""
     return f"{records.checksum(name.encode(), text):08x}"

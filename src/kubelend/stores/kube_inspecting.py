@@ -1,7 +1,7 @@
-"""Whether the broker has sealed what an object keeps, for the controllers: they see it when it is spoilt.
+"""Verifies the signatures of stored records for the controllers.
 
-The store judges an object when it writes it, and when it starts; and then what somebody has spoilt stops the
-start. So whoever leads has it mended before.
+The store verifies an object when it loads or writes it, and a corrupt record stops the start of a broker. So
+the leader repairs it before that.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Kind = TypeVar("Kind", bound=Object)
 
 
 class Inspector:
-    """Of the objects of one namespace. It reads the key when it needs it, and again before it suspects."""
+    """Verifies objects of one namespace. Reads the key when needed, and again before a mismatch counts."""
 
     def __init__(self, client: Client, namespace: str) -> None:
         self._client = client
@@ -29,21 +29,21 @@ class Inspector:
         self._key = ""
 
     async def judged(self, found: Kind) -> Kind:
-        """The object; if somebody else has written what it keeps, then as one that keeps nothing of use."""
+        """The object; if its record was not written by the broker, with an empty record."""
         if not isinstance(found, ClusterAdvertisement | Reservation):
             return found
-        kept = found.status.kept
-        if kept is None or await self._is_whole(_KINDS[type(found)], found.metadata.name, kept):
+        record = found.status.record
+        if record is None or await self._is_whole(_KINDS[type(found)], found.metadata.name, record):
             return found
-        spoilt = replace(kept, revision=SPOILT, record="")
-        return replace(found, status=replace(found.status, kept=spoilt))
+        tampered = replace(record, revision=SPOILT, data="")
+        return replace(found, status=replace(found.status, record=tampered))
 
     async def _is_whole(self, kind: RecordKind, name: str, kept: Kept) -> bool:
         if self._key and kube_seals.is_whole(self._key, kind, name, kept):
             return True
         head = await self._client.find(LEDGER, HEAD, self._namespace)
         if head is None:
-            return True  # nobody can tell
+            return True  # without the head nothing can be verified
         with kube_failures.translated(self._client.access.server, self._namespace):
             self._key = kube_head.state_of(head).key
         return kube_seals.is_whole(self._key, kind, name, kept)

@@ -1,11 +1,10 @@
-"""The journal in Kubernetes: its newest lines are in the head, the others in objects that never change.
+"""The audit log in Kubernetes: its newest lines are in the head, the others in immutable segments.
 
-An object begins with the line that it is named after. Lines are counted in blocks, and no object reaches into
-the next block: so a block's first object is known by name, and each says where the next one begins. Nothing
-has to list them.
+A segment is named after its first line. Lines are counted in blocks, and no segment crosses a block boundary:
+so the first segment of a block is known by name, and each one leads to the next. Nothing has to list them.
 
-The broker may cut the journal while another reads it. What is gone by then is read as of the version of which
-the reader read the head.
+The broker may truncate the audit log during a read. Segments that are deleted by then are read at the version
+at which the head was read.
 """
 
 from __future__ import annotations
@@ -23,29 +22,29 @@ from kubelend.stores.records import Damaged
 from kubelend.wire.broker_objects import LedgerRecord
 
 BLOCK: Final = 512
-"""Lines that are found with one name."""
+"""Lines in a block."""
 
 ROOM: Final = 32_000
-"""Bytes of lines that wait in the head, where every commit writes them once more."""
+"""Bytes of lines in the head, where every commit writes them again."""
 
 
 def waiting(state: State, added: Iterable[Sealed]) -> tuple[tuple[Sealed, ...], tuple[Sealed, ...]]:
-    """What waits in the head from now on, and what is moved out of it by the commit that adds these."""
+    """The lines in the head after a commit that adds these, and those that it moves into segments."""
     lines = (*state.lines, *added)
     return (lines, ()) if kube_head.size(lines) <= ROOM else ((), lines)
 
 
 class Shelf:
-    """The objects of a journal in one namespace."""
+    """The segments in one namespace."""
 
     def __init__(self, client: Client, namespace: str) -> None:
         self._client = client
         self._namespace = namespace
 
     async def read(self, state: State, after: int, limit: int, at: str = "") -> list[Line]:
-        """Lines behind a number, oldest first, as of this state.
+        """Lines after a number, oldest first, as of this state.
 
-        `at`: the version of which the state was read, if there is a broker that goes on meanwhile.
+        `at`: the version at which the state was read, if a broker may write meanwhile.
         """
         first = max(after, state.start.number) + 1
         tail = [*state.changes.lines, *state.lines]
@@ -59,13 +58,13 @@ class Shelf:
         return found[:limit]
 
     async def find(self, state: State, number: int) -> Head | None:
-        """Where the chain stood behind a line that is still there."""
+        """The chain head after a line that has not been truncated."""
         if not state.start.number < number <= state.end.number:
             return None
         return next((line.head for line in await self.read(state, number - 1, 1)), None)
 
     async def keep(self, state: State) -> None:
-        """Put the lines into objects that the last commit has taken out of the head."""
+        """Create the segments of the last commit."""
         parts = [
             kube_head.journal_part(lines, self._namespace, state.sequence)
             for lines in _parts(state.changes.lines)
@@ -74,7 +73,7 @@ class Shelf:
         await kube_crews.each(self._create, parts)
 
     async def cut(self, state: State) -> None:
-        """Delete the blocks that the last commit has cut off."""
+        """Delete the blocks that the last commit has truncated."""
         blocks = range(_block(state.cut_from + 1), _block(state.start.number + 1))
         await kube_crews.each(self._delete, list(blocks))
 
@@ -82,7 +81,7 @@ class Shelf:
         try:
             await self._client.create(kube_objects.LEDGER, part)
         except AlreadyExists:
-            return  # equal commits make equal objects: this one was finished by somebody before
+            return  # equal commits make equal objects: it was written before
 
     async def _delete(self, block: int) -> None:
         """The first one last: it leads to the others."""
@@ -91,7 +90,7 @@ class Shelf:
             await self._client.delete(kube_objects.LEDGER, name, self._namespace)
 
     async def _parts(self, first: int, last: int, at: str) -> AsyncIterator[list[Sealed]]:
-        """The objects that have these lines, and maybe some before them."""
+        """The segments with these lines, and maybe some before them."""
         for block in range(_block(first), _block(last) + 1 if first <= last else 0):
             begun = reached = block * BLOCK
             async for part in self._chain(begun + 1, at):
@@ -102,7 +101,7 @@ class Shelf:
                 raise Damaged(f"LedgerRecord {kube_head.journal_name(reached + 1)} is missing")
 
     async def _chain(self, first: int, at: str = "") -> AsyncIterator[LedgerRecord]:
-        """The objects of a block, each behind the one before."""
+        """The segments of a block, in order."""
         number, end = first, first + BLOCK
         while number < end:
             found = await self._find(kube_head.journal_name(number), at)
@@ -122,7 +121,7 @@ class Shelf:
             )
         except Gone as error:
             raise StoreFailed(
-                "the journal may have been cut off since it was opened", hint="try again"
+                "the audit log may have been truncated since it was opened", hint="try again"
             ) from error
         return next(iter(listed.objects), None)
 

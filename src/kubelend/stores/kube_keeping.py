@@ -1,7 +1,7 @@
-"""Reads and writes the head of the Kubernetes store. A write that goes through is a commit.
+"""Reads and writes the head of the Kubernetes store. A successful write is a commit.
 
-Each write names the version of the head that it is made on. So of two brokers that have the store open, only
-the one that opened it last can write: opening raises the epoch, and that is a write too.
+Each write is conditional on the version of the head that it builds on. So of two brokers that have the store
+open, only the one that opened it last can write: opening raises the epoch, which is a write, too.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ from kubelend.stores.records import Damaged
 from kubelend.wire.broker_objects import LedgerRecord
 
 MOST_TRIES: Final = 100
-"""How often the head is read anew because a broker that is still busy has just written it."""
+"""How often opening is retried because another broker has just written the head."""
 
 MOST_READS: Final = 3
-"""How often a reader begins anew because the server has forgotten the version that it reads."""
+"""How often a read is retried because the server has compacted the version."""
 
 
 class Keeper:
-    """One namespace's head, as it was last read or written."""
+    """The head of one namespace, as it was last read or written."""
 
     def __init__(self, client: Client, namespace: str) -> None:
         self._client = client
         self._namespace = namespace
         self._version = ""
         self.state = State()
-        """With all changes of the last commit, wherever they are kept."""
+        """With all changes of the last commit, in whichever object they are."""
         self.at = ""
-        """The version of the whole namespace at which it was read; empty for one who writes."""
+        """The version of the namespace at which it was read; empty for a writer."""
 
     async def read(self) -> str:
-        """Look at a store that is there. Gives the version that the whole namespace had at that moment."""
+        """Read an existing store. Returns the version of the whole namespace at that moment."""
         for _ in range(MOST_READS):
             with suppress(Gone):
                 found, at = await self._newest()
@@ -68,14 +68,14 @@ class Keeper:
         raise forgetful()
 
     async def take_over(self) -> None:
-        """Make this the only one who can write; a store that is not there is made."""
+        """Become the only writer; creates a missing store."""
         for _ in range(MOST_TRIES):
             with suppress(Conflict):
                 found, at = await self._newest()
                 if found is None:
                     await self._check_empty()
-                    blank = kube_head.head(_new(), self._namespace)
-                    await self._take_in(await self._client.create(LEDGER, blank), at)
+                    placeholder = kube_head.head(_new(), self._namespace)
+                    await self._take_in(await self._client.create(LEDGER, placeholder), at)
                 else:
                     await self._take_in(found, at)
                     epoch = self.state.epoch + 1
@@ -84,7 +84,7 @@ class Keeper:
         raise _hasty()
 
     async def write(self, state: State) -> None:
-        """Commit. `StoreFailed` if somebody else has written since this one read or wrote."""
+        """Commit. `StoreFailed` if another broker has written since the last read or write."""
         packed = kube_head.pack(state, self._namespace, self._version)
         await kube_crews.each(self._put_part, packed.parts)
         before = self.state.elsewhere
@@ -97,29 +97,29 @@ class Keeper:
         await kube_crews.each(self._delete, before)
 
     async def check(self) -> None:
-        """`StoreFailed` if somebody else has written."""
+        """`StoreFailed` if another broker has written."""
         found = await self._client.find(LEDGER, HEAD, self._namespace)
         if found is None or found.metadata.resource_version != self._version:
             raise kube_failures.taken_over()
 
     async def tidy(self) -> None:
-        """Delete what was put beside a head that was never written."""
+        """Delete parts of commits that were never written to the head."""
         listed = await self._client.list(LEDGER, self._namespace, labels=f"{HOLDS}=pending")
         names = {found.metadata.name for found in listed.objects} - {*self.state.elsewhere}
         await kube_crews.each(self._delete, sorted(names))
 
     async def _newest(self) -> tuple[LedgerRecord | None, str]:
-        """The head, and a version of now: its own may be so old that the server has forgotten it."""
+        """The head, and a current version: that of the head itself may already be compacted."""
         listed = await self._client.list(LEDGER, self._namespace, fields=f"metadata.name={HEAD}")
         for one in listed.unreadable:
             raise Damaged(f"LedgerRecord {one.name}: {one.problem}")
         return next(iter(listed.objects), None), listed.resource_version
 
     async def _take_in(self, found: LedgerRecord, at: str) -> None:
-        """With all parts of it, as of a version at which it was there, and so they were."""
+        """With all its parts, at a version at which the head existed, and so did they."""
         state = kube_head.state_of(found)
         if not state.key:
-            raise Damaged(f"LedgerRecord {found.key} has no key to seal with")
+            raise Damaged(f"LedgerRecord {found.key} has no signature key")
         if state.elsewhere:
             state = replace(state, changes=kube_head.changes_of(await self._parts(state, at)))
         self.state, self._version = state, found.metadata.resource_version
@@ -134,7 +134,7 @@ class Keeper:
         return [known[name] for name in state.elsewhere]
 
     async def _put(self, state: State) -> None:
-        """Parts that are elsewhere stay there."""
+        """Parts in other objects stay there."""
         written = replace(state, changes=NO_CHANGES) if state.elsewhere else state
         sent = kube_head.head(written, self._namespace, self._version)
         try:
@@ -148,17 +148,16 @@ class Keeper:
         self.state = state
 
     async def _arrived(self, sent: LedgerRecord) -> LedgerRecord | None:
-        """The head, if it is what was sent, and only the answer was lost.
+        """The head, if it is what was sent, and only the response was lost.
 
-        A connection that breaks before a PUT is answered has the HTTP library send it once more, and then it
-        is the first one that the second is in conflict with. No other writer, and no other commit of this
-        one, can have written the same.
+        If a connection breaks before the response, the HTTP library sends a PUT again, which then conflicts
+        with the first one. No other writer, and no other commit of this writer, can have written the same.
         """
         found = await self._client.find(LEDGER, HEAD, self._namespace)
-        return found if found is not None and found.kept == sent.kept else None
+        return found if found is not None and found.record == sent.record else None
 
     async def _put_part(self, part: LedgerRecord) -> None:
-        """One of this name is of an earlier attempt at this very commit."""
+        """An existing one is from an earlier attempt at the same commit."""
         try:
             await self._client.create(LEDGER, part)
         except AlreadyExists:
@@ -169,25 +168,25 @@ class Keeper:
         await self._client.delete(LEDGER, name, self._namespace)
 
     async def _check_empty(self) -> None:
-        """Records count for nothing without the head that tells how new they are."""
+        """Records without the head are useless, because it has their key and order."""
         for resource in (ADVERTISEMENTS, RESERVATIONS):
             listed = await self._client.list(resource, self._namespace)
-            if any(found.kept for found in listed.objects) or listed.unreadable:
+            if any(found.record for found in listed.objects) or listed.unreadable:
                 raise Damaged(
-                    f"there are {resource} that a broker keeps, but LedgerRecord head is gone"
+                    f"{resource} have records of a broker, but LedgerRecord head is missing"
                 )
 
 
 def forgetful() -> StoreFailed:
     return StoreFailed(
-        "the API server forgets versions before they can be read", hint="is its etcd overloaded?"
+        "the API server compacts versions before they can be read", hint="check the load of etcd"
     )
 
 
 def _new() -> State:
     key = kube_seals.new_key()
-    roll = kube_seals.Roll(key).digest
-    return State(epoch=1, writer=_new_name(), key=key, unfinished=roll)
+    live_set = kube_seals.Roll(key).digest
+    return State(epoch=1, writer=_new_name(), key=key, unfinished=live_set)
 
 
 def _new_name() -> str:
@@ -196,5 +195,5 @@ def _new_name() -> str:
 
 def _hasty() -> StoreFailed:
     return StoreFailed(
-        "another broker writes so often that the store cannot be read", hint="try again"
+        "another broker writes too often for the store to be opened", hint="try again"
     )

@@ -1,14 +1,14 @@
-"""The working set, read from Kubernetes objects, with what the last commit has not put into them yet.
+"""Loads the working set from Kubernetes objects and the last commit, and sweeps the archive.
 
-Objects that keep no record are passed over: somebody has made them, and it is for the controllers to take
-them up. One that is gone is gone: who has deleted a reservation, and its finalizer too, wants it released,
-and a cluster that is missing advertises again. What a reservation holds it says itself, so nothing is lost
-with the advertisement of its provider but that it was cordoned. So one whose status was wiped, by a restore
-without statuses, is as good as gone; a reservation without its record may be a lock, and is not passed over.
+Objects without a record are skipped: users made them, and the controllers handle them. A deleted object is
+deleted: who removes a reservation and its finalizer wants it released, and a missing cluster advertises
+again. Reservations name their provider, so with an advertisement nothing is lost but its cordon. A wiped
+status, as after a restore without statuses, therefore counts as a deleted advertisement; a reservation
+without its record may hold resources, so it is an error.
 
-Archived reservations are told by a label, which others may write too. The head knows a digest of all that are
-not over. Where it is another than that of what was found, the archive is looked through as well: one that is
-gone explains it, and one that only has the label is taken back.
+Archived reservations have a label, which others may write, too. The head has a digest of all unfinished
+reservations. If that of the loaded ones differs, the archive is read as well: a deleted object explains the
+difference, and a wrongly labelled one is restored.
 """
 
 from __future__ import annotations
@@ -40,30 +40,30 @@ from kubelend.stores.records import Damaged
 from kubelend.wire.broker_objects import RESERVATION_FINALIZER, LedgerRecord
 
 Named = dict[Key, Any]
-"""Records by their kinds and the names of their objects."""
+"""Records by kind and object name."""
 
 
 class Found(NamedTuple):
     records: Named
     blanks: list[tuple[Key, Sight]]
-    """Made by a broker, and never filled; or advertisements whose record somebody has taken out."""
+    """Placeholders that never got a record, and advertisements whose record was removed."""
     robbed: set[Key]
-    """Of these, the advertisements that are known to have had a record."""
+    """Those advertisements among them that are known to have had a record."""
     astray: list[Key]
-    """Reservations that are not over, with the label of the archive."""
+    """Unfinished reservations with the archive label."""
 
 
 async def read(sights: Sights, state: State, at: str = "") -> Found:
-    """All that is not archived, and not the journal, with what the last commit made of it.
+    """All but the archive and the audit log, with the changes of the last commit.
 
-    `at`: the version of which it is read, if there is a broker that goes on meanwhile.
+    `at`: the version to read at, if a broker may write meanwhile.
     """
     found, client, namespace = Found({}, [], set(), []), sights.client, sights.namespace
     _take_all(found, sights, "cluster", await client.list(ADVERTISEMENTS, namespace, at=at))
     unarchived = f"{ARCHIVED}!=true"
     reservations = await client.list(RESERVATIONS, namespace, labels=unarchived, at=at)
     _take_all(found, sights, "reservation", reservations)
-    others = f"{HOLDS} notin (head, pending, journal)"
+    others = f"{HOLDS} notin (head, pending, audit-log)"
     _take_documents(found, sights, await client.list(LEDGER, namespace, labels=others, at=at))
     overlay(found.records, state.changes.writes)
     if roll(found.records, state.key).digest != state.unfinished:
@@ -75,10 +75,10 @@ async def read(sights: Sights, state: State, at: str = "") -> Found:
 
 
 async def look(keeper: Keeper, sights: Sights) -> tuple[Records, int]:
-    """The working set as of one commit, and which one; nothing is written. A broker may go on meanwhile.
+    """The working set as of one commit, and its number. Writes nothing; a broker may write meanwhile.
 
-    All is read as of one version. All kinds of one server are counted together, so it is one moment of all of
-    them, however often they are written.
+    Everything is read at one version. Versions count all kinds of a server together, so it is a consistent
+    snapshot.
     """
     for _ in range(MOST_READS):
         with suppress(Gone):
@@ -90,7 +90,7 @@ async def look(keeper: Keeper, sights: Sights) -> tuple[Records, int]:
 
 
 def overlay(records: Named, writes: Iterable[Write]) -> None:
-    """What the last commit made of them."""
+    """Apply the changes of the last commit."""
     for write in writes:
         key = kube_sights.key_of(write)
         if not write.text or write.is_archived:
@@ -98,12 +98,12 @@ def overlay(records: Named, writes: Iterable[Write]) -> None:
             continue
         record = kube_projection.read(write.kind, write.text)
         is_over = isinstance(record, Reservation) and record.finished_at is not None
-        if key in records or not (is_over and write.was_there):  # else somebody has deleted it
+        if key in records or not (is_over and write.was_there):  # else its user has deleted it
             records[key] = record
 
 
 def roll(records: Named, key: str) -> Roll:
-    """Of the reservations that are not over."""
+    """Of the unfinished reservations."""
     return Roll(key, (name for (_, name), record in records.items() if _is_unfinished(record)))
 
 
@@ -122,22 +122,22 @@ def arranged(records: Named, revision: int) -> Records:
 
 
 def unfinished(found: Found, state: State) -> list[tuple[Key, Sight]]:
-    """Blank objects that no commit will fill: a broker was stopped, or another had taken over."""
+    """Placeholders that no commit will complete: their broker was stopped, or replaced by another leader."""
     pending = {kube_sights.key_of(write) for write in state.changes.writes}
-    return [(key, seen) for key, seen in found.blanks if key not in pending]
+    return [(key, cached) for key, cached in found.blanks if key not in pending]
 
 
 def misplaced(found: Found, state: State) -> list[Key]:
-    """Reservations that are not over, and have the label of the archive, or may have it.
+    """Unfinished reservations that have the archive label, or may have it.
 
-    Those of the last commit are known from the head, so that nobody has missed them.
+    Those of the last commit are taken from the head, whatever their labels.
     """
     pending = (kube_sights.key_of(write) for write in state.changes.writes)
     return [*found.astray, *(key for key in pending if _is_unfinished(found.records.get(key)))]
 
 
 def record(kind: RecordKind, found: Seen, key: str) -> Any:
-    """Its record; `Damaged` tells which object it is."""
+    """Its record; `CorruptRecord` names the object."""
     try:
         return kube_projection.record_of(kind, found, key)
     except Damaged as error:
@@ -145,7 +145,7 @@ def record(kind: RecordKind, found: Seen, key: str) -> Any:
 
 
 def shown(kind: str, name: str) -> str:
-    """As people find it."""
+    """Kind and name of the object, for messages."""
     match kind:
         case "cluster":
             return f"ClusterAdvertisement {name}"
@@ -163,18 +163,18 @@ def _take_all(found: Found, sights: Sights, kind: RecordKind, listed: Listing[St
 def _take_documents(found: Found, sights: Sights, listed: Listing[LedgerRecord]) -> None:
     _check("document", listed)
     for document in listed.objects:
-        if document.holds in kube_projection.DECODERS:
-            _take(found, sights, document.holds, document)
+        if document.contents in kube_projection.DECODERS:
+            _take(found, sights, document.contents, document)
 
 
 def _take(found: Found, sights: Sights, kind: RecordKind, one: Seen) -> None:
     key = (kind, one.metadata.name)
     if isinstance(one, Stored) and one.is_robbed and kind == "reservation":
-        raise Damaged(f"{shown(*key)}: somebody has taken its record out of the status")
-    if one.kept is None or one.kept == BLANK:
-        seen = sights.saw(kind, one)
-        if seen.is_own:
-            found.blanks.append((key, seen))
+        raise Damaged(f"{shown(*key)}: its record was removed from the status")
+    if one.record is None or one.record == BLANK:
+        cached = sights.saw(kind, one)
+        if cached.is_own:
+            found.blanks.append((key, cached))
         if isinstance(one, Stored) and kind == "cluster" and one.was_filled:
             found.robbed.add(key)
         return
@@ -183,10 +183,10 @@ def _take(found: Found, sights: Sights, kind: RecordKind, one: Seen) -> None:
 
 
 def _take_back(found: Found, sights: Sights, listed: Listing[Stored]) -> None:
-    """Of those with the label of the archive, what does not belong there."""
+    """Unfinished reservations among those with the archive label."""
     _check("reservation", listed)
     for one in listed.objects:
-        if not one.is_archived or one.kept is None:
+        if not one.is_archived or one.record is None:
             continue
         if _is_unfinished(record("reservation", one, sights.seal_key)):
             _take(found, sights, "reservation", one)
@@ -194,16 +194,20 @@ def _take_back(found: Found, sights: Sights, listed: Listing[Stored]) -> None:
 
 
 def _check_missing(found: Found, listed: Listing[Stored], state: State) -> None:
-    """One that is gone was given back. One that is still held, and says nothing, was robbed of its record."""
+    """A deleted object counts as released. One with the finalizer but without a record is an error."""
     if not state.unfinished or roll(found.records, state.key).digest == state.unfinished:
         return
     for one in listed.objects:
         is_held = RESERVATION_FINALIZER in one.metadata.finalizers
-        if is_held and one.kept is None and ("reservation", one.metadata.name) not in found.records:
+        if (
+            is_held
+            and one.record is None
+            and ("reservation", one.metadata.name) not in found.records
+        ):
             which = shown("reservation", one.metadata.name)
             raise Damaged(
-                f"{which}: somebody has emptied its status;"
-                " to delete it, and its finalizer, gives up what it held"
+                f"{which}: its status was cleared;"
+                " to release what it held, delete it and its finalizer"
             )
 
 

@@ -1,7 +1,7 @@
-"""The objects of the Kubernetes store as it reads them, and what it finds them by.
+"""Objects of the Kubernetes store as it reads them: types, labels, names, signatures and errors.
 
-Leaner than the types of `wire.broker_objects`: the store goes by the kept record and by the metadata, and a
-spec that somebody filled in oddly must not keep a broker from starting.
+Leaner than the types of `wire.broker_objects`: the store uses the stored record and the metadata only, and an
+unusual spec must not keep a broker from starting.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from kubelend.wire import broker_objects, names
 from kubelend.wire.broker_objects import Kept, LedgerRecord
 from kubelend.wire.objects import VERSION, Metadata, Part
 
-MADE_BY: Final = "broker.fluidos.eu/made-by"
-"""On objects that the broker itself has made: their spec is its to write."""
+MADE_BY: Final = "broker.fluidos.eu/managed-by"
+"""Label of objects that the broker created: it owns their spec."""
 BROKER: Final = "broker"
 ARCHIVED: Final = "broker.fluidos.eu/archived"
 FINISHED: Final = "broker.fluidos.eu/finished"
-"""The hour in which an archived reservation finished: by it the old ones are found."""
-HOLDS: Final = "broker.fluidos.eu/holds"
-"""What a LedgerRecord holds, once more as a label: the journal must not be read at every start."""
+"""The hour in which an archived reservation finished, to select expired ones."""
+HOLDS: Final = "broker.fluidos.eu/contents"
+"""The contents of a LedgerRecord as a label, so that a load need not read the audit log."""
 
 HEAD: Final = "head"
 """The name of the one object whose every write is a commit."""
@@ -32,12 +32,12 @@ Spec = dict[str, object]
 
 
 class Holder(Part, frozen=True):
-    """A status, as far as it is the store's."""
+    """The fields of a status that the store uses."""
 
-    kept: Kept | None = None
+    record: Kept | None = None
     phase: str = ""
     valid_until: str = ""
-    """Of an advertisement, as people see it."""
+    """Of an advertisement."""
 
 
 class Stored(Part, frozen=True):
@@ -48,8 +48,8 @@ class Stored(Part, frozen=True):
     status: Holder = Holder()
 
     @property
-    def kept(self) -> Kept | None:
-        return self.status.kept
+    def record(self) -> Kept | None:
+        return self.status.record
 
     @property
     def is_archived(self) -> bool:
@@ -57,15 +57,15 @@ class Stored(Part, frozen=True):
 
     @property
     def is_robbed(self) -> bool:
-        """Whether it was filled by the broker, and somebody has taken the record out."""
+        """Whether the broker wrote its status, and the record was removed since."""
         made_by = self.metadata.labels.get(MADE_BY)
-        return self.kept is None and self.status.phase != "" and made_by == BROKER
+        return self.record is None and self.status.phase != "" and made_by == BROKER
 
     @property
     def was_filled(self) -> bool:
-        """Of an advertisement that keeps no record: whether anything tells that it has.
+        """Of an advertisement without a record: whether anything shows that it had one.
 
-        Where the whole status is gone, as after a restore without it, the controllers' sums in the spec do.
+        After a restore without statuses, the controllers' sums in the spec do.
         """
         amounts = self.spec.get("resources")
         is_summed_up = isinstance(amounts, dict) and "reserved" in amounts
@@ -92,7 +92,7 @@ LEDGER: Final = resources.of(LedgerRecord)
 
 
 def name_of(kind: RecordKind, id: str) -> str:
-    """The name of the object that keeps this record. Others than DNS names are hashed."""
+    """The name of the object with this record. IDs that are no DNS names are hashed."""
     match kind:
         case "cluster":
             return f"{names.safe(id)}-adv"
@@ -102,12 +102,12 @@ def name_of(kind: RecordKind, id: str) -> str:
 
 
 def key_of(uid: str) -> RequestKey:
-    """Under which the ledger knows what an object asks for. One made anew under its name is another."""
+    """The idempotency key of a request object. Another object of the same name has another key."""
     return RequestKey(f"{_ASKED_BY}{uid}")
 
 
 def asked_by(record: Reservation) -> str:
-    """The UID of the object that asked for it; empty if it was asked for otherwise."""
+    """The UID of the object that requested it; empty if it was requested otherwise."""
     key = record.request.key or ""
     return key.removeprefix(_ASKED_BY) if key.startswith(_ASKED_BY) else ""
 
@@ -117,4 +117,4 @@ def labels_of(holds: str) -> dict[str, str]:
 
 
 _ASKED_BY: Final = "object→"
-"""No key that somebody sends can begin like this: they are ASCII (`wire.route.checked_key`)."""
+"""No key of a client can begin like this: they are ASCII (`wire.route.checked_key`)."""

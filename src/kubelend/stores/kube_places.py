@@ -1,8 +1,8 @@
-"""What stands behind `kubernetes:`, taken apart: which API server, as whom, and in which namespace.
+"""Parses the URL of a Kubernetes store: kubeconfig, context and namespace.
 
 kubernetes:                                         the pod's own cluster, or that of $KUBECONFIG
 kubernetes:///etc/kubelend/kubeconfig?context=hub   a kubeconfig and one of its contexts
-kubernetes:?namespace=brokers                       another namespace than the usual one
+kubernetes:?namespace=brokers                       another namespace than the default
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
 
 
 class Place(NamedTuple):
-    """As the text has it; empty is what is left out."""
+    """The parts of the URL; empty if not given."""
 
     kubeconfig: str = ""
     context: str = ""
@@ -30,18 +30,18 @@ class Place(NamedTuple):
 
     def access(self) -> Access:
         """`InvalidSettings` if the kubeconfig cannot be used."""
-        # Late: who keeps a store in a file does not load a client for Kubernetes.
+        # Imported late: a broker with a file store does not load a Kubernetes client.
         from kubelend.kube import access
 
         return access.find(self.kubeconfig, self.context)
 
     def namespace_for(self, access: Access, usual: str = "") -> str:
-        """What the text says, else what is usual here, else where the pod or the context is."""
+        """The namespace of the URL, else `default`, else that of the pod or the context."""
         return self.namespace or usual or os.environ.get("POD_NAMESPACE", "") or access.namespace
 
 
 def parse(rest: str) -> Place:
-    """What follows `kubernetes:`; `InvalidSettings` says what is wrong with it."""
+    """Parses what follows `kubernetes:`; `InvalidSettings` if it is invalid."""
     url = urlsplit(rest)
     if url.netloc:
         raise _refused(
@@ -49,10 +49,12 @@ def parse(rest: str) -> Place:
         )
     named = dict(parse_qsl(url.query, keep_blank_values=True))
     if unknown := sorted(named.keys() - {"context", "namespace"}):
-        raise _refused(rest, f"has a {unknown[0]!r}", "known are context and namespace")
+        raise _refused(
+            rest, f"has an unknown parameter {unknown[0]!r}", "use context and namespace"
+        )
     namespace = named.get("namespace", "")
     if "namespace" in named and not _NAMESPACE.fullmatch(namespace):
-        raise _refused(rest, f"has {namespace!r}, which is no namespace", f"write {FORM}")
+        raise _refused(rest, f"has {namespace!r}, which is not a namespace name", f"write {FORM}")
     return Place(url.path, named.get("context", ""), namespace)
 
 

@@ -1,7 +1,6 @@
-"""From records to what Kubernetes objects say of them, and from what they keep back to records. Pure.
+"""Projects records to spec and status of Kubernetes objects, and decodes stored records. Pure.
 
-Spec and status are for people and agents. What counts is `kept`: the record's text, word for word, under a
-seal of the broker (`kube_seals`). `kube_applying` writes what is worked out here.
+Spec and status are informative. The state is the stored record: its JSON text with the broker's signature.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ DECODERS: Final[dict[RecordKind, msgspec.json.Decoder[Any]]] = {
 
 
 class Shown(NamedTuple):
-    """What an object says of its record; without a spec and status if it only keeps it."""
+    """Spec and status of an object; both empty for a LedgerRecord."""
 
     spec: Spec
     status: Status
@@ -57,7 +56,7 @@ def shown(record: Cluster | Reservation | Document) -> Shown:
 
 
 def plain(found: Shown) -> Shown:
-    """The least that tells what it is: for a server whose definitions do not take all of it."""
+    """The minimal fields: for a server whose CRDs reject some values."""
     spec = {name: value for name, value in found.spec.items() if name in _LEAST}
     for name in ("resources", "requestedResources"):
         if isinstance(amounts := spec.get(name), dict):
@@ -66,7 +65,7 @@ def plain(found: Shown) -> Shown:
 
 
 def cluster_spec(record: Cluster) -> Spec:
-    """Reserved and available are sums, which a store does not know: it never writes them again."""
+    """Reserved and available are sums that the store does not know: it never overwrites them."""
     body, known = conversion.from_cluster(record, resources.NOTHING), record.advertisement
     return _builtins(
         ClusterAdvertisementSpec(
@@ -89,7 +88,7 @@ def cluster_spec(record: Cluster) -> Spec:
 
 
 def cluster_status(record: Cluster) -> Status:
-    """Without what follows from the time that passes or from reservations: controllers write that."""
+    """Without what depends on time or on reservations: the controllers write that."""
     return {
         "phase": "Active",
         "active": record.cordon is None,
@@ -117,7 +116,7 @@ def reservation_spec(record: Reservation) -> Spec:
 
 
 def reservation_status(record: Reservation) -> Status:
-    """All but the conditions, which are the requester's. A None takes away what was there."""
+    """All but the conditions, which the requester sets. None removes a field."""
     return {
         "phase": record.phase.value,
         "message": record.message,
@@ -139,15 +138,15 @@ def kept(key: str, kind: RecordKind, id: str, text: bytes, sequence: int) -> Kep
 
 
 def record_of(kind: RecordKind, found: Seen, key: str) -> Any:
-    """The record that an object keeps. `Damaged` if it is not what the broker wrote there."""
-    keeps, name = found.kept, found.metadata.name
-    if keeps is None:
-        raise Damaged("it keeps no record")
-    record = read(kind, keeps.record.encode())
+    """The stored record of an object. `CorruptRecord` if it is not what the broker wrote."""
+    stored, name = found.record, found.metadata.name
+    if stored is None:
+        raise Damaged("it has no record")
+    record = read(kind, stored.data.encode())
     if kube_objects.name_of(kind, record.id) != name:
-        raise Damaged(f"it keeps the record of another, {record.id[:80]!r}")
-    if not kube_seals.is_whole(key, kind, name, keeps):
-        raise Damaged("what it keeps was not written by the broker, or changed since")
+        raise Damaged(f"it has the record of another object, {record.id[:80]!r}")
+    if not kube_seals.is_whole(key, kind, name, stored):
+        raise Damaged("its record was not written by the broker, or was modified since")
     return record
 
 
@@ -155,11 +154,11 @@ def read(kind: RecordKind, text: bytes) -> Any:
     try:
         return DECODERS[kind].decode(text)
     except (msgspec.DecodeError, UnicodeError, TypeError) as error:
-        raise Damaged(f"its record cannot be read: {error}") from error
+        raise Damaged(f"its record cannot be decoded: {error}") from error
 
 
 def comparable(spec: Spec) -> Spec:
-    """A spec without what the controllers put into it."""
+    """A spec without the fields that the controllers write."""
     amounts = spec.get("resources")
     if not isinstance(amounts, dict):
         return spec
@@ -190,12 +189,12 @@ def _least_amounts(amounts: dict[str, object]) -> dict[str, object]:
 
 
 def _fitting(name: str) -> str:
-    """What is longer than the definitions take, or not plain, is shown in part: the record has all of it."""
+    """Truncated and printable, as the CRDs require: the record has the full value."""
     return texts.in_one_line(name)[:_LONGEST_NAME]
 
 
 def _times(record: Reservation) -> tuple[datetime | None, ...]:
-    """At which its phase changed, or something was said of it."""
+    """When it was created and its status changed."""
     begun = record.created_at, record.reserved_at, record.acknowledged_at
     return *begun, record.activated_at, record.finished_at
 

@@ -1,6 +1,6 @@
-"""What the leading broker commits, as the others see it: every version of the head holds one commit.
+"""Replicates the leader's commits to followers: every version of the head contains one commit.
 
-Fulfils the broker's port `Replica`. Nothing is written, and no object but the head is watched.
+Implements the broker's port `Replica`. Writes nothing, and watches only the head.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Answer = TypeVar("Answer")
 
 
 class KubernetesReplica:
-    """One namespace's store, followed from one commit to the next."""
+    """Follows the store of one namespace, commit by commit."""
 
     def __init__(self, access: Access, namespace: str) -> None:
         self._access = access
@@ -68,21 +68,21 @@ class KubernetesReplica:
             if isinstance(found, LedgerRecord):
                 state = kube_head.state_of(found)
                 if state.epoch <= epoch and state.sequence <= sequence:
-                    continue  # seen
+                    continue  # already replicated
                 if (state.epoch, state.sequence) == (epoch, sequence + 1) and not state.elsewhere:
                     sequence = state.sequence
                     yield News(list(_changes(state)), state.revision)
                     continue
-            # Also when another leads: what had been deleted before it looked, it does not know.
-            keeper = Keeper(client, self._namespace)
-            sights = Sights(client, self._namespace, keeper)
-            records, sequence = await kube_loading.look(keeper, sights)
-            epoch = keeper.state.epoch
+            # Also after a change of leader, which does not report what was deleted before it loaded.
+            head = Keeper(client, self._namespace)
+            cache = Sights(client, self._namespace, head)
+            records, sequence = await kube_loading.look(head, cache)
+            epoch = head.state.epoch
             yield records
 
 
 def _give_up(problem: str) -> None:
-    """Out of `follow`, which would wait: meanwhile a follower has to say that it cannot look."""
+    """Ends the watch instead of retrying: meanwhile the follower has to report that it cannot replicate."""
     if problem:
         raise StoreFailed(problem)
 

@@ -1,8 +1,8 @@
-"""Seals on what objects keep, and the roll of the unfinished: what only the broker can have written. Pure.
+"""Signatures of stored records, and the digest of the set of live reservations. Pure.
 
-Others may write a reservation's status and its labels. A seal tells whether a record is the broker's own, of
-this object and of this commit. The roll tells whether all reservations that hold or wait were found, without
-naming them. Both are made with a key that is in the head, which nobody but the broker may read.
+Others may write a reservation's status and its labels. The signature proves that the broker wrote a record,
+for this object and in this commit. The digest proves that all unfinished reservations were found, without
+naming them. Both use a key in the head, which only the broker may read.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ def new_key() -> str:
 
 
 def seal(key: str, kind: RecordKind, name: str, revision: int, text: str) -> str:
-    """Over all of it, so that a record counts under its own name and as of its own commit alone."""
+    """Covers all of it, so that a record is valid only under its own name and commit."""
     return _digest(key, f"{kind} {name} {revision} {text}").hex()
 
 
 def is_whole(key: str, kind: RecordKind, name: str, kept: Kept) -> bool:
-    """Whether a broker with this key has written what the object of this name keeps."""
-    expected = seal(key, kind, name, kept.revision, kept.record)
+    """Whether a broker with this key has written the record of this object."""
+    expected = seal(key, kind, name, kept.revision, kept.data)
     return hmac.compare_digest(expected.encode(), kept.checksum.encode())
 
 
 class Roll:
-    """Names of objects whose reservations are not over, with a digest of all of them."""
+    """Names of the objects of unfinished reservations, with a digest of the set."""
 
     def __init__(self, key: str, names: Iterable[str] = ()) -> None:
         self._key = key
@@ -45,13 +45,13 @@ class Roll:
         return f"{self._digest:032x}"
 
     def note(self, changes: dict[str, bool]) -> None:
-        """Those of True are not over from now on, the others are."""
+        """True marks a reservation as unfinished, False as finished."""
         self._digest = self._after(changes)
         self._names |= {name for name, is_on in changes.items() if is_on}
         self._names -= {name for name, is_on in changes.items() if not is_on}
 
     def digest_after(self, changes: dict[str, bool]) -> str:
-        """What it would be once these are noted."""
+        """The digest after these changes."""
         return f"{self._after(changes):032x}"
 
     def _after(self, changes: dict[str, bool]) -> int:
@@ -66,5 +66,5 @@ _LENGTH: Final = 16
 
 
 def _digest(key: str, text: str) -> bytes:
-    """Names of objects have no blanks, so no two things that are sealed give the same text."""
+    """Object names contain no spaces, so that no two inputs give the same text."""
     return hmac.digest(key.encode(), text.encode(errors="surrogatepass"), "sha256")[:_LENGTH]

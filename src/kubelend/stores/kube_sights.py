@@ -1,7 +1,7 @@
-"""What the Kubernetes store last saw of each object, so that it can write without reading first.
+"""Cache of the objects that the Kubernetes store has read or written, so that it can write without a read.
 
-A write carries the version that was seen. If somebody has written since, it is refused, and the object is
-read and judged again: what is remembered here saves a call, and never decides.
+A write is conditional on the cached version. After a conflict the object is read and evaluated again: the
+cache saves a call, and never decides.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ Key = tuple[RecordKind, str]
 
 
 BLANK: Final = Kept(0, "", "")
-"""What an object keeps that is made, and yet to be filled."""
+"""The record of a placeholder."""
 
 SPOILT: Final = -1
-"""Older than any commit, whatever number somebody has written there."""
+"""Older than any commit, whatever revision the object claims."""
 
 
 class Missed(Exception):
-    """Somebody else has written, made or deleted an object since it was seen."""
+    """Somebody else has written, created or deleted the object since it was read."""
 
 
 class Sight(NamedTuple):
-    """An object, as far as its next write depends on it."""
+    """What the next write of an object depends on."""
 
     version: str
     sequence: int
-    """Of the commit whose record it keeps; 0 for none, and `SPOILT` for what no broker wrote."""
+    """Of the commit that wrote its record; 0 for none, and `TAMPERED` if the signature is invalid."""
     is_own: bool
-    """Whether the broker made it."""
+    """Whether the broker created it."""
     is_leaving: bool
-    """Whether somebody has deleted it, and finalizers hold it."""
+    """Whether it has a deletionTimestamp and waits for its finalizers."""
     is_archived: bool
     finalizers: tuple[str, ...]
     spec: bytes
@@ -63,7 +63,7 @@ class Sight(NamedTuple):
 
     @property
     def is_wish(self) -> bool:
-        """Whether somebody has made it, and the broker has not taken it up yet."""
+        """Whether a user made it, and the broker has not processed it yet."""
         return not self.sequence and not self.is_own
 
     @property
@@ -72,7 +72,7 @@ class Sight(NamedTuple):
 
 
 class Sights:
-    """Objects of one namespace: read, and remembered."""
+    """Reads and caches the objects of one namespace."""
 
     def __init__(self, client: Client, namespace: str, keeper: Keeper) -> None:
         self.client = client
@@ -82,19 +82,19 @@ class Sights:
 
     @property
     def seal_key(self) -> str:
-        """Of the head, which has to be read before any object is."""
+        """From the head, which has to be read before any object."""
         return self._keeper.state.key
 
     async def of(self, key: Key) -> Sight | None:
-        """As it was last seen, or as it is; None if it is not there."""
+        """The cached object, or else the current one; None if it does not exist."""
         return self.known(key) or await self.look(key)
 
     def known(self, key: Key) -> Sight | None:
-        """As it was last seen; None if it never was."""
+        """The cached object; None if it is unknown."""
         return self._known.get(key)
 
     async def look(self, key: Key) -> Sight | None:
-        """As it is now."""
+        """The current object."""
         kind, name = key
         found: Seen | None = await self.client.find(resource(kind), name, self.namespace)
         if found is None:
@@ -103,15 +103,15 @@ class Sights:
         return self.saw(kind, found)
 
     def saw(self, kind: RecordKind, found: Seen, finished_at: datetime | None = None) -> Sight:
-        """Remember an object; of a reservation's record also when it finished."""
-        seen = _sight(found, self._sequence(kind, found), finished_at)
+        """Cache an object; of a reservation also when it finished."""
+        cached = _sight(found, self._sequence(kind, found), finished_at)
         key = kind, found.metadata.name
-        if seen.is_wish:
-            # Whoever made it may delete it and make another, which is another wish.
+        if cached.is_wish:
+            # Its user may delete it and make another one, which is another request.
             self.forget(key)
         else:
-            self._known[key] = seen
-        return seen
+            self._known[key] = cached
+        return cached
 
     async def create(self, key: Key, blank: Seen) -> Sight:
         with _noticed():
@@ -127,7 +127,7 @@ class Sights:
         subresource: str = "",
         finished_at: datetime | None = None,
     ) -> Sight:
-        """Change an object as it was seen, with a merge patch."""
+        """Apply a merge patch, if the object has not changed."""
         kind, name = key
         metadata = {**_mapping(change.get("metadata")), "resourceVersion": seen.version}
         whole = {**change, "metadata": metadata}
@@ -138,7 +138,7 @@ class Sights:
         return self.saw(kind, found, finished_at or seen.finished_at)
 
     async def delete(self, key: Key, seen: Sight) -> None:
-        """Delete an object as it was seen."""
+        """Delete the object, if it has not changed."""
         kind, name = key
         path = resource(kind).path(self.namespace, name)
         only = {"preconditions": {"resourceVersion": seen.version}}
@@ -147,11 +147,11 @@ class Sights:
         self.forget(key)
 
     def _sequence(self, kind: RecordKind, found: Seen) -> int:
-        kept = found.kept
-        if kept is None or kept == BLANK:
+        record = found.record
+        if record is None or record == BLANK:
             return 0
-        is_whole = kube_seals.is_whole(self.seal_key, kind, found.metadata.name, kept)
-        return kept.revision if is_whole else SPOILT
+        is_whole = kube_seals.is_whole(self.seal_key, kind, found.metadata.name, record)
+        return record.revision if is_whole else SPOILT
 
     def forget(self, key: Key) -> None:
         self._known.pop(key, None)
@@ -160,9 +160,9 @@ class Sights:
         return key in self._known
 
     def finished_at(self, id: str) -> datetime | None:
-        """When a reservation finished, of which this was seen."""
-        seen = self._known.get(("reservation", kube_objects.name_of("reservation", id)))
-        return seen and seen.finished_at
+        """When a reservation finished, if that is cached."""
+        cached = self._known.get(("reservation", kube_objects.name_of("reservation", id)))
+        return cached and cached.finished_at
 
 
 def key_of(write: Write) -> Key:
@@ -170,7 +170,7 @@ def key_of(write: Write) -> Key:
 
 
 def resource(kind: RecordKind) -> Resource[Any]:
-    """Where objects of either type are kept."""
+    """The resource of a kind of record."""
     match kind:
         case "cluster":
             return ADVERTISEMENTS
@@ -180,7 +180,7 @@ def resource(kind: RecordKind) -> Resource[Any]:
 
 
 def spec_text(spec: Spec) -> bytes:
-    """Equal for specs that say the same, whatever the controllers have put into them."""
+    """Equal for equal specs, ignoring the fields that the controllers write."""
     return _encode(kube_projection.comparable(spec))
 
 
@@ -190,7 +190,7 @@ def spec_of(seen: Sight) -> Spec:
 
 @contextmanager
 def _noticed(*, gone: bool = False) -> Iterator[None]:
-    """A server's refusal because the object is not as it was seen, or if so told not there, is `Missed`."""
+    """Raises `StaleWrite` after a conflict, and with `deleted` if the object does not exist."""
     try:
         yield
     except Conflict as error:

@@ -1,7 +1,7 @@
-"""The store in Kubernetes: the broker's custom resources are its state, and one object is the commit point.
+"""The blocking interface of the Kubernetes store.
 
-`KubernetesStore.open` is for the broker, `open_readonly` for whoever reads beside it. The port is blocking,
-and the client is not: each call runs in an event loop of the store's own. See docs/adr/0019.
+`KubernetesStore.open` is for the broker, `open_readonly` for readers beside it. The port is blocking, and
+the client is not: each call runs in an event loop of the store's own. See docs/adr/0019.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ Connect = Callable[[Access], AbstractAsyncContextManager[Client]]
 Result = TypeVar("Result")
 
 _PARTING: Final = 10
-"""Turns of the event loop until all that was closed is."""
+"""Iterations of the event loop until all closed sockets are released."""
 
 
 class KubernetesStore:
-    """Keeps records in one namespace of a cluster."""
+    """Stores records in one namespace of a cluster."""
 
     def __init__(self, access: Access, namespace: str, *, is_writable: bool) -> None:
         self._access = access
@@ -50,7 +50,7 @@ class KubernetesStore:
         archive_for: timedelta = batches.ARCHIVE_FOR,
         connect: Connect = Client.open,
     ) -> KubernetesStore:
-        """Open the store to write, or make it. Who has it open from before can write no more."""
+        """Open the store for writing, or create it. A broker that had it open can no longer write."""
         store = cls(access, namespace, is_writable=True)
         store.begin(archive_for, connect)
         return store
@@ -59,7 +59,7 @@ class KubernetesStore:
     def open_readonly(
         cls, access: Access, namespace: str, *, connect: Connect = Client.open
     ) -> KubernetesStore:
-        """Open an existing store, also while a broker uses it; nothing is written."""
+        """Open an existing store, also while a broker uses it; writes nothing."""
         store = cls(access, namespace, is_writable=False)
         store.begin(batches.ARCHIVE_FOR, connect)
         return store
@@ -73,8 +73,8 @@ class KubernetesStore:
             raise
 
     def load(self) -> Records:
-        book = self._opened()
-        return self._run(book.load() if self._is_writable else book.look())
+        ledger = self._opened()
+        return self._run(ledger.load() if self._is_writable else ledger.look())
 
     def commit(self, changes: Sequence[Change], revision: int) -> None:
         self._run(self._opened().commit(changes, revision))
@@ -103,12 +103,12 @@ class KubernetesStore:
 
     async def _begin(self, archive_for: timedelta, connect: Connect) -> None:
         client = await self._stack.enter_async_context(connect(self._access))
-        self._book = book = Book(client, self._namespace, archive_for)
-        await (book.keeper.take_over() if self._is_writable else book.keeper.read())
+        self._book = ledger = Book(client, self._namespace, archive_for)
+        await (ledger.keeper.take_over() if self._is_writable else ledger.keeper.read())
 
     async def _end(self) -> None:
         await self._stack.aclose()
-        for _ in range(_PARTING):  # sockets are let go of by the loop, not by who closes them
+        for _ in range(_PARTING):  # the loop releases sockets after they are closed
             await asyncio.sleep(0)
 
     def _opened(self) -> Book:
@@ -124,7 +124,7 @@ class KubernetesStore:
 
 
 async def _awake(work: Coroutine[Any, Any, Result]) -> Result:
-    """The loop rests between calls: connections that were closed meanwhile are to be noticed first."""
+    """The loop is idle between calls: let it notice connections that were closed meanwhile."""
     for _ in range(2):
         await asyncio.sleep(0)
     return await work

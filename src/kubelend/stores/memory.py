@@ -1,4 +1,4 @@
-"""The store that forgets: for tests, and for a broker that may start anew after every stop."""
+"""A store in memory: for tests, and for brokers without persistent state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kubelend.stores.batches import Batch, Document
 
 
 class MemoryStore:
-    """Keeps records for as long as the process lives."""
+    """Holds records until the process ends."""
 
     def __init__(self, *, archive_for: timedelta = batches.ARCHIVE_FOR) -> None:
         self._archive_for = archive_for
@@ -40,16 +40,16 @@ class MemoryStore:
 
     def commit(self, changes: Sequence[Change], revision: int) -> None:
         batch = batches.fold(changes)
-        finishes = self._check(batch, revision)
+        finish_times = self._check(batch, revision)
         self._revision = revision
         self._put_clusters(batch)
         self._reservations.update(batch.reservations)
         self._put_documents(batch)
         self._tell(batch)
-        for finished in finishes:
+        for finished in finish_times:
             self._archive[finished[1]] = self._reservations.pop(finished[1])
             heappush(self._finishes, finished)
-        self._prune([at for at, _ in finishes])
+        self._prune([at for at, _ in finish_times])
 
     def prepare(self, changes: Sequence[Change], revision: int) -> Callable[[], None]:
         return partial(self.commit, changes, revision)
@@ -66,15 +66,18 @@ class MemoryStore:
         return self._start, end
 
     def check(self) -> None:
-        """There is nobody else."""
+        """No other writer exists."""
 
     def close(self) -> None:
-        """There is nothing to let go of."""
+        """Nothing to release."""
 
     def _check(self, batch: Batch, revision: int) -> list[tuple[datetime, ReservationId]]:
-        """Refuse before the first change, for nothing could take it back; returns who joins the archive."""
+        """Reject before the first change, because there is no rollback; returns who is archived."""
         batches.check_order(self._revision, revision)
-        return [(batches.finish(gone, self._last(gone, batch)), gone) for gone in batch.archived]
+        return [
+            (batches.finish(deleted, self._last(deleted, batch)), deleted)
+            for deleted in batch.archived
+        ]
 
     def _last(self, reservation: ReservationId, batch: Batch) -> Reservation | None:
         return batch.reservations.get(reservation) or self._reservations.get(reservation)
@@ -95,16 +98,16 @@ class MemoryStore:
 
     def _tell(self, batch: Batch) -> None:
         self._lines += journal.seal(batch.entries, self.journal_ends()[1])
-        gone = batch.cut - self._start.number
-        if 0 < gone <= len(self._lines):
-            self._start = self._lines[gone - 1].head
-            del self._lines[:gone]
+        deleted = batch.cut - self._start.number
+        if 0 < deleted <= len(self._lines):
+            self._start = self._lines[deleted - 1].head
+            del self._lines[:deleted]
 
     def _prune(self, joining: list[datetime]) -> None:
         if not joining:
             return
-        kept_from = batches.kept_from(joining, self._archive_for)
-        while self._finishes[0][0] < kept_from:
-            finished_at, gone = heappop(self._finishes)
-            if self._archive[gone].finished_at == finished_at:
-                del self._archive[gone]
+        retention_limit = batches.kept_from(joining, self._archive_for)
+        while self._finishes[0][0] < retention_limit:
+            finished_at, deleted = heappop(self._finishes)
+            if self._archive[deleted].finished_at == finished_at:
+                del self._archive[deleted]

@@ -1,7 +1,7 @@
-"""Which row of its table a reservation has.
+"""Row numbers of reservations.
 
-Rows are numbered as they come, so that new ones fill the table's last page, and the numbers are known
-here and not to an index in the file: over names that end in random digits it made a commit of 16
+Rows are numbered in insertion order, so that new ones fill the table's last page. The numbers are kept
+in memory and not in an index of the file: over IDs with random digits an index made a commit of 16
 reservations write 29 pages where the rows need five.
 """
 
@@ -14,20 +14,20 @@ from kubelend.stores.records import Damaged
 
 
 class Numbering:
-    """The numbers of the rows that the file holds, and of those that a commit is about to add."""
+    """Row numbers in the file, and those that a commit is about to add."""
 
     def __init__(self, rows: Iterable[tuple[int, ReservationId]]) -> None:
         self._numbers: dict[ReservationId, int] = {}
         for number, reservation in rows:
             if self._numbers.setdefault(reservation, number) != number:
-                raise Damaged(f"it holds reservation {reservation!r} twice")
+                raise Damaged(f"it contains reservation {reservation!r} twice")
         self._last = max(self._numbers.values(), default=0)
 
     def find(self, reservation: ReservationId) -> int | None:
         return self._numbers.get(reservation)
 
     def with_new(self, reservations: Iterable[ReservationId]) -> dict[ReservationId, int]:
-        """The number of each, new ones counted on: of a commit that may fail, so nothing is kept yet."""
+        """Row numbers for a commit. New ones are not kept yet, because the commit may fail."""
         last = self._last
         numbers = {}
         for reservation in reservations:

@@ -1,4 +1,4 @@
-"""From the text behind `--store` to an open store: the one place that knows which kinds there are."""
+"""Opens a store by the URL in `--store`. The only place that knows all kinds of stores."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ AnyStore: TypeAlias = "MemoryStore | SqliteStore | KubernetesStore"
 
 
 def check(url: str) -> None:
-    """Refuse what names no store at all, without opening any: no patience would mend it."""
+    """Reject an invalid URL without opening a store: a retry would not help."""
     kind, rest = _split(url)
     kind.check(rest)
 
@@ -30,39 +30,39 @@ def open_store(
 ) -> AnyStore:
     """Open a broker's store: `memory:`, a path, `sqlite:///absolute/path`, or `kubernetes:`.
 
-    The namespace is for a store in Kubernetes whose text names none.
+    `namespace` is for a Kubernetes store whose URL names none.
     """
     kind, rest = _split(url)
     return kind.open(rest, Terms(archive_for, namespace))
 
 
 def open_readonly(url: str) -> AnyStore:
-    """Open a store to look at it; a broker may be using it."""
+    """Open a store for reading; a broker may be using it."""
     kind, rest = _split(url)
     return kind.open_readonly(rest)
 
 
 def exposures(url: str) -> list[str]:
-    """What others can read or replace of a store that is there already, a sentence each."""
+    """What others can read or replace of an existing store, one sentence each."""
     kind, rest = _split(url)
     return kind.exposures(rest)
 
 
 def beside(url: str, name: str) -> Path | None:
-    """The path of a file of this name beside the store's own; None for a store without one."""
+    """The path of a file beside the store's own; None for a store without a file."""
     kind, rest = _split(url)
     path = kind.path(rest)
     return None if path is None else path.with_name(f"{path.name}-{name}")
 
 
 def is_of_objects(url: str) -> bool:
-    """Whether people can delete single records of it: a reservation that is gone was then given back."""
+    """Whether users can delete single records: a missing reservation then counts as released."""
     kind, _ = _split(url)
     return kind is _KINDS["kubernetes"]
 
 
 class Terms(NamedTuple):
-    """What a store is opened with, whatever its kind."""
+    """Options for all kinds of stores."""
 
     archive_for: timedelta
     namespace: str
@@ -79,7 +79,7 @@ class _Kind(NamedTuple):
 
 def _check_memory(rest: str) -> None:
     if rest:
-        raise InvalidSettings(f"memory:{rest} names something", hint="write memory: alone")
+        raise InvalidSettings(f"memory:{rest} is not valid", hint="write memory: alone")
 
 
 def _open_memory(rest: str, terms: Terms) -> MemoryStore:
@@ -88,11 +88,11 @@ def _open_memory(rest: str, terms: Terms) -> MemoryStore:
 
 
 def _read_memory(_: str) -> MemoryStore:
-    raise InvalidSettings("a store in memory cannot be read from outside", hint="name a file")
+    raise InvalidSettings("a memory store cannot be read by another process", hint="use a file")
 
 
 def _path(rest: str) -> Path:
-    """What follows `sqlite:` is a path, or a URL's empty host and absolute path."""
+    """The path after `sqlite:`, also as a URL with an empty host and an absolute path."""
     if rest.startswith("//"):
         host, slash, path = rest[2:].partition("/")
         if host or not path:
@@ -119,25 +119,25 @@ def _read_sqlite(rest: str) -> SqliteStore:
 
 
 def _check_kubernetes(rest: str) -> None:
-    """Reads the kubeconfig too: one that is not there is a mistake, and no outage."""
+    """Also reads the kubeconfig: a missing file is a configuration error, not an outage."""
     kube_places.parse(rest).access()
 
 
 def _open_kubernetes(rest: str, terms: Terms) -> KubernetesStore:
     from kubelend.stores.kubernetes import KubernetesStore
 
-    place = kube_places.parse(rest)
-    access = place.access()
-    namespace = place.namespace_for(access, terms.namespace)
+    location = kube_places.parse(rest)
+    access = location.access()
+    namespace = location.namespace_for(access, terms.namespace)
     return KubernetesStore.open(access, namespace, archive_for=terms.archive_for)
 
 
 def _read_kubernetes(rest: str) -> KubernetesStore:
     from kubelend.stores.kubernetes import KubernetesStore
 
-    place = kube_places.parse(rest)
-    access = place.access()
-    return KubernetesStore.open_readonly(access, place.namespace_for(access))
+    location = kube_places.parse(rest)
+    access = location.access()
+    return KubernetesStore.open_readonly(access, location.namespace_for(access))
 
 
 _KINDS = {
@@ -171,5 +171,5 @@ def _split(url: str) -> tuple[_Kind, str]:
     kind = _KINDS.get(scheme)
     if kind is None:
         known = ", ".join(kind.form for kind in _KINDS.values())
-        raise InvalidSettings(f"there is no store of the kind {scheme}:", hint=f"known are {known}")
+        raise InvalidSettings(f"unknown kind of store {scheme}:", hint=f"use one of {known}")
     return kind, rest

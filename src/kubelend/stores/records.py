@@ -1,8 +1,8 @@
-"""Records as JSON text, each with a checksum: what a database keeps of them, and takes only if unharmed.
+"""Encodes records as JSON text with a checksum.
 
-JSON, so that a person with the `sqlite3` shell can read a store. Fields that a record lacks take their
-defaults and unknown ones are ignored, so older and newer versions read each other's records. SQLite
-does not notice a flipped bit inside a row; the checksum does.
+JSON, so that a store can be read with the `sqlite3` shell. Missing fields take their defaults and unknown
+ones are ignored, so older and newer versions read each other's records. SQLite does not
+detect a flipped bit inside a row; the checksum does.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _encoder = msgspec.json.Encoder()
 
 
 class Damaged(Exception):
-    """A row is not what was written. Carries a sentence part: what and where."""
+    """A row is not what was written. Its text is a part of a sentence: what is wrong, and where."""
 
 
 def encode(record: Kept) -> tuple[str, int, bytes]:
@@ -40,32 +40,32 @@ def encode(record: Kept) -> tuple[str, int, bytes]:
         text = _encoder.encode(_readable(record))
         return record.id, checksum(record.id.encode(), text), text
     except ValueError as error:
-        raise StoreFailed(f"the record of {record.id!r} cannot be kept: {error}") from error
+        raise StoreFailed(f"record {record.id!r} cannot be stored: {error}") from error
 
 
 def decode(decoder: msgspec.json.Decoder[Some], row: tuple[bytes, int, bytes]) -> Some:
-    """The inverse of `encode`, from a row with its ID as bytes."""
+    """The inverse of `encode_record`, from a row with its ID as bytes."""
     name, expected, text = row
     try:
         if checksum(name, text) == expected:
             return decoder.decode(text)
     except (msgspec.DecodeError, TypeError) as error:
-        raise Damaged(f"the record of {_shown(name)} cannot be read: {error}") from error
-    raise Damaged(f"the record of {_shown(name)} does not have its checksum")
+        raise Damaged(f"record {_shown(name)} cannot be decoded: {error}") from error
+    raise Damaged(f"record {_shown(name)} does not match its checksum")
 
 
 def key(id: str) -> bytes:
-    """An ID to look for. One that is no text is never kept, and so never found."""
+    """An ID for a query. One with surrogates is never stored, and so never found."""
     return id.encode(errors="surrogatepass")
 
 
 def checksum(id: bytes, text: bytes) -> int:
-    """Over both, so that a record cannot turn up under another's ID."""
+    """Over both, so that a record cannot appear under another ID."""
     return crc32(text, crc32(id))
 
 
 def _readable(record: Kept) -> Kept:
-    """JSON writes NaN and infinity as null, which no decoder takes for a number again."""
+    """JSON has no NaN and infinity: they would be encoded as null, which does not decode to a number."""
     if isinstance(record, Reservation):
         weights = record.request.weights
         if weights and not all(map(isfinite, weights.values())):

@@ -1,7 +1,7 @@
-"""The tables of a store's file, as the migrations that made them. A released one is never edited.
+"""Migrations of the SQLite file. A released migration is never edited.
 
-`PRAGMA user_version` counts the migrations a file has been through, `PRAGMA application_id` says that
-it is ours. Called by `stores.databases` at every open.
+`PRAGMA user_version` counts the applied migrations, `PRAGMA application_id` identifies our files. Checked at
+every open.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from kubelend.core.errors import InvalidSettings
 
 Migration = tuple[str, ...]
-"""Statements that are applied together or not at all."""
+"""Statements that are applied in one transaction."""
 
 APPLICATION_ID = int.from_bytes(b"KLnd")
 
@@ -24,7 +24,7 @@ MIGRATIONS: tuple[Migration, ...] = (
             checksum INTEGER NOT NULL,
             record TEXT NOT NULL
         )""",
-        # The phase is for people: a record leaves out what is default, and so the phase Pending.
+        # The phase is for readers: a record omits defaults, and so the phase Pending.
         """CREATE TABLE reservations (
             id TEXT PRIMARY KEY NOT NULL,
             phase TEXT NOT NULL,
@@ -46,7 +46,7 @@ MIGRATIONS: tuple[Migration, ...] = (
         "INSERT INTO meta VALUES ('revision', 0, 1717842607)",
     ),
     (
-        # Members, tokens and limits: there are few of each.
+        # Members, tokens and limits: few of each.
         """CREATE TABLE documents (
             kind TEXT NOT NULL,
             id TEXT NOT NULL,
@@ -59,13 +59,13 @@ MIGRATIONS: tuple[Migration, ...] = (
             digest BLOB NOT NULL,
             line TEXT NOT NULL
         )""",
-        # Where the journal ends stands beside the revision, where every commit writes anyway.
+        # The end of the audit log is in the row of the revision, which every commit writes anyway.
         "ALTER TABLE meta ADD COLUMN line INTEGER NOT NULL DEFAULT 0",
         f"ALTER TABLE meta ADD COLUMN digest BLOB NOT NULL DEFAULT x'{'00' * 32}'",
         "INSERT INTO meta (key, value, checksum) VALUES ('journal start', 0, 0)",
     ),
     (
-        # Rows in the order in which they came, and no index: see `stores.numbering`.
+        # Rows in insertion order, and no index: see `RowIds`.
         "ALTER TABLE reservations RENAME TO indexed_reservations",
         """CREATE TABLE reservations (
             number INTEGER PRIMARY KEY NOT NULL,
@@ -82,25 +82,25 @@ MIGRATIONS: tuple[Migration, ...] = (
 
 
 def check(connection: sqlite3.Connection, path: Path, migrations: Sequence[Migration]) -> int:
-    """Refuse a file that is not ours, or of a version that this program does not know.
+    """Reject a file that is not ours, or of an unknown schema version.
 
-    Returns how many migrations the file has been through.
+    Returns the number of applied migrations.
     """
     if _pragma(connection, "application_id") != APPLICATION_ID:
         raise InvalidSettings(
-            f"{path} is no Kubelend store", hint="choose another file, or restore a backup"
+            f"{path} is not a Kubelend store", hint="choose another file, or restore a backup"
         )
     version = _pragma(connection, "user_version")
     if not 0 <= version <= len(migrations):
         raise InvalidSettings(
-            f"{path} has schema version {version}, and this program knows up to {len(migrations)}",
+            f"{path} has schema version {version}, but this program supports up to {len(migrations)}",
             hint="run the newer version that wrote it",
         )
     return version
 
 
 def migrate(connection: sqlite3.Connection, version: int, migrations: Sequence[Migration]) -> None:
-    """Bring a file up to date, one whole migration after the other."""
+    """Apply the missing migrations, one transaction each."""
     for number, statements in enumerate(migrations[version:], start=version + 1):
         connection.execute("BEGIN IMMEDIATE")
         try:

@@ -1,7 +1,7 @@
-"""The default store: one SQLite file, one writer, nothing lost that was committed.
+"""The default store: one SQLite file with one writer. A commit is durable when it returns.
 
-`SqliteStore.open` is for the broker that owns the file, `SqliteStore.open_readonly` for whoever reads
-beside it. Opening is kept out of the constructor, so that a store can be put on any open database.
+`SqliteStore.open` is for the broker that owns the file, `SqliteStore.open_readonly` for readers beside it.
+The constructor does not open the file, so that a store can use any open database.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from kubelend.stores.writing import MOST_CHANGES, Position, Writing
 
 
 class SqliteStore:
-    """Keeps records in one file."""
+    """Stores records in one SQLite file."""
 
     def __init__(self, database: Database, *, archive_for: timedelta = batches.ARCHIVE_FOR) -> None:
         self._database = database
@@ -39,20 +39,20 @@ class SqliteStore:
         )
         self._archive_for = archive_for
         self._position: Position | None = None
-        """Known once this store, the only one to write the file, has looked or written."""
+        """Known after the first read or write: no one else writes the file."""
 
     @classmethod
     def open(cls, path: Path, *, archive_for: timedelta = batches.ARCHIVE_FOR) -> SqliteStore:
-        """Open the file, or make it. Only one process can at a time."""
+        """Open or create the file. Only one process can have it open for writing."""
         return cls(databases.open_writer(path), archive_for=archive_for)
 
     @classmethod
     def open_readonly(cls, path: Path) -> SqliteStore:
-        """Open an existing file, also while a broker uses it; each load sees one moment."""
+        """Open an existing file, also while a broker uses it; each load is a consistent snapshot."""
         return cls(databases.open_reader(path))
 
     def load(self) -> Records:
-        """Fails on a damaged file, and where the next commit would find no space."""
+        """Fails on a damaged file, and if the next commit would have no space."""
         if self._database.is_writable:
             self._database.check_room()
         with _no_collection(), self._database.transaction("DEFERRED") as connection:
@@ -61,8 +61,8 @@ class SqliteStore:
                 records.decode(records.CLUSTERS, row) for row in connection.execute(_CLUSTERS)
             ]
             numbered = _numbered(connection)
-            numbering = Numbering((number, found.id) for number, found in numbered)
-            self._position = _position(connection, numbering)
+            row_ids = Numbering((number, found.id) for number, found in numbered)
+            self._position = _position(connection, row_ids)
             return Records(
                 clusters,
                 [found for _, found in numbered],
@@ -78,8 +78,8 @@ class SqliteStore:
     def prepare(self, changes: Sequence[Change], revision: int) -> Callable[[], None]:
         """Write a small group now: SQLite keeps it in memory, and only the commit waits for the disk.
 
-        Every statement lets go of the interpreter and wants it back. In a thread that is a fight with the
-        event loop's each time, which costs more than the statement.
+        Every statement releases and reacquires the GIL. In a thread this contends with the event loop
+        each time, which costs more than the statement.
         """
         if len(changes) > MOST_CHANGES or self._position is None:
             return partial(self.commit, changes, revision)
@@ -103,7 +103,7 @@ class SqliteStore:
             return journals.ends(connection)
 
     def check(self) -> None:
-        """Nobody else can: the file is locked."""
+        """No other writer can exist: the file is locked."""
 
     def close(self) -> None:
         self._database.close()
@@ -132,35 +132,35 @@ class SqliteStore:
         connection.execute(_SET_REVISION, (*_revision_row(group.revision), *group.end))
 
     def _keep(self, group: Writing) -> None:
-        numbering = self._known_position().numbering
-        numbering.keep(group.numbers, group.batch.archived)
-        self._position = Position(group.revision, group.end, numbering)
+        row_ids = self._known_position().numbering
+        row_ids.keep(group.numbers, group.batch.archived)
+        self._position = Position(group.revision, group.end, row_ids)
 
     def _known_position(self) -> Position:
         if self._position is None:
             with self._database.transaction("DEFERRED") as connection:
-                numbering = Numbering(connection.execute(_NUMBERS))
-                self._position = _position(connection, numbering)
+                row_ids = Numbering(connection.execute(_NUMBERS))
+                self._position = _position(connection, row_ids)
         return self._position
 
     def _archive(self, connection: sqlite3.Connection, group: Writing) -> None:
         if not group.batch.archived:
             return
         known = self._known_position().numbering
-        finishes = {}
+        finish_times = {}
         for found in group.batch.archived:
             number = group.numbers.get(found) or known.find(found)
-            finishes[number] = batches.finish(found, _find(connection, _RESERVATION, number))
-        connection.executemany(_ARCHIVE, [(_text(at), found) for found, at in finishes.items()])
-        connection.executemany(_FORGET, [(found,) for found in finishes])
-        kept_from = batches.kept_from(finishes.values(), self._archive_for)
-        connection.execute(_PRUNE, (_text(kept_from),))
+            finish_times[number] = batches.finish(found, _find(connection, _RESERVATION, number))
+        connection.executemany(_ARCHIVE, [(_text(at), found) for found, at in finish_times.items()])
+        connection.executemany(_FORGET, [(found,) for found in finish_times])
+        retention_limit = batches.kept_from(finish_times.values(), self._archive_for)
+        connection.execute(_PRUNE, (_text(retention_limit),))
 
 
-# A reader has the time to check the archive too; a start must not take longer for what is long over.
+# A reader also checks the archive; a start must not take longer because of old reservations.
 _WORKING_SET = ("meta", "clusters", "reservations", "documents")
 
-# Texts come as bytes: the decoder takes them so, and a damaged one must reach the checksum.
+# Texts are read as bytes: the decoder takes them so, and a damaged one must reach the checksum.
 _CLUSTERS = "SELECT CAST(id AS BLOB), checksum, CAST(record AS BLOB) FROM clusters"
 _NUMBERED = "SELECT number, CAST(id AS BLOB), checksum, CAST(record AS BLOB) FROM reservations"
 _NUMBERS = "SELECT number, id FROM reservations"
@@ -175,7 +175,7 @@ _ARCHIVED = """
 """
 _REVISION = "SELECT value, checksum FROM meta WHERE key = 'revision'"
 
-# Updates in place: REPLACE would delete and insert, at twice the cost.
+# Upserts: REPLACE would delete and insert, at twice the cost.
 _PUT_CLUSTERS = Rows(
     "INSERT INTO clusters (id, checksum, record) VALUES",
     "(?, ?, CAST(? AS TEXT))",
@@ -206,7 +206,7 @@ _SET_REVISION = """
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Hundreds of thousands of new records and no garbage: looking for some takes longer than reading."""
+    """Loading creates many records and no garbage: collection would take longer than reading."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -217,11 +217,11 @@ def _no_collection() -> Iterator[None]:
 
 
 def _check_pages(connection: sqlite3.Connection, tables: Iterable[str]) -> None:
-    """What the checksums of rows cannot tell: rows that a broken page or index hides or doubles."""
+    """Detects what row checksums cannot: rows hidden or duplicated by a broken page or index."""
     for table in tables:
-        (problem,) = connection.execute(f"PRAGMA integrity_check({table})").fetchone()
-        if problem != "ok":
-            raise Damaged(str(problem))
+        (error,) = connection.execute(f"PRAGMA integrity_check({table})").fetchone()
+        if error != "ok":
+            raise Damaged(str(error))
 
 
 def _position(connection: sqlite3.Connection, numbering: Numbering) -> Position:
@@ -231,7 +231,7 @@ def _position(connection: sqlite3.Connection, numbering: Numbering) -> Position:
 def _revision(connection: sqlite3.Connection) -> int:
     value, expected = connection.execute(_REVISION).fetchone() or (0, None)
     if _revision_row(value) != (value, expected):
-        raise Damaged("its revision does not have its checksum")
+        raise Damaged("its revision does not match its checksum")
     revision: int = value
     return revision
 
@@ -255,11 +255,11 @@ def _drop_clusters(connection: sqlite3.Connection, batch: Batch) -> None:
 def _put_documents(connection: sqlite3.Connection, batch: Batch) -> None:
     rows = [(kind, *records.encode(found)) for (kind, _), found in batch.documents.items() if found]
     statements.put(connection, _PUT_DOCUMENTS, rows)
-    gone = [
+    deleted = [
         (kind, records.key(name)) for (kind, name), found in batch.documents.items() if not found
     ]
-    if gone:
-        connection.executemany(_DROP_DOCUMENT, gone)
+    if deleted:
+        connection.executemany(_DROP_DOCUMENT, deleted)
 
 
 def _numbered(connection: sqlite3.Connection) -> list[tuple[int, Reservation]]:
@@ -277,5 +277,5 @@ def _find(
 
 
 def _text(at: datetime) -> str:
-    """Of one length and in one zone, so that texts sort as the times do."""
+    """Of fixed length and in UTC, so that texts sort as the times do."""
     return at.astimezone(UTC).isoformat(timespec="microseconds")

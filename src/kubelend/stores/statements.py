@@ -1,4 +1,4 @@
-"""Many rows in one statement of SQL."""
+"""Multi-row SQL statements."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from itertools import chain
 from typing import NamedTuple
 
 MOST_ROWS = 64
-"""In one statement. Each size is a statement of its own, which SQLite has to understand only once."""
+"""In one statement. Each number of rows is a statement of its own, which SQLite prepares once."""
 
 
 class Rows(NamedTuple):
-    """A statement for any number of rows."""
+    """An INSERT statement for any number of rows."""
 
     head: str
     row: str
@@ -21,7 +21,7 @@ class Rows(NamedTuple):
 
 
 def put(connection: sqlite3.Connection, rows: Rows, values: Sequence[tuple[object, ...]]) -> None:
-    """In as few statements as can be: for each, a thread lets go of the interpreter and wants it back."""
+    """In as few statements as possible: each one releases and reacquires the GIL."""
     for start in range(0, len(values), MOST_ROWS):
         some = values[start : start + MOST_ROWS]
         connection.execute(_statement(rows, len(some)), tuple(chain.from_iterable(some)))

@@ -1,4 +1,4 @@
-"""A group of changes as rows of SQL, worked out before the first is written: pure."""
+"""Encodes a group of changes as SQL rows before the first is written. Pure."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from kubelend.stores.numbering import Numbering
 
 MOST_CHANGES = 128
 MOST_BYTES = 2**17
-"""Of a small group, which SQLite takes in within a millisecond or two."""
+"""Limits of a small group, which SQLite writes within one or two milliseconds."""
 
 
 class Position(NamedTuple):
-    """What a file holds, as far as the next group builds on it."""
+    """The state of the file that the next group builds on."""
 
     revision: int
     end: Head
-    """Of the journal."""
+    """Of the audit log."""
     numbering: Numbering
 
 
 class Writing(NamedTuple):
-    """One group, and where the file stands behind it."""
+    """One encoded group, and the position after it."""
 
     batch: Batch
     revision: int
     end: Head
     numbers: dict[ReservationId, int]
-    """Of the rows of the batch's reservations."""
+    """Row numbers of the batch's reservations."""
     clusters: list[tuple[str, int, bytes]]
     reservations: list[tuple[int, str, str, int, bytes]]
     lines: list[Line]
 
     @property
     def is_small(self) -> bool:
-        """Whether it has only what comes all day, and not much of it: nothing for which one has to read."""
+        """Whether it has only frequent kinds of changes, not many, and none that needs a read."""
         others = self.batch.archived or self.batch.documents or self.batch.cut
         texts = chain((row[-1] for row in self.clusters), (row[-1] for row in self.reservations))
         size = sum(map(len, texts)) + sum(len(line.text) for line in self.lines)
@@ -48,7 +48,7 @@ class Writing(NamedTuple):
 
 
 def encode(batch: Batch, revision: int, position: Position) -> Writing:
-    """Fails on a record that cannot be kept, and on a group from behind the file."""
+    """Fails on a record that cannot be stored, and on a group that is behind the file."""
     batches.check_order(position.revision, revision)
     numbers = position.numbering.with_new(batch.reservations)
     reservations = [

@@ -31,14 +31,14 @@ RESERVATION_FINALIZER = "reservation.broker.fluidos.eu/finalizer"
 
 
 class Kept(Part, frozen=True):
-    """The broker's own record of an object. Written by the broker alone; not to be edited."""
+    """The broker's stored record. Written by the broker alone; do not edit."""
 
     revision: int
-    """The number of the store's commit that wrote it: of two, the larger is the newer."""
+    """The number of the store's commit that wrote it: the larger is the newer."""
     checksum: Annotated[str, Meta(extra_json_schema=patterns.up_to(64))]
-    """Tells whether the broker itself has written it."""
-    record: Annotated[str, Meta(extra_json_schema=patterns.up_to(2**20))]
-    """JSON text. As text, because the API server rounds large numbers inside objects."""
+    """Signature of the broker over the object's name, the revision and the data."""
+    data: Annotated[str, Meta(extra_json_schema=patterns.up_to(2**20))]
+    """The record as JSON text. As text, because the API server rounds large numbers inside objects."""
 
 
 class Condition(Part, frozen=True):
@@ -102,7 +102,7 @@ class ClusterAdvertisementSpec(Part, frozen=True):
     """How long the advertisement is valid. Capped by the broker."""
     policy: bodies.LendingPolicy | None = None
     """Lending policy: allowed requesters, limits and opening hours."""
-    question: Question | None = None
+    request: Question | None = None
 
 
 class ClusterAdvertisementStatus(Part, frozen=True):
@@ -128,8 +128,8 @@ class ClusterAdvertisementStatus(Part, frozen=True):
     """Reason of the cordon. Empty if the cluster is not cordoned."""
     reservations: int = 0
     """Number of reservations that hold resources of the cluster."""
-    kept: Kept | None = None
-    reply: Reply | None = None
+    record: Kept | None = None
+    response: Reply | None = None
 
 
 class ClusterAdvertisement(Object, frozen=True):
@@ -171,7 +171,7 @@ class ReservationSpec(Part, frozen=True):
     """Weights of the scores headroom, packing, balance and price. Overrides policy."""
     constraints: bodies.ConstraintsBody = bodies.UNCONSTRAINED
     """Constraints on the provider."""
-    question: Question | None = None
+    request: Question | None = None
 
 
 class ReservationStatus(Part, frozen=True):
@@ -205,8 +205,8 @@ class ReservationStatus(Part, frozen=True):
     """Conditions of the reservation. RequesterActive and RequesterReleased are set by the requester."""
     observed_generation: int = 0
     """Generation of the spec that this status refers to."""
-    kept: Kept | None = None
-    reply: Reply | None = None
+    record: Kept | None = None
+    response: Reply | None = None
 
 
 class Reservation(Object, frozen=True):
@@ -222,33 +222,33 @@ class Reservation(Object, frozen=True):
 
 
 class MailboxSpec(Part, frozen=True):
-    """What the cluster asks for."""
+    """The cluster's request."""
 
-    question: Question | None = None
+    request: Question | None = None
 
 
 class MailboxStatus(Part, frozen=True):
-    """What the broker says to the cluster as a whole."""
+    """The broker's response to the cluster."""
 
     cluster_id: Name = ""
-    """Whose mailbox it is, by the label of its namespace."""
+    """The cluster of this namespace, from its label."""
     session: Annotated[str, Meta(extra_json_schema=patterns.up_to(128))] = ""
-    """That the broker tells an agent what changes, and which; another for every time that it begins."""
+    """ID of the session of the cluster's active agent; another one for each session."""
     revision: int = 0
-    """The ledger's, up to which the mailbox told everything when the last question was answered."""
-    horizon: int = 0
-    """Whoever has seen this revision has missed nothing that was taken out of the mailbox by then."""
+    """Ledger revision up to which the namespace was complete when the last request was answered."""
+    compacted_revision: int = 0
+    """An agent that has seen this revision has missed no object that was removed since."""
     last_update_time: Timestamp | None = None
     """When this status last changed."""
-    reply: Reply | None = None
+    response: Reply | None = None
 
 
 class Mailbox(Object, frozen=True):
-    """Where one cluster and the broker speak with each other: one for a namespace, named `mailbox`."""
+    """The session of one cluster's agent with the broker: one in each cluster namespace, named `session`."""
 
     group: ClassVar[str] = GROUP
-    kind: ClassVar[str] = "Mailbox"
-    plural: ClassVar[str] = "mailboxes"
+    kind: ClassVar[str] = "ClusterSession"
+    plural: ClassVar[str] = "clustersessions"
 
     metadata: Metadata
     spec: MailboxSpec = MailboxSpec()
@@ -256,16 +256,16 @@ class Mailbox(Object, frozen=True):
 
 
 class LedgerRecord(Object, frozen=True):
-    """What the broker keeps beside the objects that people read. Not to be edited by anybody else."""
+    """A record of the broker without an object of its own. Written by the broker alone; do not edit."""
 
     group: ClassVar[str] = GROUP
     kind: ClassVar[str] = "LedgerRecord"
     plural: ClassVar[str] = "ledgerrecords"
 
     metadata: Metadata
-    holds: Annotated[str, Meta(extra_json_schema=patterns.up_to(63))]
-    """What it is: head, pending, journal, member, token or limits."""
-    kept: Kept
+    contents: Annotated[str, Meta(extra_json_schema=patterns.up_to(63))]
+    """Type of the record: head, pending, audit-log, member, token or limits."""
+    record: Kept
 
 
 KINDS: tuple[type[Object], ...] = (ClusterAdvertisement, Reservation, Mailbox, LedgerRecord)

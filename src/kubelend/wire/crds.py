@@ -220,7 +220,7 @@ _LOOKS: Final[dict[type[objects.Object], Look]] = {
         ),
     ),
     broker_objects.Mailbox: Look(
-        "mbx",
+        "csess",
         (
             Column("ClusterID", ".status.clusterID"),
             Column("Session", ".status.session"),
@@ -231,7 +231,7 @@ _LOOKS: Final[dict[type[objects.Object], Look]] = {
     ),
     broker_objects.LedgerRecord: Look(
         "ledg",
-        (Column("Holds", ".holds"), Column("Revision", ".kept.revision", "integer"), _AGE),
+        (Column("Contents", ".contents"), Column("Revision", ".record.revision", "integer"), _AGE),
         categories=(),
     ),
 }

@@ -1,7 +1,6 @@
-"""What makes a mailbox: a namespace that names its cluster, and an account that may use it and nothing else.
+"""Manifests of a cluster namespace: the namespace with its label, and an account limited to it.
 
-`kubelend mailbox create` prints it. The verbs are the least with which the transport `kubernetes` works:
-an account asks, and reads; the broker's words it cannot write, but for the status of what it is told to hold.
+`kubelend mailbox create` prints them. The verbs are the least with which the transport `kubernetes` works.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ _LOOK: Final = ("get", "list", "watch")
 RULES: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     (broker_objects.GROUP, "clusteradvertisements", (*_LOOK, "create", "update")),
     (broker_objects.GROUP, "reservations", (*_LOOK, "create", "patch", "delete")),
-    (broker_objects.GROUP, "mailboxes", (*_LOOK, "patch")),
+    (broker_objects.GROUP, "clustersessions", (*_LOOK, "patch")),
     (objects.GROUP, "providerinstructions", _LOOK),
     (objects.GROUP, "providerinstructions/status", ("patch",)),
 )
-"""Group, resource and verbs of the account's role."""
+"""Group, resource and verbs of the account's Role."""
 
 BROKERS_RULES: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     ("", "namespaces", ("list", "watch")),
@@ -31,15 +30,15 @@ BROKERS_RULES: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     (broker_objects.GROUP, "clusteradvertisements/status", ("patch",)),
     (broker_objects.GROUP, "reservations", ("list", "watch", "create", "patch", "delete")),
     (broker_objects.GROUP, "reservations/status", ("patch",)),
-    (broker_objects.GROUP, "mailboxes", ("list", "watch")),
-    (broker_objects.GROUP, "mailboxes/status", ("patch",)),
+    (broker_objects.GROUP, "clustersessions", ("list", "watch")),
+    (broker_objects.GROUP, "clustersessions/status", ("patch",)),
     (objects.GROUP, "providerinstructions", ("list", "watch", "create", "patch", "delete")),
 )
-"""What the broker needs in all namespaces to attend to mailboxes."""
+"""The broker's ClusterRole for all cluster namespaces."""
 
 
 def documents(cluster: str, namespace: str, *, user: str = "") -> list[Document]:
-    """For `kubectl apply`. The account is a service account, or a user that the API server knows."""
+    """For `kubectl apply`. The account is a ServiceAccount, or a user that the API server knows."""
     mailboxes.check_owner(cluster)
     group, version = broker_objects.GROUP, objects.VERSION
     found: list[Document] = [

@@ -1,7 +1,8 @@
-"""How the objects of a mailbox are called, and what their texts say: the same at both of its ends.
+"""Cluster namespaces: names, labels, texts and manifests, shared by the broker and the agents.
 
-A mailbox is a namespace of the broker's cluster that belongs to one cluster; docs/transports.md tells of it.
-The agent's transport `kubernetes` and the broker's controller go by this.
+A cluster namespace is a namespace of the broker's cluster that belongs to one cluster (docs/transports.md).
+Its account may write requests and read responses, but cannot write responses; the only status that it may
+write is that of ProviderInstructions. `kubelend mailbox create` prints the manifests.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from kubelend.wire.objects import Metadata, Object, Question, Reply
 Body = TypeVar("Body")
 
 OWNER: Final = "broker.fluidos.eu/cluster-id"
-"""The label by which a namespace is a cluster's mailbox: its value is the cluster's ID."""
+"""The label of a cluster namespace: its value is the cluster ID."""
 KEY: Final = "broker.fluidos.eu/idempotency-key"
-"""The annotation of a reservation that an agent asks for: the same key, the same reservation."""
-NAME: Final = "mailbox"
-"""Of the one object that stands for the whole mailbox."""
+"""The annotation of a reservation that an agent requests: the same key gives the same reservation."""
+NAME: Final = "session"
+"""Of the ClusterSession, the one object for requests about the whole cluster."""
 
 NOBODY: Final = Reply()
 
@@ -35,7 +36,7 @@ _ADVERTISEMENTS: Final = msgspec.json.Decoder(bodies.Advertisement)
 
 
 class Namespace(Object, frozen=True):
-    """As far as whose mailbox it is."""
+    """A Namespace with its metadata only."""
 
     group: ClassVar[str] = ""
     version: ClassVar[str] = "v1"
@@ -46,15 +47,15 @@ class Namespace(Object, frozen=True):
 
     @property
     def owner(self) -> str:
-        """The cluster; empty if it is nobody's."""
+        """The cluster ID; empty without the label."""
         return self.metadata.labels.get(OWNER, "")
 
 
 def check_owner(cluster: str) -> str:
-    """The ID of a cluster that can have a mailbox: not every common name of a certificate is a label."""
+    """Checks that the ID can be a label value: not every common name of a certificate is one."""
     if not _LABEL.fullmatch(cluster):
         raise InvalidInput(
-            f"{cluster[:64]!r} cannot have a mailbox: its ID is no value of a label",
+            f"{cluster[:64]!r} cannot have a cluster namespace: the cluster ID is not a valid label value",
             hint="use up to 63 letters, digits, dashes, dots and underscores",
         )
     return cluster
@@ -65,7 +66,7 @@ def advertisement_name(cluster: str) -> str:
 
 
 def reservation_name(key: str) -> str:
-    """Made from the key alone, so that who asks again finds what was asked before."""
+    """Derived from the key alone, so that a repeated request finds its object."""
     return f"ask-{sha256(key.encode()).hexdigest()[:40]}"
 
 
@@ -74,42 +75,42 @@ def instruction_name(reservation: str) -> str:
 
 
 def mirror_name(reservation: str) -> str:
-    """Of a reservation that was not asked for here, and is shown all the same."""
+    """Of an object that shows a reservation which was requested elsewhere."""
     return names.safe(reservation)
 
 
 def question(asked: Question) -> dict[str, object]:
-    """As a merge patch has it: with nothing of the question before left in it."""
-    return {"id": asked.id, "call": asked.call, "text": asked.text, "agent": asked.agent}
+    """For a merge patch: replaces all fields of the previous request."""
+    return {"id": asked.id, "verb": asked.verb, "arguments": asked.arguments, "agent": asked.agent}
 
 
 def reply(said: Reply) -> dict[str, object]:
-    return {"question": said.question, "told": said.told, "problem": said.problem}
+    return {"requestID": said.request_id, "body": said.body, "error": said.error}
 
 
 def instruction(said: Reply | None) -> bodies.Instruction | None:
-    """What the broker last said of a reservation; None if it has not spoken yet."""
-    return None if said is None or not said.told else _read(said.told, _INSTRUCTIONS)
+    """The latest instruction about a reservation; None if there is none yet."""
+    return None if said is None or not said.body else _read(said.body, _INSTRUCTIONS)
 
 
 def advertisement(said: Reply) -> bodies.Advertisement:
-    return _read(said.told, _ADVERTISEMENTS)
+    return _read(said.body, _ADVERTISEMENTS)
 
 
 def reservation(said: Reply | None) -> bodies.Reservation | None:
-    """The one that was asked for by name; None if the broker does not know that one can ask so."""
-    return None if said is None or not said.told else _read(said.told, _RESERVATIONS)
+    """The reservation that was requested by ID; None if the broker does not support this verb."""
+    return None if said is None or not said.body else _read(said.body, _RESERVATIONS)
 
 
 def refusal(said: Reply | None) -> KubelendError | None:
-    """The error which the broker raised, if it did."""
-    if said is None or not said.problem:
+    """The broker's error, if there is one."""
+    if said is None or not said.error:
         return None
-    return problems.from_answer(0, said.problem.encode())
+    return problems.from_answer(0, said.error.encode())
 
 
 def refused(error: KubelendError) -> str:
-    """The text of an error: what explains it in full is left to `kubelend explain`, for it can be long."""
+    """The JSON text of an error, without its explanation, which can be long: `kubelend explain` shows it."""
     problem = problems.to_problem(error)
     return msgspec.json.encode(msgspec.structs.replace(problem, explanation=None)).decode()
 
@@ -121,5 +122,5 @@ def text(body: bodies.Body) -> str:
 def _read(said: str, decoder: msgspec.json.Decoder[Body]) -> Body:
     try:
         return decoder.decode(said)
-    except msgspec.MsgspecError as problem:
-        raise UnexpectedAnswer(f"the broker's words cannot be read: {problem}") from problem
+    except msgspec.MsgspecError as error:
+        raise UnexpectedAnswer(f"the broker's response cannot be decoded: {error}") from error

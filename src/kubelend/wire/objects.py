@@ -296,11 +296,11 @@ class ReservationInstruction(Object, frozen=True):
 
 
 class Question(Part, frozen=True):
-    """What a cluster asks of the broker in its mailbox. Each `id` is answered once."""
+    """A request of a cluster's agent to the broker. Each `id` is answered once."""
 
     id: Annotated[str, Meta(extra_json_schema=patterns.up_to(64))]
-    """Another for every question: the reply names it."""
-    call: Annotated[
+    """Unique ID of the request; the response repeats it."""
+    verb: Annotated[
         str,
         Meta(
             extra_json_schema=patterns.one_of(
@@ -309,22 +309,22 @@ class Question(Part, frozen=True):
             )
         ),
     ]
-    """What is to be done."""
-    text: Reason = ""
-    """For how long to renew it, why it is refused, or which one to read."""
+    """The operation."""
+    arguments: Reason = ""
+    """Duration to renew for, reason of a refusal, or ID of the reservation to read."""
     agent: Annotated[str, Meta(extra_json_schema=patterns.up_to(64))] = ""
-    """Which agent of the cluster asks: the broker listens to one at a time."""
+    """Name of the agent. The broker serves one agent of a cluster at a time."""
 
 
 class Reply(Part, frozen=True):
-    """The broker's answer to a question in a mailbox. Written by the broker alone."""
+    """The broker's response to a request of a cluster's agent. Written by the broker alone."""
 
-    question: Annotated[str, Meta(extra_json_schema=patterns.up_to(64))] = ""
-    """The `id` of the last question that was answered; empty if there was none."""
-    told: Annotated[str, Meta(extra_json_schema=patterns.up_to(2**18))] = ""
-    """How it stands, in the words of the REST interface: JSON text."""
-    problem: Annotated[str, Meta(extra_json_schema=patterns.up_to(2**16))] = ""
-    """Why the question was refused, likewise; empty if it was not."""
+    request_id: Annotated[str, Meta(extra_json_schema=patterns.up_to(64))] = ""
+    """The `id` of the last request that was answered; empty if there was none."""
+    body: Annotated[str, Meta(extra_json_schema=patterns.up_to(2**18))] = ""
+    """The response body of the REST interface, as JSON text."""
+    error: Annotated[str, Meta(extra_json_schema=patterns.up_to(2**16))] = ""
+    """The error of a failed request, as JSON text of a problem document; empty if it succeeded."""
 
 
 class ProviderInstructionSpec(Promised, frozen=True, kw_only=True):
@@ -332,7 +332,7 @@ class ProviderInstructionSpec(Promised, frozen=True, kw_only=True):
 
     requester_cluster_id: Name
     """ID of the requester cluster."""
-    reply: Reply | None = None
+    response: Reply | None = None
 
 
 class ProviderInstructionStatus(Part, frozen=True):
@@ -350,7 +350,7 @@ class ProviderInstructionStatus(Part, frozen=True):
     """Human-readable reason for a refusal or for the end of the reservation."""
     finished_at: Timestamp | None = None
     """Time at which the reservation ended."""
-    question: Question | None = None
+    request: Question | None = None
 
 
 class ProviderInstruction(Object, frozen=True):

@@ -99,7 +99,7 @@ def test_reservation_without_a_requester_is_its_namespaces():
 
 
 def test_reservation_in_a_mailbox_is_not_its_namespaces():
-    assert object_bodies.of_reservation(reservation(reply=Reply())).requester_id == ""
+    assert object_bodies.of_reservation(reservation(response=Reply())).requester_id == ""
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_agents_trouble_with_its_broker_is_no_answer(found, is_answered):
 
 def test_questions_in_mailboxes_are_no_reservations():
     plain = reservation()
-    asked = replace(plain, spec=replace(plain.spec, question=Question("1", "reserve")))
+    asked = replace(plain, spec=replace(plain.spec, request=Question("1", "reserve")))
     assert [object_sides.BROKER.is_shown(one) for one in (plain, asked)] == [True, False]
 
 

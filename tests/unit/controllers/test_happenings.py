@@ -103,9 +103,9 @@ def test_object_that_cannot_be_read_is_told_of_once_for_each_reason():
     for found in (odd, odd, odd._replace(problem="worse"), None, odd):
         riddles.look("mine", found)
     assert [one.message for one in told] == [
-        "Left alone: nonsense",
-        "Left alone: worse",
-        "Left alone: nonsense",
+        "Skipped: nonsense",
+        "Skipped: worse",
+        "Skipped: nonsense",
     ]
     about: Any = happenings.body(told[0], make.T0, "abc")["involvedObject"]
     assert (about["kind"], about["name"], about["uid"]) == ("Reservation", "mine", "u-1")

@@ -43,7 +43,7 @@ async def test_object_that_fits_no_type_is_left_alone_and_told_once():
                 await until(partial(has, "odd", count))
             looks.add("good")
             await until(lambda: "good" in seen)
-    assert [(one["object"], one["log_level"]) for one in logs] == [("odd", "warning")]
+    assert [(one["name"], one["log_level"]) for one in logs] == [("odd", "warning")]
     assert seen.count("odd") == 2
 
 

@@ -60,17 +60,17 @@ OVER = record(Phase.RELEASED, reason=Reason.BY_REQUESTER, finished_at=make.T0, r
 def told(cluster, found, **fields):
     """The broker's words of it, with a grant."""
     [part] = instructions.for_cluster(cluster, found)
-    return Reply(told=mailboxes.text(parties.told(part, "signed")), **fields)
+    return Reply(body=mailboxes.text(parties.told(part, "signed")), **fields)
 
 
 def own(found=None, *, annotations=None, question=None, reply=None, conditions=()):
     """An object that an agent of rome has made."""
-    said = reply if found is None else told(ROME, found, question="q-1")
+    said = reply if found is None else told(ROME, found, request_id="q-1")
     key = {mailboxes.KEY: "k"} if annotations is None else annotations
     return Reservation(
         Metadata("ask-1", "mail", uid="u", annotations=key),
-        ReservationSpec(SOME, question=question),
-        ReservationStatus(reply=said, conditions=conditions),
+        ReservationSpec(SOME, request=question),
+        ReservationStatus(response=said, conditions=conditions),
     )
 
 
@@ -117,7 +117,7 @@ def test_mailbox_tells_what_the_ledger_has(cluster, found, own, lent, expected):
 
 
 def refused(kind):
-    return own(question=ASKED, reply=Reply("q-1", problem=mailboxes.refused(kind("no"))))
+    return own(question=ASKED, reply=Reply("q-1", error=mailboxes.refused(kind("no"))))
 
 
 ASKED = Question("q-1", "reserve")
@@ -130,7 +130,7 @@ ASKED = Question("q-1", "reserve")
         pytest.param(own(msgspec.structs.replace(record(), id="rsv-2")), False, id="of another"),
         pytest.param(own(question=ASKED), True, id="not answered"),
         pytest.param(own(question=ASKED, reply=Reply("q-0")), True, id="asked again"),
-        pytest.param(own(reply=Reply(told="nonsense")), True, id="spoilt"),
+        pytest.param(own(reply=Reply(body="nonsense")), True, id="spoilt"),
         pytest.param(own(annotations={mailboxes.KEY: "other"}), False, id="another key"),
         pytest.param(own(annotations={}), False, id="no key"),
         pytest.param(refused(StoreFailed), True, id="the store failed"),
@@ -155,7 +155,7 @@ def test_what_is_being_deleted_is_not_deleted_again():
 
 
 def test_spoilt_words_are_said_again():
-    assert steps(ROME, record(), own(reply=Reply(told="nonsense"))) == [("Tell", Action.USE)]
+    assert steps(ROME, record(), own(reply=Reply(body="nonsense"))) == [("Tell", Action.USE)]
 
 
 def test_reservation_that_is_shown_is_what_was_asked_for():
@@ -181,7 +181,7 @@ def advertised(question=None, generation=1, **status):
     amounts = AdvertisedResources(SOME, SOME, SOME)
     return ClusterAdvertisement(
         Metadata("bonn-adv", "mail", generation=generation),
-        ClusterAdvertisementSpec("bonn", amounts, question=question),
+        ClusterAdvertisementSpec("bonn", amounts, request=question),
         ClusterAdvertisementStatus(**status),
     )
 
@@ -203,25 +203,25 @@ ASKED = Question("q-2", "activate")
         ),
         pytest.param(own(record(), question=ASKED), ASKED, id="asked again"),
         pytest.param(
-            own(question=ASKED, reply=Reply("q-2", problem="{}")), None, id="refused is answered"
+            own(question=ASKED, reply=Reply("q-2", error="{}")), None, id="refused is answered"
         ),
         pytest.param(advertised(), Question("", "publish"), id="a person's advertisement"),
         pytest.param(advertised(observed_generation=1), None, id="taken in"),
         pytest.param(
-            advertised(ASKED, observed_generation=1, reply=Reply("q-1")),
+            advertised(ASKED, observed_generation=1, response=Reply("q-1")),
             ASKED,
             id="published again",
         ),
-        pytest.param(Mailbox(Metadata("mailbox")), None, id="an empty mailbox"),
+        pytest.param(Mailbox(Metadata("session")), None, id="an empty mailbox"),
         pytest.param(
-            Mailbox(Metadata("mailbox"), MailboxSpec(Question("q", "ping"))),
+            Mailbox(Metadata("session"), MailboxSpec(Question("q", "ping"))),
             Question("q", "ping"),
             id="a ping",
         ),
         pytest.param(lent(record()), None, id="an instruction"),
         pytest.param(
             msgspec.structs.replace(
-                lent(record()), status=ProviderInstructionStatus(question=ASKED)
+                lent(record()), status=ProviderInstructionStatus(request=ASKED)
             ),
             ASKED,
             id="an acknowledgement",
@@ -267,7 +267,7 @@ def test_what_is_live_is_held_on_to(found, cluster, finalizers, expected):
 
 def test_key_is_the_agents_or_of_the_object_itself():
     assert plans.key_of(own()) == "k"
-    assert plans.key_of(own(annotations={})) == "mailbox/u"
+    assert plans.key_of(own(annotations={})) == "namespace/u"
 
 
 @pytest.mark.parametrize(

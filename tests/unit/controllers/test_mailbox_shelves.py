@@ -22,11 +22,11 @@ OWN = {kube_objects.MADE_BY: kube_objects.BROKER}
 
 def asked(version="1", uid="u", *, told=False):
     [part] = instructions.for_cluster(ClusterId("rome"), RECORD)
-    said = Reply(told=mailboxes.text(parties.told(part, ""))) if told else None
+    said = Reply(body=mailboxes.text(parties.told(part, ""))) if told else None
     return Reservation(
         Metadata("ask", "m", uid=uid, resource_version=version, annotations={mailboxes.KEY: "k"}),
         ReservationSpec(bodies.Quantities("1", "1Gi")),
-        ReservationStatus(reply=said),
+        ReservationStatus(response=said),
     )
 
 
@@ -126,7 +126,7 @@ def test_list_adds_to_what_the_watch_has_told():
     shelf.fill("Reservation", [asked("4"), replace(asked("3"), metadata=Metadata("b", uid="b"))])
     assert [one.metadata.resource_version for one in shelf.all()] == ["5", ""]
     assert not shelf.awaits("Reservation")
-    assert shelf.awaits("Mailbox")
+    assert shelf.awaits("ClusterSession")
 
 
 def test_what_went_while_a_list_was_on_its_way_is_not_taken_from_it():

@@ -82,7 +82,7 @@ def refused():
 
 
 def claiming():
-    status = ReservationStatus(phase="Reserved", kept=Kept(3, "", "{}"))
+    status = ReservationStatus(phase="Reserved", record=Kept(3, "", "{}"))
     return replace(samples.wish(), status=status)
 
 
@@ -116,7 +116,7 @@ async def test_reservation_is_left_alone_if_another_broker_has_written(
     with capture_logs() as logs:
         async with working(kept.looks):
             kept.mirror.take(Listed([server.found], []))
-            await until(lambda: any(one["event"] == "has to wait" for one in logs))
+            await until(lambda: any(one["event"] == "Reconcile failed, will retry" for one in logs))
     assert server.writes == []
 
 
@@ -129,7 +129,7 @@ async def test_advertisement_is_left_alone_if_another_broker_has_written(
     with capture_logs() as logs:
         async with working(kept.looks):
             kept.mirror.take(Listed([server.found], []))
-            await until(lambda: any(one["event"] == "has to wait" for one in logs))
+            await until(lambda: any(one["event"] == "Reconcile failed, will retry" for one in logs))
             assert server.writes == []
             store.broken = None
             await until(lambda: server.writes == ["DELETE"])

@@ -10,12 +10,12 @@ from kubelend.wire.objects import Question, Reply
 RETENTION = make.HOUR
 LATER = make.T0 + make.MINUTE
 REFUSED = samples.with_status(samples.wish(), phase="Failed", finished_at=LATER)
-PROBLEM = Reply("q", problem="{}")
-UNHEARD = samples.with_status(samples.wish(), reply=PROBLEM, last_update_time=LATER)
+PROBLEM = Reply("q", error="{}")
+UNHEARD = samples.with_status(samples.wish(), response=PROBLEM, last_update_time=LATER)
 
 
 def asked(found, question):
-    return samples.with_spec(found, question=Question(question, "reserve"))
+    return samples.with_spec(found, request=Question(question, "reserve"))
 
 
 @pytest.mark.parametrize(
@@ -41,9 +41,9 @@ def test_refused_wish_may_go_after_the_retention(found, since):
         pytest.param(asked(UNHEARD, "q"), LATER, id="by an agent"),
         pytest.param(asked(UNHEARD, "other"), None, id="asked again"),
         pytest.param(samples.leaving(UNHEARD), None, id="being deleted"),
-        pytest.param(samples.with_status(UNHEARD, reply=None), None, id="not answered"),
+        pytest.param(samples.with_status(UNHEARD, response=None), None, id="not answered"),
         pytest.param(
-            samples.with_status(UNHEARD, reply=Reply("q", "{}", "{}")), None, id="stands for one"
+            samples.with_status(UNHEARD, response=Reply("q", "{}", "{}")), None, id="stands for one"
         ),
     ],
 )

@@ -64,10 +64,10 @@ def test_object_that_says_what_its_record_says_is_left_alone(phase, is_own):
         (lambda found: samples.with_status(found, phase="Failed"), ("phase", "Failed")),
         (lambda found: samples.with_status(found, message=""), ("message", None)),
         (lambda found: samples.with_status(found, expires_at=None), ("expiresAt", None)),
-        (lambda found: samples.with_status(found, kept=None), ("kept", None)),
+        (lambda found: samples.with_status(found, record=None), ("record", None)),
         (
-            lambda found: samples.with_status(found, kept=samples.kept(samples.record("Active"))),
-            ("kept", samples.kept(samples.record("Active")).checksum),
+            lambda found: samples.with_status(found, record=samples.kept(samples.record("Active"))),
+            ("record", samples.kept(samples.record("Active")).checksum),
         ),
         (lambda found: samples.with_metadata(found, finalizers=("x",)), ("finalizers", ("x",))),
         (
@@ -202,7 +202,7 @@ def test_record_that_fits_no_object_can_be_compared():
     labels = {f"l{number}": "x" for number in range(65)}
     fitting = samples.record()
     record = replace(fitting, request=replace(fitting.request, constraints=Constraints(labels)))
-    found = samples.with_status(samples.written(fitting, is_own=True), kept=samples.kept(record))
+    found = samples.with_status(samples.written(fitting, is_own=True), record=samples.kept(record))
     assert [name for name, _ in plan(found, record).spoilt] == ["spec"]
-    theirs = samples.with_status(samples.written(fitting), kept=samples.kept(record))
+    theirs = samples.with_status(samples.written(fitting), record=samples.kept(record))
     assert plan(theirs, record) is None

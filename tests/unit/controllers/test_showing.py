@@ -96,7 +96,7 @@ def test_stale_cluster_is_inactive_and_says_since_when():
     found = applied(samples.advertisement(), status(samples.advertisement(), seen))
     change = status(found, seen, now=STALE)
     assert (change["phase"], change["active"]) == ("Stale", False)
-    assert change["message"] == "Stale: not heard since 2026-01-01T12:00:00Z"
+    assert change["message"] == "Stale: no advertisement since 2026-01-01T12:00:00Z"
     stale = applied(found, change).status
     said = {one.type: one for one in stale.conditions}
     assert (said["Ready"].reason, said["Stale"].status) == ("ClusterStale", "True")
@@ -133,7 +133,7 @@ def test_generation_alone_is_written_on_objects_of_others_only():
 
 
 def test_what_cannot_be_read_is_told():
-    change = status(samples.advertisement(), None, "Not taken in: nonsense")
-    assert change == {"message": "Not taken in: nonsense", "observedGeneration": 1}
-    known = status(samples.advertisement(), view(), "Not taken in: nonsense")
-    assert (known["phase"], known["message"]) == ("Active", "Not taken in: nonsense")
+    change = status(samples.advertisement(), None, "Rejected: nonsense")
+    assert change == {"message": "Rejected: nonsense", "observedGeneration": 1}
+    known = status(samples.advertisement(), view(), "Rejected: nonsense")
+    assert (known["phase"], known["message"]) == ("Active", "Rejected: nonsense")

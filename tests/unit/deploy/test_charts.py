@@ -37,7 +37,7 @@ def test_each_definition_is_in_the_chart_of_its_group():
 
 
 def test_broker_may_do_in_mailboxes_what_it_has_to():
-    [role] = of_kind(rendered("broker", "components/mailboxes"), "ClusterRole")
+    [role] = of_kind(rendered("broker", "components/cluster-namespaces"), "ClusterRole")
     needed = mailbox_manifests.rules(mailbox_manifests.BROKERS_RULES)
     assert granted([role]) == granted([{"metadata": {}, "rules": needed}])
 

@@ -33,7 +33,11 @@ def test_state_is_read_as_it_was_written():
     found = kube_head.head(STATE, "ns", "5")
     assert kube_head.state_of(found) == STATE
     assert (found.metadata.name, found.metadata.namespace) == ("head", "ns")
-    assert (found.metadata.resource_version, found.holds, found.kept.revision) == ("5", "head", 7)
+    assert (found.metadata.resource_version, found.contents, found.record.revision) == (
+        "5",
+        "head",
+        7,
+    )
 
 
 def test_texts_of_records_and_lines_keep_every_byte():
@@ -48,11 +52,11 @@ def test_new_journal_begins_at_the_start():
 
 
 @pytest.mark.parametrize(
-    "kept", [{"record": "{}"}, {"checksum": "1"}, {"record": "no JSON", "checksum": "1"}]
+    "kept", [{"data": "{}"}, {"checksum": "1"}, {"data": "no JSON", "checksum": "1"}]
 )
 def test_head_that_somebody_has_edited_is_refused(kept):
     found = kube_head.head(STATE, "ns")
-    edited = replace(found, kept=replace(found.kept, **kept))
+    edited = replace(found, record=replace(found.record, **kept))
     with pytest.raises(Damaged, match="ns/head"):
         kube_head.state_of(edited)
 

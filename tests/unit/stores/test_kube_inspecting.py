@@ -15,7 +15,7 @@ from kubelend.stores.kube_inspecting import Inspector
 
 async def test_object_cannot_be_judged_by_a_damaged_head(certificates):
     whole = kube_head.head(State(epoch=1, key="k"), "hub", "7")
-    head = replace(whole, kept=replace(whole.kept, checksum="spoilt"))
+    head = replace(whole, record=replace(whole.record, checksum="spoilt"))
     async with scripted_api.running(certificates.server()) as server:
         server.answers.append(scripted_api.found(msgspec.to_builtins(head)))
         async with Client.open(server.access()) as client:

@@ -29,9 +29,9 @@ def test_every_part_may_be_left_out(rest, place):
     "rest, why",
     [
         ("//host/path", "three slashes"),
-        ("?name=x", "known are context and namespace"),
-        ("?namespace=", "no namespace"),
-        ("?namespace=A_b", "no namespace"),
+        ("?name=x", "use context and namespace"),
+        ("?namespace=", "not a namespace name"),
+        ("?namespace=A_b", "not a namespace name"),
     ],
 )
 def test_what_names_no_place_is_refused(rest, why):

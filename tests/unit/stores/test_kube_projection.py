@@ -106,14 +106,14 @@ def test_record_is_read_from_what_an_object_keeps():
 @pytest.mark.parametrize(
     "found, why",
     [
-        (stored(RESERVATION, "rsv-2"), "record of another"),
-        (stored(RESERVATION, text=b"{}"), "cannot be read"),
+        (stored(RESERVATION, "rsv-2"), "record of another object"),
+        (stored(RESERVATION, text=b"{}"), "cannot be decoded"),
         (stored(make.reservation("rsv-2")), "another"),
         (Stored(Metadata("rsv-1")), "no record"),
         (stored(RESERVATION, revision=4), "not written by the broker"),
         (stored(RESERVATION, checksum=""), "not written by the broker"),
         (stored(RESERVATION, checksum="é"), "not written by the broker"),
-        (stored(RESERVATION, record=LESS), "not written by the broker"),
+        (stored(RESERVATION, data=LESS), "not written by the broker"),
     ],
 )
 def test_record_that_is_not_what_was_written_is_refused(found, why):

@@ -22,7 +22,7 @@ def test_what_was_sealed_is_whole():
         pytest.param(KEY, "cluster", "rsv-1", {}, id="another kind"),
         pytest.param(KEY, "reservation", "rsv-2", {}, id="another name"),
         pytest.param(KEY, "reservation", "rsv-1", {"revision": 8}, id="another revision"),
-        pytest.param(KEY, "reservation", "rsv-1", {"record": "{} "}, id="another record"),
+        pytest.param(KEY, "reservation", "rsv-1", {"data": "{} "}, id="another record"),
         pytest.param(KEY, "reservation", "rsv-1", {"checksum": "é"}, id="no seal"),
     ],
 )

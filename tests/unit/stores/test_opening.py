@@ -55,7 +55,7 @@ def test_unknown_kind_is_refused_with_those_that_are_known(url, opener):
         opener(url)
     scheme = url.partition(":")[0]
     assert str(refused.value) == (
-        f"there is no store of the kind {scheme}:; known are memory:, a path or sqlite:///path, kubernetes:"
+        f"unknown kind of store {scheme}:; use one of memory:, a path or sqlite:///path, kubernetes:"
     )
 
 
@@ -76,7 +76,7 @@ def test_checking_a_name_opens_nothing(tmp_path, monkeypatch, url):
 
 
 def test_memory_of_another_process_cannot_be_read():
-    with pytest.raises(InvalidSettings, match="cannot be read from outside"):
+    with pytest.raises(InvalidSettings, match="cannot be read by another process"):
         open_readonly("memory:")
 
 

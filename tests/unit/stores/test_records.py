@@ -89,5 +89,5 @@ def weighing(**weights):
     ],
 )
 def test_record_that_could_not_be_read_back_is_not_taken(record):
-    with pytest.raises(StoreFailed, match=r"'rsv-1.*' cannot be kept"):
+    with pytest.raises(StoreFailed, match=r"'rsv-1.*' cannot be stored"):
         records.encode(record)

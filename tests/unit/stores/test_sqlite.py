@@ -82,7 +82,7 @@ def test_pruning_looks_at_what_it_removes_and_not_at_the_whole_archive(path, sto
 
 
 def test_record_that_cannot_be_read_back_fails_its_whole_commit(store):
-    with pytest.raises(StoreFailed, match="cannot be kept"):
+    with pytest.raises(StoreFailed, match="cannot be stored"):
         store.commit([make.cluster("a"), make.reservation("\ud800")], 1)
     assert store.load()[:3] == ([], [], 0)
 
@@ -146,7 +146,7 @@ def test_group_that_could_not_be_prepared_waits_for_another_program(path, store)
 
 
 def test_group_that_cannot_be_prepared_leaves_nothing_open(path, store):
-    with pytest.raises(StoreFailed, match="cannot be kept"):
+    with pytest.raises(StoreFailed, match="cannot be stored"):
         store.prepare([make.cluster("a"), make.reservation("\ud800")], 1)
     store.prepare([make.cluster("b")], 2)()
     assert [found.id for found in store.load().clusters] == ["b"]
@@ -189,7 +189,7 @@ def test_loading_leaves_the_garbage_collector_as_it_was(store):
         ("UPDATE reservations SET id = 'rsv-2'", "'rsv-2' .* checksum"),
         (
             "INSERT INTO reservations SELECT number + 1, id, phase, checksum, record FROM reservations",
-            "holds reservation 'rsv-1' twice",
+            "contains reservation 'rsv-1' twice",
         ),
         ("UPDATE clusters SET checksum = checksum + 1", "'a' .* checksum"),
         ("UPDATE clusters SET record = '', checksum = 0", "'a' .* checksum"),

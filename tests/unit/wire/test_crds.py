@@ -194,7 +194,7 @@ def test_every_kind_has_its_sample():
 def test_names_are_told_apart():
     names = [document["spec"]["names"] for document in crds.documents().values()]
     short = [one for each in names for one in each["shortNames"]]
-    assert short == ["adv", "rreq", "rins", "pins", "cadv", "rsv", "mbx", "ledg"]
+    assert short == ["adv", "rreq", "rins", "pins", "cadv", "rsv", "csess", "ledg"]
     for each in names:
         assert each["singular"] == each["kind"].lower()
         assert each["listKind"] == each["kind"] + "List"

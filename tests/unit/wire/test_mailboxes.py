@@ -22,13 +22,13 @@ def test_names_are_those_of_objects_whatever_the_id(id):
 
 @pytest.mark.parametrize("cluster", ["", "a b", "-a", "a/b", "x" * 64])
 def test_who_cannot_be_a_label_cannot_have_a_mailbox(cluster):
-    with pytest.raises(InvalidInput, match="cannot have a mailbox"):
+    with pytest.raises(InvalidInput, match="cannot have a cluster namespace"):
         mailbox_manifests.documents(cluster, "mail")
 
 
 @pytest.mark.parametrize("error", [NoCapacity("none fits", hint="less"), QueueFull("full")])
 def test_refusal_arrives_as_the_class_that_it_was(error):
-    found = mailboxes.refusal(Reply("q", problem=mailboxes.refused(error)))
+    found = mailboxes.refusal(Reply("q", error=mailboxes.refused(error)))
     assert found is not None
     assert (type(found), found.message, found.hint) == (type(error), error.message, error.hint)
 
@@ -39,15 +39,15 @@ def test_no_refusal_is_none():
 
 
 def test_words_that_cannot_be_read_are_told():
-    with pytest.raises(UnexpectedAnswer, match="cannot be read"):
-        mailboxes.instruction(Reply(told="nonsense"))
+    with pytest.raises(UnexpectedAnswer, match="cannot be decoded"):
+        mailboxes.instruction(Reply(body="nonsense"))
 
 
 def test_patch_leaves_nothing_of_the_question_before():
     assert mailboxes.question(Question("q", "activate")) == {
         "id": "q",
-        "call": "activate",
-        "text": "",
+        "verb": "activate",
+        "arguments": "",
         "agent": "",
     }
 
@@ -55,7 +55,7 @@ def test_patch_leaves_nothing_of_the_question_before():
 def test_account_is_bound_in_its_own_namespace_only():
     found = mailbox_manifests.documents("rome", "mail")
     kinds = [one["kind"] for one in found]
-    assert kinds == ["Namespace", "Mailbox", "ServiceAccount", "Role", "RoleBinding"]
+    assert kinds == ["Namespace", "ClusterSession", "ServiceAccount", "Role", "RoleBinding"]
     assert found[0]["metadata"]["labels"] == {mailboxes.OWNER: "rome"}
     assert {one["metadata"].get("namespace") for one in found[1:]} == {"mail"}
     [subject] = mailbox_manifests.documents("rome", "mail", user="rome@hub")[-1]["subjects"]

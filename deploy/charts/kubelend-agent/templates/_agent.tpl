@@ -15,7 +15,7 @@
 {{- fail "broker.kubeconfigSecret: is needed with broker.transport=kubernetes; make it by: kubectl create secret generic broker-kubeconfig --from-file=kubeconfig" }}
 {{- end }}
 {{- if and (eq .Values.broker.transport "kubernetes") (not .Values.broker.namespace) }}
-{{- fail "broker.namespace: is needed with broker.transport=kubernetes: the mailbox, which is made in the broker's cluster by: kubelend mailbox create --cluster-id berlin | kubectl apply -f -" }}
+{{- fail "broker.namespace: is needed with broker.transport=kubernetes: the namespace of this cluster in the broker's cluster; create it with: kubelend mailbox create --cluster-id berlin | kubectl apply -f -" }}
 {{- end }}
 {{- if include "agent.joins" . }}
 {{- range $key := list "url" "clusterID" "caHash" }}

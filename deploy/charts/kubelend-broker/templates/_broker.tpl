@@ -1,6 +1,6 @@
 {{- /* Whether the broker speaks to the API server at all: if not, it gets neither roles nor a token. */ -}}
 {{- define "broker.usesApi" -}}
-{{- if or (include "broker.keepsObjects" .) .Values.mailboxes }}yes{{ end -}}
+{{- if or (include "broker.keepsObjects" .) .Values.clusterNamespaces }}yes{{ end -}}
 {{- end }}
 
 {{- /* Whether its ledger is in the cluster. */ -}}
