@@ -1,9 +1,10 @@
-"""What holds for every test: no task outlives it, and hypothesis rolls no dice in CI."""
+"""What holds for every test: no task outlives it, children get default signals, CI rolls no dice."""
 
 import asyncio
 import contextlib
 import inspect
 import os
+import signal
 
 import hypothesis
 import pytest
@@ -15,6 +16,19 @@ hypothesis.settings.register_profile("dev", deadline=None)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.register_profile("long", deadline=None, max_examples=5000, print_blob=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+
+def pytest_configure(config):
+    """Children of tests get default signals, wherever the tests were started.
+
+    A script's background processes ignore SIGINT, those of `nohup` SIGHUP, and children inherit that.
+    A signal that has a handler here is reset to its default in a child.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)  # still ignored by this process
 
 
 def pytest_collection_modifyitems(items):
