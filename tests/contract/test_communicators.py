@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import pytest
 
+import brokers
 import make
 from brokers import until
 from callers import PATIENCE
@@ -28,6 +29,7 @@ from kubelend.core.errors import (
     WrongPhase,
 )
 from kubelend.wire import bodies
+from troubled import TroubledStore, outage
 
 WISH = bodies.ReservationRequest(bodies.Quantities("2", "2Gi"), duration="1h")
 SMALL = bodies.ReservationRequest(bodies.Quantities("10m", "1Mi"))
@@ -81,6 +83,16 @@ async def in_mailboxes(kube):
             return await office.open(boxes[cluster])
 
         yield in_a_mailbox
+
+
+@pytest.fixture
+def store():
+    return TroubledStore()
+
+
+@pytest.fixture
+async def broker(start, store):
+    return await start(open_store=brokers.reopening(store))
 
 
 @pytest.fixture
@@ -412,21 +424,20 @@ async def test_a_refusal_moves_on_to_the_next_and_the_requester_hears_of_it(talk
 # -- the conversation itself
 
 
-async def test_ping_says_whether_the_broker_is_ready(broker, borrower):
+async def test_ping_says_whether_the_broker_is_ready(broker, store, borrower):
     await borrower.ping()
-    broker.service.unready = "having lunch"
-    with pytest.raises(NotReady, match="the broker is not ready: having lunch"):
-        await borrower.ping()
-    broker.service.unready = None
+    async with outage(broker, store, "on fire"):
+        with pytest.raises(NotReady, match=r"the broker is not ready: .*on fire"):
+            await borrower.ping()
+    await borrower.ping()
 
 
-async def test_a_broker_that_is_not_ready_says_so_to_every_call(broker, borrower, lender):
-    broker.service.unready = "having lunch"
-    with pytest.raises(NotReady):
-        await lender.publish(offer("lender"))
-    with pytest.raises(NotReady):
-        await anext(borrower.stream(lambda: None))
-    broker.service.unready = None
+async def test_a_broker_that_is_not_ready_says_so_to_every_call(broker, store, borrower, lender):
+    async with outage(broker, store):
+        with pytest.raises(NotReady):
+            await lender.publish(offer("lender"))
+        with pytest.raises(NotReady):
+            await anext(borrower.stream(lambda: None))
 
 
 async def test_close_ends_streams(broker, lender):
