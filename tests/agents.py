@@ -13,10 +13,9 @@ and shorten its patience; everything else is `kubelend.apps.agent`.
 from __future__ import annotations
 
 import asyncio
-import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import datetime, timedelta
 from functools import partial
@@ -45,6 +44,7 @@ from kubelend.wire.objects import (
     ResourceRequest,
     ResourceRequestSpec,
 )
+from waiting import PATIENCE, until_resolved
 
 SOME = "nodes: [{capacity: {cpu: 64, memory: 256Gi}}]\n"
 """A cluster with room for whatever a test asks for."""
@@ -54,7 +54,6 @@ NOTHING = "nodes: [{capacity: {cpu: 1m, memory: 1Mi}}]\n"
 
 HOUR = timedelta(hours=1)
 
-PATIENCE = 20.0
 """Seconds: pauses after failures grow, and the machine may be busy."""
 
 QUICK: dict[str, Any] = {
@@ -127,7 +126,7 @@ class Cluster:
             is_so = found is not None and wanted(found)
             return "" if is_so else f"{self.name}: {name} is {found}"
 
-        await eventually(look, patience)
+        await until_resolved(look, patience)
         assert found is not None
         return found
 
@@ -138,7 +137,7 @@ class Cluster:
             found = await self.request(name)
             return "" if found is None else f"{self.name}: {name} is still there: {found}"
 
-        await eventually(look, patience)
+        await until_resolved(look, patience)
 
     async def uses(self) -> dict[str, str]:
         """The reservations that live by its ReservationInstructions, each with its provider."""
@@ -216,7 +215,7 @@ class Agent(Cluster):
         async def look() -> str:
             return self.process.standing.unready
 
-        await eventually(look)
+        await until_resolved(look)
 
 
 class Start(Protocol):
@@ -322,7 +321,7 @@ async def until_agreed(
         found = [await _disagreements(agent, known) for agent in members]
         return "; ".join(problem for problems in found for problem in problems)
 
-    await eventually(look, patience)
+    await until_resolved(look, patience)
     return known
 
 
@@ -337,7 +336,7 @@ async def until_over(
         left = [one for agent in members for one in await agent.objects.list(ResourceRequest)]
         return f"still there: {left}" if left else ""
 
-    await eventually(look, patience)
+    await until_resolved(look, patience)
     assert await until_agreed(broker, *members, patience=patience) == {}
 
 
@@ -345,14 +344,6 @@ async def open_reservations(broker: brokers.Callers) -> dict[str, Json]:
     page = await broker.viewer().read("reservations", limit="1000", phase=",".join(OPEN))
     assert "next" not in page
     return {found["id"]: found for found in page["reservations"]}
-
-
-async def eventually(look: Callable[[], Awaitable[str]], patience: float = PATIENCE) -> None:
-    """Wait until nothing is wrong any more; fails with what was wrong at last."""
-    end = time.monotonic() + patience
-    while problem := await look():
-        assert time.monotonic() < end, problem
-        await asyncio.sleep(0.01)
 
 
 async def _disagreements(agent: Cluster, known: dict[str, Json]) -> list[str]:

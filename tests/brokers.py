@@ -10,12 +10,11 @@ Both are the broker as it is shipped (`kubelend.apps.broker`), over real sockets
 from __future__ import annotations
 
 import asyncio
-import inspect
 import json
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -25,7 +24,7 @@ import aiohttp
 from prometheus_client import parser
 
 import make
-from callers import PATIENCE, Caller
+from callers import Caller
 from certificates import Certificates
 from kubelend.apps import audits
 from kubelend.apps import broker as app
@@ -37,6 +36,8 @@ from kubelend.core.errors import StoreFailed
 from kubelend.core.ledger import Ledger
 from kubelend.kits import tasks
 from kubelend.stores.memory import MemoryStore
+from waiting import PATIENCE
+from waiting import until as until  # noqa: PLC0414  for `brokers.until`
 
 ANY_PORT = Address("127.0.0.1", 0)
 
@@ -169,18 +170,6 @@ def reopening(store: Store) -> OpenStore:
 def failure(why: str) -> StoreFailed:
     """What a store raises that cannot go on."""
     return StoreFailed(why)
-
-
-async def until(
-    condition: Callable[[], bool | Awaitable[bool]], patience: float = PATIENCE
-) -> None:
-    """Wait for what another task or process brings about."""
-    async with asyncio.timeout(patience):
-        while True:
-            found = condition()
-            if await found if inspect.isawaitable(found) else found:
-                return
-            await asyncio.sleep(0.005)
 
 
 # -- as a process

@@ -9,6 +9,8 @@ import signal
 import hypothesis
 import pytest
 
+import waiting
+
 pytest_plugins = ["kube_fixtures"]
 
 # Two busy cores make single examples slow at random, which says nothing about the code.
@@ -32,10 +34,18 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(items):
-    """Put the guard first in line, so that it looks after all other fixtures are torn down."""
     for item in items:
+        if waiting.FACTOR != 1:
+            _scale_time_limit(item)
+        # First in line, so that it is torn down after all other fixtures.
         if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.function):
             item.fixturenames.insert(0, "no_leftover_tasks")
+
+
+def _scale_time_limit(item):
+    marker = item.get_closest_marker("timeout")
+    seconds = marker.args[0] if marker else float(item.config.getini("timeout"))
+    item.add_marker(pytest.mark.timeout(seconds * waiting.FACTOR), append=False)
 
 
 @pytest.fixture

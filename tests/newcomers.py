@@ -22,12 +22,13 @@ from typing import Any
 import aiohttp
 
 import brokers
-from callers import PATIENCE, Answer
+from callers import Answer
 from certificates import Certificates
 from kubelend.core.roles import Role
 from kubelend.pki import keys, requests
 from kubelend.pki.keys import Algorithm
 from kubelend.wire import enrolment
+from waiting import PATIENCE
 
 
 @asynccontextmanager

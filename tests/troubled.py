@@ -6,12 +6,12 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 import brokers
-from callers import PATIENCE
 from kubelend.core.events import Change
 from kubelend.core.journal import Head, Line
 from kubelend.core.models import Reservation, ReservationId
 from kubelend.core.records import Records
 from kubelend.stores.memory import MemoryStore
+from waiting import PATIENCE
 
 
 class TroubledStore:

@@ -9,8 +9,6 @@ import pytest
 
 import brokers
 import make
-from brokers import until
-from callers import PATIENCE
 from kubelend.communicators import factory
 from kubelend.communicators.delayed import Delayed
 from kubelend.communicators.in_process import InProcessCommunicator
@@ -30,6 +28,7 @@ from kubelend.core.errors import (
 )
 from kubelend.wire import bodies
 from troubled import TroubledStore, outage
+from waiting import PATIENCE, until
 
 WISH = bodies.ReservationRequest(bodies.Quantities("2", "2Gi"), duration="1h")
 SMALL = bodies.ReservationRequest(bodies.Quantities("10m", "1Mi"))

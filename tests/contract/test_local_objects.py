@@ -19,8 +19,8 @@ from kubelend.wire.objects import (
     ResourceRequestSpec,
     ResourceRequestStatus,
 )
+from waiting import PATIENCE
 
-PATIENCE = 10
 """Seconds until a test gives up waiting for what a watch was to say."""
 
 

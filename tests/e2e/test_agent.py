@@ -21,6 +21,7 @@ from kubelend.wire.objects import (
     ReservationInstruction,
     ResourceRequest,
 )
+from waiting import PATIENCE
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -241,7 +242,7 @@ def outcome(directory, **settings):
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
     process = agent_process.started(directory, *flags)
     try:
-        code = process.wait(agent_process.PATIENCE)
+        code = process.wait(PATIENCE)
     finally:
         process.kill()
     return code, (directory / "log").read_text()

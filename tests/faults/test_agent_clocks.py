@@ -6,6 +6,7 @@ import time
 import pytest
 
 import agents
+from waiting import until_resolved
 
 SKEWS = {"ahead": "1h", "behind": "-1h"}
 SHORT = 2.0
@@ -53,7 +54,7 @@ async def test_reservations_last_exactly_as_long_as_the_broker_says(scene, membe
         for name in ("short", "renewed"):
             await borrower.becomes(name, "Active")
         began = time.monotonic()
-        await agents.eventually(lambda: holding(lender, 2), patience=1.0)
+        await until_resolved(lambda: holding(lender, 2), patience=1.0)
         first = await borrower.request("renewed")
         expired = await borrower.becomes("short", "Expired")
         lasted = time.monotonic() - began

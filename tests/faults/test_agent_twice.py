@@ -19,6 +19,7 @@ from kubelend.wire.objects import (
     ReservationInstruction,
     ResourceRequest,
 )
+from waiting import until_resolved
 
 pytestmark = pytest.mark.filterwarnings(agents.LEFT_SOCKETS)
 
@@ -83,7 +84,7 @@ async def refused(agent, times):
             return f"it says {unready!r}"
         return "" if agent.calls["publish"] >= times else f"calls are {agent.calls}"
 
-    await agents.eventually(look)
+    await until_resolved(look)
     assert {"publisher", "stream"} <= agent.problems.keys()
     assert "stop it, or give this cluster a certificate of its own" in agent.problems["publisher"]
 
@@ -139,7 +140,7 @@ async def test_second_agent_takes_over_quickly_when_the_first_ends(certificates,
         async with second(one, objects=one.objects) as two:
             await refused(two, times=3)
             await one.kill()
-            await agents.eventually(lambda: unready(two), patience=QUICKLY)
+            await until_resolved(lambda: unready(two), patience=QUICKLY)
             await two.wish("more")
             await two.becomes("more", "Active")
             assert len(await agents.until_agreed(broker, two, other)) == 3

@@ -11,6 +11,7 @@ import pytest
 
 import bare
 import brokers
+from waiting import PATIENCE
 
 MANY = 10_000
 FILES = MANY + 2000
@@ -19,7 +20,6 @@ FILES = MANY + 2000
 FEW_SECONDS = 10.0
 """For twenty calls on new connections, which take a fifth of a second where nothing else runs."""
 
-PATIENCE = 60.0
 """Seconds for the broker to take in or let go of all of them, on a busy machine."""
 
 pytestmark = [

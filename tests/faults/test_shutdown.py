@@ -10,8 +10,9 @@ import aiohttp
 import pytest
 
 import brokers
-from callers import PATIENCE, Caller, wish
+from callers import Caller, wish
 from troubled import TroubledStore
+from waiting import PATIENCE
 
 
 @contextlib.contextmanager

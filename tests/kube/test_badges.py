@@ -7,13 +7,13 @@ import time
 import pytest
 from structlog.testing import capture_logs
 
-from brokers import until
 from kubelend.broker.leadership import Alone
 from kubelend.controllers import badges
 from kubelend.controllers.badges import PODS, Badge, OwnPod
 from kubelend.kube import access
 from kubelend.kube.access import Access
 from kubelend.kube.client import Client
+from waiting import until
 
 
 class Vote(Alone):

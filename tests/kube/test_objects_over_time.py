@@ -8,12 +8,13 @@ import pytest
 
 import kube_broker
 import make
-from brokers import Clock, until
+from brokers import Clock
 from kubelend.broker.service import Rules
 from kubelend.controllers import refusals
 from kubelend.controllers.suspicions import GRAVE_AT_LAST
 from kubelend.core.models import ReservationId
 from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
+from waiting import until
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -11,11 +11,11 @@ import pytest
 import bare
 import brokers
 import newcomers
-from callers import PATIENCE
 from kubelend.api import enrolment
 from kubelend.transports.admission import Room
 from newcomers import Newcomer
 from troubled import TroubledStore
+from waiting import PATIENCE
 
 HEAD = b"POST /enrol/v1/join HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n"
 

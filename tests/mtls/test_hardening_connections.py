@@ -16,10 +16,10 @@ import bare
 import brokers
 import make
 from bare import GET, answer_of, connected, end_of, others_are_served
-from callers import PATIENCE
 from kubelend.core.roles import Role
 from kubelend.pki import profiles
 from kubelend.transports import http_server
+from waiting import PATIENCE
 
 
 def refused(broker, reason):

@@ -8,13 +8,14 @@ import pytest
 
 import brokers
 import make
-from callers import PATIENCE, Stream, address
+from callers import Stream, address
 from kubelend.api import instructions
 from kubelend.core.events import MemberChanged
 from kubelend.core.members import Member, Standing
 from kubelend.core.roles import Role
 from kubelend.pki import profiles
 from mtls_headers import passed_on
+from waiting import PATIENCE
 
 
 @pytest.fixture

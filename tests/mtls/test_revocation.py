@@ -10,13 +10,14 @@ import pytest
 import bare
 import brokers
 import newcomers
-from callers import PATIENCE, wish
+from callers import wish
 from kubelend.api import instructions
 from kubelend.core.roles import Role
 from kubelend.pki import files, profiles
 from kubelend.stores.sqlite import SqliteStore
 from mtls_headers import passed_on
 from newcomers import Newcomer
+from waiting import PATIENCE
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 import brokers
 import make
 from bare import CLOSE, GET, POST, connected, end_of, others_are_served, transport_of
-from callers import PATIENCE
+from waiting import PATIENCE
 
 QUICK = make.SECOND / 5
 

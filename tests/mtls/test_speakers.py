@@ -11,13 +11,14 @@ import pytest
 
 import brokers
 import make
-from callers import PATIENCE, Caller, offer, wish
+from callers import Caller, offer, wish
 from kubelend.api import speaking
 from kubelend.broker.speakers import GRACE
 from kubelend.core.roles import Role
 from kubelend.pki import profiles
 from kubelend.wire.route import AGENT
 from mtls_headers import passed_on
+from waiting import PATIENCE
 
 
 class Agent(Caller):
@@ -60,7 +61,7 @@ async def is_refused(caller):
 
 async def is_free_after_the_grace(caller, broker):
     """The end of a connection takes a moment to arrive; then it is the clock that counts."""
-    await brokers.until(lambda: not len(broker.service.feeds), patience=PATIENCE / 2)
+    await brokers.until(lambda: not len(broker.service.feeds))
     broker.clock.pass_time(GRACE - make.MOMENT)
     assert await is_refused(caller)
     broker.clock.pass_time(make.MOMENT)
@@ -186,7 +187,7 @@ async def test_agent_that_is_killed_can_be_started_again_after_the_grace(
     )
     assert process.stdout is not None
     try:
-        assert await asyncio.wait_for(process.stdout.readline(), 3 * PATIENCE) == b"open\n"
+        assert await asyncio.wait_for(process.stdout.readline(), PATIENCE) == b"open\n"
         two = agent("two")
         assert await is_refused(two)
         process.kill()

@@ -7,8 +7,9 @@ import pytest
 
 import brokers
 import make
-from callers import PATIENCE, Caller, wish
+from callers import Caller, wish
 from kubelend.api import instructions
+from waiting import PATIENCE
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from kubelend.api.answers import JsonAnswer
 from kubelend.kits import clock
 from kubelend.transports import http_server
 from kubelend.transports.http_server import Limits
+from waiting import PATIENCE
 
-PATIENCE = 10
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 BODY = {"name": "ü", "amount": 3}
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import make
-from brokers import Clock, until
+from brokers import Clock
 from kubelend.broker import parties
 from kubelend.broker.journal import Journal
 from kubelend.broker.leadership import NOBODY
@@ -20,6 +20,7 @@ from kubelend.core.journal import THE_BROKER, Entry
 from kubelend.core.models import ClusterId, ReservationId
 from kubelend.core.records import News
 from troubled import TroubledStore
+from waiting import until
 
 A = ClusterId("a")
 RULES = Rules(stale_after=make.STALE_AFTER, retention=make.HOUR)

@@ -7,7 +7,7 @@ import pytest
 from structlog.testing import capture_logs
 
 import make
-from brokers import Clock, until
+from brokers import Clock
 from kubelend.broker import views
 from kubelend.broker.metrics import Metrics
 from kubelend.broker.service import Broker, Rules
@@ -24,6 +24,7 @@ from kubelend.core.lifecycle import Phase, Reason
 from kubelend.core.models import ClusterId, ReservationId
 from troubled import TroubledStore
 from virtual_time import settled
+from waiting import until
 
 A, R = ClusterId("a"), ClusterId("r")
 RULES = Rules(stale_after=make.STALE_AFTER, retention=make.HOUR, max_waiting=2)

@@ -6,7 +6,7 @@ import contextlib
 import pytest
 
 import make
-from brokers import Clock, until
+from brokers import Clock
 from kubelend.broker.metrics import Metrics
 from kubelend.broker.service import Broker, Rules
 from kubelend.broker.writer import PAUSE
@@ -15,6 +15,7 @@ from kubelend.core.errors import StoreFailed
 from kubelend.core.models import ClusterId
 from troubled import TroubledStore
 from virtual_time import in_virtual_time
+from waiting import until
 
 A, B, R = ClusterId("a"), ClusterId("b"), ClusterId("r")
 RULES = Rules(stale_after=make.MINUTE, lost_after=make.MINUTE)

@@ -4,7 +4,7 @@ import pytest
 
 import broker_samples as samples
 import make
-from brokers import Clock, until
+from brokers import Clock
 from kubelend.broker.metrics import Metrics
 from kubelend.broker.service import Broker, Rules
 from kubelend.controllers.advertisements import Advertisements
@@ -16,6 +16,7 @@ from kubelend.kube.watching import Deleted, Listed
 from kubelend.stores.memory import MemoryStore
 from kubelend.wire.conversion import Terms
 from root_tasks import working
+from waiting import until
 
 TERMS = Terms(make.HOUR, make.HOUR, make.HOUR)
 

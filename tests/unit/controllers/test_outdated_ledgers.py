@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 import broker_samples as samples
 import make
 import scripted_api
-from brokers import Clock, until
+from brokers import Clock
 from kubelend.broker.metrics import Metrics
 from kubelend.broker.service import Broker, Rules
 from kubelend.controllers.advertisements import Advertisements
@@ -21,6 +21,7 @@ from kubelend.wire.broker_objects import RESERVATION_FINALIZER, Kept, Reservatio
 from kubelend.wire.conversion import Terms
 from root_tasks import working
 from troubled import TroubledStore
+from waiting import until
 
 TERMS = Terms(make.HOUR, make.HOUR, make.HOUR)
 LONG_AGO = make.T0 - 2 * make.HOUR

@@ -11,12 +11,12 @@ import msgspec
 import pytest
 
 import make
-from brokers import until
 from fake_liqo import FakeLiqo
 from kubelend.agent.ports import Peer
 from kubelend.core.errors import InvalidInput, InvalidSettings, Unavailable, UnexpectedAnswer
 from kubelend.peerings import liqoctl
 from kubelend.peerings.liqoctl import LiqoctlPeering
+from waiting import until
 
 PEER = Peer("rsv-home-1", "one", make.resources("cpu=500m,memory=1Gi,gpu=2,storage=5Gi"))
 OTHER = Peer("rsv-home-2", "one", make.resources("cpu=1,memory=1Gi"))

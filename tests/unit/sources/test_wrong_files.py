@@ -24,8 +24,7 @@ from kubelend.wire.objects import (
     ResourceRequestSpec,
     ResourceRequestStatus,
 )
-
-PATIENCE = 10
+from waiting import PATIENCE
 
 BY_HAND = """
 # two cores for an afternoon

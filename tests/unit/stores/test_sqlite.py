@@ -10,7 +10,6 @@ from contextlib import closing
 import pytest
 
 import make
-from callers import PATIENCE
 from kubelend.core.errors import StoreFailed
 from kubelend.core.events import Archived, Cut, Dropped, Erased
 from kubelend.core.lifecycle import Phase
@@ -18,6 +17,7 @@ from kubelend.core.models import ClusterId, ReservationId
 from kubelend.stores import databases
 from kubelend.stores.sqlite import SqliteStore
 from kubelend.stores.writing import MOST_BYTES, MOST_CHANGES
+from waiting import PATIENCE
 
 
 @pytest.fixture
