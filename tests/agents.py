@@ -17,7 +17,7 @@ import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -26,6 +26,7 @@ from unittest import mock
 import brokers
 from callers import Json
 from certificates import Certificates
+from clocks import RunningClock
 from kubelend.agent import provisions
 from kubelend.agent.directions import FINISHED
 from kubelend.agent.ports import BrokerCommunicator, LocalObjects
@@ -35,7 +36,7 @@ from kubelend.apps.agent_settings import AgentSettings
 from kubelend.broker import speakers
 from kubelend.communicators import http
 from kubelend.communicators.options import SILENCE, Options
-from kubelend.kits import clock, tasks
+from kubelend.kits import tasks
 from kubelend.stores import opening
 from kubelend.wire.objects import (
     Metadata,
@@ -72,20 +73,6 @@ library now and then leaves their sockets to the garbage collector."""
 OPEN = ("Pending", "Reserved", "Active")
 
 Wrap = Callable[[BrokerCommunicator], BrokerCommunicator]
-
-
-class RunningClock(brokers.Clock):
-    """Goes as the machine's does, and can be moved ahead of it."""
-
-    def __init__(self) -> None:
-        super().__init__(clock.utc_now())
-        self._ahead = timedelta()
-
-    def __call__(self) -> datetime:
-        return clock.utc_now() + self._ahead
-
-    def pass_time(self, duration: timedelta) -> None:
-        self._ahead += duration
 
 
 class Cluster:

@@ -1,7 +1,6 @@
 """What holds for every test: no task outlives it, children get default signals, CI rolls no dice."""
 
 import asyncio
-import contextlib
 import inspect
 import os
 import signal
@@ -11,7 +10,7 @@ import pytest
 
 import waiting
 
-pytest_plugins = ["kube_fixtures"]
+pytest_plugins = ["broker_fixtures", "kube_fixtures"]
 
 # Two busy cores make single examples slow at random, which says nothing about the code.
 hypothesis.settings.register_profile("dev", deadline=None)
@@ -56,32 +55,3 @@ async def no_leftover_tasks():
     if leftovers:
         names = ", ".join(sorted(f"{task.get_name()} ({task.get_coro()})" for task in leftovers))
         pytest.fail(f"tasks left pending: {names}")
-
-
-@pytest.fixture(scope="session")
-def certificates(tmp_path_factory):
-    """One throw-away authority for all tests that only need somebody to be let in."""
-    # Late, as below: most unit tests need neither, and collect in half the time without.
-    from certificates import Certificates
-
-    return Certificates(tmp_path_factory.mktemp("certificates"))
-
-
-@pytest.fixture
-async def start(certificates):
-    """Starts brokers in this process; the parameters are those of `brokers.running`."""
-    import brokers
-
-    async with contextlib.AsyncExitStack() as stack:
-
-        async def start(**parameters):
-            running = brokers.running(certificates, **parameters)
-            return await stack.enter_async_context(running)
-
-        yield start
-
-
-@pytest.fixture
-async def broker(start):
-    """A broker that is ready, in memory, with a clock to move."""
-    return await start()

@@ -20,7 +20,7 @@ import yaml
 from prometheus_client import parser
 
 import make
-from brokers import Clock
+from clocks import Clock
 from kubelend.broker.metrics import Metrics
 from kubelend.broker.service import Broker, Rules
 from kubelend.controllers.office import Office

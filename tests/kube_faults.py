@@ -19,7 +19,7 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, closing
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -27,11 +27,11 @@ import aiohttp
 
 import brokers
 from certificates import Certificates
+from clocks import RunningClock
 from kube_broker import Objects
 from kubelend.core import audit
 from kubelend.core.errors import AlreadyExists, Conflict, KubelendError, NoCapacity
 from kubelend.core.ledger import Ledger
-from kubelend.kits import clock
 from kubelend.kits.backoff import NONE
 from kubelend.kube import access, resources
 from kubelend.kube.client import Client
@@ -366,7 +366,7 @@ async def starting(
     async with brokers.listening(
         certificates,
         open_store=lambda: KubernetesStore.open(found, namespace),
-        clock=RealClock(),
+        clock=RunningClock(),
         broker_interface="http,kubernetes",
         store=f"kubernetes://{way}",
         http_namespace=namespace,
@@ -375,10 +375,3 @@ async def starting(
         urls = [f"https://localhost:{broker.port}"]
         async with loading(cluster, namespace, urls, certificates) as load:
             yield Home(broker, load)
-
-
-class RealClock(brokers.Clock):
-    """Leases and advertisements are renewed by it."""
-
-    def __call__(self) -> datetime:
-        return clock.utc_now()

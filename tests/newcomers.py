@@ -24,6 +24,7 @@ import aiohttp
 import brokers
 from callers import Answer
 from certificates import Certificates
+from clocks import Clock
 from kubelend.core.roles import Role
 from kubelend.pki import keys, requests
 from kubelend.pki.keys import Algorithm
@@ -36,7 +37,7 @@ async def enrolling(
     certificates: Certificates,
     root: Path,
     *,
-    clock: brokers.Clock | None = None,
+    clock: Clock | None = None,
     **settings: Any,
 ) -> AsyncIterator[brokers.Running]:
     """A broker with the authority of `certificates`; its clock begins with the machine's."""
@@ -44,7 +45,7 @@ async def enrolling(
         "ca_path": str(authority(certificates, root)),
         "enrol_port": 0,
     } | settings
-    now = clock or brokers.Clock(datetime.now(UTC))
+    now = clock or Clock(datetime.now(UTC))
     async with brokers.running(certificates, clock=now, **values) as broker:
         yield broker
 

@@ -7,7 +7,6 @@ from datetime import timedelta
 
 import pytest
 
-import brokers
 import make
 from kubelend.communicators import factory
 from kubelend.communicators.delayed import Delayed
@@ -27,11 +26,13 @@ from kubelend.core.errors import (
     WrongPhase,
 )
 from kubelend.wire import bodies
-from troubled import TroubledStore, outage
+from troubled import outage
 from waiting import PATIENCE, until
 
 WISH = bodies.ReservationRequest(bodies.Quantities("2", "2Gi"), duration="1h")
 SMALL = bodies.ReservationRequest(bodies.Quantities("10m", "1Mi"))
+
+pytestmark = pytest.mark.broker(fails=True)
 
 
 async def over_http(broker, cluster):
@@ -82,16 +83,6 @@ async def in_mailboxes(kube):
             return await office.open(boxes[cluster])
 
         yield in_a_mailbox
-
-
-@pytest.fixture
-def store():
-    return TroubledStore()
-
-
-@pytest.fixture
-async def broker(start, store):
-    return await start(open_store=brokers.reopening(store))
 
 
 @pytest.fixture

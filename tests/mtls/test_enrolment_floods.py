@@ -19,11 +19,7 @@ from waiting import PATIENCE
 
 HEAD = b"POST /enrol/v1/join HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n"
 
-
-@pytest.fixture
-async def broker(certificates, tmp_path):
-    async with newcomers.enrolling(certificates, tmp_path) as broker:
-        yield broker
+pytestmark = pytest.mark.broker("enrolling")
 
 
 @contextlib.asynccontextmanager

@@ -16,10 +16,7 @@ TIMES = {"read_timeout": make.SECOND / 2, "idle_timeout": make.SECOND / 2}
 CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
 WISH = b'{"requestedResources":{"cpu":"1","memory":"1Gi"},'
 
-
-@pytest.fixture
-async def broker(start):
-    return await start(**TIMES)
+pytestmark = pytest.mark.broker(**TIMES)
 
 
 def body(content, *headers):

@@ -14,11 +14,7 @@ from kubelend.pki import identities
 from newcomers import Newcomer
 from troubled import TroubledStore, outage
 
-
-@pytest.fixture
-async def broker(certificates, tmp_path):
-    async with newcomers.enrolling(certificates, tmp_path, auto_accept="edge-*") as broker:
-        yield broker
+pytestmark = pytest.mark.broker("enrolling", auto_accept="edge-*")
 
 
 def certificate_in(directory):

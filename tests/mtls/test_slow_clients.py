@@ -14,10 +14,7 @@ from waiting import PATIENCE
 
 QUICK = make.SECOND / 5
 
-
-@pytest.fixture
-async def broker(start):
-    return await start(read_timeout=QUICK)
+pytestmark = pytest.mark.broker(read_timeout=QUICK)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 import brokers
 import make
 from callers import Caller, offer, wish
+from clocks import Clock
 from kubelend.api import speaking
 from kubelend.broker.speakers import GRACE
 from kubelend.core.roles import Role
@@ -251,7 +252,7 @@ async def test_how_long_it_may_be_silent_is_a_setting(start, certificates):
 
 async def test_behind_a_proxy_it_is_the_caller_that_counts(certificates):
     proxy = certificates.write("edge", profiles.client("envoy", Role.PROXY))
-    clock = brokers.Clock(datetime.now(UTC))
+    clock = Clock(datetime.now(UTC))
     async with brokers.running(certificates, clock=clock, trust_proxies=True) as broker:
         found = {
             (name, instance): Agent(

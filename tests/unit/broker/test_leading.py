@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import make
-from brokers import Clock
+from clocks import Clock
 from kubelend.broker import parties
 from kubelend.broker.journal import Journal
 from kubelend.broker.leadership import NOBODY
@@ -19,7 +19,6 @@ from kubelend.core.events import Archived, Dropped
 from kubelend.core.journal import THE_BROKER, Entry
 from kubelend.core.models import ClusterId, ReservationId
 from kubelend.core.records import News
-from troubled import TroubledStore
 from waiting import until
 
 A = ClusterId("a")
@@ -83,11 +82,6 @@ async def running(vote, open_store, tail=NOBODY):
         task.cancel()
         await asyncio.wait([task])
         await broker.close()
-
-
-@pytest.fixture
-def store():
-    return TroubledStore()
 
 
 @pytest.fixture

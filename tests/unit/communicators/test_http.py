@@ -27,6 +27,8 @@ RESERVATION = bodies.Reservation(
 WISH = bodies.ReservationRequest(RESERVATION.requested_resources)
 RESET = b"event: reset\ndata: {}\n\n"
 
+pytestmark = pytest.mark.broker("scripted")
+
 
 @pytest.fixture
 async def communicator(broker, certificates):

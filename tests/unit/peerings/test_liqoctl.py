@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 import make
+from clocks import Seconds
 from fake_liqo import FakeLiqo
 from kubelend.agent.ports import Peer
 from kubelend.core.errors import InvalidInput, InvalidSettings, Unavailable, UnexpectedAnswer
@@ -37,16 +38,6 @@ def clock():
 @pytest.fixture
 def peering(liqo, clock):
     return made(liqo, now=clock)
-
-
-class Seconds:
-    """A clock that stands still until it is moved."""
-
-    def __init__(self):
-        self.now = 1000.0
-
-    def __call__(self):
-        return self.now
 
 
 def made(liqo, **changes):

@@ -20,17 +20,12 @@ from kubelend.transports.http_client import BrokerClient
 from kubelend.wire import bodies
 from scripted_broker import ScriptedBroker, body, hang_up, say_nothing
 
+pytestmark = pytest.mark.broker("scripted", answers=[body(bodies.Version("1"))])
+
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory):
     return Certificates(tmp_path_factory.mktemp("pki"))
-
-
-@pytest.fixture
-async def broker(certificates):
-    async with ScriptedBroker(certificates.server()) as broker:
-        broker.answers.append(body(bodies.Version("1")))
-        yield broker
 
 
 async def failure(url, directory, *, timeout=timedelta(seconds=10), retries=backoff.NONE):
