@@ -23,8 +23,6 @@ from kubelend.sources import documents
 from kubelend.wire.objects import Kind, ResourceRequest
 from waiting import PATIENCE, wait_until
 
-"""Seconds to come up, to do something or to end, on a busy machine."""
-
 SOME = "nodes: [{capacity: {cpu: 64, memory: 256Gi}}]\n"
 
 

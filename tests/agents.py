@@ -55,8 +55,6 @@ NOTHING = "nodes: [{capacity: {cpu: 1m, memory: 1Mi}}]\n"
 
 HOUR = timedelta(hours=1)
 
-"""Seconds: pauses after failures grow, and the machine may be busy."""
-
 QUICK: dict[str, Any] = {
     "advertisement_requeue_interval": timedelta(seconds=1),
     "advertisement_validity": timedelta(minutes=5),

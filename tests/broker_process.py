@@ -18,8 +18,6 @@ from typing import Any, NamedTuple
 from kubelend.lab.clusters import Cluster
 from waiting import PATIENCE, wait_until
 
-"""Seconds to come up or to end, on a busy machine."""
-
 
 class Running(NamedTuple):
     """A broker that answers."""

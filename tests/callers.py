@@ -31,8 +31,6 @@ from kubelend.wire import bodies, openapi, problems, routes
 from kubelend.wire.route import API, IDEMPOTENCY_KEY, LAST_EVENT_ID, OF_ANY_ROUTE, Route
 from waiting import PATIENCE
 
-"""Seconds within which anything that a test waits for has to happen."""
-
 Json = Any
 
 

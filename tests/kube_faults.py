@@ -45,7 +45,6 @@ from waiting import PATIENCE, until
 Answer = TypeVar("Answer")
 Trouble = Callable[[], Awaitable[None]]
 
-"""Seconds for everything that waits for a server to come back, on a busy machine."""
 POLL = 0.1
 BY_OBJECT, BY_REST = "lender-by-object", "lender-by-rest"
 CPUS = 5

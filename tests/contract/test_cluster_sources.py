@@ -23,8 +23,6 @@ from kubelend.sources.simulated import SimulatedSource
 from kubelend.sources.worlds import World
 from waiting import PATIENCE
 
-"""Seconds until a test gives up waiting for what the source was to show."""
-
 
 class SimulatedStage:
     """Its time passes by `stir` alone."""

@@ -21,8 +21,6 @@ from kubelend.wire.objects import (
 )
 from waiting import PATIENCE
 
-"""Seconds until a test gives up waiting for what a watch was to say."""
-
 
 @pytest.fixture(params=keepers.KINDS)
 async def keeping(request, tmp_path):

@@ -128,7 +128,7 @@ async def test_cut_off_provider_keeps_its_promises_and_hears_of_the_rest_afterwa
         name = found.status.reservation_name
         await borrower.unwish(f"dropped-{agent.name}")
         if way == "upwards":
-            await until_resolved(lambda: knows(agent, name), patience=1.0)
+            await until_resolved(lambda: knows(agent, name))
         else:
             await until_resolved(lambda: missing(agent, {"stream"}))
             assert len(await agent.holds()) == 2

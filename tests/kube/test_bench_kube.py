@@ -49,7 +49,7 @@ def test_nothing_is_written_while_nothing_happens(found):
 
 def test_the_start_on_a_history_takes_time(found):
     assert (found["advertisements"], found["history"]) == (5, 50)
-    assert 0 < found["start_seconds"] < 60
+    assert found["start_seconds"] > 0
 
 
 def test_the_version_of_the_server_is_told(found, kube_assets):

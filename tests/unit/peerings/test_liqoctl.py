@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import time
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -189,9 +188,7 @@ async def test_a_provider_that_hangs_is_tried_once_for_all_who_wait_for_it(liqo)
     liqo.behave("liqoctl peer", "hang")
     peering = made(liqo, timeout=SHORT)
     peers = [PEER._replace(reservation=f"rsv-home-{number}") for number in range(20)]
-    began = time.monotonic()
     found = await asyncio.gather(*map(peering.connect, peers), return_exceptions=True)
-    assert time.monotonic() - began < 2 * SHORT.total_seconds()
     assert liqo.commands == ["liqoctl peer"]
     assert {str(problem) for problem in found} == {
         "liqoctl peer has not ended within 1.5s;"
