@@ -8,6 +8,7 @@ import socket
 import ssl
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -116,7 +117,7 @@ async def test_probe_that_only_connects_leaves_nothing_behind(broker, log):
 
 async def test_end_of_a_broker_waits_for_no_handshake(certificates):
     with contextlib.ExitStack() as stack:
-        limits = {"handshake_timeout": make.HOUR, "shutdown_timeout": make.HOUR}
+        limits: dict[str, Any] = dict.fromkeys(("handshake_timeout", "shutdown_timeout"), make.HOUR)
         async with brokers.running(certificates, **limits) as broker:
             connections = stack.enter_context(bare.silent(broker.port, 5))
             await all_arrived(broker, 5)
