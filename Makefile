@@ -28,6 +28,11 @@ demo: $(RUNTIME) ## Show a broker, four agents and a reservation's whole life
 test: $(DEV) ## Run all tests, several modules at a time (WORKERS=0: one after the other)
 	$(BIN)/pytest --numprocesses $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
+.PHONY: coverage
+coverage: $(DEV) ## Run all tests and say which lines and branches they reach (htmlcov/index.html)
+	$(BIN)/pytest --numprocesses $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder \
+		--cov --cov-report term:skip-covered --cov-report html $(ARGS)
+
 .PHONY: kube-assets
 kube-assets: ## Find or build the API server and etcd that tests run on
 	@hack/kube-assets
@@ -100,7 +105,8 @@ setup: $(DEV) ## Install everything for development into .venv
 
 .PHONY: clean
 clean: ## Remove all that these targets made, .venv too
-	rm -rf .venv build dist src/kubelend.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf .venv build dist src/kubelend.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache \
+		.coverage htmlcov
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(RUNTIME): requirements.lock pyproject.toml hack/venv

@@ -14,7 +14,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,9 +21,7 @@ from typing import Any
 from kubelend.core.errors import InvalidInput
 from kubelend.sources import documents
 from kubelend.wire.objects import Kind, ResourceRequest
-
-PATIENCE = 30.0
-"""Seconds to come up, to do something or to end, on a busy machine."""
+from waiting import PATIENCE, wait_until
 
 SOME = "nodes: [{capacity: {cpu: 64, memory: 256Gi}}]\n"
 
@@ -70,11 +67,13 @@ class Running:
 
     def wait_for(self, what: Callable[[], bool], patience: float = PATIENCE) -> None:
         """Until it holds, while the agent lives; else the test fails with its log."""
-        end = time.monotonic() + patience
-        while not what():
-            assert self.process.poll() is None, f"it has ended: {self.text}"
-            assert time.monotonic() < end, f"{self.get('/readyz')}: {self.text}"
-            time.sleep(0.01)
+
+        def holds() -> bool:
+            found = what()
+            assert found or self.process.poll() is None, f"it has ended: {self.text}"
+            return found
+
+        wait_until(holds, patience, explain=lambda: f"{self.get('/readyz')}: {self.text}")
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Signal it, wait for its end, and give its exit code."""

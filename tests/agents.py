@@ -13,12 +13,11 @@ and shorten its patience; everything else is `kubelend.apps.agent`.
 from __future__ import annotations
 
 import asyncio
-import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -27,6 +26,7 @@ from unittest import mock
 import brokers
 from callers import Json
 from certificates import Certificates
+from clocks import RunningClock
 from kubelend.agent import provisions
 from kubelend.agent.directions import FINISHED
 from kubelend.agent.ports import BrokerCommunicator, LocalObjects
@@ -36,7 +36,7 @@ from kubelend.apps.agent_settings import AgentSettings
 from kubelend.broker import speakers
 from kubelend.communicators import http
 from kubelend.communicators.options import SILENCE, Options
-from kubelend.kits import clock, tasks
+from kubelend.kits import tasks
 from kubelend.stores import opening
 from kubelend.wire.objects import (
     Metadata,
@@ -45,6 +45,7 @@ from kubelend.wire.objects import (
     ResourceRequest,
     ResourceRequestSpec,
 )
+from waiting import PATIENCE, until_resolved
 
 SOME = "nodes: [{capacity: {cpu: 64, memory: 256Gi}}]\n"
 """A cluster with room for whatever a test asks for."""
@@ -53,9 +54,6 @@ NOTHING = "nodes: [{capacity: {cpu: 1m, memory: 1Mi}}]\n"
 """One that can only borrow."""
 
 HOUR = timedelta(hours=1)
-
-PATIENCE = 20.0
-"""Seconds: pauses after failures grow, and the machine may be busy."""
 
 QUICK: dict[str, Any] = {
     "advertisement_requeue_interval": timedelta(seconds=1),
@@ -73,20 +71,6 @@ library now and then leaves their sockets to the garbage collector."""
 OPEN = ("Pending", "Reserved", "Active")
 
 Wrap = Callable[[BrokerCommunicator], BrokerCommunicator]
-
-
-class RunningClock(brokers.Clock):
-    """Goes as the machine's does, and can be moved ahead of it."""
-
-    def __init__(self) -> None:
-        super().__init__(clock.utc_now())
-        self._ahead = timedelta()
-
-    def __call__(self) -> datetime:
-        return clock.utc_now() + self._ahead
-
-    def pass_time(self, duration: timedelta) -> None:
-        self._ahead += duration
 
 
 class Cluster:
@@ -127,7 +111,7 @@ class Cluster:
             is_so = found is not None and wanted(found)
             return "" if is_so else f"{self.name}: {name} is {found}"
 
-        await eventually(look, patience)
+        await until_resolved(look, patience)
         assert found is not None
         return found
 
@@ -138,7 +122,7 @@ class Cluster:
             found = await self.request(name)
             return "" if found is None else f"{self.name}: {name} is still there: {found}"
 
-        await eventually(look, patience)
+        await until_resolved(look, patience)
 
     async def uses(self) -> dict[str, str]:
         """The reservations that live by its ReservationInstructions, each with its provider."""
@@ -216,7 +200,7 @@ class Agent(Cluster):
         async def look() -> str:
             return self.process.standing.unready
 
-        await eventually(look)
+        await until_resolved(look)
 
 
 class Start(Protocol):
@@ -322,7 +306,7 @@ async def until_agreed(
         found = [await _disagreements(agent, known) for agent in members]
         return "; ".join(problem for problems in found for problem in problems)
 
-    await eventually(look, patience)
+    await until_resolved(look, patience)
     return known
 
 
@@ -337,7 +321,7 @@ async def until_over(
         left = [one for agent in members for one in await agent.objects.list(ResourceRequest)]
         return f"still there: {left}" if left else ""
 
-    await eventually(look, patience)
+    await until_resolved(look, patience)
     assert await until_agreed(broker, *members, patience=patience) == {}
 
 
@@ -345,14 +329,6 @@ async def open_reservations(broker: brokers.Callers) -> dict[str, Json]:
     page = await broker.viewer().read("reservations", limit="1000", phase=",".join(OPEN))
     assert "next" not in page
     return {found["id"]: found for found in page["reservations"]}
-
-
-async def eventually(look: Callable[[], Awaitable[str]], patience: float = PATIENCE) -> None:
-    """Wait until nothing is wrong any more; fails with what was wrong at last."""
-    end = time.monotonic() + patience
-    while problem := await look():
-        assert time.monotonic() < end, problem
-        await asyncio.sleep(0.01)
 
 
 async def _disagreements(agent: Cluster, known: dict[str, Json]) -> list[str]:

@@ -15,7 +15,8 @@ from collections.abc import AsyncIterator, Iterator
 from typing import cast
 
 from brokers import Callers
-from callers import PATIENCE, Caller
+from callers import Caller
+from waiting import PATIENCE
 
 GET = b"GET /api/v1/version HTTP/1.1\r\nHost: localhost\r\n\r\n"
 POST = b"POST /api/v1/reservations HTTP/1.1\r\nHost: localhost\r\n"

@@ -11,15 +11,12 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kubelend.lab.clusters import Cluster
-
-PATIENCE = 30.0
-"""Seconds to come up or to end, on a busy machine."""
+from waiting import PATIENCE, wait_until
 
 
 class Running(NamedTuple):
@@ -53,13 +50,15 @@ def running(certificates: Path, directory: Path, *flags: str) -> Iterator[Runnin
 
 def _port(process: subprocess.Popen[bytes], log: Path) -> int:
     """The port in its log, once it is ready: to decide, or to follow another that does."""
-    deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline and process.poll() is None:
-        lines = [json.loads(line) for line in log.read_text().splitlines() if line.endswith("}")]
-        if any(line["event"] in ("Ledger loaded", "Following leader") for line in lines):
-            return next(int(line["port"]) for line in lines if line.get("component") == "api")
-        time.sleep(0.02)
-    raise AssertionError(f"the broker did not come up: {log.read_text()}")
+    lines: list[Any] = []
+
+    def is_up() -> bool:
+        assert process.poll() is None, f"the broker has ended: {log.read_text()}"
+        lines[:] = [json.loads(line) for line in log.read_text().splitlines() if line.endswith("}")]
+        return any(line["event"] in ("Ledger loaded", "Following leader") for line in lines)
+
+    wait_until(is_up, explain=log.read_text)
+    return next(int(line["port"]) for line in lines if line.get("component") == "api")
 
 
 def election_flags(

@@ -10,48 +10,38 @@ Both are the broker as it is shipped (`kubelend.apps.broker`), over real sockets
 from __future__ import annotations
 
 import asyncio
-import inspect
 import json
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 from prometheus_client import parser
 
-import make
-from callers import PATIENCE, Caller
+from callers import Caller
 from certificates import Certificates
+from clocks import Clock
 from kubelend.apps import audits
 from kubelend.apps import broker as app
 from kubelend.apps.flags import Address
 from kubelend.apps.settings import BrokerSettings
 from kubelend.apps.trust import Trust
-from kubelend.broker.ports import OpenStore, Store
+from kubelend.broker.leadership import ALONE
+from kubelend.broker.metrics import Metrics
+from kubelend.broker.ports import Leadership, OpenStore, Store
+from kubelend.broker.service import Broker, Rules
 from kubelend.core.errors import StoreFailed
 from kubelend.core.ledger import Ledger
 from kubelend.kits import tasks
 from kubelend.stores.memory import MemoryStore
+from waiting import PATIENCE
+from waiting import until as until  # noqa: PLC0414  for `brokers.until`
 
 ANY_PORT = Address("127.0.0.1", 0)
-
-
-class Clock:
-    """Stands still until it is moved."""
-
-    def __init__(self, now: datetime = make.T0) -> None:
-        self.now = now
-
-    def __call__(self) -> datetime:
-        return self.now
-
-    def pass_time(self, duration: timedelta) -> None:
-        self.now += duration
 
 
 class Callers:
@@ -171,18 +161,6 @@ def failure(why: str) -> StoreFailed:
     return StoreFailed(why)
 
 
-async def until(
-    condition: Callable[[], bool | Awaitable[bool]], patience: float = PATIENCE
-) -> None:
-    """Wait for what another task or process brings about."""
-    async with asyncio.timeout(patience):
-        while True:
-            found = condition()
-            if await found if inspect.isawaitable(found) else found:
-                return
-            await asyncio.sleep(0.005)
-
-
 # -- as a process
 
 
@@ -286,6 +264,24 @@ def _process(values: dict[str, str], log: Path) -> Iterator[subprocess.Popen[byt
             yield process
         finally:
             process.kill()
+
+
+@asynccontextmanager
+async def loaded(
+    *,
+    store: Store | None = None,
+    clock: Clock | None = None,
+    rules: Rules | None = None,
+    leadership: Leadership = ALONE,
+) -> AsyncIterator[Broker]:
+    """The use cases alone, in memory unless told otherwise; no task of theirs runs."""
+    open_store = reopening(store or MemoryStore())
+    broker = Broker(open_store, clock or Clock(), rules or Rules(), Metrics(), leadership)
+    await broker.load()
+    try:
+        yield broker
+    finally:
+        await broker.close()
 
 
 async def _stop(roots: asyncio.Task[str]) -> None:

@@ -29,9 +29,7 @@ import yarl
 from kubelend.transports import tls
 from kubelend.wire import bodies, openapi, problems, routes
 from kubelend.wire.route import API, IDEMPOTENCY_KEY, LAST_EVENT_ID, OF_ANY_ROUTE, Route
-
-PATIENCE = 10.0
-"""Seconds within which anything that a test waits for has to happen."""
+from waiting import PATIENCE
 
 Json = Any
 
@@ -287,7 +285,7 @@ def _event(lines: list[str]) -> Event:
     return Event(fields.get("event", ""), fields.get("id", ""), data, fields.get("comment", ""))
 
 
-_TIMEOUT = aiohttp.ClientTimeout(total=3 * PATIENCE)
+_TIMEOUT = aiohttp.ClientTimeout(total=PATIENCE)
 _ENDLESS = aiohttp.ClientTimeout(sock_connect=PATIENCE)
 _DOCUMENT = openapi.document("test")
 # Literal paths first: `instructions/stream` is no reservation called stream.

@@ -1,14 +1,16 @@
-"""What holds for every test: no task outlives it, and hypothesis rolls no dice in CI."""
+"""What holds for every test: no task outlives it, children get default signals, CI rolls no dice."""
 
 import asyncio
-import contextlib
 import inspect
 import os
+import signal
 
 import hypothesis
 import pytest
 
-pytest_plugins = ["kube_fixtures"]
+import waiting
+
+pytest_plugins = ["broker_fixtures", "kube_fixtures"]
 
 # Two busy cores make single examples slow at random, which says nothing about the code.
 hypothesis.settings.register_profile("dev", deadline=None)
@@ -17,11 +19,32 @@ hypothesis.settings.register_profile("long", deadline=None, max_examples=5000, p
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 
+def pytest_configure(config):
+    """Children of tests get default signals, wherever the tests were started.
+
+    A script's background processes ignore SIGINT, those of `nohup` SIGHUP, and children inherit that.
+    A signal that has a handler here is reset to its default in a child.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)  # still ignored by this process
+
+
 def pytest_collection_modifyitems(items):
-    """Put the guard first in line, so that it looks after all other fixtures are torn down."""
     for item in items:
+        if waiting.FACTOR != 1:
+            _scale_time_limit(item)
+        # First in line, so that it is torn down after all other fixtures.
         if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.function):
             item.fixturenames.insert(0, "no_leftover_tasks")
+
+
+def _scale_time_limit(item):
+    marker = item.get_closest_marker("timeout")
+    seconds = marker.args[0] if marker else float(item.config.getini("timeout"))
+    item.add_marker(pytest.mark.timeout(seconds * waiting.FACTOR), append=False)
 
 
 @pytest.fixture
@@ -32,32 +55,3 @@ async def no_leftover_tasks():
     if leftovers:
         names = ", ".join(sorted(f"{task.get_name()} ({task.get_coro()})" for task in leftovers))
         pytest.fail(f"tasks left pending: {names}")
-
-
-@pytest.fixture(scope="session")
-def certificates(tmp_path_factory):
-    """One throw-away authority for all tests that only need somebody to be let in."""
-    # Late, as below: most unit tests need neither, and collect in half the time without.
-    from certificates import Certificates
-
-    return Certificates(tmp_path_factory.mktemp("certificates"))
-
-
-@pytest.fixture
-async def start(certificates):
-    """Starts brokers in this process; the parameters are those of `brokers.running`."""
-    import brokers
-
-    async with contextlib.AsyncExitStack() as stack:
-
-        async def start(**parameters):
-            running = brokers.running(certificates, **parameters)
-            return await stack.enter_async_context(running)
-
-        yield start
-
-
-@pytest.fixture
-async def broker(start):
-    """A broker that is ready, in memory, with a clock to move."""
-    return await start()

@@ -15,11 +15,12 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 
-from agents import PATIENCE, Agent
+from agents import Agent
 from kubelend.agent.ports import BrokerCommunicator, Deleted, Listed, LocalObjects
 from kubelend.communicators.wrapping import Answer, Wrapped
 from kubelend.wire import bodies
 from kubelend.wire.objects import Kind
+from waiting import PATIENCE
 
 
 class Fate:

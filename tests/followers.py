@@ -17,8 +17,8 @@ from kubelend.kube import watching
 from kubelend.kube.answers import Unreadable
 from kubelend.kube.client import Client
 from kubelend.kube.watching import Deleted, Listed
+from waiting import until
 
-PATIENCE = 30.0
 QUICK = Backoff(
     retries=watching.ENDLESS, first=timedelta(milliseconds=20), longest=timedelta(milliseconds=200)
 )
@@ -31,7 +31,6 @@ class Follower:
         self.objects: dict[str, ConfigMap] = {}
         self.lists = 0
         self.problems: list[str] = []
-        self._changed = asyncio.Event()
 
     @property
     def names(self) -> set[str]:
@@ -39,20 +38,15 @@ class Follower:
 
     def report(self, problem: str) -> None:
         self.problems.append(problem)
-        self._changed.set()
 
     async def run(self, client: Client, namespace: str) -> None:
         changes = watching.follow(client, CONFIG_MAPS, namespace, report=self.report, backoff=QUICK)
         async with contextlib.aclosing(changes):
             async for change in changes:
                 self._take(change)
-                self._changed.set()
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(PATIENCE):
-            while not condition():
-                self._changed.clear()
-                await self._changed.wait()
+        await until(condition, explain=lambda: self.problems)
 
     def _take(
         self, change: Listed[ConfigMap] | Deleted[ConfigMap] | Unreadable | ConfigMap

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import kube_objects
-import make
+from clocks import Clock
 from kubelend.agent.ports import LocalObjects
 from kubelend.kits import clock
 from kubelend.sources.files import FileObjects
@@ -32,14 +32,8 @@ NAMESPACES = ("default", "one", "two", "a", "b")
 LATE = timedelta(seconds=30)
 
 
-class HandClock:
+class HandClock(Clock):
     """The time of keepers that are told it."""
-
-    def __init__(self) -> None:
-        self.now = make.T0
-
-    def __call__(self) -> datetime:
-        return self.now
 
     def says(self, stamp: datetime | None) -> bool:
         return stamp == self.now

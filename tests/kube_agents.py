@@ -14,11 +14,11 @@ from pathlib import Path
 import msgspec
 
 import agent_process
-from agent_process import PATIENCE
 from kubelend.core.errors import UnexpectedAnswer
 from kubelend.kube import resources
 from kubelend.lab.clusters import Cluster
 from kubelend.wire.objects import Kind
+from waiting import PATIENCE
 
 
 class Running(agent_process.Running):

@@ -20,7 +20,7 @@ import yaml
 from prometheus_client import parser
 
 import make
-from brokers import Clock, until
+from clocks import Clock
 from kubelend.broker.metrics import Metrics
 from kubelend.broker.service import Broker, Rules
 from kubelend.controllers.office import Office
@@ -34,12 +34,12 @@ from kubelend.stores.kubernetes import KubernetesStore
 from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
 from kubelend.wire.conversion import Terms
 from kubelend.wire.objects import Object
+from waiting import PATIENCE, until
 
 Json = dict[str, Any]
 Kind = TypeVar("Kind", bound=Object)
 
 TERMS = Terms(make.HOUR, 720 * make.HOUR, make.HOUR)
-PATIENCE = 20.0
 SILENCE = 3.0
 """Seconds in which nothing is written, after which nothing is going to be."""
 WRITES = {"POST", "PUT", "PATCH", "DELETE"}
@@ -122,10 +122,7 @@ class Objects:
             seen[0] = await self.find(kind, name)
             return seen[0] is not None and look(seen[0])
 
-        try:
-            await until(is_so, patience)
-        except TimeoutError:
-            raise AssertionError(f"{kind.kind} {name} is {seen[0]}") from None
+        await until(is_so, patience, explain=lambda: f"{kind.kind} {name} is {seen[0]}")
         assert seen[0] is not None
         return seen[0]
 
@@ -170,7 +167,7 @@ class Objects:
         )
 
     async def until(self, condition: Callable[[], Any]) -> None:
-        await until(condition, PATIENCE)
+        await until(condition)
 
 
 class Running(Objects):
@@ -257,13 +254,13 @@ async def running(
         office = Office(service, client, namespace, TERMS)
 
         async def attend() -> None:
-            await until(lambda: service.unready is None, PATIENCE)
+            await until(lambda: service.unready is None)
             await meanwhile(Objects(client, namespace))
             await office.run()
 
         roots = asyncio.create_task(tasks.run_all({"broker": service.run(), "objects": attend()}))
         try:
-            await until(lambda: service.unready is None and office.unready is None, PATIENCE)
+            await until(lambda: service.unready is None and office.unready is None)
             yield Running(service, client, namespace, clock)
             assert not roots.done(), roots.exception()
             assert audit.violations(service.present()[0]) == []

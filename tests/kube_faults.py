@@ -19,7 +19,7 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, closing
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -27,11 +27,11 @@ import aiohttp
 
 import brokers
 from certificates import Certificates
+from clocks import RunningClock
 from kube_broker import Objects
 from kubelend.core import audit
 from kubelend.core.errors import AlreadyExists, Conflict, KubelendError, NoCapacity
 from kubelend.core.ledger import Ledger
-from kubelend.kits import clock
 from kubelend.kits.backoff import NONE
 from kubelend.kube import access, resources
 from kubelend.kube.client import Client
@@ -40,12 +40,11 @@ from kubelend.stores.kubernetes import KubernetesStore
 from kubelend.transports.http_client import BrokerClient
 from kubelend.wire import bodies
 from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
+from waiting import PATIENCE, until
 
 Answer = TypeVar("Answer")
 Trouble = Callable[[], Awaitable[None]]
 
-PATIENCE = 60.0
-"""Seconds for everything that waits for a server to come back, on a busy machine."""
 POLL = 0.1
 BY_OBJECT, BY_REST = "lender-by-object", "lender-by-rest"
 CPUS = 5
@@ -105,7 +104,7 @@ class Load:
         Gives the names of all that is promised in the end.
         """
         self._is_over = False
-        async with asyncio.timeout(3 * PATIENCE), asyncio.TaskGroup() as group:
+        async with asyncio.timeout(6 * PATIENCE), asyncio.TaskGroup() as group:
             crew = [
                 group.create_task(work(number))
                 for number in range(CREW)
@@ -188,7 +187,7 @@ class Load:
     ) -> Answer:
         """Until a broker answers, or refuses for good."""
         issue = self._certificates.admin if admin else self._certificates.cluster
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(2 * PATIENCE):
             while True:
                 for url in self._urls:
                     client = await self._client(issue(caller), url)
@@ -208,7 +207,7 @@ class Load:
             await self.objects_do(make)
 
     async def objects_do(self, what: Callable[[], Awaitable[Answer]]) -> Answer:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(2 * PATIENCE):
             while True:
                 try:
                     return await what()
@@ -306,18 +305,13 @@ def is_live(found: Reservation) -> bool:
     return found.status.phase in LIVE and found.metadata.deletion_timestamp is None
 
 
-async def eventually(condition: Callable[[], Any], patience: float = PATIENCE) -> None:
-    """Like `brokers.until`, but what cannot be asked now is asked again, and less often."""
-    async with asyncio.timeout(patience):
-        while True:
-            try:
-                found = condition()
-                if await found if asyncio.iscoroutine(found) else found:
-                    return
-            except KubelendError as error:
-                if not error.retryable:
-                    raise
-            await asyncio.sleep(POLL)
+async def eventually(condition: Callable[[], Any], patience: float = 2 * PATIENCE) -> None:
+    """Like `until`, but polls less often, and again after errors that may pass."""
+    await until(condition, patience, poll=POLL, retry=_may_pass)
+
+
+def _may_pass(error: Exception) -> bool:
+    return isinstance(error, KubelendError) and error.retryable
 
 
 @contextlib.asynccontextmanager
@@ -371,7 +365,7 @@ async def starting(
     async with brokers.listening(
         certificates,
         open_store=lambda: KubernetesStore.open(found, namespace),
-        clock=RealClock(),
+        clock=RunningClock(),
         broker_interface="http,kubernetes",
         store=f"kubernetes://{way}",
         http_namespace=namespace,
@@ -380,10 +374,3 @@ async def starting(
         urls = [f"https://localhost:{broker.port}"]
         async with loading(cluster, namespace, urls, certificates) as load:
             yield Home(broker, load)
-
-
-class RealClock(brokers.Clock):
-    """Leases and advertisements are renewed by it."""
-
-    def __call__(self) -> datetime:
-        return clock.utc_now()

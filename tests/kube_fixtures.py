@@ -4,6 +4,7 @@ async def test_something(kube_client, namespace):    the one cluster that all te
 def test_faults(clusters):                           clusters of the test's own, to stop and to break
 """
 
+import contextlib
 import os
 import re
 import secrets
@@ -11,6 +12,7 @@ import secrets
 import pytest
 
 REQUIRED = "KUBELEND_KUBE_TESTS"
+MOST_FAILURES = 3
 
 
 def pytest_collection_modifyitems(items):
@@ -35,21 +37,71 @@ def kube_assets():
     return assets.find()
 
 
+class Servers:
+    """One etcd and the cluster that tests share, each started when it is first asked for.
+
+    One that did not start fails the test that asked, and is started anew for the next; after a few, no more.
+    """
+
+    def __init__(self, assets):
+        self._assets = assets
+        self._stack = contextlib.ExitStack()
+        self._lab = self._kube = None
+        self._failures = []
+
+    def lab(self):
+        from kubelend.lab import servers
+
+        if self._lab is None:
+            with self._counting_failures():
+                self._lab = self._stack.enter_context(servers.running(self._assets))
+        return self._lab
+
+    def kube(self):
+        lab = self.lab()
+        if self._kube is None:
+            name = f"kube-{len(self._failures)}"
+            with self._counting_failures():
+                try:
+                    [cluster] = lab.start(name)
+                    _install(cluster)
+                except Exception:
+                    lab.clusters[name].kill()
+                    raise
+            self._kube = cluster
+        return self._kube
+
+    def stop(self):
+        self._stack.close()
+
+    @contextlib.contextmanager
+    def _counting_failures(self):
+        if len(self._failures) >= MOST_FAILURES:
+            pytest.fail(f"no server is started any more: {self._failures[-1]}")
+        try:
+            yield
+        except Exception as error:
+            self._failures.append(error)
+            raise
+
+
 @pytest.fixture(scope="session")
-def lab(kube_assets):
+def servers(kube_assets):
+    servers = Servers(kube_assets)
+    yield servers
+    servers.stop()
+
+
+@pytest.fixture(scope="module")
+def lab(servers):
     """The store of all clusters of this run."""
-    from kubelend.lab import servers
-
-    with servers.running(kube_assets) as lab:
-        yield lab
+    return servers.lab()
 
 
-@pytest.fixture(scope="session")
-def kube(lab):
+@pytest.fixture
+def kube(servers):
     """A cluster that knows our kinds. It is every test's: leave it running."""
-    [cluster] = lab.start("kube")
-    _install(cluster)
-    return cluster
+    return servers.kube()
 
 
 @pytest.fixture(scope="session")

@@ -17,8 +17,7 @@ import yaml
 
 from kubelend.lab import accounts
 from kubelend.lab.assets import Assets
-
-PATIENCE = 60.0
+from waiting import PATIENCE
 
 
 class Said(NamedTuple):
@@ -43,7 +42,7 @@ class Person(NamedTuple):
             check=False,
             capture_output=True,
             text=True,
-            timeout=PATIENCE,
+            timeout=2 * PATIENCE,
             env=self.environment | variables,
         )
         return Said(done.returncode, done.stdout, done.stderr)
@@ -80,7 +79,7 @@ def hired(
     def kubectl(*arguments: str) -> str:
         command = [str(assets.kubectl), f"--kubeconfig={administrator}", *arguments]
         return subprocess.run(
-            command, check=True, capture_output=True, text=True, timeout=PATIENCE
+            command, check=True, capture_output=True, text=True, timeout=2 * PATIENCE
         ).stdout
 
     where = f"--namespace={namespace}"

@@ -22,12 +22,14 @@ from typing import Any
 import aiohttp
 
 import brokers
-from callers import PATIENCE, Answer
+from callers import Answer
 from certificates import Certificates
+from clocks import Clock
 from kubelend.core.roles import Role
 from kubelend.pki import keys, requests
 from kubelend.pki.keys import Algorithm
 from kubelend.wire import enrolment
+from waiting import PATIENCE
 
 
 @asynccontextmanager
@@ -35,7 +37,7 @@ async def enrolling(
     certificates: Certificates,
     root: Path,
     *,
-    clock: brokers.Clock | None = None,
+    clock: Clock | None = None,
     **settings: Any,
 ) -> AsyncIterator[brokers.Running]:
     """A broker with the authority of `certificates`; its clock begins with the machine's."""
@@ -43,7 +45,7 @@ async def enrolling(
         "ca_path": str(authority(certificates, root)),
         "enrol_port": 0,
     } | settings
-    now = clock or brokers.Clock(datetime.now(UTC))
+    now = clock or Clock(datetime.now(UTC))
     async with brokers.running(certificates, clock=now, **values) as broker:
         yield broker
 

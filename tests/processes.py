@@ -5,15 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from kubelend.apps.launching import VARIABLE
-
-PATIENCE = 30.0
+from waiting import PATIENCE
 
 
 def kubelend(*arguments: str, temporary: Path) -> subprocess.Popen[str]:
@@ -79,11 +76,3 @@ def _settings(process: Path) -> str:
     variables = (process / "environ").read_bytes().split(b"\0")
     ours = (text for text in variables if text.startswith(VARIABLE.encode()))
     return next(ours, b"").decode(errors="replace")
-
-
-def wait_for(what: Callable[[], bool]) -> None:
-    """Until it holds, or the test fails."""
-    end = time.monotonic() + PATIENCE
-    while not what():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.01)

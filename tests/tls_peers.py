@@ -19,6 +19,7 @@ from cryptography import x509
 
 from kubelend.core.errors import InvalidIdentity
 from kubelend.pki import identities
+from waiting import PATIENCE
 
 
 @dataclass
@@ -50,7 +51,7 @@ def shake_hands(
             _call(listener.getsockname(), client, host, session, seen)
         except (ssl.SSLError, ConnectionError) as error:
             seen.client_error = str(error)
-        thread.join(timeout=10)
+        thread.join(timeout=PATIENCE)
     return seen
 
 
@@ -73,7 +74,7 @@ class Connection:
         """The name under which the server knows us; empty when it let us out instead of in."""
         try:
             self._writer.write(b"who am I?\n")
-            return (await asyncio.wait_for(self._reader.readline(), 10)).decode().strip()
+            return (await asyncio.wait_for(self._reader.readline(), PATIENCE)).decode().strip()
         except (ssl.SSLError, ConnectionError):
             return ""
 
@@ -135,7 +136,7 @@ def _call(
     seen: Handshake,
 ) -> None:
     with (
-        socket.create_connection(address, timeout=10) as raw,
+        socket.create_connection(address, timeout=PATIENCE) as raw,
         context.wrap_socket(raw, server_hostname=host, session=session) as connection,
     ):
         connection.sendall(b"hello\n")

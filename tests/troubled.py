@@ -1,15 +1,17 @@
 """A store that a test can stop, slow down and break, and that keeps its contract in between."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 
-from callers import PATIENCE
+import brokers
 from kubelend.core.events import Change
 from kubelend.core.journal import Head, Line
 from kubelend.core.models import Reservation, ReservationId
 from kubelend.core.records import Records
 from kubelend.stores.memory import MemoryStore
+from waiting import PATIENCE
 
 
 class TroubledStore:
@@ -75,3 +77,17 @@ class TroubledStore:
     def _fail_if_broken(self) -> None:
         if self.broken is not None:
             raise self.broken
+
+
+@asynccontextmanager
+async def outage(
+    broker: brokers.Running, store: TroubledStore, reason: str = "the disk is gone"
+) -> AsyncIterator[None]:
+    """The broker without its store, which it notices by a commit that fails; ready again at the end."""
+    store.broken = brokers.failure(reason)
+    answer = await broker.admin().post("members", "cluster", "nobody", "revoke", {})
+    assert answer.status == 503
+    assert broker.service.unready is not None
+    yield
+    store.broken = None
+    await brokers.until(lambda: broker.service.unready is None)

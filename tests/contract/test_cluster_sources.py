@@ -21,9 +21,7 @@ from kubelend.sources import descriptions
 from kubelend.sources.kubernetes import KubernetesSource
 from kubelend.sources.simulated import SimulatedSource
 from kubelend.sources.worlds import World
-
-PATIENCE = 20
-"""Seconds until a test gives up waiting for what the source was to show."""
+from waiting import PATIENCE
 
 
 class SimulatedStage:

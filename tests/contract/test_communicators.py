@@ -8,8 +8,6 @@ from datetime import timedelta
 import pytest
 
 import make
-from brokers import until
-from callers import PATIENCE
 from in_process import InProcessCommunicator
 from kubelend.communicators import factory
 from kubelend.communicators.delayed import Delayed
@@ -28,9 +26,13 @@ from kubelend.core.errors import (
     WrongPhase,
 )
 from kubelend.wire import bodies
+from troubled import outage
+from waiting import PATIENCE, until
 
 WISH = bodies.ReservationRequest(bodies.Quantities("2", "2Gi"), duration="1h")
 SMALL = bodies.ReservationRequest(bodies.Quantities("10m", "1Mi"))
+
+pytestmark = pytest.mark.broker(fails=True)
 
 
 async def over_http(broker, cluster):
@@ -414,21 +416,20 @@ async def test_a_refusal_moves_on_to_the_next_and_the_requester_hears_of_it(talk
 # -- the conversation itself
 
 
-async def test_ping_says_whether_the_broker_is_ready(broker, borrower):
+async def test_ping_says_whether_the_broker_is_ready(broker, store, borrower):
     await borrower.ping()
-    broker.service.unready = "having lunch"
-    with pytest.raises(NotReady, match="the broker is not ready: having lunch"):
-        await borrower.ping()
-    broker.service.unready = None
+    async with outage(broker, store, "on fire"):
+        with pytest.raises(NotReady, match=r"the broker is not ready: .*on fire"):
+            await borrower.ping()
+    await borrower.ping()
 
 
-async def test_a_broker_that_is_not_ready_says_so_to_every_call(broker, borrower, lender):
-    broker.service.unready = "having lunch"
-    with pytest.raises(NotReady):
-        await lender.publish(offer("lender"))
-    with pytest.raises(NotReady):
-        await anext(borrower.stream(lambda: None))
-    broker.service.unready = None
+async def test_a_broker_that_is_not_ready_says_so_to_every_call(broker, store, borrower, lender):
+    async with outage(broker, store):
+        with pytest.raises(NotReady):
+            await lender.publish(offer("lender"))
+        with pytest.raises(NotReady):
+            await anext(borrower.stream(lambda: None))
 
 
 async def test_close_ends_streams(broker, lender):

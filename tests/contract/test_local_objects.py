@@ -19,9 +19,7 @@ from kubelend.wire.objects import (
     ResourceRequestSpec,
     ResourceRequestStatus,
 )
-
-PATIENCE = 10
-"""Seconds until a test gives up waiting for what a watch was to say."""
+from waiting import PATIENCE
 
 
 @pytest.fixture(params=keepers.KINDS)

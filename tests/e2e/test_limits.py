@@ -11,6 +11,7 @@ import pytest
 from broker_process import running
 from certificates import Certificates
 from kubelend.cli import main
+from waiting import PATIENCE
 
 PAGE = Path(__file__).parents[2] / "docs" / "limits.md"
 
@@ -53,7 +54,7 @@ def pasted(place):
         stderr=subprocess.STDOUT,
         text=True,
         check=False,
-        timeout=100,
+        timeout=4 * PATIENCE,
     )
     return done.returncode, done.stdout
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-import processes
+from waiting import PATIENCE
 
 pytestmark = [
     pytest.mark.timeout(120),
@@ -93,7 +93,7 @@ def taken(tmp_path_factory):
         start_new_session=True,
     )
     try:
-        out, _ = shell.communicate(timeout=2 * processes.PATIENCE)
+        out, _ = shell.communicate(timeout=2 * PATIENCE)
         left = members(shell.pid)
     finally:
         for pid in members(shell.pid):

@@ -10,6 +10,7 @@ import pytest
 import agents
 import brokers
 from kubelend.wire.objects import ResourceRequest
+from waiting import until_resolved
 
 pytestmark = pytest.mark.filterwarnings(agents.LEFT_SOCKETS)
 
@@ -48,7 +49,7 @@ class Users:
                     return ""
             return f"{self.agent.name} has got nothing: {self.agent.problems}"
 
-        await agents.eventually(look)
+        await until_resolved(look)
 
 
 @contextlib.asynccontextmanager

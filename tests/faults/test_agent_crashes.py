@@ -4,6 +4,7 @@ import pytest
 
 import agents
 import fates
+from waiting import until_resolved
 
 ASKING = {
     "before the object is marked": ("before", "apply ResourceRequest"),
@@ -142,7 +143,7 @@ async def test_provider_that_dies_while_it_promises_holds_it_once(
     await reborn(lender, fate)
     await borrower.becomes("w", "Active")
     await one_lock_is_taken(scene, lender, borrower)
-    await agents.eventually(lambda: unacknowledged(scene.broker))
+    await until_resolved(lambda: unacknowledged(scene.broker))
     await agents.until_over(scene.broker, lender, borrower)
 
 

@@ -11,6 +11,7 @@ import agents
 from kubelend.communicators.wrapping import Wrapped
 from kubelend.core.errors import KubelendError
 from kubelend.wire import bodies
+from waiting import until_resolved
 
 NAMES = ("a", "b", "c")
 ROUNDS = 12
@@ -108,7 +109,7 @@ async def test_duplicates_and_old_words_in_any_order_change_nothing(certificates
         assert all(way.repeated > ROUNDS for way in ways)
         # Another while of old words, after all is over.
         repeated = [way.repeated for way in ways]
-        await agents.eventually(lambda: all_repeat(ways, repeated))
+        await until_resolved(lambda: all_repeat(ways, repeated))
         assert await agents.until_agreed(broker, *members) == {}
 
 

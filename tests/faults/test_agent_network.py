@@ -10,6 +10,7 @@ import pytest
 import agents
 import tcp_cuts
 from kubelend.api import instructions
+from waiting import until_resolved
 
 pytestmark = pytest.mark.filterwarnings(agents.LEFT_SOCKETS)
 
@@ -79,7 +80,7 @@ async def test_cut_off_requester_keeps_what_it_has_and_gets_the_rest_afterwards(
         )
         # What comes down alone still comes: a stream that speaks is not dead.
         parts = {"publisher"} if way == "upwards" else {"publisher", "stream"}
-        await agents.eventually(lambda: missing(agent, parts))
+        await until_resolved(lambda: missing(agent, parts))
         assert kept[way, "kept"] in await lender.holds()
         assert kept[way, "kept"] in await agent.uses()
 
@@ -119,9 +120,9 @@ async def test_cut_off_provider_keeps_its_promises_and_hears_of_the_rest_afterwa
         for what in ("kept", "dropped"):
             await borrower.wish(f"{what}-{agent.name}", target_cluster_id=agent.name)
             await borrower.becomes(f"{what}-{agent.name}", "Active")
-        await agents.eventually(lambda: held(agent, 2))
+        await until_resolved(lambda: held(agent, 2))
         line.cut(**CUTS[way])
-        await agents.eventually(lambda: missing(agent, {"publisher"}))
+        await until_resolved(lambda: missing(agent, {"publisher"}))
 
     async def suffer(way, line, agent):
         await borrower.wish(f"late-{agent.name}", target_cluster_id=agent.name)
@@ -129,9 +130,9 @@ async def test_cut_off_provider_keeps_its_promises_and_hears_of_the_rest_afterwa
         name = found.status.reservation_name
         await borrower.unwish(f"dropped-{agent.name}")
         if way == "upwards":
-            await agents.eventually(lambda: knows(agent, name), patience=1.0)
+            await until_resolved(lambda: knows(agent, name))
         else:
-            await agents.eventually(lambda: missing(agent, {"stream"}))
+            await until_resolved(lambda: missing(agent, {"stream"}))
             assert len(await agent.holds()) == 2
             assert name not in await agent.holds()
         body = (await agents.open_reservations(scene.broker))[name]
@@ -191,7 +192,7 @@ async def test_what_arrives_too_late_takes_nothing_twice(scene, behind, way):
     await agent.wish("dropped")
     await agent.shows("kept", is_unheard)
     await agent.shows("dropped", is_unheard)
-    await agents.eventually(lambda: untaken(scene.broker, 2))
+    await until_resolved(lambda: untaken(scene.broker, 2))
     taken = await agents.open_reservations(scene.broker)
     await agent.unwish("dropped")
     line.mend()

@@ -19,12 +19,11 @@ from kubelend.wire.objects import (
     ReservationInstruction,
     ResourceRequest,
 )
+from waiting import until_resolved
 
 pytestmark = pytest.mark.filterwarnings(agents.LEFT_SOCKETS)
 
 OFTEN: dict[str, Any] = {"advertisement_requeue_interval": timedelta(milliseconds=300)}
-QUICKLY = 9.0
-"""Seconds until another one has taken over, as agents are set up by default."""
 
 
 class Counted(Wrapped):
@@ -83,7 +82,7 @@ async def refused(agent, times):
             return f"it says {unready!r}"
         return "" if agent.calls["publish"] >= times else f"calls are {agent.calls}"
 
-    await agents.eventually(look)
+    await until_resolved(look)
     assert {"publisher", "stream"} <= agent.problems.keys()
     assert (
         "stop it, or issue a separate certificate for this cluster" in agent.problems["publisher"]
@@ -134,14 +133,20 @@ async def test_second_agent_in_the_same_cluster_leaves_the_objects_alone(scene, 
 
 
 async def test_second_agent_takes_over_quickly_when_the_first_ends(certificates, tmp_path):
-    slow: dict[str, Any] = {"advertisement_requeue_interval": timedelta(seconds=30)}
-    async with agents.scene(certificates, tmp_path, grace=speakers.GRACE) as (broker, start, _):
+    slow: dict[str, Any] = {"advertisement_requeue_interval": timedelta(minutes=4)}
+    async with agents.scene(
+        certificates, tmp_path, grace=speakers.GRACE, agent_timeout=agents.HOUR
+    ) as (
+        broker,
+        start,
+        _,
+    ):
         other, one = await start("other", broker.port), await start("one", broker.port, **slow)
         await lent_and_borrowed(one, other)
         async with second(one, objects=one.objects) as two:
             await refused(two, times=3)
             await one.kill()
-            await agents.eventually(lambda: unready(two), patience=QUICKLY)
+            await until_resolved(lambda: unready(two))
             await two.wish("more")
             await two.becomes("more", "Active")
             assert len(await agents.until_agreed(broker, two, other)) == 3

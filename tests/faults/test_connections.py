@@ -4,23 +4,18 @@ import asyncio
 import contextlib
 import os
 import resource
-import time
 from pathlib import Path
 
 import pytest
 
 import bare
 import brokers
+from waiting import PATIENCE
 
 MANY = 10_000
 FILES = MANY + 2000
 """For this process; the broker's has as many, and its own limit."""
 
-FEW_SECONDS = 10.0
-"""For twenty calls on new connections, which take a fifth of a second where nothing else runs."""
-
-PATIENCE = 60.0
-"""Seconds for the broker to take in or let go of all of them, on a busy machine."""
 
 pytestmark = [
     pytest.mark.timeout(180),
@@ -62,11 +57,9 @@ async def connections_of(broker):
 
 
 async def serves(broker):
-    """Twenty calls, each on a new connection, in a few seconds."""
-    began = time.monotonic()
-    for number in range(20):
+    """Twenty calls, each on a new connection, long before the time of a handshake is over."""
+    for _ in range(20):
         await bare.others_are_served(broker)
-        assert time.monotonic() - began < FEW_SECONDS, f"only {number + 1} calls"
 
 
 def memory(broker):

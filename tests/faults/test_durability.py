@@ -9,19 +9,8 @@ import pytest
 import brokers
 from callers import wish
 from kubelend.core.errors import StoreFailed
-from troubled import TroubledStore
 
-
-@pytest.fixture
-def store():
-    return TroubledStore()
-
-
-@pytest.fixture
-async def broker(start, store):
-    running = await start(open_store=brokers.reopening(store))
-    await running.cluster("a").advertise("4", "8Gi")
-    return running
+pytestmark = pytest.mark.broker(fails=True, offers={"a": ("4", "8Gi")})
 
 
 @pytest.fixture

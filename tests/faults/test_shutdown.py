@@ -4,14 +4,15 @@ import asyncio
 import contextlib
 import signal
 import sqlite3
-import time
 
 import aiohttp
 import pytest
 
+import bare
 import brokers
-from callers import PATIENCE, Caller, wish
+from callers import Caller, wish
 from troubled import TroubledStore
+from waiting import PATIENCE
 
 
 @contextlib.contextmanager
@@ -61,7 +62,7 @@ async def test_calls_that_wait_for_the_disk_are_answered_before_the_end(
 
 
 async def test_idle_and_streaming_clients_do_not_hold_up_the_end(certificates, tmp_path):
-    async with brokers.child(certificates, tmp_path) as broker:
+    async with brokers.child(certificates, tmp_path, shutdown_timeout="1h") as broker:
         callers = [Caller(broker.port, certificates.cluster(f"c{n}"), f"c{n}") for n in range(5)]
         async with contextlib.AsyncExitStack() as stack:
             for caller in callers:
@@ -69,31 +70,32 @@ async def test_idle_and_streaming_clients_do_not_hold_up_the_end(certificates, t
                 await caller.get("version")
                 stream = await stack.enter_async_context(caller.stream())
                 await stream.event()
-            began = time.monotonic()
             assert await broker.stop() == 0
-            assert time.monotonic() - began < 5
 
 
 @pytest.mark.parametrize("allowed", ["500ms", "0s"])
 async def test_request_that_never_ends_holds_up_the_end_no_longer_than_allowed(
     certificates, tmp_path, allowed
 ):
-    async with brokers.child(certificates, tmp_path, shutdown_timeout=allowed) as broker:
-        reader, writer = await asyncio.open_connection(
-            "127.0.0.1",
-            broker.port,
-            ssl=broker.cluster("slow").context,
-            server_hostname="localhost",
-        )
-        writer.write(b"POST /api/v1/reservations HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n")
-        await writer.drain()
-        await brokers.until(lambda: served_one(broker))
-        began = time.monotonic()
-        assert await broker.stop() == 0
-        assert time.monotonic() - began < 5
-        writer.close()
-        with contextlib.suppress(OSError):
-            await reader.read()
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def stopping(name, allowed):
+            (tmp_path / name).mkdir()
+            started = brokers.child(
+                certificates, tmp_path / name, read_timeout="1h", shutdown_timeout=allowed
+            )
+            broker = await stack.enter_async_context(started)
+            stuck = bare.connected(broker.cluster("slow"))
+            _, writer = await stack.enter_async_context(stuck)
+            writer.write(bare.POST + b"Content-Length: 9\r\n\r\n")
+            await writer.drain()
+            await brokers.until(lambda: served_one(broker))
+            broker.process.send_signal(signal.SIGTERM)
+            return broker.process
+
+        slow, quick = await stopping("slow", "1h"), await stopping("quick", allowed)
+        assert await asyncio.to_thread(quick.wait, PATIENCE) == 0
+        assert slow.poll() is None, "neither did what it was allowed to"
 
 
 async def served_one(broker):

@@ -12,19 +12,8 @@ from callers import wish
 from disks import mounted
 from kubelend.core.errors import StoreFailed
 from kubelend.stores import opening
-from troubled import TroubledStore
 
-
-@pytest.fixture
-def store():
-    return TroubledStore()
-
-
-@pytest.fixture
-async def broker(start, store):
-    running = await start(open_store=brokers.reopening(store))
-    await running.cluster("a").advertise("40", "80Gi")
-    return running
+pytestmark = pytest.mark.broker(fails=True, offers={"a": ("40", "80Gi")})
 
 
 async def is_ready_again(broker):

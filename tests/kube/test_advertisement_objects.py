@@ -5,21 +5,14 @@ from pathlib import Path
 
 import pytest
 
-import kube_broker
 import make
 from kube_broker import quiet, told
 from kubelend.wire.broker_objects import ClusterAdvertisement, Condition
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.kube, pytest.mark.broker("objects")]
 
 UNSAID = Condition("", "Unknown")
 EXAMPLES = Path(__file__).parents[2] / "examples" / "objects"
-
-
-@pytest.fixture
-async def broker(kube, namespace):
-    async with kube_broker.running(kube, namespace) as broker:
-        yield broker
 
 
 async def shows(broker, name, look):

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-import agents
 import kube_objects
 import kube_roles
 from kubelend.agent.ports import Listed
@@ -22,10 +21,10 @@ from kubelend.wire.objects import (
     ResourceRequestSpec,
     ResourceRequestStatus,
 )
+from waiting import PATIENCE, until_resolved
 
 pytestmark = pytest.mark.timeout(120)
 
-PATIENCE = 30
 REQUESTS = resources.of(ResourceRequest)
 
 ANYTHING = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
@@ -166,7 +165,7 @@ async def test_missing_permission_is_told_and_waited_for(kube, namespace):
                 told = f'resourcerequests.rear.fluidos.eu is forbidden: User "{user}" cannot list'
                 return "" if told in objects.unseen else f"unseen is {objects.unseen!r}"
 
-            await agents.eventually(problem)
+            await until_resolved(problem)
             kube_roles.grant(kube, user)
             async with asyncio.timeout(PATIENCE):
                 assert await first == Listed([])
@@ -175,7 +174,7 @@ async def test_missing_permission_is_told_and_waited_for(kube, namespace):
                 return objects.unseen
 
             following = asyncio.ensure_future(anext(watch))
-            await agents.eventually(trouble)
+            await until_resolved(trouble)
             following.cancel()
             await asyncio.wait([following])
 

@@ -8,7 +8,6 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-import agents
 import kube_objects
 import kube_roles
 from kube_objects import READY, Machines
@@ -20,10 +19,10 @@ from kubelend.core.inventory import Inventory
 from kubelend.core.pods import Pod
 from kubelend.core.resources import Resources
 from kubelend.sources.kubernetes import KubernetesSource
+from waiting import until, until_resolved
 
 pytestmark = pytest.mark.timeout(120)
 
-PATIENCE = 30
 GI = 1 << 30
 
 
@@ -42,11 +41,10 @@ class Watching:
         self.source = source
         self.inventory = Inventory()
         self.standing = Standing()
-        self._news = asyncio.Event()
 
     @contextlib.asynccontextmanager
     async def running(self):
-        collector = Collector(self.source, self.inventory, self.standing, self._news.set)
+        collector = Collector(self.source, self.inventory, self.standing, lambda: None)
         task = asyncio.create_task(collector.run())
         try:
             yield self
@@ -56,21 +54,17 @@ class Watching:
 
     async def until(self, look):
         """Wait for the sums to be as wanted."""
-        try:
-            async with asyncio.timeout(PATIENCE):
-                while not (self.inventory.is_measured and look(self.inventory.totals())):
-                    self._news.clear()
-                    await self._news.wait()
-        except TimeoutError:
-            totals = self.inventory.totals()
-            pytest.fail(f"{totals}, {self.standing.problems}")
+        await until(
+            lambda: self.inventory.is_measured and look(self.inventory.totals()),
+            explain=lambda: (self.inventory.totals(), self.standing.problems),
+        )
 
     async def until_standing(self, look):
         async def problem():
             unready = self.standing.unready
             return "" if look(unready) else f"it stands at {unready!r}"
 
-        await agents.eventually(problem)
+        await until_resolved(problem)
         return self.standing.unready
 
 

@@ -6,6 +6,7 @@ import signal
 import pytest
 
 import processes
+from waiting import PATIENCE, wait_until
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -13,14 +14,13 @@ SMALL = (
     *("--clusters", "3", "--connections", "4", "--reservations", "20", "--idle-seconds", "2"),
     *("--advertisements", "5", "--history", "50"),
 )
-PATIENCE = 180.0
 
 
 @pytest.fixture(scope="module")
 def found(kube_assets, tmp_path_factory):
     directory = tmp_path_factory.mktemp("bench")
     started = processes.kubelend("bench", "kube", "--json", *SMALL, temporary=directory)
-    code, out, err = processes.finished(started, PATIENCE)
+    code, out, err = processes.finished(started, 6 * PATIENCE)
     assert code == 0, err
     assert err == ""
     assert list(directory.iterdir()) == []
@@ -49,7 +49,7 @@ def test_nothing_is_written_while_nothing_happens(found):
 
 def test_the_start_on_a_history_takes_time(found):
     assert (found["advertisements"], found["history"]) == (5, 50)
-    assert 0 < found["start_seconds"] < 60
+    assert found["start_seconds"] > 0
 
 
 def test_the_version_of_the_server_is_told(found, kube_assets):
@@ -58,9 +58,9 @@ def test_the_version_of_the_server_is_told(found, kube_assets):
 
 def test_an_interrupted_benchmark_leaves_nothing_behind(kube_assets, tmp_path):
     started = processes.kubelend("bench", "kube", *SMALL, temporary=tmp_path)
-    processes.wait_for(lambda: len(processes.naming(tmp_path)) > 1)
+    wait_until(lambda: len(processes.naming(tmp_path)) > 1)
     started.send_signal(signal.SIGTERM)
-    code, out, _ = processes.finished(started, PATIENCE)
+    code, out, _ = processes.finished(started, 6 * PATIENCE)
     assert (code, out) == (130, "")
     assert list(tmp_path.iterdir()) == []
     assert processes.naming(tmp_path) == []

@@ -5,7 +5,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -15,12 +14,12 @@ import pytest
 import brokers
 from kubelend.kube import access
 from kubelend.stores.kubernetes import KubernetesStore
+from waiting import PATIENCE, wait_until
 
 pytestmark = pytest.mark.timeout(180)
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "objects"
 KUBELEND = Path(sys.executable).with_name("kubelend")
-PATIENCE = 30.0
 
 
 class Broker:
@@ -45,11 +44,12 @@ class Broker:
             return error.code, error.read().decode()
 
     def wait_until(self, condition):
-        deadline = time.monotonic() + PATIENCE
-        while not condition():
-            assert self.process.poll() is None, self._log.read_text()
-            assert time.monotonic() < deadline, (self.readiness(), self._log.read_text())
-            time.sleep(0.05)
+        def holds():
+            found = condition()
+            assert found or self.process.poll() is None, self._log.read_text()
+            return found
+
+        wait_until(holds, explain=lambda: (self.readiness(), self._log.read_text()))
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ from kubelend.kube.client import PAGE, Client
 from kubelend.kube.exec_plugins import VERSIONS, Plugin
 from kubelend.kube.held import Held
 from kubelend.kube.resources import Resource
+from waiting import until
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -64,13 +65,12 @@ def definition(resource):
 @pytest.fixture
 async def widgets(kube_client):
     with_kind = json.loads(await kube_client.raw("POST", DEFINITIONS, definition(WIDGETS)))
-    async with asyncio.timeout(30):
-        while True:
-            try:
-                await kube_client.list(WIDGETS)
-                break
-            except NotFound:
-                await asyncio.sleep(0.05)
+
+    async def are_served():
+        await kube_client.list(WIDGETS)
+        return True
+
+    await until(are_served, retry=lambda error: isinstance(error, NotFound))
     yield WIDGETS
     await kube_client.raw("DELETE", f"{DEFINITIONS}/{with_kind['metadata']['name']}")
 

@@ -13,6 +13,7 @@ import pytest
 import charts
 import foreign_kinds
 from kubelend.lab import manifests
+from waiting import PATIENCE
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.kube]
 
@@ -61,7 +62,7 @@ def shell(helm, cluster, tmp_path_factory):
             text=True,
             cwd=home,
             env=environment,
-            timeout=120,
+            timeout=4 * PATIENCE,
         )
         assert done.returncode == 0, f"{script}\n{done.stdout}\n{done.stderr}"
         return done.stdout

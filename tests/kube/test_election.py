@@ -6,11 +6,11 @@ from datetime import timedelta
 import pytest
 
 import make
-from brokers import until
 from kubelend.controllers.election import LEASES, Candidate, Election, Times
 from kubelend.core.errors import Forbidden
 from kubelend.kube import access
 from kubelend.kube.client import Client
+from waiting import PATIENCE, until
 
 TIMES = Times(timedelta(seconds=15), timedelta(seconds=10), timedelta(seconds=2))
 
@@ -152,7 +152,7 @@ async def test_won_returns_when_the_lease_is_taken(candidate):
     quick = Times(timedelta(seconds=15), timedelta(seconds=10), timedelta(milliseconds=10))
     only = candidate("broker-1", quick)
     running = asyncio.create_task(only.run())
-    await asyncio.wait_for(only.won(), 10)
+    await asyncio.wait_for(only.won(), PATIENCE)
     assert only.leads
     running.cancel()
     await asyncio.wait([running])

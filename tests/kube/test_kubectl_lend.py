@@ -3,7 +3,6 @@
 import json
 import re
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -11,10 +10,10 @@ import pytest
 import lend_plugin
 import processes
 from kubelend.lab import hosts
+from waiting import PATIENCE, wait_until
 
 pytestmark = pytest.mark.timeout(180)
 
-LONGEST = 120.0
 AGENT, PROVIDER = hosts.AGENTS
 REQUESTS = "resourcerequests.rear.fluidos.eu"
 BORROW = ("borrow", "--cpu", "500m", "--memory", "256Mi")
@@ -64,7 +63,7 @@ def site(kube_assets, tmp_path_factory):
     def lab(command):
         where = f"--directory={directory}"
         started = processes.kubelend("lab", command, where, temporary=directory.parent)
-        return processes.finished(started, LONGEST)
+        return processes.finished(started, 4 * PATIENCE)
 
     code, out, err = lab("up")
     assert (code, err) == (0, ""), out
@@ -81,13 +80,6 @@ def developer(site):
     return site.hire(AGENT, "developer", {REQUESTS: CHANGE})
 
 
-def until(condition):
-    end = time.monotonic() + LONGEST
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
 def name_in(text):
     [name] = set(re.findall(r"\blend-[0-9a-f]+", text))
     return name
@@ -98,7 +90,7 @@ def test_developer_borrows_looks_and_gives_back_with_nothing_but_a_kubeconfig(si
     assert (borrowed.code, borrowed.err) == (0, "")
     name = name_in(borrowed.out)
     assert re.fullmatch(rf"{name} is (Reserved|Active) on {PROVIDER} for 2h\n", borrowed.out)
-    until(lambda: site.is_reserved("500m"))
+    wait_until(lambda: site.is_reserved("500m"))
 
     shown = developer.lend("get", "reservations").out
     assert re.search(rf"^{name} +(Reserved|Active) +{PROVIDER} +500m +256Mi +\d+s$", shown, re.M)
@@ -110,7 +102,7 @@ def test_developer_borrows_looks_and_gives_back_with_nothing_but_a_kubeconfig(si
     # The broker's name for it is as good as its own.
     assert developer.lend("release", reservation) == (0, f"{name} is Released: given back\n", "")
     assert site.requests(AGENT) == []
-    until(lambda: site.is_reserved("0"))
+    wait_until(lambda: site.is_reserved("0"))
     said = developer.lend("get", "reservations")
     assert said == (0, "", "No reservations found in namespace team.\n")
 
@@ -129,7 +121,7 @@ def test_what_fits_nowhere_is_told_with_what_would_and_leaves_nothing(site, deve
     said = developer.lend("borrow", "--cpu", "500", "--memory", "256Mi")
     assert (said.code, said.out) == (5, "")
     assert re.search(rf"{PROVIDER} fits if you request \d+m? cpu less\n$", said.err)
-    until(lambda: site.requests(AGENT) == [])
+    wait_until(lambda: site.requests(AGENT) == [])
 
 
 @pytest.mark.parametrize("command", [("get", "reservations"), BORROW, ("release", "x")], ids=str)
@@ -174,11 +166,11 @@ def test_operator_sees_clusters_in_the_brokers_context(site):
 
 def test_operator_borrows_in_the_brokers_cluster_by_reservations(site):
     name = name_in(site.operator.lend(*BORROW).out)
-    until(lambda: site.is_reserved("500m"))
+    wait_until(lambda: site.is_reserved("500m"))
     listed = site.operator.lend("get", "reservations", "--phase=Reserved", "-owide").out
     assert re.search(rf"^{name} .* default ", listed, re.M)
     assert site.operator.lend("release", name).out == f"{name} is Released: given back\n"
-    until(lambda: site.is_reserved("0"))
+    wait_until(lambda: site.is_reserved("0"))
     assert site.operator.lend("release", name).code == 3
 
 
@@ -191,7 +183,7 @@ def test_context_may_stand_before_the_command_and_behind_it(site):
 def test_lender_sees_for_whom(site, developer):
     name = developer.lend(*BORROW, "-oname").out.strip()
     lends = ("get", "reservations", "--role=provider", "--phase=Reserved", "-owide")
-    until(lambda: AGENT in site.operator.lend(*lends, "--context", PROVIDER).out)
+    wait_until(lambda: AGENT in site.operator.lend(*lends, "--context", PROVIDER).out)
     everywhere = site.operator.lend("get", "reservations", "-A", "-oname", "--context", AGENT).out
     assert everywhere == f"team/{name}\n"
     assert site.operator.lend("release", everywhere.strip(), "--context", AGENT).code == 0
@@ -213,7 +205,7 @@ def test_what_nobody_answers_is_taken_back(site):
 
 def test_interrupted_borrower_takes_it_back(site):
     started = site.operator.start("kubectl", "lend", *BORROW, "-nteam")
-    until(lambda: site.requests(hosts.BROKER))
+    wait_until(lambda: site.requests(hosts.BROKER))
     started.send_signal(signal.SIGINT)
     assert processes.finished(started) == (130, "", "")
     assert site.requests(hosts.BROKER) == []

@@ -5,6 +5,7 @@ import signal
 import msgspec
 import pytest
 
+import kube_fixtures
 import processes
 from kubelend.core.errors import InvalidSettings, Unavailable, UnexpectedAnswer
 from kubelend.lab import assets, servers
@@ -114,6 +115,22 @@ def test_paused_store_holds_up_writes_until_it_goes_on(kube, lab, namespace):
     # The write that nobody waited for may have happened.
     kube.kubectl("delete", "--ignore-not-found", *order[1:])
     kube.kubectl(*order)
+
+
+def test_server_that_did_not_start_fails_who_asked_and_is_started_for_the_next(
+    kube_assets, tmp_path
+):
+    etcd = make_program(
+        tmp_path / "etcd", f'[ -e {tmp_path}/mended ] || exit 1; exec {kube_assets.etcd} "$@"'
+    )
+    servers = kube_fixtures.Servers(msgspec.structs.replace(kube_assets, etcd=etcd))
+    with pytest.raises(Unavailable, match="did not start"):
+        servers.kube()
+    (tmp_path / "mended").touch()
+    try:
+        assert "default" in names(servers.kube())
+    finally:
+        servers.stop()
 
 
 def test_compacted_store_forgets_what_was(kube, kube_assets, lab):

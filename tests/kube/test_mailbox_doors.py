@@ -8,7 +8,6 @@ import pytest
 from structlog.testing import capture_logs
 
 import make
-from brokers import until
 from kube_stores import connecting
 from kubelend.core import audit
 from kubelend.core.errors import Gone
@@ -17,6 +16,7 @@ from kubelend.kube.client import Client
 from kubelend.wire import bodies, mailboxes
 from kubelend.wire.broker_objects import RESERVATION_FINALIZER, Reservation, ReservationSpec
 from kubelend.wire.objects import Metadata
+from waiting import PATIENCE, until
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(120)]
 
@@ -179,10 +179,10 @@ async def test_what_went_unseen_before_a_namespace_became_a_mailbox_is_not_atten
         async with talking(office, office.create("bonn")) as bonn:
             await bonn.ping()
         await wish(admin, rome)
-        await asyncio.wait_for(seen.wait(), 20)
+        await asyncio.wait_for(seen.wait(), PATIENCE)
         blind.set()
         await admin.delete(RESERVATIONS, "w", rome)
-        await asyncio.wait_for(relisted.wait(), 20)
+        await asyncio.wait_for(relisted.wait(), PATIENCE)
         blind.clear()
         office.label(rome, "rome")
         async with talking(office, rome) as talk:

@@ -5,7 +5,6 @@ import contextlib
 import pytest
 
 import make
-from brokers import until
 from callers import wish
 from kubelend.core.errors import IdentityInUse, KeyReused, StoreFailed
 from kubelend.kube import access, resources
@@ -14,6 +13,7 @@ from kubelend.wire import bodies, mailboxes
 from kubelend.wire.broker_objects import RESERVATION_FINALIZER, Reservation, ReservationSpec
 from kubelend.wire.objects import Metadata, Question
 from troubled import TroubledStore
+from waiting import until
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(120)]
 

@@ -10,7 +10,6 @@ import pytest
 
 import broker_process
 import kube_broker
-from brokers import until
 from kubelend.communicators import kube_asking
 from kubelend.core import audit
 from kubelend.core.ledger import Ledger
@@ -21,6 +20,7 @@ from kubelend.transports.http_client import BrokerClient
 from kubelend.wire import bodies
 from kubelend.wire.broker_objects import Reservation
 from post_offices import PostOffice
+from waiting import until
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(180)]
 

@@ -10,7 +10,6 @@ import pytest
 
 import broker_process
 import make
-from brokers import until
 from kube_stores import connecting
 from kubelend.controllers import mailbox_sessions
 from kubelend.core.models import ClusterId
@@ -20,6 +19,7 @@ from kubelend.wire import bodies
 from kubelend.wire.broker_objects import Mailbox, Reservation, ReservationSpec
 from kubelend.wire.objects import Metadata, Question
 from post_offices import BROKER
+from waiting import until
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(120)]
 

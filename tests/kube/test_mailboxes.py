@@ -7,7 +7,6 @@ import msgspec
 import pytest
 
 import make
-from brokers import until
 from kube_stores import connecting
 from kubelend.core import audit
 from kubelend.core.errors import (
@@ -27,6 +26,7 @@ from kubelend.wire.broker_objects import (
     ReservationSpec,
 )
 from kubelend.wire.objects import Metadata, ProviderInstruction, Question
+from waiting import until
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(120)]
 

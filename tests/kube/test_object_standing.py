@@ -15,16 +15,10 @@ from kubelend.core.models import ClusterId
 from kubelend.core.roles import Role
 from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.kube, pytest.mark.broker("objects")]
 
 AMOUNTS = {"requestedResources": {"cpu": "1", "memory": "1Gi"}}
 OWN = {"broker.fluidos.eu/managed-by": "broker"}
-
-
-@pytest.fixture
-async def broker(kube, namespace):
-    async with kube_broker.running(kube, namespace) as broker:
-        yield broker
 
 
 async def revoke(broker, cluster):

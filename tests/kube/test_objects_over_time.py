@@ -8,23 +8,18 @@ import pytest
 
 import kube_broker
 import make
-from brokers import Clock, until
+from clocks import Clock
 from kubelend.broker.service import Rules
 from kubelend.controllers import refusals
 from kubelend.controllers.suspicions import GRAVE_AT_LAST
 from kubelend.core.models import ReservationId
 from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
+from waiting import until
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.kube, pytest.mark.broker("objects")]
 
 RETENTION = make.HOUR
 """As brokers have it that are told nothing else."""
-
-
-@pytest.fixture
-async def broker(kube, namespace):
-    async with kube_broker.running(kube, namespace) as broker:
-        yield broker
 
 
 # -- refused

@@ -6,7 +6,6 @@ import re
 import shlex
 import subprocess
 import sys
-import time
 import urllib.request
 from pathlib import Path
 
@@ -16,11 +15,11 @@ import transcripts
 from kubelend.apps.programs import Program
 from kubelend.lab import ports
 from kubelend.lab.assets import Version
+from waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "objects.md"
 STEPS = [*transcripts.steps(PAGE.read_text())]
-PATIENCE = 20.0
 
 
 def kubectl(cluster, step):
@@ -40,13 +39,16 @@ def kubectl(cluster, step):
 
 def outcome(cluster, step):
     """What it prints; what is only looked at is looked at until it is as the page says, or for a while."""
-    deadline = time.monotonic() + PATIENCE
-    while True:
+    printed = ""
+
+    def is_right():
+        nonlocal printed
         printed = kubectl(cluster, step)
-        is_right = transcripts.same(step.printed, printed)
-        if is_right or not step.looks or time.monotonic() > deadline:
-            return printed
-        time.sleep(0.2)
+        return not step.looks or transcripts.same(step.printed, printed)
+
+    with contextlib.suppress(AssertionError):  # the caller says how they differ
+        wait_until(is_right, poll=0.2)
+    return printed
 
 
 @contextlib.contextmanager

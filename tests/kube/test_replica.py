@@ -15,6 +15,7 @@ from kubelend.core.models import ClusterId
 from kubelend.core.records import News, Records
 from kubelend.stores.kube_head import ROOM
 from kubelend.stores.kube_replica import KubernetesReplica
+from waiting import PATIENCE
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ async def store(place):
 async def following(place):
     replica = KubernetesReplica(place.access, place.namespace)
     async with contextlib.aclosing(replica.follow()) as heard:
-        yield lambda: asyncio.wait_for(anext(heard), 20)
+        yield lambda: asyncio.wait_for(anext(heard), PATIENCE)
 
 
 async def commit(store, *changes, revision):

@@ -12,13 +12,7 @@ from kube_broker import has_phase, quiet, told
 from kubelend.core.models import ReservationId
 from kubelend.wire.broker_objects import RESERVATION_FINALIZER, ClusterAdvertisement, Reservation
 
-pytestmark = pytest.mark.timeout(120)
-
-
-@pytest.fixture
-async def broker(kube, namespace):
-    async with kube_broker.running(kube, namespace) as broker:
-        yield broker
+pytestmark = [pytest.mark.timeout(120), pytest.mark.kube, pytest.mark.broker("objects")]
 
 
 async def test_locks_are_shown_until_nothing_is_left(broker):

@@ -22,6 +22,7 @@ from kubelend.wire.objects import (
     ResourceRequest,
 )
 from shipped import HOME
+from waiting import PATIENCE
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -217,7 +218,7 @@ def life(bonn, rome, brokers, hub):
     rome.wait_for(lambda: leading(hub) == [PODS[0]])
     leader = [leading(hub)]
     brokers[0].process.terminate()
-    brokers[0].process.wait(broker_process.PATIENCE)
+    brokers[0].process.wait(PATIENCE)
     hub.kubectl("delete", "pod", PODS[0], f"--namespace={HOME}", "--force")  # with its process
     rome.wait_for(lambda: leading(hub) == [PODS[1]])
     reserve_by_hand(rome)

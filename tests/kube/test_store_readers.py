@@ -24,6 +24,7 @@ from kubelend.stores import kube_head
 from kubelend.stores.kube_objects import LEDGER
 from kubelend.stores.kube_replica import KubernetesReplica
 from kubelend.stores.kubernetes import KubernetesStore
+from waiting import PATIENCE
 
 WIDTH = 5
 """Reservations, and as many clusters. Commits change one of each after the other."""
@@ -117,8 +118,10 @@ async def test_follower_begins_beside_a_busy_leader_and_misses_nothing(kube):
     with busy.working():
         replica = KubernetesReplica(place.access, place.namespace)
         async with contextlib.aclosing(replica.follow()) as heard:
-            first = await asyncio.wait_for(anext(heard), 30)
-            revisions = [(await asyncio.wait_for(anext(heard), 30)).revision for _ in range(5)]
+            first = await asyncio.wait_for(anext(heard), PATIENCE)
+            revisions = [
+                (await asyncio.wait_for(anext(heard), PATIENCE)).revision for _ in range(5)
+            ]
     await asyncio.to_thread(store.close)
     assert isinstance(first, Records)
     check_one_moment(first)

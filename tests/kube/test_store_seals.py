@@ -14,7 +14,7 @@ from kubelend.stores.kube_objects import ADVERTISEMENTS, HEAD, LEDGER
 from kubelend.stores.kubernetes import KubernetesStore
 from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.kube, pytest.mark.broker("objects")]
 
 SPOILT = [
     pytest.param({"checksum": "7"}, id="the checksum"),
@@ -27,12 +27,11 @@ OBJECTS = [
 
 
 @pytest.fixture
-async def broker(kube, namespace):
-    async with kube_broker.running(kube, namespace) as broker:
-        await broker.advertise("lender")
-        await broker.reserve("mine")
-        await broker.reserved("mine")
-        yield broker
+async def broker(broker):
+    await broker.advertise("lender")
+    await broker.reserve("mine")
+    await broker.reserved("mine")
+    return broker
 
 
 @pytest.mark.parametrize("kind, record, name", OBJECTS)

@@ -10,7 +10,6 @@ import agent_process
 import broker_process
 import brokers
 import make
-from brokers import until
 from kube_stores import Place
 from kubelend.core import audit
 from kubelend.core.errors import BrokerUnreachable
@@ -19,6 +18,7 @@ from kubelend.stores.memory import MemoryStore
 from kubelend.wire import bodies
 from kubelend.wire.objects import ProviderInstruction, ReservationInstruction, ResourceRequest
 from post_offices import BROKER, PostOffice
+from waiting import until
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(180)]
 

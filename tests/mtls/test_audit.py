@@ -10,12 +10,6 @@ from kubelend.core import journal
 from kubelend.stores.memory import MemoryStore
 
 
-@pytest.fixture
-async def broker(certificates):
-    async with brokers.running(certificates) as made:
-        yield made
-
-
 async def log(broker, **query):
     answer = await broker.viewer().get("audit", **query)
     assert answer.status == 200, answer.content

@@ -13,6 +13,7 @@ from holders import LATER, Holder
 from kubelend.transports.http_client import BrokerClient
 from kubelend.wire import bodies
 from scripted_broker import ScriptedBroker, events
+from waiting import PATIENCE
 
 RESERVATION = bodies.Reservation(
     "rsv-a-1",
@@ -129,6 +130,6 @@ async def test_every_event_comes_once_while_the_certificate_changes_again_and_ag
             if len(made) % 10 == 0:
                 lender.renew()
             made.append((await borrower.reserve(LITTLE)).id)
-        await asyncio.wait_for(listening, 10)
+        await asyncio.wait_for(listening, PATIENCE)
     assert told == made
     assert resets == [1]

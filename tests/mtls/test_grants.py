@@ -10,10 +10,9 @@ from kubelend.pki.grants import KeySet, verify
 
 
 @pytest.fixture
-async def broker(certificates):
-    async with brokers.running(certificates) as made:
-        await made.cluster("a").post("advertisements", offer("a"))
-        yield made
+async def broker(broker):
+    await broker.cluster("a").post("advertisements", offer("a"))
+    return broker
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import socket
 import ssl
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -16,10 +17,10 @@ import bare
 import brokers
 import make
 from bare import GET, answer_of, connected, end_of, others_are_served
-from callers import PATIENCE
 from kubelend.core.roles import Role
 from kubelend.pki import profiles
 from kubelend.transports import http_server
+from waiting import PATIENCE
 
 
 def refused(broker, reason):
@@ -96,12 +97,12 @@ async def test_client_of_the_very_same_address_gets_in_all_the_same(start):
 
 
 async def test_silent_connection_ends_after_the_time_of_a_handshake(start):
-    broker = await start(handshake_timeout=make.SECOND / 5)
+    broker = await start(
+        handshake_timeout=make.SECOND / 5, read_timeout=make.HOUR, idle_timeout=make.HOUR
+    )
     with bare.silent(broker.port, 3) as connections:
         await all_arrived(broker, 3)
-        began = time.monotonic()
         await brokers.until(lambda: all(closed(connections)))
-        assert time.monotonic() - began < PATIENCE / 2
     await brokers.until(lambda: open_now(broker) == 0)
 
 
@@ -116,13 +117,12 @@ async def test_probe_that_only_connects_leaves_nothing_behind(broker, log):
 
 async def test_end_of_a_broker_waits_for_no_handshake(certificates):
     with contextlib.ExitStack() as stack:
-        async with brokers.running(certificates) as broker:
+        limits: dict[str, Any] = dict.fromkeys(("handshake_timeout", "shutdown_timeout"), make.HOUR)
+        async with brokers.running(certificates, **limits) as broker:
             connections = stack.enter_context(bare.silent(broker.port, 5))
             await all_arrived(broker, 5)
             connections[0].sendall(hello(broker.cluster("a")))
             await brokers.until(lambda: has_answer(connections[0]))
-            began = time.monotonic()
-        assert time.monotonic() - began < PATIENCE / 2
         assert all(closed(connections))
 
 
@@ -248,7 +248,7 @@ async def test_five_hundred_idle_tls_connections_stay_and_others_are_served(star
             opening = [stack.enter_async_context(connected(caller)) for caller in clusters]
             made += [await found for found in opening]
         await brokers.until(lambda: open_now(broker) == 500)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             for _ in range(20):
                 await others_are_served(broker)
         assert all([await is_answered(*pair) for pair in made[::50]])

@@ -10,15 +10,13 @@ import pytest
 import brokers
 import make
 from bare import CLOSE, GET, POST, connected, end_of, others_are_served, transport_of
+from waiting import PATIENCE
 
 TIMES = {"read_timeout": make.SECOND / 2, "idle_timeout": make.SECOND / 2}
 CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
 WISH = b'{"requestedResources":{"cpu":"1","memory":"1Gi"},'
 
-
-@pytest.fixture
-async def broker(start):
-    return await start(**TIMES)
+pytestmark = pytest.mark.broker(**TIMES)
 
 
 def body(content, *headers):
@@ -146,7 +144,7 @@ async def test_stream_for_a_client_of_http_1_0_is_not_divided(broker):
     """It knows no chunks: the stream lasts as long as the connection."""
     async with connected(broker.cluster("old")) as (reader, writer):
         writer.write(b"GET /api/v1/instructions/stream HTTP/1.0\r\n\r\n")
-        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), PATIENCE)
         assert head.startswith(b"HTTP/1.0 200 ")
         assert b"chunked" not in head.lower()
         assert (await reader.readline()) == b"event: reset\n"

@@ -7,6 +7,8 @@ import subprocess
 
 import pytest
 
+from waiting import PATIENCE
+
 pytestmark = pytest.mark.skipif(
     shutil.which("openssl") is None, reason="needs the program openssl: apt-get install openssl"
 )
@@ -30,7 +32,7 @@ def talk(broker, certificates):
             ],
             input=said,
             capture_output=True,
-            timeout=20,
+            timeout=PATIENCE,
             check=False,
         )
 

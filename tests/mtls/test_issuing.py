@@ -8,11 +8,11 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from msgspec.structs import replace
 
-import brokers
 import newcomers
 import openssl
 import tls_peers
 from certificates import Certificates
+from clocks import Clock
 from kubelend.core.roles import Role
 from kubelend.pki import files, pins, profiles, rotation
 from kubelend.pki.authority import Authority
@@ -22,11 +22,7 @@ from newcomers import Newcomer
 
 SECOND = timedelta(seconds=1)
 
-
-@pytest.fixture
-async def broker(certificates, tmp_path):
-    async with newcomers.enrolling(certificates, tmp_path) as broker:
-        yield broker
+pytestmark = pytest.mark.broker("enrolling")
 
 
 async def joined(broker, directory, name="berlin", role=Role.CLUSTER, **options):
@@ -236,7 +232,7 @@ async def test_broker_renews_its_own_certificate_in_time(own, tmp_path):
     server = own.write(
         "short", profiles.server(names=["broker.example.org"]), lifetime=timedelta(hours=1)
     )
-    clock = brokers.Clock(datetime.now(UTC))
+    clock = Clock(datetime.now(UTC))
     async with newcomers.enrolling(own, tmp_path, http_cert_path=server, clock=clock) as broker:
         before = tls_peers.serial_in(server)
         await broker.trust.refresh()
@@ -287,7 +283,7 @@ async def test_encrypted_authority_is_opened_with_a_passphrase(own, tmp_path):
 async def test_authority_that_has_ended_signs_nothing_and_says_so(own, tmp_path):
     short = Authority.create("short", timedelta(minutes=5), now=datetime.now(UTC))
     short.save(tmp_path / "short")
-    clock = brokers.Clock(datetime.now(UTC))
+    clock = Clock(datetime.now(UTC))
     async with newcomers.enrolling(
         own, tmp_path, ca_path=str(tmp_path / "short"), clock=clock
     ) as broker:

@@ -7,16 +7,14 @@ import aiohttp
 import pytest
 from cryptography import x509
 
+import brokers
 import newcomers
 from kubelend.core.roles import Role
 from kubelend.pki import identities
 from newcomers import Newcomer
+from troubled import TroubledStore, outage
 
-
-@pytest.fixture
-async def broker(certificates, tmp_path):
-    async with newcomers.enrolling(certificates, tmp_path, auto_accept="edge-*") as broker:
-        yield broker
+pytestmark = pytest.mark.broker("enrolling", auto_accept="edge-*")
 
 
 def certificate_in(directory):
@@ -275,12 +273,17 @@ async def test_broker_without_an_authority_has_no_such_listener_and_says_so(star
     assert answer.refusal == (409, "Conflict")
 
 
-async def test_join_is_refused_while_the_store_is_not_read(broker):
-    token = await newcomers.token(broker)
-    broker.service.unready = "being tested"
-    answer = await Newcomer("edge-1").ask(broker, token)
-    assert answer.refusal == (503, "NotReady")
-    broker.service.unready = None
+async def test_join_is_refused_while_the_store_is_not_read(certificates, tmp_path):
+    store = TroubledStore()
+    enrolling = newcomers.enrolling(
+        certificates, tmp_path, auto_accept="edge-*", open_store=brokers.reopening(store)
+    )
+    async with enrolling as broker:
+        token = await newcomers.token(broker)
+        async with outage(broker, store):
+            answer = await Newcomer("edge-1").ask(broker, token)
+            assert answer.refusal == (503, "NotReady")
+        assert (await Newcomer("edge-1").ask(broker, token)).status == 200
 
 
 async def test_answer_to_a_body_that_is_none_says_so(broker):

@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 import brokers
 import newcomers
-from callers import PATIENCE
 from certificates import Certificates
 from kubelend.apps import joining
 from kubelend.apps.joining import Invitation
@@ -31,6 +30,7 @@ from kubelend.pki import files, keys, pins, profiles
 from kubelend.pki.keys import Algorithm
 from kubelend.pki.profiles import Profile
 from kubelend.wire.membership_bodies import JoinWaits
+from waiting import PATIENCE
 
 SOON = timedelta(seconds=PATIENCE)
 

@@ -11,6 +11,7 @@ import bare
 import make
 from callers import offer, wish
 from kubelend.core.resources import Resources
+from waiting import PATIENCE
 
 LIMIT = 262144
 
@@ -83,7 +84,10 @@ async def test_client_that_asks_before_it_sends_its_body_is_told_to(broker, r):
     """As curl does with larger ones (Expect: 100-continue)."""
     await broker.cluster("a").advertise()
     url = f"https://localhost:{r.port}/api/v1/reservations"
-    async with asyncio.timeout(5), r.session.post(url, json=wish(), expect100=True) as response:
+    async with (
+        asyncio.timeout(PATIENCE),
+        r.session.post(url, json=wish(), expect100=True) as response,
+    ):
         assert response.status == 201
 
 

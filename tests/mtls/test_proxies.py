@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 import brokers
 from callers import offer
+from clocks import Clock
 from kubelend.core.roles import Role
 from kubelend.pki import profiles
 from mtls_headers import HEADER, passed_on
@@ -21,9 +22,7 @@ def now():
 
 @pytest.fixture
 async def behind(certificates, now):
-    async with brokers.running(
-        certificates, clock=brokers.Clock(now), trust_proxies=True
-    ) as broker:
+    async with brokers.running(certificates, clock=Clock(now), trust_proxies=True) as broker:
         yield broker
 
 

@@ -2,26 +2,20 @@
 
 import asyncio
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
 
 import pytest
 
-import brokers
 import make
-from callers import PATIENCE, Stream, address
+from callers import Stream, address
 from kubelend.api import instructions
 from kubelend.core.events import MemberChanged
 from kubelend.core.members import Member, Standing
 from kubelend.core.roles import Role
 from kubelend.pki import profiles
 from mtls_headers import passed_on
+from waiting import PATIENCE
 
-
-@pytest.fixture
-async def broker(certificates):
-    now = brokers.Clock(datetime.now(UTC))
-    async with brokers.running(certificates, clock=now, trust_proxies=True) as broker:
-        yield broker
+pytestmark = pytest.mark.broker(since_now=True, trust_proxies=True)
 
 
 @pytest.fixture

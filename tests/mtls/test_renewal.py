@@ -26,8 +26,9 @@ from kubelend.pki import (
 )
 from kubelend.transports import tls
 from kubelend.transports.http_client import BrokerClient
+from waiting import PATIENCE
 
-TIMEOUT = timedelta(seconds=10)
+TIMEOUT = timedelta(seconds=PATIENCE)
 
 
 class Scene:

@@ -5,7 +5,6 @@ import contextlib
 
 import pytest
 
-from brokers import until
 from kubelend.agent.listening import Listener
 from kubelend.agent.requesting import Requester
 from kubelend.agent.reservations import Reservations
@@ -22,6 +21,7 @@ from kubelend.wire.objects import (
     ResourceRequestSpec,
 )
 from virtual_time import stopped
+from waiting import until
 
 
 @pytest.fixture

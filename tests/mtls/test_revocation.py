@@ -10,19 +10,17 @@ import pytest
 import bare
 import brokers
 import newcomers
-from callers import PATIENCE, wish
+from callers import wish
+from clocks import Clock
 from kubelend.api import instructions
 from kubelend.core.roles import Role
 from kubelend.pki import files, profiles
 from kubelend.stores.sqlite import SqliteStore
 from mtls_headers import passed_on
 from newcomers import Newcomer
+from waiting import PATIENCE
 
-
-@pytest.fixture
-async def broker(certificates, tmp_path):
-    async with newcomers.enrolling(certificates, tmp_path, trust_proxies=True) as broker:
-        yield broker
+pytestmark = pytest.mark.broker("enrolling", trust_proxies=True)
 
 
 async def joined(broker, tmp_path, name="berlin", directory=""):
@@ -294,7 +292,7 @@ async def test_revocation_is_in_the_journal_with_who_and_why(broker, tmp_path):
 
 async def test_stream_ends_when_its_certificate_ends(certificates, tmp_path, monkeypatch):
     monkeypatch.setattr(instructions, "HEARTBEAT", 0.02)
-    clock = brokers.Clock(datetime.now(UTC))
+    clock = Clock(datetime.now(UTC))
     lifetime = timedelta(minutes=1)
     async with newcomers.enrolling(
         certificates, tmp_path, clock=clock, certificate_lifetime=lifetime

@@ -32,6 +32,7 @@ from kubelend.core import durations
 from kubelend.wire import openapi, routes, texts
 from kubelend.wire.route import EVENT_STREAM
 from newcomers import Newcomer
+from waiting import PATIENCE
 
 DOCUMENT = openapi.document(kubelend.__version__)
 OFF = {"enabled": False}
@@ -74,7 +75,7 @@ UNSAYABLE = re.compile(
 )
 """Demands that JSON Schema has no words for."""
 
-SOON, LATE = 0.2, 10.0
+SOON, LATE = 0.2, PATIENCE
 """Seconds after which the end of a stream, which has none, and of a call is not waited for."""
 
 

@@ -2,18 +2,11 @@
 
 import pytest
 
-import brokers
 import make
 
 STEP = 5 * make.SECOND
 
-
-@pytest.fixture
-async def broker(certificates):
-    async with brokers.running(
-        certificates, stale_after=make.MINUTE, lost_after=make.MINUTE
-    ) as made:
-        yield made
+pytestmark = pytest.mark.broker(stale_after=make.MINUTE, lost_after=make.MINUTE)
 
 
 async def fall_silent(broker, *speaking):

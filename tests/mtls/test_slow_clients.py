@@ -10,14 +10,13 @@ import pytest
 import brokers
 import make
 from bare import CLOSE, GET, POST, connected, end_of, others_are_served, transport_of
-from callers import PATIENCE
+from waiting import PATIENCE
 
 QUICK = make.SECOND / 5
 
-
-@pytest.fixture
-async def broker(start):
-    return await start(read_timeout=QUICK)
+pytestmark = pytest.mark.broker(
+    read_timeout=QUICK, handshake_timeout=make.HOUR, idle_timeout=make.HOUR
+)
 
 
 @pytest.mark.parametrize(
@@ -34,7 +33,7 @@ async def test_header_that_does_not_arrive_ends_the_connection(broker, sent):
         began = time.monotonic()
         await others_are_served(broker)
         assert await end_of(reader) == b""
-        assert QUICK.total_seconds() / 2 < time.monotonic() - began < PATIENCE / 2
+        assert time.monotonic() - began > QUICK.total_seconds() / 2
 
 
 async def test_second_header_that_does_not_arrive_ends_the_connection_too(broker):
@@ -49,9 +48,7 @@ async def test_header_that_drips_ends_the_connection(broker):
     """Each byte is in time, the whole is not."""
     async with connected(broker.cluster("slow")) as (reader, writer):
         dripping = asyncio.create_task(drip(writer, GET[:-2] + b"X: " + b"x" * 1000))
-        began = time.monotonic()
         assert await end_of(reader) == b""
-        assert time.monotonic() - began < PATIENCE / 2
         dripping.cancel()
         await asyncio.wait([dripping])
 
@@ -77,13 +74,11 @@ async def test_body_that_drips_is_answered_and_ends_the_connection(broker):
 
 
 async def test_handshake_that_stalls_ends_the_connection(start):
-    broker = await start(handshake_timeout=QUICK)
+    broker = await start(handshake_timeout=QUICK, read_timeout=make.HOUR, idle_timeout=make.HOUR)
     reader, writer = await asyncio.open_connection("127.0.0.1", broker.port)
     writer.write(b"\x16\x03\x01")
-    began = time.monotonic()
     await others_are_served(broker)
     await end_of(reader)
-    assert time.monotonic() - began < PATIENCE / 2
     writer.close()
 
 

@@ -11,13 +11,15 @@ import pytest
 
 import brokers
 import make
-from callers import PATIENCE, Caller, offer, wish
+from callers import Caller, offer, wish
+from clocks import Clock
 from kubelend.api import speaking
 from kubelend.broker.speakers import GRACE
 from kubelend.core.roles import Role
 from kubelend.pki import profiles
 from kubelend.wire.route import AGENT
 from mtls_headers import passed_on
+from waiting import PATIENCE
 
 
 class Agent(Caller):
@@ -60,7 +62,7 @@ async def is_refused(caller):
 
 async def is_free_after_the_grace(caller, broker):
     """The end of a connection takes a moment to arrive; then it is the clock that counts."""
-    await brokers.until(lambda: not len(broker.service.feeds), patience=PATIENCE / 2)
+    await brokers.until(lambda: not len(broker.service.feeds))
     broker.clock.pass_time(GRACE - make.MOMENT)
     assert await is_refused(caller)
     broker.clock.pass_time(make.MOMENT)
@@ -188,7 +190,7 @@ async def test_agent_that_is_killed_can_be_started_again_after_the_grace(
     )
     assert process.stdout is not None
     try:
-        assert await asyncio.wait_for(process.stdout.readline(), 3 * PATIENCE) == b"open\n"
+        assert await asyncio.wait_for(process.stdout.readline(), PATIENCE) == b"open\n"
         two = agent("two")
         assert await is_refused(two)
         process.kill()
@@ -252,7 +254,7 @@ async def test_how_long_it_may_be_silent_is_a_setting(start, certificates):
 
 async def test_behind_a_proxy_it_is_the_caller_that_counts(certificates):
     proxy = certificates.write("edge", profiles.client("envoy", Role.PROXY))
-    clock = brokers.Clock(datetime.now(UTC))
+    clock = Clock(datetime.now(UTC))
     async with brokers.running(certificates, clock=clock, trust_proxies=True) as broker:
         found = {
             (name, instance): Agent(

@@ -17,11 +17,7 @@ from kubelend.pki.keys import Algorithm
 from kubelend.stores.sqlite import SqliteStore
 from newcomers import Newcomer
 
-
-@pytest.fixture
-async def broker(certificates, tmp_path):
-    async with newcomers.enrolling(certificates, tmp_path, auto_accept="edge-*") as broker:
-        yield broker
+pytestmark = pytest.mark.broker("enrolling", auto_accept="edge-*")
 
 
 async def test_new_token_comes_with_all_that_a_newcomer_needs(broker, certificates):

@@ -5,18 +5,13 @@ from datetime import UTC, datetime
 import pytest
 
 import brokers
-from troubled import TroubledStore
-
-
-@pytest.fixture
-def store():
-    return TroubledStore()
+from clocks import Clock
 
 
 @pytest.fixture
 async def broken(certificates, store):
     """A broker that knows of a revoked cluster and loses its store then."""
-    clock = brokers.Clock(datetime.now(UTC))
+    clock = Clock(datetime.now(UTC))
     async with brokers.running(certificates, open_store=lambda: store, clock=clock) as broker:
         answer = await broker.admin().post("members", "cluster", "berlin", "revoke", {})
         assert answer.status == 200

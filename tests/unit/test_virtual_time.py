@@ -11,7 +11,7 @@ from virtual_time import in_virtual_time, now, settled, stopped
 
 @in_virtual_time
 async def test_timers_go_off_in_their_order_at_their_time():
-    began, gone = time.monotonic(), []
+    gone = []
 
     async def nap(hours):
         await asyncio.sleep(hours * 3600)
@@ -19,7 +19,6 @@ async def test_timers_go_off_in_their_order_at_their_time():
 
     await asyncio.gather(nap(48), nap(1), nap(2))
     assert gone == [(hours, make.T0 + hours * make.HOUR) for hours in (1, 2, 48)]
-    assert time.monotonic() - began < 5
 
 
 @in_virtual_time

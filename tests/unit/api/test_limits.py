@@ -4,20 +4,14 @@ import tracemalloc
 
 import pytest
 
+from clocks import Seconds
 from kubelend.api.limits import RateLimiter
 from kubelend.core.errors import RateLimited
 
 
-class Time:
-    now = 1000.0
-
-    def __call__(self):
-        return self.now
-
-
 @pytest.fixture
 def time():
-    return Time()
+    return Seconds()
 
 
 def admitted(limiter, caller, times):

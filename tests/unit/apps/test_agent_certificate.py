@@ -11,6 +11,7 @@ import pytest
 import make
 from kubelend.agent.standing import Standing
 from kubelend.apps.agent_certificate import PART, CertificateKeeper
+from waiting import PATIENCE
 
 LATER = make.T0 + timedelta(days=200)
 SHOWN = json.dumps({"name": "berlin", "renewAt": LATER.isoformat()})
@@ -62,7 +63,7 @@ async def kept(children, renew_at=None, now=make.T0):
     )
     task = asyncio.create_task(keeper.run())
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             await standing.reported.wait()
         yield standing
         assert not task.done()

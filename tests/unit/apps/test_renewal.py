@@ -25,6 +25,7 @@ from kubelend.pki.authority import Authority
 from kubelend.pki.keys import Algorithm
 from kubelend.transports import tls
 from kubelend.wire.certificate_bodies import IssuedCertificate
+from waiting import PATIENCE
 
 NAMES = ("tls.crt", "tls.key", "ca.crt")
 
@@ -372,7 +373,7 @@ async def test_a_process_that_lives_long_does_it_by_itself(directory, desk, now)
         proven.set()
 
     running = asyncio.create_task(Renewer(directory, desk.ask, prove, lambda: now).run())
-    await asyncio.wait_for(proven.wait(), 10)
+    await asyncio.wait_for(proven.wait(), PATIENCE)
     running.cancel()
     await asyncio.wait([running])
     assert len(desk.asked) == 1

@@ -7,13 +7,12 @@ import threading
 import pytest
 
 import make
-from brokers import until
-from callers import PATIENCE
 from kubelend.broker.commits import GroupCommit
 from kubelend.core.errors import NotReady, StoreFailed
 from kubelend.core.models import Cluster, ReservationId
 from troubled import TroubledStore
 from virtual_time import settled
+from waiting import PATIENCE, until
 
 
 class Scene:

@@ -9,6 +9,7 @@ from kubelend.core.lifecycle import Phase
 from kubelend.core.members import Member, Standing
 from kubelend.core.models import ClusterId, ReservationId
 from kubelend.core.roles import Role
+from waiting import PATIENCE
 
 A, B, R = ClusterId("a"), ClusterId("b"), ClusterId("r")
 
@@ -132,5 +133,5 @@ async def test_woken_reader_finds_nothing_and_goes_on():
     feeds = Feeds()
     a = feeds.open(A, 0)
     feeds.wake_all()
-    assert await asyncio.wait_for(a.read(60), 1) == []
+    assert await asyncio.wait_for(a.read(2 * PATIENCE), PATIENCE) == []
     assert not a.closed

@@ -6,7 +6,7 @@ import contextlib
 import pytest
 
 import make
-from brokers import Clock
+from clocks import Clock
 from kubelend.broker.floods import IN_FULL, WINDOW
 from kubelend.broker.journal import PORTION, Journal
 from kubelend.broker.metrics import Metrics

@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 import make
-from brokers import Clock, until
+from clocks import Clock
 from kubelend.broker import parties
 from kubelend.broker.journal import Journal
 from kubelend.broker.leadership import NOBODY
@@ -20,7 +20,7 @@ from kubelend.core.events import Archived, Dropped
 from kubelend.core.journal import THE_BROKER, Entry
 from kubelend.core.models import ClusterId, ReservationId
 from kubelend.core.records import News
-from troubled import TroubledStore
+from waiting import until
 
 A = ClusterId("a")
 RULES = Rules(stale_after=make.STALE_AFTER, retention=make.HOUR)
@@ -83,11 +83,6 @@ async def running(vote, open_store, tail=NOBODY):
         task.cancel()
         await asyncio.wait([task])
         await broker.close()
-
-
-@pytest.fixture
-def store():
-    return TroubledStore()
 
 
 @pytest.fixture

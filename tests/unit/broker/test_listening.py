@@ -3,29 +3,13 @@
 import pytest
 
 import make
-from brokers import Clock
-from kubelend.broker.metrics import Metrics
-from kubelend.broker.service import Broker, Rules
 from kubelend.core.errors import Conflict
 from kubelend.core.lifecycle import Reason
 from kubelend.core.models import Cluster, Reservation, ReservationId
-from troubled import TroubledStore
 
 MINE = ReservationId("mine")
 
-
-@pytest.fixture
-def store():
-    return TroubledStore()
-
-
-@pytest.fixture
-async def broker(store):
-    made = Broker(lambda: store, Clock(), Rules(), Metrics())
-    await made.load()
-    await made.advertise(make.advertisement("a", "cpu=4,memory=8Gi"))
-    yield made
-    await made.close()
+pytestmark = pytest.mark.broker("service", fails=True, offers={"a": ("4", "8Gi")})
 
 
 async def test_listeners_hear_of_what_is_durable_and_of_a_ledger_that_was_read_anew(broker, store):

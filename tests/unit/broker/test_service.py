@@ -7,7 +7,6 @@ import pytest
 from structlog.testing import capture_logs
 
 import make
-from brokers import Clock, until
 from kubelend.broker import views
 from kubelend.broker.metrics import Metrics
 from kubelend.broker.service import Broker, Rules
@@ -22,30 +21,13 @@ from kubelend.core.errors import (
 )
 from kubelend.core.lifecycle import Phase, Reason
 from kubelend.core.models import ClusterId, ReservationId
-from troubled import TroubledStore
 from virtual_time import settled
+from waiting import until
 
 A, R = ClusterId("a"), ClusterId("r")
 RULES = Rules(stale_after=make.STALE_AFTER, retention=make.HOUR, max_waiting=2)
 
-
-@pytest.fixture
-def clock():
-    return Clock()
-
-
-@pytest.fixture
-def store():
-    return TroubledStore()
-
-
-@pytest.fixture
-async def broker(store, clock):
-    made = Broker(lambda: store, clock, RULES, Metrics())
-    await made.load()
-    await made.advertise(make.advertisement("a", "cpu=4,memory=8Gi"))
-    yield made
-    await made.close()
+pytestmark = pytest.mark.broker("service", rules=RULES, fails=True, offers={"a": ("4", "8Gi")})
 
 
 @contextlib.asynccontextmanager

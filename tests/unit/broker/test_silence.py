@@ -6,29 +6,22 @@ import contextlib
 import pytest
 
 import make
-from brokers import Clock, until
 from kubelend.broker.metrics import Metrics
 from kubelend.broker.service import Broker, Rules
 from kubelend.broker.writer import PAUSE
 from kubelend.core import silence
 from kubelend.core.errors import StoreFailed
 from kubelend.core.models import ClusterId
-from troubled import TroubledStore
 from virtual_time import in_virtual_time
+from waiting import until
 
 A, B, R = ClusterId("a"), ClusterId("b"), ClusterId("r")
 RULES = Rules(stale_after=make.MINUTE, lost_after=make.MINUTE)
 STEP = 5 * make.SECOND
 
-
-@pytest.fixture
-def clock():
-    return Clock()
-
-
-@pytest.fixture
-def store():
-    return TroubledStore()
+pytestmark = pytest.mark.broker(
+    "service", rules=RULES, fails=True, offers={"a": ("8", "8Gi"), "b": ("4", "4Gi")}
+)
 
 
 async def opened(store, clock):
@@ -40,14 +33,6 @@ async def opened(store, clock):
 async def fill(broker):
     await broker.advertise(make.advertisement("a", "cpu=8,memory=8Gi"))
     await broker.advertise(make.advertisement("b", "cpu=4,memory=4Gi"))
-
-
-@pytest.fixture
-async def broker(store, clock):
-    made = await opened(store, clock)
-    await fill(made)
-    yield made
-    await made.close()
 
 
 @contextlib.asynccontextmanager

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 import make
-from brokers import Clock
+from clocks import Clock
 from kubelend.broker.feeds import Feed
 from kubelend.broker.speakers import GRACE, LONGEST_NAME, Speakers
 from kubelend.core.errors import IdentityInUse

@@ -7,7 +7,6 @@ import pytest
 from aiohttp import web
 
 import scripted_api
-from brokers import until
 from kubelend.cli import object_clerks, object_sides
 from kubelend.cli.object_clerks import Clerk
 from kubelend.core.errors import Forbidden, NotFound, Unauthenticated, Unavailable, UnexpectedAnswer
@@ -15,6 +14,7 @@ from kubelend.kits.backoff import Backoff
 from kubelend.kube.client import Client
 from kubelend.wire import bodies
 from scripted_api import found, status
+from waiting import until
 
 ONCE = Backoff(retries=0)
 ASKED = bodies.ReservationRequest(bodies.Quantities("1", "1Gi"))

@@ -11,8 +11,10 @@ from kubelend.cli import renewing
 from kubelend.core.errors import Conflict, NotFound
 from kubelend.kits import backoff
 from kubelend.transports.http_client import BrokerClient
-from scripted_broker import ScriptedBroker, body, hang_up, problem, raw, say_nothing
+from scripted_broker import body, hang_up, problem, raw, say_nothing
 from tls_peers import serial_in
+
+pytestmark = pytest.mark.broker("scripted")
 
 
 @pytest.fixture
@@ -23,12 +25,6 @@ def certificates(tmp_path):
 @pytest.fixture
 def directory(certificates, tmp_path):
     return shutil.copytree(due(certificates), tmp_path / "live")
-
-
-@pytest.fixture
-async def broker(certificates):
-    async with ScriptedBroker(certificates.server()) as broker:
-        yield broker
 
 
 @pytest.mark.parametrize(

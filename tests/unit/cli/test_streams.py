@@ -9,6 +9,7 @@ import pytest
 
 from kubelend.cli import streams
 from kubelend.cli.exits import Code
+from waiting import PATIENCE
 
 FULL = Path("/dev/full")
 needs_full = pytest.mark.skipif(not FULL.exists(), reason="there is no /dev/full here")
@@ -19,7 +20,7 @@ LARGE = "import sys; from kubelend.cli import main, output, version; {}; main.ma
 
 def ended(stdout, *command):
     done = subprocess.run(
-        command, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False, timeout=60
+        command, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False, timeout=PATIENCE
     )
     return done.returncode, done.stderr
 
@@ -67,7 +68,7 @@ def test_a_command_that_failed_keeps_its_exit_code():
 
 
 def test_without_any_output_a_command_works():
-    done = subprocess.run(["sh", "-c", f"{KUBELEND} version >&-"], check=False, timeout=60)
+    done = subprocess.run(["sh", "-c", f"{KUBELEND} version >&-"], check=False, timeout=PATIENCE)
     assert done.returncode == Code.OK
 
 

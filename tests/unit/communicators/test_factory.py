@@ -10,6 +10,8 @@ from kubelend.communicators.http import HttpCommunicator
 from kubelend.communicators.options import Options
 from kubelend.core.errors import InvalidSettings
 
+pytestmark = pytest.mark.broker("scripted")
+
 
 async def test_http_is_opened_without_a_call(broker, certificates):
     options = Options(broker.url, certificates.cluster("a"))

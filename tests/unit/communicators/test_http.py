@@ -8,12 +8,12 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from brokers import until
 from kubelend.communicators import factory
 from kubelend.communicators.options import Options
 from kubelend.core.errors import BrokerUnreachable, Forbidden, NotReady
 from kubelend.wire import bodies, route
 from scripted_broker import body, events, hang_up, problem, raw, say_nothing
+from waiting import PATIENCE, until
 
 MOMENT = timedelta(milliseconds=100)
 RESERVATION = bodies.Reservation(
@@ -26,6 +26,8 @@ RESERVATION = bodies.Reservation(
 )
 WISH = bodies.ReservationRequest(RESERVATION.requested_resources)
 RESET = b"event: reset\ndata: {}\n\n"
+
+pytestmark = pytest.mark.broker("scripted")
 
 
 @pytest.fixture
@@ -167,7 +169,7 @@ async def test_after_a_reset_the_numbers_of_before_mean_nothing(broker, communic
 
 async def test_a_line_that_is_half_open_is_noticed(broker, communicator):
     broker.answers.append(events(event(1), stay=True))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         found, words = await revisions(communicator)
     assert found == [1]
     assert "did not answer within 100ms" in words

@@ -15,10 +15,7 @@ from kubelend.wire.conversion import Terms
 
 WISH = bodies.ReservationRequest(bodies.Quantities("1", "1Gi"))
 
-
-@pytest.fixture
-async def broker(start):
-    return await start(max_waiting=0)
+pytestmark = pytest.mark.broker(max_waiting=0)
 
 
 @pytest.fixture

@@ -4,28 +4,19 @@ import pytest
 
 import broker_samples as samples
 import make
-from brokers import Clock, until
-from kubelend.broker.metrics import Metrics
-from kubelend.broker.service import Broker, Rules
 from kubelend.controllers.advertisements import Advertisements
 from kubelend.controllers.happenings import Teller
 from kubelend.controllers.reservations import Reservations
 from kubelend.kube.access import Access
 from kubelend.kube.client import Client
 from kubelend.kube.watching import Deleted, Listed
-from kubelend.stores.memory import MemoryStore
 from kubelend.wire.conversion import Terms
 from root_tasks import working
+from waiting import until
 
 TERMS = Terms(make.HOUR, make.HOUR, make.HOUR)
 
-
-@pytest.fixture
-async def broker():
-    broker = Broker(MemoryStore, Clock(), Rules(), Metrics())
-    await broker.load()
-    yield broker
-    await broker.close()
+pytestmark = pytest.mark.broker("service")
 
 
 @pytest.fixture

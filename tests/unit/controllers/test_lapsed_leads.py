@@ -5,17 +5,15 @@ from datetime import timedelta
 
 import pytest
 
+import brokers
 import make
-from brokers import Clock
-from kubelend.broker.metrics import Metrics
-from kubelend.broker.service import Broker, Rules
+from kubelend.broker.service import Rules
 from kubelend.controllers.advertisements import Advertisements
 from kubelend.controllers.happenings import Teller
 from kubelend.controllers.reservations import Reservations
 from kubelend.core.errors import NotReady
 from kubelend.kube.access import Access
 from kubelend.kube.client import Client
-from kubelend.stores.memory import MemoryStore
 from kubelend.wire.conversion import Terms
 
 TERMS = Terms(make.HOUR, make.HOUR, make.HOUR)
@@ -49,10 +47,9 @@ def lease():
 
 @pytest.fixture
 async def broker(lease):
-    broker = Broker(MemoryStore, Clock(), Rules(lost_after=timedelta()), Metrics(), lease)
-    await broker.load()
-    yield broker
-    await broker.close()
+    rules = Rules(lost_after=timedelta())
+    async with brokers.loaded(rules=rules, leadership=lease) as broker:
+        yield broker
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from brokers import until
 from kubelend.controllers.looking import Looks
 from kubelend.core.errors import Conflict
+from waiting import until
 
 
 @contextlib.asynccontextmanager

@@ -6,11 +6,9 @@ from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 import broker_samples as samples
+import brokers
 import make
 import scripted_api
-from brokers import Clock, until
-from kubelend.broker.metrics import Metrics
-from kubelend.broker.service import Broker, Rules
 from kubelend.controllers.advertisements import Advertisements
 from kubelend.controllers.happenings import Teller
 from kubelend.controllers.reservations import Reservations
@@ -20,24 +18,17 @@ from kubelend.kube.watching import Deleted, Listed
 from kubelend.wire.broker_objects import RESERVATION_FINALIZER, Kept, ReservationStatus
 from kubelend.wire.conversion import Terms
 from root_tasks import working
-from troubled import TroubledStore
+from waiting import until
 
 TERMS = Terms(make.HOUR, make.HOUR, make.HOUR)
 LONG_AGO = make.T0 - 2 * make.HOUR
 
 
 @pytest.fixture
-def store():
-    return TroubledStore()
-
-
-@pytest.fixture
 async def broker(store):
-    broker = Broker(lambda: store, Clock(), Rules(), Metrics())
-    await broker.load()
-    yield broker
-    store.broken = None
-    await broker.close()
+    async with brokers.loaded(store=store) as broker:
+        yield broker
+        store.broken = None
 
 
 class Server:

@@ -3,20 +3,13 @@
 import pytest
 
 import make
+from clocks import Seconds
 from kubelend.controllers.seeing import Seeing
-
-
-class Clock:
-    def __init__(self):
-        self.now = 100.0
-
-    def __call__(self):
-        return self.now
 
 
 @pytest.fixture
 def clock():
-    return Clock()
+    return Seconds(100.0)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import pytest
 
 import broker_samples as samples
+from clocks import Seconds
 from kubelend.controllers.suspicions import GRAVE_AFTER, GRAVE_AT_LAST, MOST_TRIES, Suspicions
 
 FOUND = samples.wish()
@@ -22,16 +23,9 @@ def looks():
     return Looks()
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self):
-        return self.now
-
-
 @pytest.fixture
 def clock():
-    return Clock()
+    return Seconds(0.0)
 
 
 @pytest.fixture

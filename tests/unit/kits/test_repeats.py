@@ -2,20 +2,14 @@
 
 import pytest
 
+from clocks import Seconds
 from kubelend.kits import repeats
 from kubelend.kits.repeats import Repeats
 
 
-class Time:
-    now = 1000.0
-
-    def __call__(self):
-        return self.now
-
-
 @pytest.fixture
 def time():
-    return Time()
+    return Seconds()
 
 
 def test_first_line_is_let_through_and_its_repeats_are_not(time):

@@ -4,6 +4,7 @@ import asyncio
 from functools import partial
 
 from kubelend.kits.rhythm import Rhythm
+from waiting import PATIENCE
 
 HOUR = 3600.0
 
@@ -22,7 +23,7 @@ async def test_what_comes_soon_after_waits_for_the_beat_with_the_others():
         rhythm.call(partial(done.append, name))
     rhythm.call(over.set)
     assert done == ["a"]
-    await asyncio.wait_for(over.wait(), 5)
+    await asyncio.wait_for(over.wait(), PATIENCE)
     assert done == ["a", "b", "c", "d"]
 
 
@@ -33,7 +34,7 @@ async def test_one_that_fails_takes_nobody_along():
     rhythm.call(lambda: None)
     rhythm.call(partial([].pop, 0))
     rhythm.call(over.set)
-    await asyncio.wait_for(over.wait(), 5)
+    await asyncio.wait_for(over.wait(), PATIENCE)
 
 
 async def test_after_a_beat_the_next_ones_wait_for_another():
@@ -42,7 +43,7 @@ async def test_after_a_beat_the_next_ones_wait_for_another():
         over = asyncio.Event()
         rhythm.call(lambda: None)
         rhythm.call(over.set)
-        await asyncio.wait_for(over.wait(), 5)
+        await asyncio.wait_for(over.wait(), PATIENCE)
 
 
 async def test_without_seconds_nothing_waits():

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import time
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -11,12 +10,13 @@ import msgspec
 import pytest
 
 import make
-from brokers import until
+from clocks import Seconds
 from fake_liqo import FakeLiqo
 from kubelend.agent.ports import Peer
 from kubelend.core.errors import InvalidInput, InvalidSettings, Unavailable, UnexpectedAnswer
 from kubelend.peerings import liqoctl
 from kubelend.peerings.liqoctl import LiqoctlPeering
+from waiting import until
 
 PEER = Peer("rsv-home-1", "one", make.resources("cpu=500m,memory=1Gi,gpu=2,storage=5Gi"))
 OTHER = Peer("rsv-home-2", "one", make.resources("cpu=1,memory=1Gi"))
@@ -37,16 +37,6 @@ def clock():
 @pytest.fixture
 def peering(liqo, clock):
     return made(liqo, now=clock)
-
-
-class Seconds:
-    """A clock that stands still until it is moved."""
-
-    def __init__(self):
-        self.now = 1000.0
-
-    def __call__(self):
-        return self.now
 
 
 def made(liqo, **changes):
@@ -198,9 +188,7 @@ async def test_a_provider_that_hangs_is_tried_once_for_all_who_wait_for_it(liqo)
     liqo.behave("liqoctl peer", "hang")
     peering = made(liqo, timeout=SHORT)
     peers = [PEER._replace(reservation=f"rsv-home-{number}") for number in range(20)]
-    began = time.monotonic()
     found = await asyncio.gather(*map(peering.connect, peers), return_exceptions=True)
-    assert time.monotonic() - began < 2 * SHORT.total_seconds()
     assert liqo.commands == ["liqoctl peer"]
     assert {str(problem) for problem in found} == {
         "liqoctl peer timed out after 1.5s;"

@@ -10,9 +10,9 @@ import pytest
 from kubelend.core.errors import Unavailable
 from kubelend.peerings import turns
 from kubelend.peerings.turns import Turn, Turns
+from waiting import PATIENCE
 
 LIMIT = timedelta(seconds=10)
-PATIENCE = 5.0
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ from kubelend.wire.objects import (
     ResourceRequestStatus,
 )
 from virtual_time import in_virtual_time, now
+from waiting import PATIENCE, until
 
-PATIENCE = 10
 QUICK = timedelta(milliseconds=5)
 
 BY_HAND = """
@@ -53,12 +53,6 @@ def edit(file, old, new):
 async def heard(watch):
     async with asyncio.timeout(PATIENCE):
         return await anext(watch)
-
-
-async def until(is_so):
-    async with asyncio.timeout(PATIENCE):
-        while not is_so():  # noqa: ASYNC110  the thread that makes it so has no event to wait for
-            await asyncio.sleep(0.001)
 
 
 # -- what is in a file
@@ -302,7 +296,7 @@ async def test_end_does_not_wait_for_a_disk_that_hangs(open_objects, tmp_path, m
     with disks.locked(tmp_path):
         change = asyncio.ensure_future(objects.apply(wish()))
         await asyncio.sleep(0)
-        async with asyncio.timeout(PATIENCE / 4):
+        async with asyncio.timeout(PATIENCE):
             await objects.close()
         assert not change.done()
     assert (await change).key == "default/wish"

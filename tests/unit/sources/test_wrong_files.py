@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import textwrap
-import time
 from contextlib import aclosing
 from datetime import timedelta
 
@@ -24,8 +23,7 @@ from kubelend.wire.objects import (
     ResourceRequestSpec,
     ResourceRequestStatus,
 )
-
-PATIENCE = 10
+from waiting import PATIENCE
 
 BY_HAND = """
 # two cores for an afternoon
@@ -232,7 +230,7 @@ async def test_change_waits_for_an_edited_file_to_rest(open_objects, file):
 
 
 async def test_file_that_never_rests_keeps_no_other_waiting(open_objects, file, monkeypatch):
-    monkeypatch.setattr(files, "PATIENCE", PATIENCE)
+    monkeypatch.setattr(files, "PATIENCE", 3600.0)
     objects = open_objects(settle=timedelta(hours=1))
     await objects.list(ResourceRequest)
     made = await objects.apply(wish())
@@ -245,10 +243,8 @@ async def test_file_that_never_rests_keeps_no_other_waiting(open_objects, file, 
             objects.delete(ResourceRequest, made.key),
         )
     ]
-    began = time.monotonic()
     for number in range(20):
         await objects.apply(replace(wish(), metadata=Metadata(f"other-{number}")))
-    assert time.monotonic() - began < PATIENCE / 2
     assert not any(one.done() for one in stuck)
     with disks.locked(file.parent.parent):
         pass
@@ -274,14 +270,12 @@ async def test_change_of_a_file_that_never_rests_is_to_be_tried_again(
 async def test_first_look_at_a_file_that_never_rests_keeps_no_other_waiting(
     open_objects, file, monkeypatch
 ):
-    monkeypatch.setattr(files, "FIRST_PATIENCE", PATIENCE)
+    monkeypatch.setattr(files, "FIRST_PATIENCE", 3600.0)
     file.write_text(BY_HAND)
     objects = open_objects(settle=timedelta(hours=1))
     first = asyncio.ensure_future(objects.list(ResourceRequest))
     await asyncio.sleep(0)
-    began = time.monotonic()
     await objects.apply(replace(wish(), metadata=Metadata("other")))
-    assert time.monotonic() - began < PATIENCE / 2
     assert not first.done()
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)

@@ -7,7 +7,6 @@ import pytest
 from certificates import Certificates
 from kubelend.kits.backoff import Backoff
 from kubelend.transports.http_client import BrokerClient
-from scripted_broker import ScriptedBroker
 
 QUICK = Backoff(retries=2, first=timedelta(milliseconds=1))
 
@@ -15,12 +14,6 @@ QUICK = Backoff(retries=2, first=timedelta(milliseconds=1))
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory):
     return Certificates(tmp_path_factory.mktemp("pki"))
-
-
-@pytest.fixture
-async def broker(certificates):
-    async with ScriptedBroker(certificates.server()) as broker:
-        yield broker
 
 
 @pytest.fixture

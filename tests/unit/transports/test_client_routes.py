@@ -130,6 +130,8 @@ OTHERS = {
 }
 """Those whose methods give something else than the body."""
 
+pytestmark = pytest.mark.broker("scripted")
+
 
 def test_every_route_has_a_method():
     # The stream has its own tests.

@@ -5,7 +5,6 @@ import contextlib
 import socket
 import ssl
 import threading
-import time
 from datetime import timedelta
 
 import pytest
@@ -20,17 +19,12 @@ from kubelend.transports.http_client import BrokerClient
 from kubelend.wire import bodies
 from scripted_broker import ScriptedBroker, body, hang_up, say_nothing
 
+pytestmark = pytest.mark.broker("scripted", answers=[body(bodies.Version("1"))])
+
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory):
     return Certificates(tmp_path_factory.mktemp("pki"))
-
-
-@pytest.fixture
-async def broker(certificates):
-    async with ScriptedBroker(certificates.server()) as broker:
-        broker.answers.append(body(bodies.Version("1")))
-        yield broker
 
 
 async def failure(url, directory, *, timeout=timedelta(seconds=10), retries=backoff.NONE):
@@ -72,9 +66,7 @@ async def test_the_broker_is_signed_by_another_authority(broker, tmp_path):
 async def test_what_is_not_trusted_is_not_asked_again(broker, tmp_path):
     patient = Backoff(retries=1, first=timedelta(hours=1), longest=timedelta(hours=1))
     directory = Certificates(tmp_path, authority="other").cluster("a")
-    began = time.monotonic()
     await failure(broker.url, directory, retries=patient)
-    assert time.monotonic() - began < 30
 
 
 async def test_the_broker_has_another_name(certificates):

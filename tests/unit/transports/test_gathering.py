@@ -10,9 +10,9 @@ from aiohttp.web_response import Response
 from kubelend.kits.rhythm import Rhythm
 from kubelend.transports import http_server
 from kubelend.transports.http_server import MOST_HELD, Gathering, Limits
+from waiting import PATIENCE
 
 HOUR, SOON = 3600.0, 0.05
-PATIENCE = 10
 
 GET = b"GET /news HTTP/1.1\r\nHost: localhost\r\n\r\n"
 

@@ -26,6 +26,8 @@ CLUSTER = bodies.Cluster(
 )
 EXPLANATION = bodies.Explanation("1/1 cluster fits", 1, 1, {})
 
+pytestmark = pytest.mark.broker("scripted")
+
 
 async def test_a_broker_that_is_not_ready_says_why(broker, client):
     broker.answers.append(raw(b"not ready: replaying", 503))

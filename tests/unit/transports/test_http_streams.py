@@ -21,6 +21,8 @@ RESERVATION = bodies.Reservation(
     datetime(2026, 1, 1, tzinfo=UTC),
 )
 
+pytestmark = pytest.mark.broker("scripted")
+
 
 def event(revision, name="instruction"):
     instruction = bodies.Instruction(revision, "provider", "Hold", "Hold it", RESERVATION)

@@ -13,6 +13,8 @@ from scripted_broker import body, hang_up
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 MEMBER = bodies.Member("cluster", "a/b", "Accepted", NOW)
 
+pytestmark = pytest.mark.broker("scripted")
+
 
 @pytest.fixture
 async def client(broker, certificates):
