@@ -79,9 +79,7 @@ async def test_rotation_that_was_finished_while_the_broker_was_down_is_finished_
         )
         alice = broker.holder(new_admin(tmp_path), "alice")
         assert (await alice.get("version")).status == 200
-    (line,) = log.lines(
-        "Ignoring CA in ca.crt that was dropped by a rotation"
-    )
+    (line,) = log.lines("Ignoring CA in ca.crt that was dropped by a rotation")
     assert line["ca"] == "CN=test-ca"
 
 

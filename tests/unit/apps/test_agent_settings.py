@@ -68,7 +68,10 @@ def test_an_agent_with_a_mailbox_needs_no_certificate():
     "texts,problem",
     [
         ({"broker_transport": "mqtt"}, "--broker-transport: 'mqtt' is not supported"),
-        ({"broker_namespace": "Mail box"}, "--broker-namespace: 'Mail box' is not a valid namespace"),
+        (
+            {"broker_namespace": "Mail box"},
+            "--broker-namespace: 'Mail box' is not a valid namespace",
+        ),
         ({"broker_url": "http://broker"}, "--broker-url: 'http://broker' is not a broker URL"),
         ({"broker_cert_path": ""}, "--broker-cert-path: required"),
         ({"source": "kubernetes"}, "--simulation: only valid with --source=simulated"),
@@ -84,9 +87,15 @@ def test_an_agent_with_a_mailbox_needs_no_certificate():
         ({"cpu_cost": "abc"}, "--cpu-cost: price: 'abc' is not a price"),
         ({"currency": "euro!!"}, "--currency: currency: 'euro!!' is not a currency code"),
         ({"advertisement_name": "Bad_Name"}, "--advertisement-name: 'Bad_Name' is no"),
-        ({"advertisement_namespace": "Bad"}, "--advertisement-namespace: 'Bad' is not a valid namespace"),
+        (
+            {"advertisement_namespace": "Bad"},
+            "--advertisement-namespace: 'Bad' is not a valid namespace",
+        ),
         ({"request_namespace": "Bad_NS"}, "--request-namespace: 'Bad_NS' is not a valid namespace"),
-        ({"instruction_namespace": "Bad_NS"}, "--instruction-namespace: 'Bad_NS' is not a valid namespace"),
+        (
+            {"instruction_namespace": "Bad_NS"},
+            "--instruction-namespace: 'Bad_NS' is not a valid namespace",
+        ),
         ({"advertisement_validity": "1ms"}, "--advertisement-validity: must be 0 or at least"),
     ],
 )

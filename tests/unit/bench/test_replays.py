@@ -78,7 +78,9 @@ def test_pods_that_wait_for_room_are_in_use_only_once_they_have_it():
 
 
 def test_a_sum_that_never_was_is_an_error():
-    with pytest.raises(KubelendError, match="12345 allocated bytes, which the simulation never reached"):
+    with pytest.raises(
+        KubelendError, match="12345 allocated bytes, which the simulation never reached"
+    ):
         Replay(steady()).events_until(12345, 100)
 
 
