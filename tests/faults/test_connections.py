@@ -108,8 +108,9 @@ def open_all(broker):
 
 async def test_more_connections_than_files_is_a_warning_and_fewer(certificates, tmp_path):
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    flags = {"max_connections": "10000000", "log_level": "debug"}
-    async with brokers.child(certificates, tmp_path, **flags) as broker:
+    async with brokers.child(
+        certificates, tmp_path, max_connections="10000000", log_level="debug"
+    ) as broker:
         (line,) = broker.logged("Raised limit of open files")
         assert line["limit"] == line["hard"] == hard
         (warning,) = [found for found in broker.log() if "requested" in found]

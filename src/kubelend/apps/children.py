@@ -28,8 +28,7 @@ class _Line(msgspec.Struct, frozen=True):
     event: str = ""
     component: str = ""
     port: int = 0
-    reservations: int | None = None
-    """Only the broker logs it, when it has loaded its store."""
+    reservations: int = 0
 
 
 class Child(Program):

@@ -24,9 +24,9 @@ class Reported(Standing):
         super().__init__()
         self.reported = asyncio.Event()
 
-    def report(self, part, problem="", *, is_partial=False):
+    def report(self, part, problem="", **details):
         assert part == PART
-        super().report(part, problem, is_partial=is_partial)
+        super().report(part, problem, **details)
         self.reported.set()
 
 

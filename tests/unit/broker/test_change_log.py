@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 import make
-from brokers import Clock
+from clocks import Clock
 from kubelend.broker import change_log
 from kubelend.broker.limiting import Limiting
 from kubelend.broker.metrics import Metrics
@@ -189,7 +189,7 @@ async def test_a_resource_of_any_name_does_not_replace_a_key(broker, logs):
 
 async def test_quota_and_policy_are_logged_when_set_and_deleted(broker, alice, logs):
     limits = Limiting(broker)
-    await limits.set_policy(A, LendingPolicy(deny=frozenset({"x"})))
+    await limits.set_policy(A, LendingPolicy(deny=("x",)))
     await limits.clear_policy(A)
     await limits.set_quota(R, Quota(reservations=0))
     with pytest.raises(QuotaExceeded):
