@@ -2,7 +2,7 @@
 
 `controllers.mailboxes` shows it what is in no mailbox. Nothing is kept of it but where our finalizer is, and
 that comes off: nobody is going to answer there, and a namespace that is deleted must not wait for it. What
-they stand for is the ledger's alone, and stays (docs/adr/0020-cluster-namespaces.md).
+they stand for is the ledger's alone, and stays (docs/adr/0020).
 """
 
 from __future__ import annotations

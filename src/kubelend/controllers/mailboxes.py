@@ -1,7 +1,7 @@
 """The broker's end of the agents' transport `kubernetes`: namespaces that are clusters' mailboxes.
 
 One watch for each kind over all namespaces, one clerk for each mailbox. Only the broker that leads answers;
-the others keep up, so that one that takes over knows at once what was asked. docs/adr/0020-cluster-namespaces.md.
+the others keep up, so that one that takes over knows at once what was asked. docs/adr/0020.
 """
 
 from __future__ import annotations
