@@ -2,7 +2,7 @@
 
 `ClusterNamespaces` passes objects outside of cluster namespaces. Only the position of the finalizer is
 kept: nobody answers requests there, and the deletion of the namespace must not wait for it. The reservations
-themselves stay in the ledger (docs/adr/0020-mailboxes.md).
+themselves stay in the ledger (docs/adr/0020-cluster-namespaces.md).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Runs the broker's side of the agents' transport `kubernetes`: one reconciler for each cluster namespace.
 
 One watch for each kind over all namespaces. Only the leader answers requests; followers keep their caches
-current, so that a new leader knows all pending requests. See docs/adr/0020-mailboxes.md.
+current, so that a new leader knows all pending requests. See docs/adr/0020-cluster-namespaces.md.
 """
 
 from __future__ import annotations
