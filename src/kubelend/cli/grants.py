@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kubelend.apps.settings import ClientSettings
-from kubelend.cli import calling, escapes, options, output, tables
+from kubelend.cli import calls, escapes, options, output, tables
 from kubelend.cli.output import Format
 from kubelend.core.errors import InvalidInput, InvalidSettings
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 
 @options.takes(settings=options.client)
-def get(name: options.ReservationName, *, settings: ClientSettings) -> None:
+def get_grant(name: options.ReservationName, *, settings: ClientSettings) -> None:
     """Print the grant of a live reservation, for its requester or provider."""
-    output.say(calling.call(settings, lambda client: client.grant(name)))
+    output.print_text(calls.call_broker(settings, lambda client: client.grant(name)))
 
 
 @options.takes(settings=options.client)
-def keys(*, settings: ClientSettings) -> None:
+def get_grant_keys(*, settings: ClientSettings) -> None:
     """Print the broker's public keys, to be kept in a file for `grant verify`."""
-    print(output.json(calling.call(settings, lambda client: client.grant_keys())))
+    print(output.json(calls.call_broker(settings, lambda client: client.grant_keys())))
 
 
-def verify(
+def verify_grant(
     grant: Annotated[
         str, typer.Argument(metavar="[GRANT]", help="Read from standard input if not given.")
     ] = "-",
@@ -46,7 +46,7 @@ def verify(
     found = grants.verify(text, _keys(keys))
     found.check(provider=provider, now=output.now())
     if format is Format.TABLE:
-        output.say(_sentence(found))
+        output.print_text(_grant_summary(found))
     elif format in {Format.JSON, Format.YAML}:
         print((output.json if format is Format.JSON else output.yaml)(found))
     else:
@@ -67,7 +67,7 @@ def _keys(path: Path) -> list[PublicKey]:
         ) from None
 
 
-def _sentence(grant: Grant) -> str:
+def _grant_summary(grant: Grant) -> str:
     amounts = ", ".join(f"{amount} {name}" for name, amount in grant.resources.items())
     end = tables.moment(datetime.fromtimestamp(grant.exp, UTC), output.now())
     return escapes.line(f"{grant.sub} may use {amounts} of {grant.aud} for {grant.jti} until {end}")

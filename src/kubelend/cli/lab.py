@@ -2,23 +2,120 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kubelend.cli import lab_views, output
-from kubelend.cli.exits import Code
+from kubelend.cli import output, tables
+from kubelend.cli.exit_codes import ExitCode
 from kubelend.core import durations
 from kubelend.core.errors import NotFound
 
 if TYPE_CHECKING:
     from kubelend.demo.telling import Teller
-    from kubelend.lab.health import Health
+    from kubelend.lab.health import Health, Part
     from kubelend.lab.messages import Message
     from kubelend.lab.records import Home, Record
+    from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
+
+NEXT_HINT = "See `kubelend lab status`; `kubelend lab down` ends them."
+
+_OFFERS = ("CLUSTER", "CPU-FREE", "MEMORY-FREE", "GPU-FREE", "RESERVED", "SCORE", "ACTIVE")
+_LOANS = ("RESERVATION", "PHASE", "TARGET", "CPU", "MEMORY")
+
+
+def health_text(found: Health) -> str:
+    """Three tables; an empty one is a sentence."""
+    return "\n\n".join(
+        (
+            tables.columns(("PART", "STATE", "WHERE"), [_part(one) for one in found.parts]),
+            _table(_OFFERS, map(_offer, found.advertisements), "Nothing is advertised."),
+            _table(_LOANS, map(_loan, found.reservations), "Nothing is reserved."),
+        )
+    )
+
+
+def next_commands(home: Home, record: Record) -> list[str]:
+    """To be copied, in this order."""
+    kubectl = _short(record.kubectl, "kubectl")
+    kubelend = _short(sys.argv[0], "kubelend")
+    return [
+        *_directory(home),
+        f"export KUBECONFIG={shlex.quote(str(home.kubeconfig))}",
+        f"export KUBELEND_BROKER={record.broker}",
+        f"export KUBELEND_CERT_PATH={shlex.quote(str(home.certificate('admin')))}",
+        "",
+        f"{kubectl} --context broker-cluster get clusteradvertisements",
+        f"{kubectl} --context agent-cluster-1 apply -f {shlex.quote(str(home.request))}",
+        f"{kubectl} --context agent-cluster-1 get resourcerequests",
+        f"{kubelend} describe reservation small --context agent-cluster-1",
+        f"{kubectl} --context agent-cluster-2 get providerinstructions",
+        f"{kubectl} --context broker-cluster get reservations",
+        f"{kubelend} get clusters",
+        f"{kubelend} audit --store {record.store}",
+        f"{kubectl} --context agent-cluster-1 delete resourcerequest small",
+        "",
+        f"{kubelend} lab test",
+        f"{kubelend} lab status",
+        f"{kubelend} lab down",
+    ]
+
+
+def _directory(home: Home) -> list[str]:
+    """If it is not where commands look by themselves."""
+    from kubelend.lab import records
+
+    if home.directory == records.usual().absolute():
+        return []
+    return [f"export {records.VARIABLE}={shlex.quote(str(home.directory))}"]
+
+
+def _table(headers: tuple[str, ...], rows: Iterable[tuple[str, ...]], otherwise: str) -> str:
+    cells = list(rows)
+    return tables.columns(headers, cells) if cells else otherwise
+
+
+def _part(part: Part) -> tuple[str, ...]:
+    return part.name, part.state if part.is_well else "NOT WELL", part.place
+
+
+def _offer(found: ClusterAdvertisement) -> tuple[str, ...]:
+    known, status = found.spec.resources, found.status
+    free, reserved = output.amount_texts(known.available), output.amount_texts(known.reserved)
+    return (
+        found.spec.cluster_id,
+        free.get("cpu", ""),
+        output.short_bytes(free.get("memory", "")),
+        free.get("gpu", ""),
+        f"{reserved.get('cpu', '0')} {output.short_bytes(reserved.get('memory', '0'))}",
+        status.score,
+        "yes" if status.active else "no",
+    )
+
+
+def _loan(found: Reservation) -> tuple[str, ...]:
+    wanted = found.spec.requested_resources
+    return (
+        found.metadata.name,
+        found.status.phase,
+        found.status.target_cluster_id or found.spec.target_cluster_id,
+        str(wanted.cpu),
+        str(wanted.memory),
+    )
+
+
+def _short(path: str, name: str) -> str:
+    """The bare name, where that is enough to find it."""
+    if Path(path).name != name or shutil.which(name) is not None:
+        return name
+    return shlex.quote(path)
+
 
 Directory = Annotated[
     Path | None,
@@ -42,16 +139,16 @@ def up(
     """
     from kubelend.lab import starting
 
-    home = _home(directory)
-    with _teller() as teller:
-        started = starting.start(home, _hear(teller), uses_kind=kind)
+    home = _lab_directory(directory)
+    with _progress_printer() as teller:
+        started = starting.start(home, _on_message(teller), uses_kind=kind)
         if started is None:
-            print("They run already, or are about to.", lab_views.NEXT, sep="\n")
+            print("They run already, or are about to.", NEXT_HINT, sep="\n")
             return
-        teller.advice("All runs. To try:", lab_views.commands(home, started))
+        teller.advice("All runs. To try:", next_commands(home, started))
 
 
-def walk(
+def walkthrough(
     *,
     timeout: Annotated[
         str, typer.Option(help="How long a step may take.", metavar="DURATION")
@@ -67,7 +164,7 @@ def walk(
     from kubelend.lab import walk as walking
 
     patience = durations.parse(timeout)
-    asyncio.run(walking.walk(_running(_home(directory)), _step, patience))
+    asyncio.run(walking.walk(_running(_lab_directory(directory)), _step, patience))
     print("Every step was seen on the API servers.")
 
 
@@ -80,25 +177,25 @@ def status(*, directory: Directory = None) -> None:
 
     from kubelend.lab import health
 
-    home = _home(directory)
+    home = _lab_directory(directory)
     record = home.find()
     if record is None:
         raise NotFound("no clusters were started", hint="`kubelend lab up` starts them")
     found = asyncio.run(health.look(home, record))
-    print(lab_views.health(found), f"Logs and kubeconfigs are in {home.directory}", sep="\n\n")
-    _judge(found)
+    print(health_text(found), f"Logs and kubeconfigs are in {home.directory}", sep="\n\n")
+    _report_health(found)
 
 
 def down(*, directory: Directory = None) -> None:
     """End all that `up` has started. It works after a crash, too."""
     from kubelend.lab import ending
 
-    home = _home(directory)
+    home = _lab_directory(directory)
     was_there = ending.stop(home)
     print(f"All is ended, and {home.directory} is gone." if was_there else "Nothing was there.")
 
 
-def _home(directory: Path | None) -> Home:
+def _lab_directory(directory: Path | None) -> Home:
     from kubelend.lab import records
 
     return records.Home(directory or records.usual())
@@ -112,14 +209,14 @@ def _running(home: Home) -> Record:
 
 
 @contextmanager
-def _teller() -> Iterator[Teller]:
+def _progress_printer() -> Iterator[Teller]:
     from kubelend.demo import screen
 
     with screen.teller() as teller:
         yield teller
 
 
-def _hear(teller: Teller) -> Callable[[Message], None]:
+def _on_message(teller: Teller) -> Callable[[Message], None]:
     from kubelend.lab.messages import Begun, Done
 
     number = 0
@@ -141,10 +238,10 @@ def _step(title: str, seconds: float) -> None:
     print(telling.timed(title, seconds), flush=True)
 
 
-def _judge(found: Health) -> None:
+def _report_health(found: Health) -> None:
     if not found.problems:
         output.note("All is well.")
         return
     for problem in found.problems:
         output.note(f"problem: {problem}")
-    raise typer.Exit(Code.UNAVAILABLE)
+    raise typer.Exit(ExitCode.UNAVAILABLE)

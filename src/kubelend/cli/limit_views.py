@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from kubelend.cli import escapes, tables
-from kubelend.cli.amounts import money
+from kubelend.cli.output import format_price
 from kubelend.wire import bodies, limit_bodies
 
-POLICY = ("LIMIT", "BY ADMIN", "BY CLUSTER", "HOLDS")
-QUOTAS = ("CLUSTER", "RESERVATIONS", "SPENT TODAY", "AMOUNTS")
+POLICY_HEADERS = ("LIMIT", "BY ADMIN", "BY CLUSTER", "HOLDS")
+QUOTA_HEADERS = ("CLUSTER", "RESERVATIONS", "SPENT TODAY", "AMOUNTS")
 
 
 class Limits(NamedTuple):
@@ -29,34 +29,38 @@ NAMES = Limits(
 )
 
 
-def policy(found: limit_bodies.PolicyStatus, width: int | None) -> str:
+def policy_text(found: limit_bodies.PolicyStatus, width: int | None) -> str:
     """Who says what, and what holds."""
     if found.effective is None:
         name = escapes.line(found.cluster_id)
         return f"{name} lends all that is free, to everyone and at any time"
-    said = _said(found.admin), _said(found.advertised), effective(found.effective)
+    said = (
+        _set_limits(found.admin),
+        _set_limits(found.advertised),
+        effective_limits(found.effective),
+    )
     rows = [row for row in zip(NAMES, *said, strict=True) if row[-1]]
-    return tables.columns(POLICY, rows, width=width)
+    return tables.columns(POLICY_HEADERS, rows, width=width)
 
 
-def effective(holds: bodies.EffectivePolicy) -> Limits:
+def effective_limits(holds: bodies.EffectivePolicy) -> Limits:
     """What holds, in words; empty where nothing is limited."""
     return Limits(
         " and also ".join(", ".join(names) for names in holds.allow),
         ", ".join(holds.deny),
-        amounts(holds.keep_back),
-        amounts(holds.max_lent),
-        amounts(holds.max_per_requester),
+        limit_amounts(holds.keep_back),
+        limit_amounts(holds.max_lent),
+        limit_amounts(holds.max_per_requester),
         " and also ".join(", ".join(texts) for texts in holds.hours),
     )
 
 
-def amounts(texts: Mapping[str, str | int]) -> str:
+def limit_amounts(texts: Mapping[str, str | int]) -> str:
     """ "4 cpu, 8Gi memory" """
     return ", ".join(f"{amount} {name}" for name, amount in texts.items())
 
 
-def quota(found: limit_bodies.QuotaStatus) -> str:
+def quota_text(found: limit_bodies.QuotaStatus) -> str:
     """All of one quota."""
     limits, used = found.quota, found.used
     facts = tables.pairs(
@@ -81,8 +85,8 @@ def quota(found: limit_bodies.QuotaStatus) -> str:
     return f"{facts}\n\n{tables.columns(('RESOURCE', 'HELD', 'WAITED FOR', 'AT MOST'), rows)}"
 
 
-def quotas(found: list[limit_bodies.QuotaStatus]) -> str:
-    return tables.columns(QUOTAS, [_cells(one) for one in found])
+def quota_table(found: list[limit_bodies.QuotaStatus]) -> str:
+    return tables.columns(QUOTA_HEADERS, [_cells(one) for one in found])
 
 
 def _cells(found: limit_bodies.QuotaStatus) -> tuple[str, ...]:
@@ -101,17 +105,17 @@ def _money(found: limit_bodies.QuotaStatus) -> str:
     limits = found.quota
     if not limits.budget:
         return ""
-    return f"{money(found.used.spent_today)} of {limits.budget} {limits.currency}"
+    return f"{format_price(found.used.spent_today)} of {limits.budget} {limits.currency}"
 
 
-def _said(policy: bodies.LendingPolicy | None) -> Limits:
+def _set_limits(policy: bodies.LendingPolicy | None) -> Limits:
     if policy is None:
         return Limits("", "", "", "", "", "")
     return Limits(
         ", ".join(policy.allow),
         ", ".join(policy.deny),
-        amounts(policy.keep_back),
-        amounts(policy.max_lent),
-        amounts(policy.max_per_requester),
+        limit_amounts(policy.keep_back),
+        limit_amounts(policy.max_lent),
+        limit_amounts(policy.max_per_requester),
         ", ".join(policy.hours),
     )

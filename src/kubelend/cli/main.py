@@ -2,56 +2,120 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import io
+import os
+import shlex
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import Final, NoReturn
 
 import typer
 
-from kubelend.cli import completion, escapes, exits, options, output, streams, tree
-from kubelend.cli.exits import Code
+from kubelend.cli import app, escapes, exit_codes, options, output
+from kubelend.cli.exit_codes import ExitCode
 from kubelend.core.errors import KubelendError
+
+
+class OutputLost(Exception):
+    """The output cannot be written. No `OSError`: the parser would end the process in its own way."""
+
+    def __init__(self, cause: OSError) -> None:
+        super().__init__(f"the output could not be written: {cause.strerror or cause}")
+        self.is_unread = cause.errno == errno.EPIPE
+        """Nobody reads it any more, which is no failure."""
+
+
+class TolerantOutput(io.TextIOWrapper):
+    """Takes everything, and says when it is flushed that not everything was written."""
+
+    cause: OSError | None = None
+
+    def write(self, text: str) -> int:
+        with self._kept():
+            super().write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._kept():
+            super().flush()
+        if self.cause is not None:
+            raise OutputLost(self.cause)
+
+    @contextlib.contextmanager
+    def _kept(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.cause = self.cause or error
+            # The rest goes nowhere: what is still in a buffer would fail again when the process ends.
+            with Path(os.devnull).open("wb") as nowhere:
+                os.dup2(nowhere.fileno(), self.fileno())
+
+
+def install_output() -> None:
+    """For the whole process, unless it was started without any output."""
+    known = sys.stdout
+    if isinstance(known, io.TextIOWrapper):
+        sys.stdout = TolerantOutput(
+            known.buffer,
+            encoding=known.encoding,
+            errors=known.errors,
+            line_buffering=known.line_buffering,
+        )
+
+
+def flush_output() -> None:
+    """Write what is still in a buffer; `Lost` if not everything was written."""
+    if isinstance(sys.stdout, TolerantOutput):
+        try:
+            sys.stdout.flush()
+        finally:
+            # The interpreter flushes once more, and has nobody to tell.
+            sys.stdout.cause = None
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run one command and end the process."""
-    streams.install()
+    install_output()
     code = run(sys.argv[1:] if arguments is None else list(arguments), program(sys.argv[0]))
     try:
-        streams.finish()
-    except streams.Lost as loss:
+        flush_output()
+    except OutputLost as loss:
         code = code or _lost(loss)
     sys.exit(code)
 
 
 def run(arguments: list[str], name: str = "kubelend") -> int:
     """Run one command; gives its exit code."""
-    state = tree.State()
-    completion.prepare()
+    state = app.GlobalFlags()
+    app.register_shells()
     try:
-        code = tree.build().main(
-            args=options.plain(arguments),
+        code = app.build_app().main(
+            args=options.normalize_arguments(arguments),
             prog_name=name,
-            complete_var=completion.VARIABLE,
+            complete_var=app.COMPLETE_VARIABLE,
             standalone_mode=False,
             obj=state,
         )
     except typer.TyperException as error:
-        return _fail(_usage(error), Code(error.exit_code))
+        return _fail(_usage(error), ExitCode(error.exit_code))
     except typer.Abort:
-        return Code.INTERRUPTED
+        return ExitCode.INTERRUPTED
     except KubelendError as error:
         _trace(state)
-        return _fail(str(error), exits.code_of(error))
-    except streams.Lost as loss:
+        return _fail(str(error), exit_codes.exit_code_for(error))
+    except OutputLost as loss:
         return _lost(loss)
     except Exception as error:  # noqa: BLE001 - the root of the process: told, and ended
         _trace(state)
         text = f"unexpected: {type(error).__name__}: {error}; {_REPORT}"
-        return _fail(text, Code.UNEXPECTED)
-    return code if isinstance(code, int) else Code.OK
+        return _fail(text, ExitCode.UNEXPECTED)
+    return code if isinstance(code, int) else ExitCode.OK
 
 
 def program(path: str) -> str:
@@ -70,19 +134,53 @@ def _usage(error: typer.TyperException) -> str:
     return f"{text[:1].lower()}{text[1:]}; see `{command} --help`"
 
 
-def _trace(state: tree.State) -> None:
+def _trace(state: app.GlobalFlags) -> None:
     if state.debug:
         print(escapes.lines(traceback.format_exc()), end="", file=sys.stderr)
 
 
-def _lost(loss: streams.Lost) -> Code:
-    return Code.OK if loss.is_unread else _fail(str(loss), Code.UNEXPECTED)
+def _lost(loss: OutputLost) -> ExitCode:
+    return ExitCode.OK if loss.is_unread else _fail(str(loss), ExitCode.UNEXPECTED)
 
 
-def _fail(text: str, code: Code) -> Code:
-    output.complain(text)
+def _fail(text: str, code: ExitCode) -> ExitCode:
+    output.print_error(text)
     return code
 
 
 if __name__ == "__main__":
     main()
+
+
+NO_FILES: Final = ":4"
+"""Cobra's word for: these are all."""
+FILES: Final = ":0"
+"""Nothing is known here, so it may be a file."""
+
+
+def complete() -> None:
+    print(completion_lines(sys.argv[1:]))
+
+
+def completion_lines(words: Sequence[str]) -> str:
+    """The candidates, one to a line, help behind a tab; then what the shell is to do with them."""
+    candidates = _candidates(words)
+    return "\n".join([*candidates, NO_FILES if candidates else FILES])
+
+
+def _candidates(words: Sequence[str]) -> list[str]:
+    *before, incomplete = words or [""]
+    line = (
+        shlex.join(["kubelend", *options.move_global_flags(before)])
+        + " "
+        + (incomplete and shlex.quote(incomplete))
+    )
+    os.environ |= {
+        app.COMPLETE_VARIABLE: "complete_fish",
+        "_TYPER_COMPLETE_ARGS": line,
+        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+    }
+    with redirect_stdout(io.StringIO()) as said, suppress(SystemExit):  # it ends where a shell asks
+        run([])
+    # Where a file is wanted, one without a name is offered.
+    return [line for line in said.getvalue().splitlines() if line]

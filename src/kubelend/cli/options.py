@@ -13,7 +13,10 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -23,9 +26,123 @@ from kubelend.apps import flags
 from kubelend.apps.agent_settings import AgentSettings
 from kubelend.apps.flags import Flag, Settings
 from kubelend.apps.settings import BrokerSettings, ClientSettings
-from kubelend.cli import places
 from kubelend.cli.output import Format
-from kubelend.cli.places import Named, Place
+from kubelend.core.errors import InvalidInput, InvalidSettings
+
+Body = TypeVar("Body")
+
+
+def read_document(path: str, kind: type[Body], noun: str) -> Body:
+    """The body in a file, or on standard input for `-`."""
+    import msgspec
+    import yaml
+
+    try:
+        text = sys.stdin.read() if path == "-" else Path(path).read_text("utf-8")
+        return msgspec.convert(yaml.safe_load(text), kind, strict=False)
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError, msgspec.ValidationError) as error:
+        raise InvalidInput(f"{path} is no {noun}: {error}", hint="see docs/limits.md") from error
+
+
+PLUGIN = "kubectl lend"
+"""What `main` calls itself when kubectl has started it."""
+
+
+class KubeTarget(msgspec.Struct, frozen=True):
+    """A cluster, as kubectl's flags name it; what is empty is up to the kubeconfig."""
+
+    kubeconfig: str = ""
+    context: str = ""
+    namespace: str = ""
+    timeout: timedelta = timedelta(seconds=30)
+    is_everywhere: bool = False
+    """All namespaces at once."""
+
+
+Target = ClientSettings | KubeTarget
+
+ContextName = Annotated[
+    str,
+    typer.Option(
+        "--context",
+        help="Work on the objects in the cluster of this context, with its user's rights, instead of"
+        " asking a broker. As `kubectl lend` this is the default, with the current context.",
+        metavar="NAME",
+    ),
+]
+Kubeconfig = Annotated[
+    str,
+    typer.Option("--kubeconfig", help="The kubeconfig that has the context.", metavar="PATH"),
+]
+Namespace = Annotated[
+    str,
+    typer.Option(
+        "--namespace",
+        "-n",
+        help="Of the objects; the context's, or where the broker is, if not given.",
+        metavar="NAME",
+    ),
+]
+AllNamespaces = Annotated[
+    bool,
+    typer.Option("--all-namespaces", "-A", help="Objects of all namespaces of the cluster."),
+]
+
+
+class BrokerNaming(msgspec.Struct, frozen=True):
+    """How the broker was named, if it was."""
+
+    by_flag: bool = False
+    by_variable: bool = False
+
+
+def uses_kube_target(place: KubeTarget, named: BrokerNaming, program: str) -> bool:
+    """Whether the objects of a cluster are meant: flags win over variables, and both over the name."""
+    is_place_named = bool(place.kubeconfig or place.context or place.namespace)
+    if is_place_named and named.by_flag:
+        raise InvalidSettings(
+            "a broker and a cluster are named both",
+            hint="give --broker and --cert-path, or --context, --kubeconfig and --namespace",
+        )
+    if is_place_named or named.by_flag:
+        return is_place_named
+    return program == PLUGIN and not named.by_variable
+
+
+def all_namespaces(settings: Target) -> KubeTarget:
+    """The same cluster, with all of its namespaces."""
+    if not isinstance(settings, KubeTarget):
+        raise InvalidInput("--all-namespaces goes with a cluster", hint="give --context as well")
+    if settings.namespace:
+        raise InvalidInput("--namespace and --all-namespaces exclude each other", hint="give one")
+    return msgspec.structs.replace(settings, is_everywhere=True)
+
+
+def move_global_flags(arguments: Sequence[str]) -> list[str]:
+    """With kubectl's flags behind the command: its users write them before it as well."""
+    before: list[str] = []
+    moved: list[str] = []
+    rest = list(arguments)
+    while rest:
+        name, equals, _ = rest[0].partition("=")
+        if name in _WITH_VALUE or name in _ALONE:
+            count = 2 if name in _WITH_VALUE and not equals else 1
+            moved += rest[:count]
+            del rest[:count]
+        elif rest[0].startswith("-") and rest[0] not in _ROOTS_OWN:
+            break
+        else:
+            before.append(rest.pop(0))
+    end = rest.index("--") if "--" in rest else len(rest)
+    return [*before, *rest[:end], *moved, *rest[end:]]
+
+
+_WITH_VALUE = frozenset({"--context", "--kubeconfig", "--namespace", "-n"})
+_ALONE = frozenset({"--all-namespaces", "-A"})
+_ROOTS_OWN = frozenset({"--debug"})
+
 
 Built = TypeVar("Built")
 Builder = Callable[..., object]
@@ -68,7 +185,7 @@ def takes(**builders: Builder) -> Callable[[Callable[..., None]], Callable[..., 
     return decorate
 
 
-def reader(record: type[Settings]) -> Builder:
+def settings_reader(record: type[Settings]) -> Builder:
     """A builder for a record of settings: one flag for each attribute."""
 
     def read(**values: str | bool | None) -> Settings:
@@ -77,25 +194,25 @@ def reader(record: type[Settings]) -> Builder:
     return _with_parameters(read, [_parameter(flag) for flag in flags.of(record)])
 
 
-def _lender(call: typer.Context, **values: Any) -> places.Settings:
+def _target_from_flags(call: typer.Context, **values: Any) -> Target:
     """A builder for commands that a cluster's objects can answer as well as a broker."""
-    place = Place(*(values.pop(name) for name in _PLACE))
+    place = KubeTarget(*(values.pop(name) for name in _PLACE))
     sources = (call.get_parameter_source(name) for name in ("broker", "cert_path"))
     by = {source.name for source in sources if source is not None}
-    named = Named("COMMANDLINE" in by, "ENVIRONMENT" in by)
-    if not places.is_wanted(place, named, call.find_root().info_name or ""):
+    named = BrokerNaming("COMMANDLINE" in by, "ENVIRONMENT" in by)
+    if not uses_kube_target(place, named, call.find_root().info_name or ""):
         return flags.parse(ClientSettings, _texts(values))
     # The same limits hold for a cluster, which needs no certificate.
     known = flags.parse(ClientSettings, {"timeout": values["timeout"], "cert_path": "none"})
     return msgspec.structs.replace(place, timeout=known.timeout)
 
 
-def plain(arguments: list[str]) -> list[str]:
+def normalize_arguments(arguments: list[str]) -> list[str]:
     """What users of Go programs write, as this parser takes it: `--leader-elect=true`, `-n team get ...`."""
-    return places.gathered([_plain(argument) for argument in arguments])
+    return move_global_flags([_normalize_switch(argument) for argument in arguments])
 
 
-def _plain(argument: str) -> str:
+def _normalize_switch(argument: str) -> str:
     match = _SWITCH.fullmatch(argument)
     if match is None:
         return argument
@@ -144,23 +261,23 @@ def _with_parameters(
 
 
 _PLACE = {
-    "kubeconfig": places.Kubeconfig,
-    "kube_context": places.ContextName,
-    "namespace": places.Namespace,
+    "kubeconfig": Kubeconfig,
+    "kube_context": ContextName,
+    "namespace": Namespace,
 }
 """In the order of `Place`."""
 
-client = reader(ClientSettings)
-lender = _with_parameters(
-    _lender,
+client = settings_reader(ClientSettings)
+target = _with_parameters(
+    _target_from_flags,
     [
         _keyword("call", typer.Context),
         *(_parameter(flag, "Needed to ask a broker.") for flag in flags.of(ClientSettings)),
         *(_keyword(name, kind, default="") for name, kind in _PLACE.items()),
     ],
 )
-broker = reader(BrokerSettings)
-agent = reader(AgentSettings)
+broker = settings_reader(BrokerSettings)
+agent = settings_reader(AgentSettings)
 
 _SWITCHES = "|".join(
     flag.name

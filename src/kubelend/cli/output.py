@@ -10,15 +10,59 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
+from decimal import ROUND_HALF_UP, Decimal
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from kubelend.cli import escapes, tables
+from kubelend.core.errors import InvalidQuantity
+from kubelend.core.quantities import Quantity
+from kubelend.wire import bodies
 
 if TYPE_CHECKING:
     import msgspec
 
-    from kubelend.wire import bodies
+_UNITS = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
+
+
+def amount_texts(amounts: bodies.Amounts | None) -> dict[str, str]:
+    """By resource, as the broker wrote them; none of those that are not there."""
+    if amounts is None:
+        return {}
+    named = {
+        "cpu": amounts.cpu,
+        "memory": amounts.memory,
+        "gpu": amounts.gpu,
+        "storage": amounts.storage,
+        **amounts.extended,
+    }
+    return {name: str(amount) for name, amount in named.items() if amount != ""}
+
+
+def format_amounts(amounts: bodies.Quantities) -> str:
+    """ "500m cpu, 256Mi memory" """
+    return ", ".join(f"{amount} {name}" for name, amount in amount_texts(amounts).items())
+
+
+def format_price(price: str) -> str:
+    """Four decimals are enough to compare by, unless there is nothing before them."""
+    known = Decimal(price)
+    rounded = known.quantize(Decimal("0.0001"), ROUND_HALF_UP)
+    return price if known and rounded < Decimal("0.001") else f"{rounded.normalize():f}"
+
+
+def short_bytes(amount: str) -> str:
+    """Bytes in the largest unit that leaves a number before the point: "7597392Ki" is "7.2Gi"."""
+    try:
+        rest = Quantity.parse(amount).rounded_down(0)
+    except InvalidQuantity:
+        return amount
+    power = 0
+    tenths = rest * 10
+    while tenths >= 10240 and power + 1 < len(_UNITS):
+        tenths, power = tenths // 1024, power + 1
+    whole, tenth = divmod(tenths, 10)
+    return f"{whole}.{tenth}{_UNITS[power]}" if tenth and whole < 100 else f"{whole}{_UNITS[power]}"
 
 
 class Format(StrEnum):
@@ -43,10 +87,10 @@ def show(
         for name in names:
             print(escapes.line(name))
     else:
-        say(text())
+        print_text(text())
 
 
-def listing(
+def show_list(
     body: bodies.Body,
     format: Format,
     *,
@@ -86,7 +130,7 @@ def yaml(body: object) -> str:
     return library.safe_dump(content, sort_keys=False)
 
 
-def say(text: str) -> None:
+def print_text(text: str) -> None:
     """For people, on one line or several."""
     print(escapes.lines(text))
 
@@ -98,7 +142,7 @@ def note(text: str) -> None:
         print(escapes.line(text), file=sys.stderr)
 
 
-def complain(error: object) -> None:
+def print_error(error: object) -> None:
     """An error, of which the text may come from others: as one line."""
     note(f"error: {' '.join(str(error).split())}")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from kubelend.cli import amounts, escapes, tables
+from kubelend.cli import escapes, output, tables
 from kubelend.wire import bodies
 
 HEADERS = ("NAME", "PHASE", "TARGET", "CPU", "MEMORY", "AGE")
@@ -45,7 +45,7 @@ def wide_cells(found: bodies.Reservation, now: datetime) -> tuple[str, ...]:
     return (*cells(found, now), *_more(found, now))
 
 
-def sentence(found: bodies.Reservation, now: datetime) -> str:
+def summary(found: bodies.Reservation, now: datetime) -> str:
     """What became of one reservation, in one line."""
     status = found.status
     if status.finished_at is None and status.expires_at is not None:
@@ -67,7 +67,7 @@ def details(found: bodies.Reservation, now: datetime) -> str:
             ("Requester", found.requester_id),
             ("Target", found.target_cluster_id),
             ("Before at", ", ".join(found.previous_cluster_ids)),
-            ("Resources", amounts.sentence(found.requested_resources)),
+            ("Resources", output.format_amounts(found.requested_resources)),
             ("Cost", _cost(found, " per hour")),
             ("Priority", str(found.priority)),
             ("Duration", found.duration),
@@ -99,4 +99,8 @@ def _more(found: bodies.Reservation, now: datetime) -> tuple[str, ...]:
 
 def _cost(found: bodies.Reservation, unit: str) -> str:
     known = found.cost
-    return "" if known is None else f"{amounts.money(known.price_per_hour)} {known.currency}{unit}"
+    return (
+        ""
+        if known is None
+        else f"{output.format_price(known.price_per_hour)} {known.currency}{unit}"
+    )

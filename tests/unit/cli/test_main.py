@@ -10,9 +10,9 @@ from typer.core import TyperGroup
 
 import kubelend
 from certificates import Certificates
-from kubelend.cli import exits, main, options, tree
-from kubelend.cli.deferred import Deferred
-from kubelend.cli.exits import Code
+from kubelend.cli import app, exit_codes, main, options
+from kubelend.cli.app import LazyCommand
+from kubelend.cli.exit_codes import ExitCode
 from kubelend.core import errors
 
 
@@ -29,7 +29,7 @@ def paths(group, prefix=()):
     for name, command in group.commands.items():
         if isinstance(command, TyperGroup):
             yield from paths(command, (*prefix, name))
-        elif not isinstance(command, Deferred):
+        elif not isinstance(command, LazyCommand):
             yield (*prefix, name)
 
 
@@ -40,11 +40,11 @@ def run(capsys, *arguments):
 
 
 @pytest.mark.parametrize(
-    "path", list(paths(tree.build())), ids=lambda path: " ".join(path) or "kubelend"
+    "path", list(paths(app.build_app())), ids=lambda path: " ".join(path) or "kubelend"
 )
 def test_every_command_has_a_help(path, capsys):
     code, out, err = run(capsys, *path, "--help")
-    assert (code, err) == (Code.OK, "")
+    assert (code, err) == (ExitCode.OK, "")
     assert out.startswith("Usage: " + " ".join(["kubelend", *path]))
     assert max(map(len, out.splitlines())) <= 80
 
@@ -52,7 +52,7 @@ def test_every_command_has_a_help(path, capsys):
 @pytest.mark.parametrize("group", [(), ("get",), ("describe",), ("ca",)], ids=str)
 def test_a_group_alone_shows_its_help(group, capsys):
     code, out, _ = run(capsys, *group)
-    assert code == Code.OK
+    assert code == ExitCode.OK
     assert "Commands:" in out
 
 
@@ -61,7 +61,7 @@ def test_all_promised_commands_are_there():
         "borrow explain get describe release renew activate cordon uncordon drain remove"
         " broker ca audit version completion"
     )
-    assert set(promised.split()) <= set(tree.build().commands)
+    assert set(promised.split()) <= set(app.build_app().commands)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_all_promised_commands_are_there():
 )
 def test_a_wrong_use_is_one_line_and_exit_code_2(arguments, problem, capsys):
     code, out, err = run(capsys, *arguments)
-    assert code == Code.USAGE
+    assert code == ExitCode.USAGE
     assert problem in err
     assert err.startswith("error: ")
     assert err.count("\n") == 1
@@ -116,7 +116,7 @@ def test_an_unreachable_broker_is_one_line_and_exit_code_7(tmp_path, capsys):
         "--broker",
         "https://127.0.0.1:1",
     )
-    assert (code, out) == (Code.UNAVAILABLE, "")
+    assert (code, out) == (ExitCode.UNAVAILABLE, "")
     assert err == (
         "error: nothing listens at https://127.0.0.1:1;"
         " start the broker, or give its address with --broker\n"
@@ -181,16 +181,21 @@ EXPECTED = {
 
 @pytest.mark.parametrize("kind", all_errors(), ids=lambda kind: kind.__name__)
 def test_the_exit_code_of_an_error_is_fixed(kind):
-    assert exits.code_of(kind("")) == EXPECTED[kind]
+    assert exit_codes.exit_code_for(kind("")) == EXPECTED[kind]
 
 
 def test_every_exit_code_has_a_meaning():
-    assert all(code.meaning for code in Code)
+    assert all(code.meaning for code in ExitCode)
 
 
 def test_a_switch_may_be_written_as_in_go():
     given = ["broker", "--leader-elect=true", "--leader-elect=False", "--store=true"]
-    assert options.plain(given) == ["broker", "--leader-elect", "--no-leader-elect", "--store=true"]
+    assert options.normalize_arguments(given) == [
+        "broker",
+        "--leader-elect",
+        "--no-leader-elect",
+        "--store=true",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -233,7 +238,7 @@ def test_the_version_is_that_of_the_package(capsys):
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_a_completion_script_names_the_command(shell, capsys):
     code, out, _ = run(capsys, "completion", shell)
-    assert code == Code.OK
+    assert code == ExitCode.OK
     assert "_KUBELEND_COMPLETE" in out
 
 
@@ -245,7 +250,7 @@ def kubelend_process(*arguments, **variables):
 
 def test_a_broker_without_certificates_does_not_start():
     done = kubelend_process("broker", "--http-cert-path", "no/where", "--store", "memory:")
-    assert done.returncode == Code.USAGE
+    assert done.returncode == ExitCode.USAGE
     assert done.stderr.splitlines()[-1].startswith("error: no/where/tls.crt is missing; make one")
 
 
@@ -263,7 +268,7 @@ def test_a_broker_that_cannot_listen_there_says_what_to_change(host, remedy, tmp
         *("broker", "--http-cert-path", Certificates(tmp_path).server(), "--store", "memory:"),
         *("--http-host", host, "--health-probe-bind-address=0", "--metrics-bind-address=0"),
     )
-    assert done.returncode == Code.USAGE
+    assert done.returncode == ExitCode.USAGE
     told = done.stderr.splitlines()[-1]
     assert told.startswith(f"error: cannot listen on {host}:8443: ")
     assert f"; {remedy}" in told
@@ -272,7 +277,7 @@ def test_a_broker_that_cannot_listen_there_says_what_to_change(host, remedy, tmp
 @pytest.mark.parametrize("url", ["postgres://db/kubelend", "memory:foo", "sqlite://host/x"])
 def test_a_broker_whose_store_cannot_be_does_not_start(url):
     done = kubelend_process("broker", "--http-cert-path", "no/where", "--store", url)
-    assert done.returncode == Code.USAGE
+    assert done.returncode == ExitCode.USAGE
     assert done.stderr.splitlines()[-1].startswith(("error: there is no store", f"error: {url}"))
 
 

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 import yaml
 
-from kubelend.cli import amounts, cluster_views, explanations, output, reservation_views
+from kubelend.cli import clusters, output, reservation_views, reservations
 from kubelend.cli.output import Format
 from kubelend.wire import bodies
 
@@ -100,10 +100,10 @@ def test_reservations_as_a_wide_table():
 
 
 def test_a_reservation_in_a_sentence():
-    assert reservation_views.sentence(RESERVED, NOW) == (
+    assert reservation_views.summary(RESERVED, NOW) == (
         "rsv-agent-cluster-1-abcdefghijklm is Reserved on agent-cluster-2 for 55m"
     )
-    assert reservation_views.sentence(WAITING, NOW) == (
+    assert reservation_views.summary(WAITING, NOW) == (
         "rsv-agent-cluster-1-nopqrstuvwxyz is Pending: Waiting: 0/2 clusters fit"
     )
 
@@ -125,14 +125,14 @@ def test_all_of_a_reservation():
 
 
 def test_clusters_as_a_table():
-    assert cluster_views.table([CLUSTER], NOW) == (
+    assert clusters.cluster_table([CLUSTER], NOW) == (
         "NAME             STATUS    CPU-FREE  MEMORY-FREE  GPU-FREE  SCORE  LENT  SEEN\n"
         "agent-cluster-2  Cordoned  5950m     6.2Gi        2         70.55  3     12s"
     )
 
 
 def test_all_of_a_cluster():
-    assert cluster_views.details(CLUSTER, NOW) == (
+    assert clusters.cluster_details(CLUSTER, NOW) == (
         "Name:          agent-cluster-2\n"
         "Status:        Cordoned\n"
         "Cordoned for:  new kernel\n"
@@ -155,14 +155,14 @@ def test_what_became_of_a_drained_cluster():
     released = msgspec.structs.replace(
         RESERVED, status=bodies.ReservationStatus("Released", "Drained")
     )
-    text = cluster_views.drained(bodies.Drained(CLUSTER, [RESERVED, released]), NOW)
+    text = clusters.drain_summary(bodies.Drained(CLUSTER, [RESERVED, released]), NOW)
     assert text.startswith("agent-cluster-2 is drained: 1 moved to other clusters, 1 released\n\n")
-    empty = cluster_views.drained(bodies.Drained(CLUSTER, []), NOW)
+    empty = clusters.drain_summary(bodies.Drained(CLUSTER, []), NOW)
     assert empty == "agent-cluster-2 is drained; it lent nothing"
 
 
 def test_an_explanation_ranks_the_clusters_and_says_what_would_help():
-    assert explanations.text(EXPLANATION, 80) == (
+    assert reservations.explanation_text(EXPLANATION, 80) == (
         "1/3 clusters fit: 2 InsufficientCPU\n"
         "\n"
         "CLUSTER          FITS  SCORE   PRICE         WHY NOT, AND WHAT WOULD HELP\n"
@@ -177,25 +177,27 @@ def test_an_explanation_ranks_the_clusters_and_says_what_would_help():
 
 def test_the_nearest_remedy_is_told_within_the_width():
     remedy = bodies.Remedy("b", "b fits if you " + "ask for less " * 10)
-    text = explanations.text(bodies.Explanation("0/1 cluster fits", 1, 0, {}, [], remedy), 80)
+    text = reservations.explanation_text(
+        bodies.Explanation("0/1 cluster fits", 1, 0, {}, [], remedy), 80
+    )
     assert text.splitlines()[2].startswith("Nearest: b fits if you ask for less")
     assert max(map(len, text.splitlines())) <= 80
 
 
 def test_an_explanation_without_any_cluster_is_a_sentence():
     nobody = bodies.Explanation("no cluster advertises yet", 0, 0, {})
-    assert explanations.text(nobody, 80) == "no cluster advertises yet"
+    assert reservations.explanation_text(nobody, 80) == "no cluster advertises yet"
 
 
 @pytest.mark.parametrize(
     "text",
     [
         reservation_views.table([RESERVED, WAITING], NOW),
-        reservation_views.sentence(RESERVED, NOW),
+        reservation_views.summary(RESERVED, NOW),
         reservation_views.details(RESERVED, NOW),
-        cluster_views.table([CLUSTER], NOW),
-        cluster_views.details(CLUSTER, NOW),
-        explanations.text(EXPLANATION, 80),
+        clusters.cluster_table([CLUSTER], NOW),
+        clusters.cluster_details(CLUSTER, NOW),
+        reservations.explanation_text(EXPLANATION, 80),
     ],
     ids=["reservations", "sentence", "reservation", "clusters", "cluster", "explanation"],
 )
@@ -208,7 +210,7 @@ def test_it_fits_80_columns(text):
 )
 def test_a_small_price_is_not_rounded_to_nothing(price, shown):
     found = bodies.Candidate("a", True, [], 1.0, price, "USD")
-    text = explanations.text(bodies.Explanation("s", 1, 1, {}, [found]), None)
+    text = reservations.explanation_text(bodies.Explanation("s", 1, 1, {}, [found]), None)
     assert f"{shown} USD/h" in text
 
 
@@ -226,7 +228,7 @@ def test_a_small_price_is_not_rounded_to_nothing(price, shown):
     ],
 )
 def test_bytes_are_shortened_downwards(amount, shown):
-    assert amounts.short(amount) == shown
+    assert output.short_bytes(amount) == shown
 
 
 # -- for programs
@@ -250,11 +252,11 @@ def test_names_stand_alone(capsys):
 @pytest.mark.parametrize("format", [Format.TABLE, Format.WIDE, Format.NAME])
 def test_an_empty_list_is_a_sentence_beside_the_output(format, capsys):
     empty = bodies.ReservationList([])
-    output.listing(empty, format, noun="reservations", names=[], text=lambda: "never")
+    output.show_list(empty, format, noun="reservations", names=[], text=lambda: "never")
     assert capsys.readouterr() == ("", "No reservations found.\n")
 
 
 def test_an_empty_list_is_a_list_to_a_program(capsys):
     empty = bodies.ReservationList([])
-    output.listing(empty, Format.JSON, noun="reservations", names=[], text=lambda: "never")
+    output.show_list(empty, Format.JSON, noun="reservations", names=[], text=lambda: "never")
     assert json.loads(capsys.readouterr().out) == {"reservations": []}

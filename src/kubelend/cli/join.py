@@ -1,0 +1,136 @@
+"""`kubelend join`: get a certificate of one's own, with a token from an administrator."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+from urllib.parse import quote
+
+import typer
+
+from kubelend.apps import settings
+from kubelend.cli import members, output, tables
+from kubelend.cli.certificates import Algorithm, KeyAlgorithm, client_profile_for
+from kubelend.cli.members import JoinRole
+from kubelend.core import durations
+from kubelend.core.errors import InvalidInput
+from kubelend.kits import arguments
+
+if TYPE_CHECKING:
+    from kubelend.apps.joining import Invitation, Welcome
+    from kubelend.wire.membership_bodies import JoinWaits
+
+EnrolmentUrl = Annotated[
+    str,
+    typer.Argument(
+        metavar="BROKER",
+        help="Where it lets newcomers in, as https://HOST:8444.",
+        show_default=False,
+    ),
+]
+Token = Annotated[
+    str,
+    typer.Option(
+        help="From `kubelend token create`. As a flag, others can see it until the command runs.",
+        metavar="TOKEN",
+        envvar="KUBELEND_TOKEN",
+        show_envvar=True,
+    ),
+]
+
+
+def join(
+    *,
+    broker: EnrolmentUrl,
+    token: Token = "",
+    token_file: Annotated[
+        Path | None, typer.Option(help="File that holds the token.", metavar="FILE")
+    ] = None,
+    ca_hash: Annotated[
+        str, typer.Option(help="By which the broker is recognised: sha256:...", metavar="HASH")
+    ] = "",
+    name: Annotated[
+        str,
+        typer.Option("--cluster-id", "--name", help="Under which name to join.", metavar="NAME"),
+    ] = "",
+    role: Annotated[JoinRole, typer.Option(help="As what.")] = JoinRole.CLUSTER,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Where to write the files; certs/NAME if not given.", metavar="DIR"),
+    ] = None,
+    wait: Annotated[
+        str,
+        typer.Option(help="How long to wait for an administrator's yes.", metavar="DURATION"),
+    ] = "5m",
+    algorithm: KeyAlgorithm = Algorithm.P256,
+) -> None:
+    """Join a broker: tls.crt, tls.key and ca.crt in one directory.
+
+    The key is made here and stays here. Run again, the command goes on where it was.
+    """
+    arguments.hide_argument(token)
+    for flag, value in (("--ca-hash", ca_hash), ("--cluster-id", name)):
+        if not value:
+            raise InvalidInput(f"{flag} is needed", hint="paste all of what `token create` printed")
+    if problem := settings.address_problem(broker, "BROKER"):
+        raise InvalidInput(problem)
+    directory = out or Path("certs") / quote(name, safe=" @+:,=")
+    invitation = _invitation(broker, token, token_file, ca_hash, name, role)
+    welcome = _join(invitation, directory, wait, algorithm)
+    end = tables.moment(welcome.credentials.certificate.not_valid_after_utc, output.now())
+    print(f"{directory} holds the certificate of {role} {name}, valid until {end}")
+    address = members.broker_address(broker, welcome.port)
+    where = shlex.quote(str(directory))
+    output.note(f"Next: export KUBELEND_BROKER={shlex.quote(address)} KUBELEND_CERT_PATH={where}")
+
+
+def _invitation(
+    broker: str, token: str, token_file: Path | None, ca_hash: str, name: str, role: JoinRole
+) -> Invitation:
+    from kubelend.apps.joining import Invitation
+    from kubelend.core import roles
+    from kubelend.pki import pins
+
+    text = token if token_file is None else _read_token_file(token_file)
+    if not text:
+        raise InvalidInput(
+            "a token is needed", hint="ask an administrator for `kubelend token create`"
+        )
+    client_profile_for("--cluster-id", name, roles.Role(role))
+    return Invitation(broker, text, pins.parse(ca_hash), name, roles.Role(role))
+
+
+def _join(invitation: Invitation, directory: Path, wait: str, algorithm: Algorithm) -> Welcome:
+    import asyncio
+
+    from kubelend.apps import joining
+    from kubelend.pki import keys
+
+    def waits(answer: JoinWaits) -> None:
+        flag = "" if invitation.role == "cluster" else f" --role {invitation.role}"
+        output.note(
+            f"{invitation.name} waits for an administrator:"
+            f" kubelend accept {shlex.quote(invitation.name)}{flag}"
+        )
+        output.note(
+            f"Its key has the hash {answer.key}. Ctrl-C leaves it waiting; run the same to go on."
+        )
+
+    return asyncio.run(
+        joining.join(
+            invitation,
+            directory,
+            wait=durations.parse(wait),
+            algorithm=keys.Algorithm(algorithm),
+            waits=waits,
+        )
+    )
+
+
+def _read_token_file(path: Path) -> str:
+    from kubelend.kits import keyfiles
+
+    if complaint := keyfiles.exposure(path, holds="a token"):
+        output.note(f"warning: {complaint}")
+    return keyfiles.read(path, hint="put the token there").decode(errors="replace").strip()
