@@ -78,7 +78,7 @@ def staying(tmp_path):
 
 def test_a_demo_that_stays_tells_what_to_try_and_ends_with_ctrl_c(tmp_path):
     started, shown = staying(tmp_path)
-    assert any(line.startswith("export KUBELEND_BROKER=https://localhost:") for line in shown)
+    assert any(line.startswith("export KUBELEND_BROKER_URL=https://localhost:") for line in shown)
     assert any(f"export KUBELEND_CERT_PATH={tmp_path}" in line for line in shown)
     started.send_signal(signal.SIGINT)
     code, rest, err = processes.finished(started, LONGEST)

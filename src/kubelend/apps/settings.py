@@ -302,7 +302,7 @@ _LEAST: dict[str, int | timedelta] = {
 class ClientSettings(Settings, frozen=True, kw_only=True):
     """Whoever calls a broker."""
 
-    broker: str = "https://localhost:8443"
+    broker_url: str = "https://localhost:8443"
     """Address of the broker."""
 
     cert_path: Path
@@ -316,7 +316,7 @@ class ClientSettings(Settings, frozen=True, kw_only=True):
 
     def problems(self) -> list[str]:
         """All that is wrong with the values, a sentence each, beginning with the flag's name."""
-        found = [problem] if (problem := address_problem(self.broker, "--broker")) else []
+        found = [problem] if (problem := address_problem(self.broker_url, "--broker-url")) else []
         if self.timeout < _MOMENT:
             found.append(f"--timeout: must be at least {_text(_MOMENT)}")
         return found

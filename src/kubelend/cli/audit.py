@@ -1,10 +1,11 @@
-"""`kubelend audit`: does a store still keep every promise?"""
+"""`kubelend audit`: `check` a store, read the audit `log`, and `verify` its hash chain."""
 
 from __future__ import annotations
 
+import os
 import textwrap
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 import typer
@@ -22,8 +23,12 @@ if TYPE_CHECKING:
     from kubelend.stores.opening import AnyStore
 
 
+READ_BATCH: Final = 1000
+DEFAULT_STORE: Final = "kubelend.db"
+
+
 class StoreReport(msgspec.Struct, frozen=True):
-    """What was counted and what was found; the keys are API."""
+    """What `audit check --json` prints; the keys are API."""
 
     violations: int
     clusters: int
@@ -35,17 +40,34 @@ class StoreReport(msgspec.Struct, frozen=True):
     gone: list[str]
 
 
-def check_store(
+StoreFile = Annotated[
+    str,
+    typer.Option(
+        help="Store of the broker, which may be running; it is only read.",
+        envvar="KUBELEND_STORE",
+    ),
+]
+
+
+def audit(
     context: typer.Context,
-    store: Annotated[
-        str,
-        typer.Option(help="The broker's store; it may be running.", envvar="KUBELEND_STORE"),
-    ] = "kubelend.db",
-    json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    store: Annotated[str, typer.Option(hidden=True)] = "",
+    json: Annotated[bool, typer.Option("--json", hidden=True)] = False,
 ) -> None:
-    """Check all invariants of a store from scratch, and hold it against its journal. It is only read."""
+    """`kubelend audit --store`, as `audit check` was called first; without flags, the help."""
     if context.invoked_subcommand is not None:
         return
+    if store or json:
+        check_store(store or os.environ.get("KUBELEND_STORE") or DEFAULT_STORE, json)
+    else:
+        print(context.get_help())
+
+
+def check_store(
+    store: StoreFile = DEFAULT_STORE,
+    json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Check all invariants of a store, and compare it with its audit log."""
     report = _check(store)
     print(output.json(report) if json else _report_text(report))
     if report.violations:
@@ -81,52 +103,54 @@ def _report_text(report: StoreReport) -> str:
         names = ", ".join(report.overcommitted)
         lines.append(f"Overcommitted by their own pods, no violation: {names}")
     if report.gone:
-        lines.append(f"Gone with their deleted objects, no violation: {', '.join(report.gone)}")
+        lines.append(f"Deleted together with their objects, no violation: {', '.join(report.gone)}")
     return "\n".join(lines)
 
 
 def _report_heading(violations: int) -> str:
     if not violations:
-        return "All is well"
+        return "No violations"
     verb = "is" if violations == 1 else "are"
     return f"{tables.counted(violations, 'invariant')} {verb} violated"
-
-
-StoreFile = Annotated[
-    str, typer.Option(help="The broker's store; it may be running.", envvar="KUBELEND_STORE")
-]
-READ_BATCH = 1000
 
 
 @options.takes(settings=options.client)
 def audit_log(
     *,
-    actor: Annotated[str, typer.Option(help="Only what this caller did.", metavar="NAME")] = "",
-    action: Annotated[str, typer.Option(help="Only this event or route.")] = "",
+    actor: Annotated[str, typer.Option(help="Only actions of this caller.", metavar="NAME")] = "",
+    action: Annotated[str, typer.Option(help="Only this event or operation.")] = "",
     subject: Annotated[
-        str, typer.Option(help="Only what concerns this cluster or object.", metavar="NAME")
+        str, typer.Option(help="Only changes of this cluster or object.", metavar="NAME")
     ] = "",
-    refused: Annotated[bool, typer.Option("--refused", help="Only refusals.")] = False,
+    refused: Annotated[bool, typer.Option("--refused", help="Only rejected calls.")] = False,
     since: Annotated[str, typer.Option(help="Not before this time.", metavar="TIME")] = "",
     until: Annotated[str, typer.Option(help="Before this time.", metavar="TIME")] = "",
-    tail: Annotated[int, typer.Option(help="How many lines, the newest.", min=1)] = 50,
+    tail: Annotated[int, typer.Option(help="Number of lines, the newest.", min=1)] = 50,
     format: options.Output = Format.TABLE,
     settings: ClientSettings,
 ) -> None:
-    """Who did what, and who was refused what; oldest first."""
+    """Print the audit log: every change and every rejected call, oldest first."""
     named = {"actor": actor, "action": action, "subject": subject, "since": since, "until": until}
     filters = {name: value for name, value in named.items() if value}
     if refused:
         filters["refused"] = "true"
-    found = calls.call_broker(settings, lambda client: client.audit.newest(filters, tail))
+    found = calls.call_broker(
+        settings, lambda client: client.audit.newest(filters, tail), _FILTER_FLAGS
+    )
     lines = found[::-1]
     output.show_list(
-        audit_bodies.AuditLog(lines),
+        lines,
         format,
+        kind="AuditLine",
         noun="lines",
-        names=[str(line.number) for line in lines],
+        names=[f"auditline/{line.number}" for line in lines],
         text=lambda: audit_table(lines, wide=format is Format.WIDE, width=output.width()),
     )
+
+
+_FILTER_FLAGS: Final = {
+    name: f"--{name}" for name in ("actor", "action", "subject", "since", "until")
+}
 
 
 class ChainReport(msgspec.Struct, frozen=True):
@@ -142,17 +166,17 @@ class ChainReport(msgspec.Struct, frozen=True):
 
 
 def verify_chain(
-    store: StoreFile = "kubelend.db",
+    store: StoreFile = DEFAULT_STORE,
     anchor: Annotated[
         str,
         typer.Option(
-            help="What an earlier verify printed as its head: that line must still be there.",
+            help="Head that an earlier verify printed: that line has to be there unchanged.",
             metavar="NUMBER:DIGEST",
         ),
     ] = "",
-    json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
-    """Walk the journal's chain: a line that was changed or taken out is found. It is only read."""
+    """Verify the hash chain of the audit log: finds lines that were changed or removed."""
     from kubelend.stores import opening
 
     wanted = _parse_anchor(anchor) if anchor else None
@@ -174,7 +198,7 @@ def _verify(opened: AnyStore, anchor: tuple[int, str] | None) -> ChainReport:
     notes: list[str] = []
     if anchor is not None and anchor[0] < start.number:
         notes.append(
-            f"line {anchor[0]} of the anchor is older than what is kept: take the new head"
+            f"line {anchor[0]} of the anchor is older than the retention: use the new head"
         )
     elif anchor is not None:
         details += _anchor_problems(opened, *anchor)
@@ -199,7 +223,7 @@ def _parse_anchor(text: str) -> tuple[int, str]:
     number, _, digest = text.partition(":")
     if not (number.isascii() and number.isdigit() and len(digest) == 64):
         raise InvalidInput(
-            f"--anchor: {text[:80]!r} is no head of a journal",
+            f"--anchor: {text[:80]!r} is no head of an audit log",
             hint="write NUMBER:DIGEST, as `kubelend audit verify` prints it",
         )
     return int(number), digest.lower()
@@ -212,29 +236,31 @@ def _anchor_problems(opened: AnyStore, number: int, digest: str) -> Iterator[str
     if found is None or found.number != number:
         yield f"line {number} of the anchor is missing"
     elif found.digest.hex() != digest:
-        yield f"line {number} is not the one of the anchor: the journal was written anew"
+        yield f"line {number} is not the one of the anchor: the audit log was rewritten"
 
 
 def _chain_text(verdict: ChainReport) -> str:
     counted = tables.counted(verdict.lines, "line")
     if verdict.breaks:
-        heading = f"The journal is broken: {counted}, {tables.counted(verdict.breaks, 'break')}"
+        heading = f"The audit log is broken: {counted}, {tables.counted(verdict.breaks, 'break')}"
     else:
-        heading = f"The journal is whole: {counted}"
+        heading = f"The audit log is intact: {counted}"
     return "\n".join([heading, *verdict.details, *verdict.notes, f"Head: {verdict.head}"])
 
 
 def audit_table(
     lines: list[audit_bodies.AuditLine], *, wide: bool, width: int | None = None
 ) -> str:
-    """Lines for people: on a terminal what changed stands below each, in a file behind it."""
-    headers = ["LINE", "AT", "WHO", "ACTION", "SUBJECT"]
+    """A table; on a terminal the changes are below each line, in a file behind it."""
+    headers = ["LINE", "TIME", "ACTOR", "ACTION", "SUBJECT"]
     if wide:
         headers.insert(3, "FROM")
     rows = [_row(line, wide=wide) for line in lines]
     if width is None:
         both = zip(rows, lines, strict=True)
-        return tables.columns([*headers, "WHAT"], [[*row, _line_text(line)] for row, line in both])
+        return tables.columns(
+            [*headers, "CHANGE"], [[*row, _line_text(line)] for row, line in both]
+        )
     heading, *shown = tables.columns(headers, rows).splitlines()
     below = (_wrapped(_line_text(line), width) for line in lines)
     return "\n".join(
@@ -264,7 +290,7 @@ def _row(line: audit_bodies.AuditLine, *, wide: bool) -> list[str]:
 
 def _line_text(line: audit_bodies.AuditLine) -> str:
     if line.code:
-        return f"refused: {line.code}: {line.message}"
+        return f"rejected: {line.code}: {line.message}"
     changes = [f"{name}: {_change(line, name)}" for name in line.before | line.after]
     return "; ".join([*changes, line.message] if line.message else changes)
 
@@ -275,7 +301,7 @@ def _change(line: audit_bodies.AuditLine, name: str) -> str:
 
 
 def _value_text(name: str, value: Any) -> str:
-    """A fact in words; one of a kind that is not known here as it was written."""
+    """A value in words; of an unknown kind, as JSON."""
     match value:
         case None:
             return "none"

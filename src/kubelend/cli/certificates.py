@@ -1,4 +1,7 @@
-"""`kubelend certificate`: the one that a caller shows, looked at and renewed."""
+"""Certificates: `certificate` for the caller's own, `ca` for the authority and what it issues.
+
+`ca issue` makes the key as well, which is right for the broker and for trials; others join by a token.
+"""
 
 from __future__ import annotations
 
@@ -29,22 +32,26 @@ if TYPE_CHECKING:
     from kubelend.pki.profiles import Profile
 
 
-@options.takes(settings=options.settings_reader(HolderSettings))
+@options.takes(settings=options.holder)
 def show_certificate(format: options.Output = Format.TABLE, *, settings: HolderSettings) -> None:
-    """Whose certificate it is, until when, and who is trusted. No broker is asked."""
+    """Show the certificate in --cert-path: holder, validity and trusted authorities."""
     from kubelend.pki import holdings
 
     found = holdings.inspect(settings.cert_path)
-    output.show(found, format, text=lambda: _certificate_text(found), names=[found.name])
+    output.show(
+        found, format, text=lambda: _certificate_text(found), names=[f"certificate/{found.name}"]
+    )
 
 
 @options.takes(settings=options.client)
 def renew_own_certificate(
-    force: Annotated[bool, typer.Option("--force", help="Also before it is time.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Renew it although it is not due.")
+    ] = False,
     *,
     settings: ClientSettings,
 ) -> None:
-    """Renew the certificate, if it is time. After other commands that happens by itself."""
+    """Renew the certificate in --cert-path if it is due. Other commands do so by themselves."""
     from kubelend.cli import renewal
     from kubelend.pki import holdings
 
@@ -57,10 +64,10 @@ def renew_own_certificate(
     found = holdings.inspect(settings.cert_path)
     moment = tables.moment(found.renew_at, output.now())
     if found.renew_at > output.now():
-        print(f"the certificate in {settings.cert_path} is renewed from {moment} on")
+        print(f"the certificate in {settings.cert_path} is not due for renewal before {moment}")
         output.note("Next: --force renews it now")
     else:
-        print(f"another process renews the certificate in {settings.cert_path}")
+        print(f"another process is renewing the certificate in {settings.cert_path}")
 
 
 def _certificate_text(found: Holding) -> str:
@@ -108,7 +115,7 @@ PassphrasePrompt = Annotated[
 def existing_passphrase(
     passphrase_file: PassphraseFile = None, passphrase_prompt: PassphrasePrompt = False
 ) -> Passphrase | None:
-    """The one with which the key is encrypted."""
+    """A builder: the passphrase of an existing key, from a file, a variable or the terminal."""
     if passphrase_prompt:
         return Passphrase(_prompt_passphrase("Passphrase of the authority's key: "))
     return passphrases.find(passphrase_file, os.environ)
@@ -117,22 +124,22 @@ def existing_passphrase(
 def new_passphrase(
     passphrase_file: PassphraseFile = None, passphrase_prompt: PassphrasePrompt = False
 ) -> Passphrase | None:
-    """The one with which a new key is to be encrypted."""
+    """A builder: the passphrase for a new key; on the terminal it is asked for twice."""
     if not passphrase_prompt:
         return passphrases.find(passphrase_file, os.environ)
     first = _prompt_passphrase("New passphrase for the authority's key: ")
-    if first != _prompt_passphrase("The same again: "):
+    if first != _prompt_passphrase("Repeat the passphrase: "):
         raise InvalidInput("the two passphrases differ")
     return Passphrase(first)
 
 
 def read_passphrase_file(file: Path | None) -> Passphrase | None:
-    """Of a file that is named for one purpose only; no variable stands in for it."""
+    """The passphrase in a file that a flag names; no variable is read instead."""
     return passphrases.from_file(file) if file is not None else None
 
 
 def _prompt_passphrase(question: str) -> str:
-    # Without a terminal getpass would show what is typed, or wait for nobody.
+    # Without a terminal getpass would echo what is typed, or block.
     if not sys.stdin.isatty():
         raise InvalidInput(
             "there is no terminal to ask for a passphrase on", hint="use --passphrase-file"
@@ -140,9 +147,7 @@ def _prompt_passphrase(question: str) -> str:
     return getpass.getpass(question)
 
 
-Lifetime = Annotated[
-    str, typer.Option(help="How long it is valid, for example 720h.", metavar="DURATION")
-]
+Lifetime = Annotated[str, typer.Option(help="Validity, for example 720h.", metavar="DURATION")]
 
 
 class Algorithm(StrEnum):
@@ -162,7 +167,7 @@ class Role(StrEnum):
     BROKER = "broker"
 
 
-KeyAlgorithm = Annotated[Algorithm, typer.Option(help="The kind of key.")]
+KeyAlgorithm = Annotated[Algorithm, typer.Option(help="Key algorithm.")]
 AuthorityDirectory = Annotated[
     Path, typer.Option("--ca", help="Directory of the authority.", metavar="DIR")
 ]
@@ -172,14 +177,14 @@ AuthorityDirectory = Annotated[
 def init_authority(
     *,
     out: AuthorityDirectory = Path("ca"),
-    name: Annotated[str, typer.Option(help="The authority's name.")] = "kubelend",
+    name: Annotated[str, typer.Option(help="Name of the authority.")] = "kubelend",
     lifetime: Lifetime = "87600h",
     algorithm: KeyAlgorithm = Algorithm.P256,
     passphrase: Passphrase | None,
 ) -> None:
-    """Make a certificate authority: ca.crt, and ca.key which stays with it.
+    """Create a certificate authority: ca.crt and ca.key.
 
-    With a passphrase the key is encrypted, and whoever issues needs it.
+    With a passphrase the key is encrypted; issuing certificates then needs the passphrase.
     """
     from kubelend.pki import keys
     from kubelend.pki.authority import Authority
@@ -193,7 +198,9 @@ def init_authority(
     )
     authority.save(out)
     secret = f"{out / 'ca.key'} and its passphrase" if passphrase else out / "ca.key"
-    print(f"{out} holds a new authority; whoever has {secret} can be any cluster")
+    print(
+        f"created an authority in {out}; keep {secret} secret: it can issue a certificate for any name"
+    )
     output.note(f"Next: kubelend ca issue broker --role broker{_flag('--ca', out, 'ca')}")
 
 
@@ -204,33 +211,33 @@ def issue_certificate(
         str,
         typer.Argument(
             metavar="NAME",
-            help="Cluster ID or a person's name. A broker's certificate has its own name.",
+            help="Cluster ID, or name of a person. Not used for the broker.",
             show_default=False,
         ),
     ],
-    role: Annotated[Role, typer.Option(help="What the holder is.")] = Role.CLUSTER,
+    role: Annotated[Role, typer.Option(help="Role of the holder.")] = Role.CLUSTER,
     out: Annotated[
         Path | None,
-        typer.Option(help="Where to write it; certs/NAME if not given.", metavar="DIR"),
+        typer.Option(help="Output directory. Defaults to certs/NAME.", metavar="DIR"),
     ] = None,
     dns: Annotated[
         list[str] | None,
-        typer.Option(help="A host name of the broker; may be repeated.", metavar="NAME"),
+        typer.Option(help="Host name of the broker; may be repeated.", metavar="NAME"),
     ] = None,
     ip: Annotated[
         list[str] | None,
-        typer.Option(help="An address of the broker; may be repeated.", metavar="ADDRESS"),
+        typer.Option(help="IP address of the broker; may be repeated.", metavar="ADDRESS"),
     ] = None,
     namespace: Annotated[
-        str, typer.Option(help="The broker's Kubernetes namespace, for its service's names.")
+        str, typer.Option(help="Kubernetes namespace of the broker, for the names of its service.")
     ] = "default",
     lifetime: Lifetime = "8760h",
     algorithm: KeyAlgorithm = Algorithm.P256,
     authority: AuthorityDirectory = Path("ca"),
     passphrase: Passphrase | None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
 ) -> None:
-    """Make a key and a certificate: tls.crt, tls.key and ca.crt in one directory."""
+    """Issue a certificate with a new key: tls.crt, tls.key and ca.crt in one directory."""
     from kubelend.pki import files, keys
     from kubelend.pki.authority import Authority
 
@@ -245,7 +252,7 @@ def issue_certificate(
     directory = out or Path("certs") / quote(name, safe=" @+:,=")
     files.save_credentials(directory, credentials, overwrite=overwrite)
     end = tables.moment(credentials.certificate.not_valid_after_utc, output.now())
-    print(f"{directory} holds the certificate of {role} {name}, valid until {end}")
+    print(f"wrote the certificate of {role} {name} to {directory}, valid until {end}")
     output.note(_next_step(role, directory))
 
 
@@ -254,25 +261,27 @@ def rotate_authority(
     *,
     authority: AuthorityDirectory = Path("ca"),
     name: Annotated[
-        str, typer.Option(help="The new authority's name; the old one's and a number if not given.")
+        str, typer.Option(help="Name of the new authority. Defaults to the old name and a number.")
     ] = "",
     lifetime: Lifetime = "87600h",
     algorithm: Annotated[
-        Algorithm | None, typer.Option(help="The kind of key; the old one's if not given.")
+        Algorithm | None, typer.Option(help="Key algorithm. Defaults to that of the old key.")
     ] = None,
     passphrase: Passphrase | None,
     new_passphrase_file: Annotated[
         Path | None,
-        typer.Option(help="File with another passphrase, for the new key.", metavar="FILE"),
+        typer.Option(help="File with the passphrase for the new key.", metavar="FILE"),
     ] = None,
     finish: Annotated[
-        bool, typer.Option("--finish", help="Drop the old authority. Needs --yes.")
+        bool, typer.Option("--finish", help="Remove the old authority. Needs --yes.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do what cannot be undone.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Confirm --finish, which cannot be undone.")
+    ] = False,
 ) -> None:
-    """Exchange the authority for a new one, which signs from now on. The old one's key is deleted.
+    """Replace the authority by a new one, which signs from now on. The old key is deleted.
 
-    Both are trusted until `--finish`: then certificates of the old one are refused.
+    Both are trusted until `--finish`; then certificates of the old one are rejected.
     """
     if finish:
         return _finish_rotation(authority, passphrase, yes=yes)
@@ -289,10 +298,10 @@ def rotate_authority(
     )
     print(f"{_authority_name(successor.certificate)} signs from now on")
     for each in successor.trusted[1:]:
-        print(f"{_authority_name(each)} is trusted beside it")
+        print(f"{_authority_name(each)} stays trusted")
     where = _flag("--ca", authority, "ca")
     output.note(
-        f"Next: a new certificate for all (kubelend ca issue broker --role broker --overwrite{where}"
+        f"Next: new certificates for all (kubelend ca issue broker --role broker --overwrite{where}"
         f" for the broker), then kubelend ca rotate --finish --yes{where}"
     )
     return None
@@ -305,11 +314,11 @@ def show_authority(
     passphrase: Passphrase | None,
     format: options.Output = output.Format.TABLE,
 ) -> None:
-    """Show the authorities in a directory: their hashes, and which one signs."""
+    """Show the authorities in a directory, their hashes, and which one signs."""
     from kubelend.pki import inspection
 
     found = inspection.inspect(authority, passphrase)
-    names = [each.subject for each in found.authorities]
+    names = [f"authority/{each.subject}" for each in found.authorities]
     output.show(found, format, text=lambda: _authority_text(found), names=names)
 
 
@@ -318,17 +327,19 @@ def _finish_rotation(authority: Path, passphrase: Passphrase | None, *, yes: boo
 
     if not yes:
         raise InvalidInput(
-            "--finish drops the old authority: every certificate that it signed is refused then,"
-            " and nobody can bring it back",
-            hint="if all have a certificate of the new one, add --yes",
+            "--finish removes the old authority for good: certificates that it signed are rejected"
+            " from then on",
+            hint="add --yes once all certificates are issued by the new one",
         )
     finished, dropped = rotation.finish(authority, passphrase)
     for each in dropped:
         print(
-            f"{_authority_name(each)} is dropped: certificates that it signed are refused from now on"
+            f"{_authority_name(each)} removed: certificates that it signed are rejected from now on"
         )
-    print(f"{_authority_name(finished.certificate)} signs, and is trusted")
-    output.note("Next: put the new ca.crt where the broker and those that do not renew have theirs")
+    print(f"{_authority_name(finished.certificate)} signs and is trusted")
+    output.note(
+        "Next: copy the new ca.crt to the broker and to all that do not renew by themselves"
+    )
 
 
 def _authority_name(certificate: x509.Certificate) -> str:
@@ -346,9 +357,9 @@ def _authority_text(found: Inspection) -> str:
     lines = [tables.columns(("SUBJECT", "SIGNS", "END", "HASH"), rows), ""]
     lines.append(f"The key is {'' if found.key_encrypted else 'not '}encrypted.")
     if any(each.signs is None for each in found.authorities):
-        lines.append("Which one it belongs to, only its passphrase can tell.")
+        lines.append("Its passphrase is needed to tell which authority it belongs to.")
     if found.rotating:
-        lines.append("A rotation is under way: `kubelend ca rotate --finish --yes` ends it.")
+        lines.append("A rotation is in progress: `kubelend ca rotate --finish --yes` completes it.")
     return "\n".join(lines)
 
 
@@ -363,7 +374,7 @@ def _profile(name: str, role: Role, names: list[str], namespace: str) -> Profile
 
 
 def client_profile_for(argument: str, name: str, role: roles.Role) -> Profile:
-    """What a holder of this name gets; here the name is somebody's input, and no certificate's yet."""
+    """The profile of a client certificate; an invalid name is reported as an error of this argument."""
     from kubelend.pki import profiles
 
     try:
@@ -376,7 +387,7 @@ def _next_step(role: Role, directory: Path) -> str:
     if role is Role.BROKER:
         return f"Next: kubelend broker --http-cert-path {shlex.quote(str(directory))}"
     if role is Role.PROXY:
-        return "Next: let the proxy show it to the broker, which needs --trust-proxies"
+        return "Next: configure the proxy to use it, and start the broker with --trust-proxies"
     return f"Next: export KUBELEND_CERT_PATH={shlex.quote(str(directory))}"
 
 

@@ -1,4 +1,4 @@
-"""Clusters from the command line: looked at, closed, opened and emptied."""
+"""Clusters: `get clusters`, `describe cluster`, `cordon`, `uncordon` and `drain`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,161 @@ import typer
 from kubelend.apps.settings import ClientSettings
 from kubelend.cli import calls, escapes, limit_views, options, output, reservation_views, tables
 from kubelend.cli.calls import Backend
+from kubelend.cli.options import Target
 from kubelend.cli.output import Format
 from kubelend.wire import bodies
+
+LIVE = "Reserved,Active"
+"""The phases in which a reservation holds resources."""
+
+
+@options.takes(target=options.target)
+def get_clusters(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="[CLUSTER]",
+            help="Only this one.",
+            show_default=False,
+            callback=options.named("cluster"),
+        ),
+    ] = "",
+    format: options.Output = Format.TABLE,
+    *,
+    target: Target,
+) -> None:
+    """List clusters and their free resources, or show one.
+
+    Viewers and admins see all clusters, a cluster only itself.
+    """
+    wide = format is Format.WIDE
+    if name:
+        one = calls.call_backend(target, lambda backend: backend.get_cluster(name))
+        output.show(
+            one,
+            format,
+            kind="Cluster",
+            text=lambda: cluster_table([one], output.now(), wide=wide),
+            names=[_reference(one)],
+        )
+        return
+    found, where = calls.call_backend(target, _find_all)
+    output.show_list(
+        found,
+        format,
+        kind="Cluster",
+        noun="clusters",
+        names=[_reference(one) for one in found],
+        where=where,
+        text=lambda: cluster_table(found, output.now(), wide=wide),
+    )
+
+
+@options.takes(target=options.target)
+def describe_cluster(name: options.ClusterName, *, target: Target) -> None:
+    """Show the details of a cluster."""
+    found = calls.call_backend(target, lambda backend: backend.get_cluster(name))
+    output.print_text(cluster_details(found, output.now()))
+
+
+@options.takes(settings=options.client)
+def cordon(
+    name: options.ClusterName,
+    reason: options.Reason = "",
+    format: options.Output = Format.TABLE,
+    *,
+    settings: ClientSettings,
+) -> None:
+    """Close a cluster to new reservations; existing ones stay."""
+    found = calls.call_broker(
+        settings, lambda client: client.cordon(name, reason), {"reason": "--reason"}
+    )
+    _show(found, f"cluster/{name} cordoned", format)
+
+
+@options.takes(settings=options.client)
+def uncordon(
+    name: options.ClusterName,
+    format: options.Output = Format.TABLE,
+    *,
+    settings: ClientSettings,
+) -> None:
+    """Open a cluster to new reservations again."""
+    found = calls.call_broker(settings, lambda client: client.uncordon(name))
+    _show(found, f"cluster/{name} uncordoned", format)
+
+
+@options.takes(settings=options.client)
+def drain(
+    name: options.ClusterName,
+    reason: options.Reason = "",
+    dry_run: options.DryRun = False,
+    yes: options.Yes = False,
+    format: options.Output = Format.TABLE,
+    *,
+    settings: ClientSettings,
+) -> None:
+    """Cordon a cluster and move its reservations to other clusters.
+
+    A reservation that fits on no other cluster is released. Shows the reservations that it would move or
+    release, and asks for confirmation.
+    """
+    if dry_run:
+        _show_drain_plan(name, _lent(settings, name), format)
+        return
+    if not yes:
+        output.confirm(lambda: _drain_plan(name, _lent(settings, name)), f"Drain cluster {name}?")
+    found = calls.call_broker(
+        settings, lambda client: client.drain(name, reason), {"reason": "--reason"}
+    )
+    output.show(
+        found,
+        format,
+        kind="Drain",
+        text=lambda: drain_summary(found, output.now()),
+        names=reservation_views.references(found.reservations),
+    )
+
+
+async def _find_all(backend: Backend) -> tuple[list[bodies.Cluster], str]:
+    return await backend.all_clusters(), calls.search_scope(backend)
+
+
+def _show(found: bodies.Cluster, sentence: str, format: Format) -> None:
+    output.show(found, format, kind="Cluster", text=lambda: sentence, names=[_reference(found)])
+
+
+def _reference(found: bodies.Cluster) -> str:
+    return f"cluster/{found.advertisement.cluster_id}"
+
+
+def _lent(settings: ClientSettings, name: str) -> list[bodies.Reservation]:
+    return calls.call_broker(
+        settings, lambda client: client.all_reservations(role="provider", phase=LIVE, cluster=name)
+    )
+
+
+def _show_drain_plan(name: str, lent: list[bodies.Reservation], format: Format) -> None:
+    output.show_list(
+        lent,
+        format,
+        kind="Reservation",
+        noun="reservations",
+        where=f" on cluster {name}",
+        names=reservation_views.references(lent),
+        text=lambda: _drain_plan(name, lent),
+    )
+
+
+def _drain_plan(name: str, lent: list[bodies.Reservation]) -> str:
+    if not lent:
+        return f"Cluster {escapes.line(name)} would be cordoned; it has no reservations."
+    count = tables.counted(len(lent), "reservation")
+    heading = f"Cluster {escapes.line(name)} would be cordoned, and {count} moved or released:"
+    return f"{heading}\n\n{reservation_views.table(lent, output.now())}"
+
+
+# -- text
 
 CLUSTER_HEADERS = ("NAME", "STATUS", "CPU-FREE", "MEMORY-FREE", "GPU-FREE", "SCORE", "LENT", "SEEN")
 WIDE_CLUSTER_HEADERS = (
@@ -43,7 +196,7 @@ def cluster_details(found: bodies.Cluster, now: datetime) -> str:
         [
             ("Name", known.cluster_id),
             ("Status", _status(status)),
-            ("Cordoned for", status.cordon_reason),
+            ("Cordon reason", status.cordon_reason),
             ("Message", status.message),
             ("Score", f"{status.score} ({status.rating})"),
             ("Lends", tables.counted(status.reservations, "reservation")),
@@ -52,7 +205,7 @@ def cluster_details(found: bodies.Cluster, now: datetime) -> str:
             ("Prices", _prices(known.cost)),
             *_policy(status),
             ("Endpoint", known.endpoint_url),
-            ("Seen", tables.moment(status.last_update_time, now)),
+            ("Last seen", tables.moment(status.last_update_time, now)),
             ("Valid until", tables.moment(status.valid_until, now)),
             ("Certificate", tables.moment(status.certificate_until, now)),
         ]
@@ -61,14 +214,14 @@ def cluster_details(found: bodies.Cluster, now: datetime) -> str:
 
 
 def drain_summary(found: bodies.Drained, now: datetime) -> str:
-    """What became of a drained cluster's reservations."""
+    """The drained cluster, and where its reservations are now."""
     name = escapes.line(found.cluster.advertisement.cluster_id)
     if not found.reservations:
-        return f"{name} is drained; it lent nothing"
+        return f"cluster/{name} drained; it had no reservations"
     moved = sum(one.status.phase in {"Reserved", "Active"} for one in found.reservations)
     rest = len(found.reservations) - moved
     table = reservation_views.table(found.reservations, now)
-    return f"{name} is drained: {moved} moved to other clusters, {rest} released\n\n{table}"
+    return f"cluster/{name} drained: {moved} moved to other clusters, {rest} released\n\n{table}"
 
 
 def _cluster_cells(found: bodies.Cluster, now: datetime) -> tuple[str, ...]:
@@ -138,107 +291,3 @@ def _resource_table(resources: bodies.Metrics, withheld: dict[str, str]) -> str:
     names = dict.fromkeys(name for texts in by_part.values() for name in texts)
     rows = [(name, *(texts.get(name, "0") for texts in by_part.values())) for name in names]
     return tables.columns(("RESOURCE", *(part.upper() for part in by_part)), rows)
-
-
-@options.takes(settings=options.target)
-def get(
-    name: Annotated[
-        str, typer.Argument(metavar="[CLUSTER]", help="Only this one.", show_default=False)
-    ] = "",
-    format: options.Output = Format.TABLE,
-    *,
-    settings: options.Target,
-) -> None:
-    """Clusters and what is free there: all (viewers and admins), or one."""
-    wide = format is Format.WIDE
-    if name:
-        one = calls.call_backend(settings, lambda desk: desk.get_cluster(name))
-        output.show(
-            one,
-            format,
-            text=lambda: cluster_table([one], output.now(), wide=wide),
-            names=[_name(one)],
-        )
-        return
-    found, where = calls.call_backend(settings, _find_all)
-    output.show_list(
-        bodies.ClusterList(found),
-        format,
-        noun="clusters",
-        names=[_name(one) for one in found],
-        where=where,
-        text=lambda: cluster_table(found, output.now(), wide=wide),
-    )
-
-
-@options.takes(settings=options.target)
-def describe(
-    name: options.ClusterName,
-    *,
-    settings: options.Target,
-) -> None:
-    """One cluster in full."""
-    output.print_text(
-        cluster_details(
-            calls.call_backend(settings, lambda desk: desk.get_cluster(name)), output.now()
-        )
-    )
-
-
-@options.takes(settings=options.client)
-def cordon(
-    name: options.ClusterName,
-    reason: options.Reason = "",
-    format: options.Output = Format.TABLE,
-    *,
-    settings: ClientSettings,
-) -> None:
-    """Close a cluster to new reservations; those it has stay."""
-    _say(
-        calls.call_broker(settings, lambda client: client.cordon(name, reason)),
-        f"{name} is cordoned",
-        format,
-    )
-
-
-@options.takes(settings=options.client)
-def uncordon(
-    name: options.ClusterName,
-    format: options.Output = Format.TABLE,
-    *,
-    settings: ClientSettings,
-) -> None:
-    """Open a cluster again."""
-    _say(
-        calls.call_broker(settings, lambda client: client.uncordon(name)), f"{name} is open", format
-    )
-
-
-@options.takes(settings=options.client)
-def drain(
-    name: options.ClusterName,
-    reason: options.Reason = "",
-    format: options.Output = Format.TABLE,
-    *,
-    settings: ClientSettings,
-) -> None:
-    """Close a cluster and move what it lends. What fits nowhere else is released."""
-    found = calls.call_broker(settings, lambda client: client.drain(name, reason))
-    output.show(
-        found,
-        format,
-        text=lambda: drain_summary(found, output.now()),
-        names=[one.id for one in found.reservations],
-    )
-
-
-async def _find_all(desk: Backend) -> tuple[list[bodies.Cluster], str]:
-    return await desk.all_clusters(), calls.search_scope(desk)
-
-
-def _say(found: bodies.Cluster, sentence: str, format: Format) -> None:
-    output.show(found, format, text=lambda: sentence, names=[_name(found)])
-
-
-def _name(found: bodies.Cluster) -> str:
-    return found.advertisement.cluster_id

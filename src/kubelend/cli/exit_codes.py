@@ -27,17 +27,19 @@ class ExitCode(IntEnum):
 
 
 _MEANINGS = {
-    ExitCode.OK: "it is done, also if nobody read the output to its end (`| head`)",
-    ExitCode.UNEXPECTED: "something unexpected; `--debug` before the command shows where."
-    " Or the output could not be written",
+    ExitCode.OK: "success, also if the reader of the output stopped early (`| head`)",
+    ExitCode.UNEXPECTED: "unexpected error; `--debug` before the command prints the traceback."
+    " Also if the output could not be written",
     ExitCode.USAGE: "a flag, an argument or a file is wrong",
-    ExitCode.NOT_FOUND: "no such cluster or reservation",
-    ExitCode.FORBIDDEN: "this certificate is not accepted, or it or this user of the cluster may not do that",
+    ExitCode.NOT_FOUND: "no such cluster, reservation or other object",
+    ExitCode.FORBIDDEN: "the certificate is not accepted, or its holder (or the user of the kubeconfig) lacks"
+    " the permission",
     ExitCode.NO_CAPACITY: "no cluster fits, or the state of the object does not allow it",
-    ExitCode.LIMIT_EXCEEDED: "too much, or too often",
-    ExitCode.UNAVAILABLE: "the broker, its store or the cluster cannot be reached; trying again may help",
-    ExitCode.VIOLATED: "an invariant of the store is violated (`kubelend audit`)",
-    ExitCode.INTERRUPTED: "ended by Ctrl-C",
+    ExitCode.LIMIT_EXCEEDED: "a quota, a rate limit or a size limit is exceeded",
+    ExitCode.UNAVAILABLE: "the broker, its store or the cluster cannot be reached; retrying may help",
+    ExitCode.VIOLATED: "an invariant of the store, or the chain of the audit log, is violated"
+    " (`kubelend audit`)",
+    ExitCode.INTERRUPTED: "interrupted by Ctrl-C, or not confirmed",
 }
 
 _CODES: dict[type[errors.KubelendError], ExitCode] = {
@@ -46,6 +48,7 @@ _CODES: dict[type[errors.KubelendError], ExitCode] = {
     errors.InvalidSettings: ExitCode.USAGE,
     errors.InvalidIdentity: ExitCode.FORBIDDEN,
     errors.Forbidden: ExitCode.FORBIDDEN,
+    errors.QuotaExceeded: ExitCode.LIMIT_EXCEEDED,
     errors.NotFound: ExitCode.NOT_FOUND,
     errors.Conflict: ExitCode.NO_CAPACITY,
     errors.LimitExceeded: ExitCode.LIMIT_EXCEEDED,
@@ -56,10 +59,10 @@ _CODES: dict[type[errors.KubelendError], ExitCode] = {
 """A class that is not here has the code of its nearest base."""
 
 
-def with_detail(error: errors.KubelendError, more: str) -> errors.KubelendError:
-    """The same error, and so the same code, with something more to say."""
-    return type(error)(f"{error.message}; {more}", hint=error.hint)
-
-
 def exit_code_for(error: errors.KubelendError) -> ExitCode:
     return next(_CODES[kind] for kind in type(error).__mro__ if kind in _CODES)
+
+
+def with_detail(error: errors.KubelendError, more: str) -> errors.KubelendError:
+    """The same error, and so the same code, with more text."""
+    return type(error)(f"{error.message}; {more}", hint=error.hint)

@@ -148,9 +148,14 @@ def command_line() -> str:
     parts = [
         "# The command line",
         _NOTICE,
-        "`kubelend` and `kubectl lend` are the same command, but for whom they ask if nothing is said:"
-        " `kubelend` the broker, and `kubectl lend` the cluster of kubectl's context, where a command takes"
-        " `--context` ([kubernetes.md](kubernetes.md#kubectl-lend)). A flag wins over its variable.",
+        "`kubelend` and `kubectl lend` are the same command with different defaults: `kubelend` calls"
+        " the broker, `kubectl lend` works on the cluster of kubectl's context, where a command has"
+        " `--kube-context` ([kubernetes.md](kubernetes.md#kubectl-lend)).",
+        "A flag wins over `--context`, that over a variable, that over the current context of the"
+        " configuration file (`kubelend config`), and that over the default. The file is"
+        " `$KUBELEND_CONFIG`, or `kubelend/config.yaml` below `$XDG_CONFIG_HOME` or `~/.config`.",
+        "`-o name` prints `kind/name`, and every command takes `kind/name` where it takes a name."
+        " `-o json` and `-o yaml` print a list as `kind` and `items`.",
         "## Exit codes",
         _table(("code", "meaning"), ((str(int(code)), code.meaning) for code in ExitCode)),
         *_commands("kubelend", app.build_app()),

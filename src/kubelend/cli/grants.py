@@ -1,4 +1,4 @@
-"""`kubelend grant`: the signed form of a reservation, and the check of it, which needs no broker."""
+"""`kubelend grant`: signed reservations, and their verification without a broker."""
 
 from __future__ import annotations
 
@@ -20,26 +20,33 @@ if TYPE_CHECKING:
 
 @options.takes(settings=options.client)
 def get_grant(name: options.ReservationName, *, settings: ClientSettings) -> None:
-    """Print the grant of a live reservation, for its requester or provider."""
+    """Print the signed grant of an active reservation, as its requester or provider."""
     output.print_text(calls.call_broker(settings, lambda client: client.grant(name)))
 
 
 @options.takes(settings=options.client)
 def get_grant_keys(*, settings: ClientSettings) -> None:
-    """Print the broker's public keys, to be kept in a file for `grant verify`."""
+    """Print the broker's public keys; keep them in a file for `grant verify`."""
     print(output.json(calls.call_broker(settings, lambda client: client.grant_keys())))
 
 
 def verify_grant(
     grant: Annotated[
-        str, typer.Argument(metavar="[GRANT]", help="Read from standard input if not given.")
+        str, typer.Argument(metavar="[GRANT]", help="Defaults to standard input.")
     ] = "-",
     *,
-    keys: Annotated[Path, typer.Option(help="What `grant keys` printed.", metavar="FILE")],
-    provider: Annotated[str, typer.Option(help="The cluster it must be for.", metavar="CLUSTER")],
+    keys: Annotated[Path, typer.Option(help="Output of `grant keys`.", metavar="FILE")],
+    provider: Annotated[
+        str,
+        typer.Option(
+            help="Cluster that the grant has to be for.",
+            metavar="CLUSTER",
+            callback=options.named("cluster"),
+        ),
+    ],
     format: options.Output = Format.TABLE,
 ) -> None:
-    """Check, without a broker, that a grant is real, for this provider, and not over."""
+    """Verify a grant without a broker: signature, provider and expiry."""
     from kubelend.pki import grants
 
     text = sys.stdin.read(grants.LONGEST + 1) if grant == "-" else grant
@@ -50,7 +57,9 @@ def verify_grant(
     elif format in {Format.JSON, Format.YAML}:
         print((output.json if format is Format.JSON else output.yaml)(found))
     else:
-        raise InvalidInput(f"-o {format} is not for grants", hint="use json or yaml")
+        raise InvalidInput(
+            f"--output: {format} is not supported for grants", hint="use json or yaml"
+        )
 
 
 def _keys(path: Path) -> list[PublicKey]:
@@ -63,7 +72,7 @@ def _keys(path: Path) -> list[PublicKey]:
         return msgspec.json.decode(keyfiles.read(path), type=KeySet).keys
     except msgspec.MsgspecError:
         raise InvalidSettings(
-            f"{path} holds no keys", hint="write it with `kubelend grant keys`"
+            f"--keys: {path} has no keys", hint="write it with `kubelend grant keys`"
         ) from None
 
 

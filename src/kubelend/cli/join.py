@@ -1,4 +1,4 @@
-"""`kubelend join`: get a certificate of one's own, with a token from an administrator."""
+"""`kubelend join`: get a certificate with a join token."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ EnrolmentUrl = Annotated[
     str,
     typer.Argument(
         metavar="BROKER",
-        help="Where it lets newcomers in, as https://HOST:8444.",
+        help="Address of the broker's enrolment port: https://HOST:8444.",
         show_default=False,
     ),
 ]
 Token = Annotated[
     str,
     typer.Option(
-        help="From `kubelend token create`. As a flag, others can see it until the command runs.",
+        help="Join token. On the command line other users of the machine can read it for a moment.",
         metavar="TOKEN",
         envvar="KUBELEND_TOKEN",
         show_envvar=True,
@@ -45,44 +45,50 @@ def join(
     broker: EnrolmentUrl,
     token: Token = "",
     token_file: Annotated[
-        Path | None, typer.Option(help="File that holds the token.", metavar="FILE")
+        Path | None, typer.Option(help="File with the token.", metavar="FILE")
     ] = None,
     ca_hash: Annotated[
-        str, typer.Option(help="By which the broker is recognised: sha256:...", metavar="HASH")
+        str, typer.Option(help="Hash of the broker's authority: sha256:...", metavar="HASH")
     ] = "",
     name: Annotated[
         str,
-        typer.Option("--cluster-id", "--name", help="Under which name to join.", metavar="NAME"),
+        typer.Option("--cluster-id", "--name", help="Name to join as.", metavar="NAME"),
     ] = "",
-    role: Annotated[JoinRole, typer.Option(help="As what.")] = JoinRole.CLUSTER,
+    role: Annotated[JoinRole, typer.Option(help="Role to join as.")] = JoinRole.CLUSTER,
     out: Annotated[
         Path | None,
-        typer.Option(help="Where to write the files; certs/NAME if not given.", metavar="DIR"),
+        typer.Option(help="Output directory. Defaults to certs/NAME.", metavar="DIR"),
     ] = None,
     wait: Annotated[
         str,
-        typer.Option(help="How long to wait for an administrator's yes.", metavar="DURATION"),
+        typer.Option(help="How long to wait for approval.", metavar="DURATION"),
     ] = "5m",
     algorithm: KeyAlgorithm = Algorithm.P256,
 ) -> None:
-    """Join a broker: tls.crt, tls.key and ca.crt in one directory.
+    """Join a broker with a token, to get a certificate.
 
-    The key is made here and stays here. Run again, the command goes on where it was.
+    Writes tls.crt, tls.key and ca.crt to one directory. The key is generated here and never sent. Run
+    again, the command continues where it stopped.
     """
     arguments.hide_argument(token)
     for flag, value in (("--ca-hash", ca_hash), ("--cluster-id", name)):
         if not value:
-            raise InvalidInput(f"{flag} is needed", hint="paste all of what `token create` printed")
+            raise InvalidInput(
+                f"{flag} is required",
+                hint="run the whole command that `kubelend create token` printed",
+            )
     if problem := settings.address_problem(broker, "BROKER"):
         raise InvalidInput(problem)
     directory = out or Path("certs") / quote(name, safe=" @+:,=")
     invitation = _invitation(broker, token, token_file, ca_hash, name, role)
     welcome = _join(invitation, directory, wait, algorithm)
     end = tables.moment(welcome.credentials.certificate.not_valid_after_utc, output.now())
-    print(f"{directory} holds the certificate of {role} {name}, valid until {end}")
+    print(f"wrote the certificate of {role} {name} to {directory}, valid until {end}")
     address = members.broker_address(broker, welcome.port)
     where = shlex.quote(str(directory))
-    output.note(f"Next: export KUBELEND_BROKER={shlex.quote(address)} KUBELEND_CERT_PATH={where}")
+    output.note(
+        f"Next: export KUBELEND_BROKER_URL={shlex.quote(address)} KUBELEND_CERT_PATH={where}"
+    )
 
 
 def _invitation(
@@ -95,7 +101,7 @@ def _invitation(
     text = token if token_file is None else _read_token_file(token_file)
     if not text:
         raise InvalidInput(
-            "a token is needed", hint="ask an administrator for `kubelend token create`"
+            "a token is required", hint="an administrator creates one with `kubelend create token`"
         )
     client_profile_for("--cluster-id", name, roles.Role(role))
     return Invitation(broker, text, pins.parse(ca_hash), name, roles.Role(role))
@@ -107,14 +113,14 @@ def _join(invitation: Invitation, directory: Path, wait: str, algorithm: Algorit
     from kubelend.apps import joining
     from kubelend.pki import keys
 
-    def waits(answer: JoinWaits) -> None:
+    def on_pending(answer: JoinWaits) -> None:
         flag = "" if invitation.role == "cluster" else f" --role {invitation.role}"
         output.note(
-            f"{invitation.name} waits for an administrator:"
-            f" kubelend accept {shlex.quote(invitation.name)}{flag}"
+            f"{invitation.name} waits for approval by an administrator:"
+            f" kubelend approve {shlex.quote(invitation.name)}{flag}"
         )
         output.note(
-            f"Its key has the hash {answer.key}. Ctrl-C leaves it waiting; run the same to go on."
+            f"Its key has the hash {answer.key}. After Ctrl-C the request stays; run the same to continue."
         )
 
     return asyncio.run(
@@ -123,7 +129,7 @@ def _join(invitation: Invitation, directory: Path, wait: str, algorithm: Algorit
             directory,
             wait=durations.parse(wait),
             algorithm=keys.Algorithm(algorithm),
-            waits=waits,
+            waits=on_pending,
         )
     )
 
@@ -131,6 +137,6 @@ def _join(invitation: Invitation, directory: Path, wait: str, algorithm: Algorit
 def _read_token_file(path: Path) -> str:
     from kubelend.kits import keyfiles
 
-    if complaint := keyfiles.exposure(path, holds="a token"):
-        output.note(f"warning: {complaint}")
-    return keyfiles.read(path, hint="put the token there").decode(errors="replace").strip()
+    if problem := keyfiles.exposure(path, holds="a token"):
+        output.note(f"warning: {problem}")
+    return keyfiles.read(path, hint="write the token to it").decode(errors="replace").strip()

@@ -1,6 +1,9 @@
-"""Borrowing by the objects of one namespace: made, waited for, looked at and deleted, as the user may.
+"""The backend of `kubectl lend`: reads and writes custom resources with the credentials of the kubeconfig.
 
-It answers in the bodies of the REST interface, so commands need not know the difference.
+It returns bodies of the REST interface, so that commands do not differ. Which resources the API server serves
+decides the kind of object: ResourceRequests in an agent's cluster, Reservations in the broker's. Where both
+are served, a namespace with the broker's own records is the broker's. Kubernetes' RBAC decides what a user
+may do.
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
 from kubelend.wire.objects import Kind, Metadata, Object, ProviderInstruction, ResourceRequest
 
 REQUEST_HASH: Final = "kubelend.io/asked"
-"""The annotation that tells whether a key came back with the same request."""
+"""Annotation with the hash of the request, to detect a key that is reused for another one."""
 
 POLL_SECONDS: Final = 0.2
 
@@ -55,87 +58,89 @@ class KindBackend(Generic[Kind]):
     def __init__(
         self,
         client: Client,
-        side: KindAdapter[Kind],
+        adapter: KindAdapter[Kind],
         namespace: str,
-        patience: timedelta,
+        timeout: timedelta,
         owners: Mapping[str, str] = _NO_OWNERS,
     ) -> None:
-        """`owners` are the clusters whose mailboxes namespaces are: who asks there is the cluster."""
+        """`owners`: the cluster of each cluster namespace, which is the requester of what is in it."""
         self._client = client
-        self.side = side
+        self.adapter = adapter
         self.namespace = namespace
-        self._patience = patience
+        self._timeout = timeout
         self._owners = owners
 
     async def reserve(self, request: bodies.ReservationRequest, key: str) -> bodies.Reservation:
-        """Make the object, and wait for its answer. Without one, or with a refusal, it is taken back."""
+        """Create the object and wait for the decision; delete it if there is none, or if it failed."""
         kube_bodies.check(request)
-        wanted = self.side.wanted(self._metadata(request, key), request)
+        wanted = self.adapter.build(self._metadata(request, key), request)
         try:
-            made = await self._client.create(self.side.resource, wanted)
+            made = await self._client.create(self.adapter.resource, wanted)
         except AlreadyExists:
-            return self._told(await self._answer(await self._same(wanted)))
+            return self._body(await self._wait_until_decided(await self._same(wanted)))
         except (Unavailable, asyncio.CancelledError):
-            if not key:  # it may have arrived, and nobody else's has this name
+            if not key:  # it may have been created, under a name that only this call uses
                 await self._withdraw(wanted)
             raise
-        found = self._told(await self._answer_or_withdraw(made))
+        found = self._body(await self._wait_or_withdraw(made))
         if found.status.phase == "Failed":
             await self._withdraw(made)
         return found
 
     async def find(self, name: str) -> bodies.Reservation:
-        return self._told(await self._find(name))
+        return self._body(await self._find(name))
 
     async def find_all(self, phase: str, role: str, cluster: str) -> list[bodies.Reservation]:
-        found = await self._client.list(self.side.resource, self.namespace, labels=self.side.labels)
-        told = [self._told(one) for one in found.objects if self.side.is_shown(one)]
-        return [one for one in told if matches_filter(one, phase, role, cluster)]
+        found = await self._client.list(
+            self.adapter.resource, self.namespace, labels=self.adapter.labels
+        )
+        listed = [self._body(one) for one in found.objects if self.adapter.is_listed(one)]
+        return [one for one in listed if matches_filter(one, phase, role, cluster)]
 
     async def release(self, name: str) -> bodies.Reservation:
-        """Delete the object, and wait until what it held is given back."""
+        """Delete the object, and wait until its finalizers are removed: then the resources are released."""
         found = await self._find(name)
         await self._delete(found)
         try:
             await self._until(lambda: self._is_gone(found))
         except TimeoutError:
             raise Unavailable(
-                f"{name} is deleted, but was not given back within {self._waited}",
-                hint=f"is there {self.side.answering}?",
+                f"{name} is deleted, but was not released within {self._waited}",
+                hint=f"check that there is {self.adapter.controller}",
             ) from None
-        return _as_released(self._told(found))
+        return _as_released(self._body(found))
 
     async def stream(self) -> AsyncGenerator[bodies.Instruction, None]:
-        """All that is there, and then each change. Only the first look may fail."""
-        place = self.side.resource, self.namespace
-        await self._client.list(*place, labels=self.side.labels)
+        """All objects, and then each change. Only the first list may fail."""
+        scope = self.adapter.resource, self.namespace
+        await self._client.list(*scope, labels=self.adapter.labels)
         changes = watching.follow(
-            self._client, *place, labels=self.side.labels, report=_note_watch_problem
+            self._client, *scope, labels=self.adapter.labels, report=_note_watch_problem
         )
-        async with contextlib.aclosing(changes) as seen:
-            async for change in seen:
-                for told in self._changed(change):
-                    yield bodies.Instruction(0, "requester", "", told.status.message, told)
+        async with contextlib.aclosing(changes) as stream:
+            async for change in stream:
+                for body in self._changed(change):
+                    yield bodies.Instruction(0, "requester", "", body.status.message, body)
 
     def _changed(self, change: watching.Change[Kind]) -> list[bodies.Reservation]:
         match change:
             case watching.Listed():
                 found = change.objects
             case watching.Deleted():
-                return [_as_released(self._told(change.found))]
+                return [_as_released(self._body(change.found))]
             case Object():
                 found = [change]
             case _:
                 return []
-        return [self._told(one) for one in found if self.side.is_shown(one)]
+        return [self._body(one) for one in found if self.adapter.is_listed(one)]
 
     # -- one object
 
     def _metadata(self, request: bodies.ReservationRequest, key: str) -> Metadata:
-        """The same key is the same name, and of one name there is one object."""
+        """The name is made from the key, so that a second call with the same key finds the first object."""
         part = _digest(key.encode())[:16] if key else secrets.token_hex(4)
-        asked = _digest(msgspec.json.encode(request))
-        return Metadata(f"lend-{part}", self.namespace, annotations={REQUEST_HASH: asked})
+        request_hash = _digest(msgspec.json.encode(request))
+        return Metadata(f"lend-{part}", self.namespace, annotations={REQUEST_HASH: request_hash})
 
     async def _same(self, wanted: Kind) -> Kind:
         found = await self._find(wanted.metadata.name)
@@ -144,30 +149,30 @@ class KindBackend(Generic[Kind]):
             != wanted.metadata.annotations[REQUEST_HASH]
         ):
             raise KeyReused(
-                f"this key belongs to {found.metadata.name}, which asks for something else",
+                f"this key belongs to {found.metadata.name}, which requests something else",
                 hint="use a new key for a new request",
             )
         return found
 
     async def _find(self, name: str) -> Kind:
-        """By its own name, maybe with its namespace before it, or by the broker's."""
-        place, slash, short = name.rpartition("/")
-        namespace = place if slash else self.namespace
-        found = await self._client.find(self.side.resource, short, namespace)
+        """By the object's name, perhaps as `namespace/name`, or by the reservation's name at the broker."""
+        prefix, slash, short = name.rpartition("/")
+        namespace = prefix if slash else self.namespace
+        found = await self._client.find(self.adapter.resource, short, namespace)
         if found is not None:
             return found
-        for one in (await self._client.list(self.side.resource, namespace)).objects:
-            if self.side.broker_name(one) == short:
+        for one in (await self._client.list(self.adapter.resource, namespace)).objects:
+            if self.adapter.reservation_name(one) == short:
                 return one
         raise NotFound(
             f"no reservation {short!r} in namespace {namespace!r}",
-            hint="--namespace names another one",
+            hint="give another --namespace",
         )
 
-    async def _answer_or_withdraw(self, made: Kind) -> Kind:
-        """Whatever keeps the answer away: nobody would know of what comes of it."""
+    async def _wait_or_withdraw(self, made: Kind) -> Kind:
+        """Wait for the decision; on any error delete the object, of which nobody would know."""
         try:
-            return await self._answer(made)
+            return await self._wait_until_decided(made)
         except NotFound:
             raise
         except asyncio.CancelledError:
@@ -176,53 +181,53 @@ class KindBackend(Generic[Kind]):
         except KubelendError as error:
             raise exit_codes.with_detail(error, await self._withdraw(made)) from None
 
-    async def _answer(self, made: Kind) -> Kind:
+    async def _wait_until_decided(self, made: Kind) -> Kind:
         newest = made
 
-        async def look() -> bool:
+        async def check() -> bool:
             nonlocal newest
             newest = await self._newest(made)
-            return self.side.is_answered(newest)
+            return self.adapter.is_decided(newest)
 
         try:
-            await self._until(look)
+            await self._until(check)
         except TimeoutError as problem:
-            said = str(problem) or self.side.told(newest).status.message
+            last = str(problem) or self.adapter.to_body(newest).status.message
             raise Unavailable(
-                f"{made.metadata.name} got no answer within {self._waited}: {said}",
-                hint=f"is there {self.side.answering}?",
+                f"{made.metadata.name} was not reconciled within {self._waited}: {last}",
+                hint=f"check that there is {self.adapter.controller}",
             ) from None
         return newest
 
     async def _newest(self, made: Kind) -> Kind:
         known = made.metadata
-        found = await self._client.find(self.side.resource, known.name, known.namespace)
+        found = await self._client.find(self.adapter.resource, known.name, known.namespace)
         if found is None:
-            raise NotFound(f"{known.name} was deleted by somebody else", hint="ask again")
+            raise NotFound(f"{known.name} was deleted by somebody else", hint="try again")
         return found
 
     async def _withdraw(self, made: Kind) -> str:
-        """What became of it, for people."""
+        """Delete the object; returns the outcome as text."""
         try:
             await self._delete(made)
         except KubelendError as error:
-            return f"it is still there, because {error.message}"
-        return "it was taken back"
+            return f"it could not be deleted: {error.message}"
+        return "it was deleted"
 
     async def _delete(self, found: Kind) -> None:
         known = found.metadata
-        await self._client.delete(self.side.resource, known.name, known.namespace, uid=known.uid)
+        await self._client.delete(self.adapter.resource, known.name, known.namespace, uid=known.uid)
 
     async def _is_gone(self, found: Kind) -> bool:
         known = found.metadata
-        newest = await self._client.find(self.side.resource, known.name, known.namespace)
+        newest = await self._client.find(self.adapter.resource, known.name, known.namespace)
         return newest is None or newest.metadata.uid != known.uid
 
     async def _until(self, condition: Callable[[], Awaitable[bool]]) -> None:
-        """What passes is waited for, too; `TimeoutError` with the last of it, if it did not."""
+        """Poll until the condition holds; retryable errors are retried, `TimeoutError` has the last one."""
         problem = ""
         try:
-            async with asyncio.timeout(self._patience.total_seconds()):
+            async with asyncio.timeout(self._timeout.total_seconds()):
                 while True:
                     try:
                         if await condition():
@@ -236,19 +241,19 @@ class KindBackend(Generic[Kind]):
         except TimeoutError:
             raise TimeoutError(problem) from None
 
-    def _told(self, found: Kind) -> bodies.Reservation:
-        told = self.side.told(found)
+    def _body(self, found: Kind) -> bodies.Reservation:
+        body = self.adapter.to_body(found)
         if (owner := self._owners.get(found.metadata.namespace)) is not None:
-            told = replace(told, requester_id=owner)
-        return told if self.namespace else replace(told, id=found.key)
+            body = replace(body, requester_id=owner)
+        return body if self.namespace else replace(body, id=found.key)
 
     @property
     def _waited(self) -> str:
-        return durations.short(self._patience)
+        return durations.short(self._timeout)
 
 
 def matches_filter(found: bodies.Reservation, phase: str, role: str, cluster: str) -> bool:
-    """Whether it is one of those that were asked for; what is empty lets all through."""
+    """Whether a reservation matches; an empty filter matches all."""
     sides = {"requester": found.requester_id, "provider": found.target_cluster_id}
     wanted = [sides[role]] if role in sides and cluster else list(sides.values())
     is_phase = not phase or found.status.phase in phase.split(",")
@@ -256,10 +261,10 @@ def matches_filter(found: bodies.Reservation, phase: str, role: str, cluster: st
 
 
 def _as_released(found: bodies.Reservation) -> bodies.Reservation:
-    """As it is once its object is gone."""
+    """The state after the object was deleted."""
     if found.status.phase == "Failed":
         return found
-    status = replace(found.status, phase="Released", message="given back", finished_at=output.now())
+    status = replace(found.status, phase="Released", message="released", finished_at=output.now())
     return replace(found, status=status)
 
 
@@ -269,7 +274,7 @@ def _digest(content: bytes) -> str:
 
 def _note_watch_problem(problem: str) -> None:
     if problem:
-        output.note(f"cannot see what changes: {problem}")
+        output.note(f"watch failed, retrying: {problem}")
 
 
 DEFAULT: Final = "default"
@@ -280,69 +285,69 @@ _NAMESPACES: Final = resources.of(mailboxes.Namespace, namespaced=False)
 
 
 @contextlib.asynccontextmanager
-async def open_backend(place: KubeTarget) -> AsyncIterator[KubeBackend]:
-    """Errors within say what to do about them."""
-    found = kube_config(place)
+async def open_backend(target: KubeTarget) -> AsyncIterator[KubeBackend]:
+    """Connect to the cluster; errors within carry a hint on the roles that are needed."""
+    found = kube_config(target)
     with _with_role_hint():
-        async with Client.open(found, timeout=place.timeout) as client:
-            yield KubeBackend(client, place, await _served_kinds(client, found))
+        async with Client.open(found, timeout=target.timeout) as client:
+            yield KubeBackend(client, target, await _served_kinds(client, found))
 
 
-def kube_config(place: KubeTarget) -> Access:
-    """By kubectl's rules: the flags, $KUBECONFIG, the home directory, and at last the pod's account."""
-    is_named = bool(place.kubeconfig or place.context)
+def kube_config(target: KubeTarget) -> Access:
+    """Load the client config by kubectl's rules: flags, $KUBECONFIG, home directory, service account."""
+    is_named = bool(target.kubeconfig or target.context)
     is_pod = bool(os.environ.get(access.HOST))
     if is_pod and not is_named and not any(path.exists() for path in kubeconfig.files()):
         return access.in_cluster()
-    return access.from_kubeconfig(place.kubeconfig, place.context)
+    return access.from_kubeconfig(target.kubeconfig, target.context)
 
 
 class KubeBackend:
-    """Answers as the broker would, out of objects. What only the broker can do is not here."""
+    """The `Backend` on custom resources; what only the broker can do is not here."""
 
-    def __init__(self, client: Client, place: KubeTarget, kinds: frozenset[type[Object]]) -> None:
+    def __init__(self, client: Client, target: KubeTarget, kinds: frozenset[type[Object]]) -> None:
         self._client = client
-        self._place = place
+        self._target = target
         self._kinds = kinds
-        self._said = place.namespace or _unless_default(client.access.namespace)
-        self._known: KindBackend[Any] | None = None
+        self._namespace = target.namespace or _unless_default(client.access.namespace)
+        self._opened: KindBackend[Any] | None = None
 
     @property
     def where(self) -> str:
-        """Where was looked, for people."""
-        namespace = self._said if self._known is None else self._known.namespace
+        """Where objects were looked for, as the end of a sentence."""
+        namespace = self._namespace if self._opened is None else self._opened.namespace
         return f" in namespace {namespace}" if namespace else " in any namespace"
 
     async def reserve(
         self, request: bodies.ReservationRequest, *, key: str = ""
     ) -> bodies.Reservation:
-        return await (await self._clerk()).reserve(request, key)
+        return await (await self._kind_backend()).reserve(request, key)
 
     async def get_reservation(self, reservation: str) -> bodies.Reservation:
-        return await (await self._clerk()).find(reservation)
+        return await (await self._kind_backend()).find(reservation)
 
     async def release(self, reservation: str) -> bodies.Reservation:
-        # Its error may be kept until others are released, too.
+        # The caller may keep the error until others are released, outside `open_backend`.
         with _with_role_hint():
-            return await (await self._clerk()).release(reservation)
+            return await (await self._kind_backend()).release(reservation)
 
     async def all_reservations(
         self, *, role: str = "", phase: str = "", cluster: str = ""
     ) -> list[bodies.Reservation]:
-        clerk = await self._clerk()
-        if clerk.side is kube_objects.RESERVATIONS and role and not cluster:
-            raise InvalidInput(f"--role {role}: of which cluster?", hint="give --cluster as well")
-        if clerk.side is kube_objects.RESOURCE_REQUESTS and role == "provider":
-            listing = await self._client.list(_INSTRUCTIONS, clerk.namespace)
-            told = [kube_objects.body_from_instruction(one) for one in listing.objects]
-            return [one for one in told if matches_filter(one, phase, "", cluster)]
-        # What is borrowed here is borrowed by this cluster: the other one is meant.
-        return await clerk.find_all(
-            phase, role if clerk.side is kube_objects.RESERVATIONS else "", cluster
+        backend = await self._kind_backend()
+        if backend.adapter is kube_objects.RESERVATIONS and role and not cluster:
+            raise InvalidInput(f"--role {role}: of which cluster?", hint="add --cluster")
+        if backend.adapter is kube_objects.RESOURCE_REQUESTS and role == "provider":
+            listing = await self._client.list(_INSTRUCTIONS, backend.namespace)
+            lent = [kube_objects.body_from_instruction(one) for one in listing.objects]
+            return [one for one in lent if matches_filter(one, phase, "", cluster)]
+        # In an agent's cluster the requester is the cluster itself: --cluster is the provider.
+        return await backend.find_all(
+            phase, role if backend.adapter is kube_objects.RESERVATIONS else "", cluster
         )
 
     async def stream(self) -> AsyncGenerator[bodies.Instruction, None]:
-        async with contextlib.aclosing((await self._clerk()).stream()) as changes:
+        async with contextlib.aclosing((await self._kind_backend()).stream()) as changes:
             async for change in changes:
                 yield change
 
@@ -350,11 +355,11 @@ class KubeBackend:
         """One for each cluster: of several objects, the one with the broker's record."""
         if ClusterAdvertisement not in self._kinds:
             raise InvalidSettings(
-                "this is an agent's cluster, and only the broker's knows all of them",
-                hint="name it with --context; `kubectl get advertisements` shows what this one offers",
+                "this is an agent's cluster; only the broker's cluster has the list of clusters",
+                hint="select it with --kube-context; `kubectl get advertisements` shows this cluster's own",
             )
-        self._said = self._said or await self._seat() or DEFAULT
-        namespace = "" if self._place.is_everywhere else self._said
+        self._namespace = self._namespace or await self._broker_namespace() or DEFAULT
+        namespace = "" if self._target.is_everywhere else self._namespace
         found = (await self._client.list(_ADVERTISEMENTS, namespace)).objects
         found.sort(key=lambda one: (one.spec.cluster_id, one.status.kept is not None))
         by_cluster = {one.spec.cluster_id: one for one in found if one.spec.question is None}
@@ -368,28 +373,33 @@ class KubeBackend:
             f"no cluster {cluster!r}{self.where}", hint="see `kubectl lend get clusters`"
         )
 
-    # -- which side, and where
+    # -- selection of kind and namespace
 
-    async def _clerk(self) -> KindBackend[Any]:
-        if self._known is None:
-            side, namespace = await self._side()
-            if self._place.is_everywhere:
+    async def _kind_backend(self) -> KindBackend[Any]:
+        if self._opened is None:
+            adapter, namespace = await self._adapter()
+            if self._target.is_everywhere:
                 namespace = ""
-            owners = await self._owners(namespace) if side is kube_objects.RESERVATIONS else {}
-            self._known = KindBackend(self._client, side, namespace, self._place.timeout, owners)
-        return self._known
+            owners = await self._owners(namespace) if adapter is kube_objects.RESERVATIONS else {}
+            self._opened = KindBackend(
+                self._client, adapter, namespace, self._target.timeout, owners
+            )
+        return self._opened
 
-    async def _side(self) -> tuple[kube_objects.KindAdapter[Any], str]:
+    async def _adapter(self) -> tuple[kube_objects.KindAdapter[Any], str]:
         is_broker, is_agent = Reservation in self._kinds, ResourceRequest in self._kinds
         if is_broker and not is_agent:
-            return kube_objects.RESERVATIONS, self._said or await self._seat() or DEFAULT
-        namespace = self._said or DEFAULT
-        if is_broker and namespace in await self._seats(namespace):
+            return (
+                kube_objects.RESERVATIONS,
+                self._namespace or await self._broker_namespace() or DEFAULT,
+            )
+        namespace = self._namespace or DEFAULT
+        if is_broker and namespace in await self._broker_namespaces(namespace):
             return kube_objects.RESERVATIONS, namespace
         return kube_objects.RESOURCE_REQUESTS, namespace
 
     async def _owners(self, namespace: str) -> dict[str, str]:
-        """Whose mailboxes there are, as far as the user may look; `view` lets him."""
+        """The cluster of each cluster namespace, as far as the user may read namespaces (role `view`)."""
         try:
             if namespace:
                 one = await self._client.find(_NAMESPACES, namespace)
@@ -400,18 +410,18 @@ class KubeBackend:
             return {}
         return {one.metadata.name: one.owner for one in found if one.owner}
 
-    async def _seat(self) -> str:
-        """The one namespace in which there is a broker; empty if that cannot be told."""
-        seats = await self._seats("")
-        if len(seats) > 1 and DEFAULT not in seats:
+    async def _broker_namespace(self) -> str:
+        """The one namespace in which there is a broker; empty if there is none."""
+        found = await self._broker_namespaces("")
+        if len(found) > 1 and DEFAULT not in found:
             raise InvalidSettings(
-                f"there are brokers in the namespaces {', '.join(sorted(seats))}",
-                hint="say which with --namespace",
+                f"there are brokers in the namespaces {', '.join(sorted(found))}",
+                hint="select one with --namespace",
             )
-        return DEFAULT if DEFAULT in seats else next(iter(seats), "")
+        return DEFAULT if DEFAULT in found else next(iter(found), "")
 
-    async def _seats(self, namespace: str) -> set[str]:
-        """Namespaces with records that a broker keeps; none are seen by who may not look there."""
+    async def _broker_namespaces(self, namespace: str) -> set[str]:
+        """Namespaces with records of a broker; none if the user may not list them."""
         try:
             found = (await self._client.list(_ADVERTISEMENTS, namespace)).objects
         except Forbidden:
@@ -421,7 +431,7 @@ class KubeBackend:
 
 @contextlib.contextmanager
 def _with_role_hint() -> Iterator[None]:
-    """What somebody may not do comes with whom to ask for what."""
+    """Add the needed roles to errors of missing permission."""
     try:
         yield
     except Unauthenticated:
@@ -430,7 +440,7 @@ def _with_role_hint() -> Iterator[None]:
         raise Forbidden(error.message, hint=_ROLES) from error
 
 
-_ROLES: Final = "the role `view` there lets you look, and `edit` borrow"
+_ROLES: Final = "the role `view` in the namespace allows reading, and `edit` borrowing"
 
 
 class _Kind(msgspec.Struct):
@@ -442,7 +452,7 @@ class _Kinds(msgspec.Struct):
 
 
 async def _served_kinds(client: Client, found: Access) -> frozenset[type[Object]]:
-    """Which of the kinds that matter here the API server knows; who is let in at all may ask that."""
+    """Which of our kinds the API server serves; every authenticated user may ask that."""
     wanted = (ResourceRequest, Reservation, ClusterAdvertisement)
     groups = {kind.group: f"/apis/{kind.group}/{kind.version}" for kind in wanted}
     names = await asyncio.gather(*(_served_resources(client, path) for path in groups.values()))
@@ -451,8 +461,8 @@ async def _served_kinds(client: Client, found: Access) -> frozenset[type[Object]
     if not kinds:
         named = "" if found.origin is None else f" of context {found.origin.context!r}"
         raise InvalidSettings(
-            f"the cluster{named} knows no ResourceRequests and no Reservations",
-            hint="install Kubelend there (docs/deploy.md), or choose another with --context",
+            f"the cluster{named} serves neither ResourceRequests nor Reservations",
+            hint="install Kubelend there (docs/deploy.md), or select another with --kube-context",
         )
     return kinds
 
@@ -466,5 +476,5 @@ async def _served_resources(client: Client, path: str) -> set[str]:
 
 
 def _unless_default(namespace: str) -> str:
-    """What a context names: `default` is what it has if it names none."""
+    """The namespace of a context; `default` also if the context names none, so it does not count."""
     return "" if namespace == DEFAULT else namespace

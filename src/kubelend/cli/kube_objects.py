@@ -1,6 +1,7 @@
-"""Objects of a cluster as the bodies that the broker answers with, so that both are shown alike. Pure.
+"""Converts objects of a cluster to the bodies of the REST interface, and requests to objects. Pure.
 
-A ResourceRequest, a Reservation and a ProviderInstruction are all a reservation to whoever reads a table.
+ResourceRequests, Reservations and ProviderInstructions all become reservations, so that commands print
+them alike. `KindAdapter` has what differs between the two kinds that one can borrow with.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _UNKNOWN = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class RequestBody(bodies.Reservation, frozen=True):
-    """A ResourceRequest; its name is the user's, and the broker has another for it."""
+    """A reservation made by a ResourceRequest: `id` is the object's name, not the reservation's."""
 
     reservation_name: str = ""
 
@@ -48,7 +49,7 @@ def body_from_reservation(found: Reservation) -> bodies.Reservation:
         requested_resources=spec.requested_resources,
         status=bodies.ReservationStatus(
             phase=status.phase or "Pending",
-            message=status.message if status.phase else "No broker has looked at it yet",
+            message=status.message if status.phase else "Not reconciled by a broker yet",
             reason=status.reason,
             reserved_at=status.reserved_at,
             expires_at=status.expires_at,
@@ -74,7 +75,7 @@ def body_from_request(found: ResourceRequest) -> RequestBody:
         requested_resources=spec.amounts,
         status=bodies.ReservationStatus(
             phase="Released" if is_expired else status.phase or "Pending",
-            message=status.message if status.phase else "No agent has looked at it yet",
+            message=status.message if status.phase else "Not reconciled by an agent yet",
             reason="Expired" if is_expired else status.reason,
             expires_at=status.expires_at,
             finished_at=status.last_update_time if status.phase in _FINAL else None,
@@ -87,7 +88,7 @@ def body_from_request(found: ResourceRequest) -> RequestBody:
 
 
 def body_from_instruction(found: ProviderInstruction) -> bodies.Reservation:
-    """What this cluster lends."""
+    """A reservation that this cluster provides."""
     spec, status = found.spec, found.status
     return bodies.Reservation(
         id=spec.reservation_name,
@@ -106,7 +107,7 @@ def body_from_instruction(found: ProviderInstruction) -> bodies.Reservation:
 
 def body_from_advertisement(found: ClusterAdvertisement) -> bodies.Cluster:
     spec, status, known = found.spec, found.status, found.spec.resources
-    is_closed = any(one.reason == "ClusterCordoned" for one in status.conditions)
+    is_cordoned = any(one.reason == "ClusterCordoned" for one in status.conditions)
     made = _created_at(found.metadata)
     return bodies.Cluster(
         replace(
@@ -126,7 +127,7 @@ def body_from_advertisement(found: ClusterAdvertisement) -> bodies.Cluster:
             rating=_rating(status.score),
             last_update_time=status.last_update_time or made,
             valid_until=status.valid_until or made,
-            cordoned=is_closed or bool(status.cordon_reason),
+            cordoned=is_cordoned or bool(status.cordon_reason),
             cordon_reason=status.cordon_reason,
             reservations=status.reservations,
             message=status.message,
@@ -162,7 +163,7 @@ def resource_request_object(
 
 
 def _default_requester(found: Reservation) -> str:
-    """As the broker has it: who is not named is called as the namespace is, unless it is a mailbox."""
+    """As the broker defaults it: the name of the namespace, unless that is a cluster namespace."""
     return found.metadata.namespace if found.status.reply is None else ""
 
 
@@ -175,25 +176,25 @@ def _rating(score: str) -> str:
 
 
 class KindAdapter(NamedTuple, Generic[Kind]):
-    """How to borrow with one kind of object."""
+    """What the backend needs to know of the kind of object that requests resources."""
 
     resource: Resource[Kind]
-    wanted: Callable[[Metadata, bodies.ReservationRequest], Kind]
-    """The object that asks for something."""
-    told: Callable[[Kind], bodies.Reservation]
-    """What one says."""
-    is_answered: Callable[[Kind], bool]
-    """Whether it was decided, or is waiting because it was told to."""
-    broker_name: Callable[[Kind], str]
-    """What the broker calls it."""
-    is_shown: Callable[[Kind], bool]
+    build: Callable[[Metadata, bodies.ReservationRequest], Kind]
+    """The object of a request."""
+    to_body: Callable[[Kind], bodies.Reservation]
+    """The reservation of an object."""
+    is_decided: Callable[[Kind], bool]
+    """Whether the broker has decided, or accepted the request as pending."""
+    reservation_name: Callable[[Kind], str]
+    """The name of the reservation at the broker."""
+    is_listed: Callable[[Kind], bool]
     labels: str
-    """Of those that are shown in lists."""
-    answering: str
-    """Who has to be there for it."""
+    """Label selector of the objects that are listed."""
+    controller: str
+    """What has to run so that objects are reconciled."""
 
 
-def _request_is_answered(found: ResourceRequest) -> bool:
+def _request_is_decided(found: ResourceRequest) -> bool:
     """Pending without a reservation is an agent that has not reached its broker yet."""
     status = found.status
     return bool(status.reservation_name) or status.phase not in ("", "Pending")
@@ -201,25 +202,25 @@ def _request_is_answered(found: ResourceRequest) -> bool:
 
 RESOURCE_REQUESTS: Final = KindAdapter(
     resource=resources.of(ResourceRequest),
-    wanted=resource_request_object,
-    told=body_from_request,
-    is_answered=_request_is_answered,
-    broker_name=lambda found: found.status.reservation_name,
-    is_shown=lambda _: True,
+    build=resource_request_object,
+    to_body=body_from_request,
+    is_decided=_request_is_decided,
+    reservation_name=lambda found: found.status.reservation_name,
+    is_listed=lambda _: True,
     labels="",
-    answering="an agent that serves this namespace",
+    controller="an agent that serves this namespace",
 )
-"""A ResourceRequest: the agent borrows in its cluster's name."""
+"""In an agent's cluster: the agent borrows for the cluster."""
 
 RESERVATIONS: Final = KindAdapter(
     resource=resources.of(Reservation),
-    wanted=reservation_object,
-    told=body_from_reservation,
-    is_answered=lambda found: bool(found.status.phase),
-    broker_name=lambda found: found.metadata.name,
-    # With a question it is an agent's, in its mailbox: the reservation itself is beside the broker.
-    is_shown=lambda found: found.spec.question is None,
+    build=reservation_object,
+    to_body=body_from_reservation,
+    is_decided=lambda found: bool(found.status.phase),
+    reservation_name=lambda found: found.metadata.name,
+    # One with a question is an agent's call in its cluster namespace, not the reservation itself.
+    is_listed=lambda found: found.spec.question is None,
     labels=f"{kube_objects.ARCHIVED}!=true",
-    answering="a broker with --broker-interface=kubernetes that serves this namespace",
+    controller="a broker with --broker-interface=kubernetes that serves this namespace",
 )
-"""A Reservation in the broker's own namespace."""
+"""In the broker's cluster."""

@@ -1,4 +1,4 @@
-"""The entry of `kubelend` and `kubectl lend`: errors become one line and an exit code, here only."""
+"""Entry points of `kubelend`, `kubectl lend` and its completion; errors become one line and an exit code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import shlex
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -22,32 +21,35 @@ from kubelend.core.errors import KubelendError
 
 
 class OutputLost(Exception):
-    """The output cannot be written. No `OSError`: the parser would end the process in its own way."""
+    """Standard output cannot be written. Not an `OSError`, which the parser would handle in its own way."""
 
     def __init__(self, cause: OSError) -> None:
         super().__init__(f"the output could not be written: {cause.strerror or cause}")
         self.is_unread = cause.errno == errno.EPIPE
-        """Nobody reads it any more, which is no failure."""
+        """The reader has closed the pipe (`| head`), which is no failure."""
 
 
 class TolerantOutput(io.TextIOWrapper):
-    """Takes everything, and says when it is flushed that not everything was written."""
+    """Standard output that accepts all writes, and raises `OutputLost` only when it is flushed.
+
+    So a command that changes something is not stopped half-way because its output is lost.
+    """
 
     cause: OSError | None = None
 
     def write(self, text: str) -> int:
-        with self._kept():
+        with self._deferring():
             super().write(text)
         return len(text)
 
     def flush(self) -> None:
-        with self._kept():
+        with self._deferring():
             super().flush()
         if self.cause is not None:
             raise OutputLost(self.cause)
 
     @contextlib.contextmanager
-    def _kept(self) -> Iterator[None]:
+    def _deferring(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -58,7 +60,7 @@ class TolerantOutput(io.TextIOWrapper):
 
 
 def install_output() -> None:
-    """For the whole process, unless it was started without any output."""
+    """Replace standard output, unless the process was started without one."""
     known = sys.stdout
     if isinstance(known, io.TextIOWrapper):
         sys.stdout = TolerantOutput(
@@ -70,12 +72,12 @@ def install_output() -> None:
 
 
 def flush_output() -> None:
-    """Write what is still in a buffer; `Lost` if not everything was written."""
+    """Write what is still in a buffer; `OutputLost` if not everything was written."""
     if isinstance(sys.stdout, TolerantOutput):
         try:
             sys.stdout.flush()
         finally:
-            # The interpreter flushes once more, and has nobody to tell.
+            # The interpreter flushes once more at exit, and would print a warning.
             sys.stdout.cause = None
 
 
@@ -91,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def run(arguments: list[str], name: str = "kubelend") -> int:
-    """Run one command; gives its exit code."""
+    """Run one command, and return its exit code."""
     state = app.GlobalFlags()
     app.register_shells()
     try:
@@ -111,7 +113,7 @@ def run(arguments: list[str], name: str = "kubelend") -> int:
         return _fail(str(error), exit_codes.exit_code_for(error))
     except OutputLost as loss:
         return _lost(loss)
-    except Exception as error:  # noqa: BLE001 - the root of the process: told, and ended
+    except Exception as error:  # noqa: BLE001 - the root of the process: printed, and the exit code tells
         _trace(state)
         text = f"unexpected: {type(error).__name__}: {error}; {_REPORT}"
         return _fail(text, ExitCode.UNEXPECTED)
@@ -119,12 +121,12 @@ def run(arguments: list[str], name: str = "kubelend") -> int:
 
 
 def program(path: str) -> str:
-    """What to call ourselves: kubectl finds plugins by file name and hides the dash."""
+    """The name of the command for its user: kubectl finds plugins by file name and hides the dash."""
     name = Path(path).name
     return name.replace("-", " ", 1) if name.startswith("kubectl-") else "kubelend"
 
 
-_REPORT = "run it again with --debug before the command, and report what it prints"
+_REPORT = "run it again with --debug before the command, and report the output"
 
 
 def _usage(error: typer.TyperException) -> str:
@@ -148,22 +150,24 @@ def _fail(text: str, code: ExitCode) -> ExitCode:
     return code
 
 
-if __name__ == "__main__":
-    main()
-
+# -- completion for kubectl
 
 NO_FILES: Final = ":4"
-"""Cobra's word for: these are all."""
+"""Cobra's directive: complete no file names."""
 FILES: Final = ":0"
-"""Nothing is known here, so it may be a file."""
+"""Cobra's directive: complete file names."""
 
 
 def complete() -> None:
+    """`kubectl_complete-lend`: kubectl runs it with the words behind `kubectl lend`, the last perhaps empty.
+
+    The candidates are requested as the completion script of a shell does it, so the two never differ.
+    """
     print(completion_lines(sys.argv[1:]))
 
 
 def completion_lines(words: Sequence[str]) -> str:
-    """The candidates, one to a line, help behind a tab; then what the shell is to do with them."""
+    """A candidate for each line, help behind a tab; then a directive for the shell."""
     candidates = _candidates(words)
     return "\n".join([*candidates, NO_FILES if candidates else FILES])
 
@@ -180,7 +184,14 @@ def _candidates(words: Sequence[str]) -> list[str]:
         "_TYPER_COMPLETE_ARGS": line,
         "_TYPER_COMPLETE_FISH_ACTION": "get-args",
     }
-    with redirect_stdout(io.StringIO()) as said, suppress(SystemExit):  # it ends where a shell asks
+    with (
+        contextlib.redirect_stdout(io.StringIO()) as written,
+        contextlib.suppress(SystemExit),
+    ):  # the parser exits then
         run([])
-    # Where a file is wanted, one without a name is offered.
-    return [line for line in said.getvalue().splitlines() if line]
+    # Where a file is expected, a candidate without a name is printed.
+    return [line for line in written.getvalue().splitlines() if line]
+
+
+if __name__ == "__main__":
+    main()

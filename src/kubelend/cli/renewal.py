@@ -1,4 +1,7 @@
-"""The command line renews the certificate that it calls with: by itself after a call, or when asked to."""
+"""Renewal of the caller's certificate, after a call or by `certificate renew`.
+
+A file of its own because it is imported late: it loads cryptography.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,13 @@ if TYPE_CHECKING:
     from kubelend.transports.http_client import BrokerClient
 
 RENEWAL_TIMEOUT = 5.0
-"""Seconds that a command takes longer at most: it has done what it was asked for."""
+"""Seconds by which a renewal may delay the end of a command."""
 
 
 async def renew_if_due(settings: ClientSettings, client: BrokerClient) -> None:
-    """Renew it if it is time. Whatever comes in between: there is another command, and time left."""
+    """Renew the certificate if it is due. Errors are ignored: the next command tries again."""
     try:
-        # A glance first, for what renews takes longer to import than this takes altogether.
+        # Checked first: importing what renews takes longer than this whole check.
         if lifetimes.renew_at(tls.own_certificate(settings.cert_path)) > output.now():
             return
         async with asyncio.timeout(RENEWAL_TIMEOUT):
@@ -37,10 +40,10 @@ async def renew_if_due(settings: ClientSettings, client: BrokerClient) -> None:
 async def renew_certificate(
     settings: ClientSettings, client: BrokerClient, *, force: bool = False
 ) -> x509.Certificate | None:
-    """The new certificate; None if it is not time, or another process is at it."""
+    """The new certificate; None if it is not due, or another process is renewing it."""
     from kubelend.apps import renewal
 
-    renewer = renewal.by_client(client, settings.broker, settings.cert_path, settings.timeout)
+    renewer = renewal.by_client(client, settings.broker_url, settings.cert_path, settings.timeout)
     renewed = await renewer.renew(output.now(), force=force)
     return None if renewed is None else renewed.certificate
 

@@ -1,12 +1,13 @@
-"""The flags that say what is wanted, and the request which they make: for `borrow` and `explain`."""
+"""The flags of `borrow` and `explain`, and the reservation request that they make."""
 
 from __future__ import annotations
 
 import math
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
+from kubelend.cli import options
 from kubelend.core.errors import InvalidInput
 from kubelend.wire import bodies
 
@@ -14,33 +15,40 @@ Many = list[str] | None
 
 Cpu = Annotated[str, typer.Option(help="CPU, for example 4 or 500m.", metavar="QUANTITY")]
 Memory = Annotated[str, typer.Option(help="Memory, for example 8Gi.", metavar="QUANTITY")]
-Gpu = Annotated[str, typer.Option(help="GPUs, whole ones.", metavar="QUANTITY")]
+Gpu = Annotated[str, typer.Option(help="Whole GPUs.", metavar="QUANTITY")]
 Storage = Annotated[str, typer.Option(help="Storage, for example 100Gi.", metavar="QUANTITY")]
 Resource = Annotated[
-    Many, typer.Option(help="Any other resource; may be repeated.", metavar="NAME=QUANTITY")
+    Many, typer.Option(help="An extended resource; may be repeated.", metavar="NAME=QUANTITY")
 ]
 Duration = Annotated[
     str,
     typer.Option(
         "--for",
         "--duration",
-        help="For how long, for example 90m; the broker's default if not given.",
+        help="Duration, for example 90m. Defaults to the broker's --default-duration.",
         metavar="DURATION",
     ),
 ]
 Priority = Annotated[
-    int, typer.Option(help="Higher is served first among those who wait.", metavar="N")
+    int, typer.Option(help="Among pending requests, higher is served first.", metavar="N")
 ]
 Wait = Annotated[
-    str, typer.Option(help="Wait for capacity for so long, instead of a no.", metavar="DURATION")
+    str,
+    typer.Option(
+        help="If no cluster fits, stay pending for up to this long instead of failing.",
+        metavar="DURATION",
+    ),
 ]
 Policy = Annotated[
-    str, typer.Option(help="How to choose: headroom, binpack, cost or balanced.", metavar="NAME")
+    str,
+    typer.Option(
+        help="How clusters are ranked: headroom, binpack, cost or balanced.", metavar="NAME"
+    ),
 ]
 Weight = Annotated[
     Many,
     typer.Option(
-        help="Choose by own weights instead of --policy: headroom, packing, balance, price;"
+        help="Rank by weights instead of --policy: headroom, packing, balance, price;"
         " may be repeated.",
         metavar="NAME=NUMBER",
     ),
@@ -48,19 +56,55 @@ Weight = Annotated[
 Label = Annotated[
     Many, typer.Option(help="Only clusters with this label; may be repeated.", metavar="KEY=VALUE")
 ]
-Region = Annotated[str, typer.Option(help="Only clusters of this region.", metavar="TEXT")]
-Pinned = Annotated[str, typer.Option(help="Only this cluster.", metavar="CLUSTER")]
-Exclude = Annotated[
-    Many, typer.Option(help="Not this cluster; may be repeated.", metavar="CLUSTER")
+Region = Annotated[str, typer.Option(help="Only clusters in this region.", metavar="TEXT")]
+Pinned = Annotated[
+    str,
+    typer.Option(help="Only this cluster.", metavar="CLUSTER", callback=options.named("cluster")),
 ]
-MaxPrice = Annotated[str, typer.Option(help="What it may cost per hour at most.", metavar="NUMBER")]
+Exclude = Annotated[
+    Many,
+    typer.Option(
+        help="Not this cluster; may be repeated.",
+        metavar="CLUSTER",
+        callback=options.named("cluster"),
+    ),
+]
+MaxPrice = Annotated[str, typer.Option(help="Maximum price per hour.", metavar="NUMBER")]
 Currency = Annotated[
     str,
     typer.Option(
-        help="In which prices are compared; USD for --max-price, unless you say otherwise.",
+        help="Currency in which prices are compared. Defaults to USD with --max-price.",
         metavar="TEXT",
     ),
 ]
+
+FIELDS: Final = {
+    "requestedResources.cpu": "--cpu",
+    "requestedResources.memory": "--memory",
+    "requestedResources.gpu": "--gpu",
+    "requestedResources.storage": "--storage",
+    "requestedResources.extended": "--resource",
+    "requestedResources": "--resource",
+    "requestedCPU": "--cpu",
+    "requestedMemory": "--memory",
+    "requestedGPU": "--gpu",
+    "requestedStorage": "--storage",
+    "extendedResources": "--resource",
+    "extended": "--resource",
+    "priority": "--priority",
+    "duration": "--for",
+    "wait": "--wait",
+    "policy": "--policy",
+    "weights": "--weight",
+    "targetClusterID": "--cluster",
+    "constraints.labels": "--label",
+    "constraints.region": "--region",
+    "constraints.exclude": "--exclude",
+    "constraints.maxPricePerHour": "--max-price",
+    "constraints.currency": "--currency",
+    "Idempotency-Key": "--key",
+}
+"""By the field of a request's body (or of a ResourceRequest's spec), its flag."""
 
 
 def request_from_flags(
@@ -84,8 +128,8 @@ def request_from_flags(
 ) -> bodies.ReservationRequest | None:
     """The request, whole or not (see `complete`); None if nothing is said at all."""
     if policy and weight:
-        raise InvalidInput("--policy and --weight exclude each other", hint="choose by one of them")
-    said = bodies.ReservationRequest(
+        raise InvalidInput("--policy and --weight exclude each other", hint="give one of them")
+    request = bodies.ReservationRequest(
         requested_resources=bodies.Quantities(
             cpu, memory, gpu, storage, dict(parse_pairs("--resource", resource))
         ),
@@ -103,24 +147,26 @@ def request_from_flags(
             currency=currency,
         ),
     )
-    return None if said == _NOTHING else said
+    return None if request == _NO_FLAGS else request
 
 
-_NOTHING = bodies.ReservationRequest(bodies.Quantities("", ""))
+_NO_FLAGS = bodies.ReservationRequest(bodies.Quantities("", ""))
 
 
 def require_resources(request: bodies.ReservationRequest | None) -> bodies.ReservationRequest:
-    """A request which a broker can answer."""
+    """The request, which has to name CPU and memory."""
     if request is None:
-        raise InvalidInput("nothing is asked for", hint="give --cpu and --memory at least")
+        raise InvalidInput("no resources are requested", hint="give at least --cpu and --memory")
     wanted = request.requested_resources
     if not (wanted.cpu and wanted.memory):
-        raise InvalidInput("--cpu and --memory are needed both", hint="add --cpu 1 or --memory 1Gi")
+        raise InvalidInput(
+            "--cpu and --memory are both required", hint="add --cpu 1 or --memory 1Gi"
+        )
     return request
 
 
 def parse_pairs(flag: str, texts: Many) -> dict[str, str]:
-    """`NAME=VALUE`, as often as it was given."""
+    """`NAME=VALUE`, given any number of times, as a mapping."""
     found = {}
     for text in texts or []:
         key, equals, value = text.partition("=")
@@ -131,7 +177,7 @@ def parse_pairs(flag: str, texts: Many) -> dict[str, str]:
 
 
 def split_commas(texts: Many) -> list[str]:
-    """What was given with commas, and as often as it was given."""
+    """The parts of values that are separated by commas, or given several times."""
     return [part.strip() for text in texts or [] for part in text.split(",") if part.strip()]
 
 

@@ -1,4 +1,4 @@
-"""Borrowing from the command line: ask, look, use, keep and give back."""
+"""Reservations: `borrow`, `explain`, `get reservations|borrowed|lent`, `describe`, `renew` and `release`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 import typer
 
@@ -22,9 +23,9 @@ from kubelend.cli import (
     reservation_views,
     tables,
 )
-from kubelend.cli.options import KubeTarget
+from kubelend.cli.options import KubeTarget, Target
 from kubelend.cli.output import Format
-from kubelend.cli.reservation_views import details, summary, table
+from kubelend.cli.reservation_views import details, reference, references, summary, table
 from kubelend.core import durations
 from kubelend.core.errors import InvalidInput, KubelendError, NoCapacity, NotFound
 from kubelend.core.lifecycle import Phase
@@ -33,10 +34,85 @@ from kubelend.wire import bodies
 if TYPE_CHECKING:
     from kubelend.cli.calls import Backend
 
-MAX_CANDIDATES = 100
-"""How many clusters a broker looks at closely."""
+POLL_SECONDS = 1.0
 
-EXPLANATION_HEADERS = ("CLUSTER", "FITS", "SCORE", "PRICE", "WHY NOT, AND WHAT WOULD HELP")
+Duration = Annotated[
+    str,
+    typer.Option(
+        "--for",
+        "--duration",
+        help="Duration from now on. Defaults to the original one.",
+        metavar="DURATION",
+    ),
+]
+
+
+class Role(StrEnum):
+    """What `--role` takes: which side of a reservation a cluster is on."""
+
+    REQUESTER = "requester"
+    PROVIDER = "provider"
+
+
+PhaseNames = Annotated[
+    str,
+    typer.Option(help="Only these phases, separated by commas: Reserved,Active.", metavar="PHASES"),
+]
+OfCluster = Annotated[
+    str,
+    typer.Option(
+        help="Only those of this cluster.", metavar="CLUSTER", callback=options.named("cluster")
+    ),
+]
+Watch = Annotated[
+    bool,
+    typer.Option(
+        "--watch",
+        "-w",
+        help="After listing, watch for changes. On a broker for clusters only: viewers and admins get"
+        " exit code 4.",
+    ),
+]
+
+
+# -- commands
+
+
+@options.takes(request=request_flags.request_from_flags, target=options.target)
+def borrow(
+    *,
+    request: bodies.ReservationRequest | None,
+    key: Annotated[
+        str,
+        typer.Option(
+            help="Idempotency key: repeated with the same key, it gives the same reservation.",
+            metavar="TEXT",
+        ),
+    ] = "",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be chosen; change nothing.")
+    ] = False,
+    format: options.Output = Format.TABLE,
+    target: Target,
+) -> None:
+    """Reserve capacity on the best cluster that fits.
+
+    For example: kubelend borrow --cpu 4 --memory 8Gi --gpu 1 --for 2h --wait 5m
+    """
+    wanted = request_flags.require_resources(request)
+    if dry_run:
+        _show_explanation(_plan(wanted, target), format)
+        return
+    found = calls.call_backend(
+        target, lambda backend: reserve_and_wait(backend, wanted, key), request_flags.FIELDS
+    )
+    has_failed = found.status.phase == "Failed"
+    if not has_failed or format is not Format.TABLE:
+        _show(found, format)
+    if has_failed:
+        is_object = isinstance(target, KubeTarget)
+        hint = "" if is_object else f"see `kubelend explain {found.id}`"
+        raise NoCapacity(found.status.message, hint=hint)
 
 
 @options.takes(request=request_flags.request_from_flags, settings=options.client)
@@ -44,97 +120,179 @@ def explain(
     request: bodies.ReservationRequest | None,
     name: Annotated[
         str,
-        typer.Argument(metavar="[RESERVATION]", help="Explain this one, anew.", show_default=False),
+        typer.Argument(
+            metavar="[RESERVATION]",
+            help="Explain this reservation, by the present state of the clusters.",
+            show_default=False,
+            callback=options.named("reservation"),
+        ),
     ] = "",
     limit: Annotated[
-        int, typer.Option(help="How many clusters to show at most.", min=1, max=MAX_CANDIDATES)
+        int, typer.Option(help="Maximum number of clusters to show.", min=1, max=100)
     ] = 20,
     format: options.Output = Format.TABLE,
     *,
     settings: ClientSettings,
 ) -> None:
-    """Where a request would fit, best first, and why not elsewhere. Nothing changes.
+    """Explain where a request fits, and where not and why. Changes nothing.
 
     For example: kubelend explain --cpu 4 --memory 8Gi --max-price 0.50
     """
     _check_explain_arguments(name, request)
     if name:
         found = calls.call_broker(
-            settings, lambda desk: desk.explain_reservation(name, limit=limit)
+            settings, lambda client: client.explain_reservation(name, limit=limit)
         )
     else:
-        asked = request_flags.require_resources(request)
-        found = calls.call_broker(settings, lambda desk: desk.explain(asked, limit=limit))
-    show_explanation(found, format)
-
-
-def _check_explain_arguments(name: str, request: bodies.ReservationRequest | None) -> None:
-    if name and request is not None:
-        raise InvalidInput(
-            "either a reservation or amounts, not both",
-            hint="leave out the name, or the flags that say what is wanted",
+        wanted = request_flags.require_resources(request)
+        found = calls.call_broker(
+            settings, lambda client: client.explain(wanted, limit=limit), request_flags.FIELDS
         )
-    if not name and request is None:
-        raise InvalidInput(
-            "one of both is needed: a reservation, or amounts",
-            hint="give --cpu and --memory, or the name of a reservation",
-        )
+    _show_explanation(found, format)
 
 
-def show_explanation(found: bodies.Explanation, format: Format) -> None:
-    fitting = [one.cluster_id for one in found.candidates if one.fits]
-    output.show(found, format, text=lambda: explanation_text(found, output.width()), names=fitting)
+@options.takes(target=options.target)
+def get_reservations(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="[RESERVATION]",
+            help="Only this one.",
+            show_default=False,
+            callback=options.named("reservation"),
+        ),
+    ] = "",
+    phase: PhaseNames = "",
+    role: Annotated[
+        Role | None,
+        typer.Option(
+            help="Only those where the cluster is requester or provider.",
+            metavar="requester|provider",
+        ),
+    ] = None,
+    cluster: OfCluster = "",
+    watch: Watch = False,
+    all_namespaces: options.AllNamespaces = False,
+    format: options.Output = Format.TABLE,
+    *,
+    target: Target,
+) -> None:
+    """List reservations, or show one.
 
-
-def explanation_text(found: bodies.Explanation, width: int | None) -> str:
-    """The sum, the clusters, and the nearest remedy if none fits."""
-    parts = [
-        escapes.line(found.summary),
-        *(_filled(f"Quota: {text}.", width) for text in found.quota),
-    ]
-    if found.candidates:
-        rows = [_candidate_cells(one) for one in found.candidates]
-        parts.append(tables.columns(EXPLANATION_HEADERS, rows, width=width))
-    if found.total > len(found.candidates) > 0:
-        more = "; --limit shows more" if len(found.candidates) < MAX_CANDIDATES else ""
-        parts.append(f"Shown {len(found.candidates)} of {found.total}{more}.")
-    if found.remedy is not None:
-        parts.append(_filled(f"Nearest: {found.remedy.text}.", width))
-    return "\n\n".join(parts)
-
-
-def _filled(text: str, width: int | None) -> str:
-    text = escapes.line(text)
-    return text if width is None else textwrap.fill(text, width)
-
-
-def _candidate_cells(one: bodies.Candidate) -> tuple[str, ...]:
-    why = ", ".join(one.refusals)
-    if one.remedy is not None:
-        # The row names the cluster already.
-        _, _, step = one.remedy.text.partition(" fits if you ")
-        why = f"{why}: {step or one.remedy.text}"
-    return (
-        one.cluster_id,
-        "yes" if one.fits else "no",
-        "" if one.score is None else f"{one.score:.4f}",
-        f"{output.format_price(one.price_per_hour)} {one.currency}/h" if one.price_per_hour else "",
-        why,
+    A cluster sees those that it has borrowed or lent; viewers and admins see all.
+    """
+    if not name:
+        wanted = ReservationFilter("", phase, role or "", cluster)
+        _get(target, wanted, format, watch=watch, all_namespaces=all_namespaces)
+        return
+    if all_namespaces:
+        raise InvalidInput("one reservation is in one namespace", hint="give --namespace instead")
+    if watch:
+        wanted = ReservationFilter(name, phase, role or "", cluster)
+        _get(target, wanted, format, watch=True, all_namespaces=False)
+        return
+    found = calls.call_backend(target, lambda backend: backend.get_reservation(name))
+    wide = format is Format.WIDE
+    output.show(
+        found,
+        format,
+        kind="Reservation",
+        text=lambda: table([found], output.now(), wide=wide),
+        names=[reference(found)],
     )
 
 
-POLL_SECONDS = 1.0
+@options.takes(target=options.target)
+def get_borrowed(
+    phase: PhaseNames = "",
+    cluster: OfCluster = "",
+    watch: Watch = False,
+    all_namespaces: options.AllNamespaces = False,
+    format: options.Output = Format.TABLE,
+    *,
+    target: Target,
+) -> None:
+    """List reservations that the cluster has borrowed."""
+    wanted = ReservationFilter("", phase, Role.REQUESTER, cluster)
+    _get(target, wanted, format, watch=watch, all_namespaces=all_namespaces)
+
+
+@options.takes(target=options.target)
+def get_lent(
+    phase: PhaseNames = "",
+    cluster: OfCluster = "",
+    watch: Watch = False,
+    all_namespaces: options.AllNamespaces = False,
+    format: options.Output = Format.TABLE,
+    *,
+    target: Target,
+) -> None:
+    """List reservations that the cluster has lent."""
+    wanted = ReservationFilter("", phase, Role.PROVIDER, cluster)
+    _get(target, wanted, format, watch=watch, all_namespaces=all_namespaces)
+
+
+@options.takes(target=options.target)
+def describe_reservation(name: options.ReservationName, *, target: Target) -> None:
+    """Show the details of a reservation."""
+    found = calls.call_backend(target, lambda backend: backend.get_reservation(name))
+    output.print_text(details(found, output.now()))
+
+
+@options.takes(target=options.target)
+def release(
+    names: options.ReservationNames,
+    format: options.Output = Format.TABLE,
+    *,
+    target: Target,
+) -> None:
+    """Release reservations. Repeating it has no further effect.
+
+    For example: kubelend release $(kubelend get reservations -o name)
+    """
+    failure = calls.call_backend(target, lambda backend: _release_all(backend, names, format))
+    if failure is not None:
+        raise failure
+
+
+@options.takes(settings=options.client)
+def renew(
+    name: options.ReservationName,
+    duration: Duration = "",
+    format: options.Output = Format.TABLE,
+    *,
+    settings: ClientSettings,
+) -> None:
+    """Extend a reservation, counted from now."""
+    found = calls.call_broker(
+        settings, lambda client: client.renew(name, duration), {"duration": "--for"}
+    )
+    _show(found, format)
+
+
+@options.takes(settings=options.client)
+def activate(
+    name: options.ReservationName,
+    format: options.Output = Format.TABLE,
+    *,
+    settings: ClientSettings,
+) -> None:
+    """Mark a reservation as in use. Agents do this by themselves."""
+    _show(calls.call_broker(settings, lambda client: client.activate(name)), format)
+
+
+# -- lists
 
 
 class ReservationFilter(NamedTuple):
-    """Which changes are wanted; what is empty lets all through."""
+    """Which reservations are wanted; an empty field matches all."""
 
     name: str = ""
     phases: str = ""
     role: str = ""
     cluster: str = ""
 
-    def lets_through(self, instruction: bodies.Instruction) -> bool:
+    def matches(self, instruction: bodies.Instruction) -> bool:
         found = instruction.reservation
         return (
             self.name in {"", found.id}
@@ -144,21 +302,124 @@ class ReservationFilter(NamedTuple):
         )
 
 
-async def reserve_and_wait(
-    client: Backend, request: bodies.ReservationRequest, key: str
-) -> bodies.Reservation:
-    """Ask, and if the broker lets the request wait, wait with it.
+def _get(
+    target: Target,
+    wanted: ReservationFilter,
+    format: Format,
+    *,
+    watch: bool,
+    all_namespaces: bool,
+) -> None:
+    _check_phases(wanted.phases)
+    if all_namespaces:
+        target = options.all_namespaces(target)
+    if watch:
+        _check_watch(target, wanted.role)
+        calls.call_backend(target, lambda backend: watch_reservations(backend, wanted, format))
+        return
+    found, where = calls.call_backend(target, lambda backend: _find_all(backend, wanted))
+    _show_all(found, format, where)
 
-    From then on it has a name, and an end of its own: whoever stops waiting leaves it, and is told so.
+
+async def _find_all(
+    backend: Backend, wanted: ReservationFilter
+) -> tuple[list[bodies.Reservation], str]:
+    try:
+        found = await backend.all_reservations(
+            role=wanted.role, phase=wanted.phases, cluster=wanted.cluster
+        )
+    except InvalidInput as error:
+        # Phase and role are checked already: the caller is no cluster, and has no side.
+        if wanted.role and not wanted.cluster:
+            raise InvalidInput(
+                "of which cluster? Viewers and admins have no reservations of their own",
+                hint="add --cluster",
+            ) from error
+        raise
+    return found, calls.search_scope(backend)
+
+
+def _check_watch(target: Target, role: str) -> None:
+    """In a cluster only what is borrowed is watched: anything else would never print a line."""
+    if role == Role.PROVIDER and isinstance(target, KubeTarget):
+        raise InvalidInput(
+            "what a cluster lends cannot be watched by this command",
+            hint="use `kubectl get providerinstructions --watch`",
+        )
+
+
+def _check_phases(names: str) -> None:
+    """Checked here, because a watch for an unknown phase would never print a line."""
+    for name in filter(None, names.split(",")):
+        if name not in list(Phase):
+            known = ", ".join(Phase)
+            raise InvalidInput(f"--phase: {name!r} is unknown", hint=f"there are {known}")
+
+
+async def _release_all(backend: Backend, names: list[str], format: Format) -> KubelendError | None:
+    """Release each; an error does not stop the others, and the last one is returned.
+
+    For people each is printed as it is released. For programs, several are one list, as `get` prints them.
+    """
+    is_list = len(names) > 1 and format in {Format.JSON, Format.YAML}
+    released: list[bodies.Reservation] = []
+    failure: KubelendError | None = None
+    for name in names:
+        try:
+            released.append(await backend.release(name))
+        except KubelendError as error:
+            if failure is not None:
+                output.print_error(failure)
+            failure = error
+        else:
+            if not is_list:
+                _show(released[-1], format)
+    if is_list:
+        _show_all(released, format)
+    return failure
+
+
+def _show(found: bodies.Reservation, format: Format) -> None:
+    output.show(
+        found,
+        format,
+        kind="Reservation",
+        text=lambda: summary(found, output.now()),
+        names=[reference(found)],
+    )
+
+
+def _show_all(found: list[bodies.Reservation], format: Format, where: str = "") -> None:
+    output.show_list(
+        found,
+        format,
+        kind="Reservation",
+        noun="reservations",
+        where=where,
+        names=references(found),
+        text=lambda: table(found, output.now(), wide=format is Format.WIDE),
+    )
+
+
+# -- requests that stay pending
+
+
+async def reserve_and_wait(
+    backend: Backend, request: bodies.ReservationRequest, key: str
+) -> bodies.Reservation:
+    """Reserve, and if the request stays pending, wait for the decision.
+
+    From then on it has a name, and an end of its own: a command that stops waiting leaves it pending, and
+    prints that.
     """
     import asyncio
 
-    found = await client.reserve(request, key=key)
+    found = await backend.reserve(request, key=key)
     if found.status.phase != "Pending":
         return found
     try:
-        with _progress(f"{found.id} waits for capacity; Ctrl-C leaves it waiting"):
-            return await _wait_until_decided(client, found, durations.parse(request.wait or "0s"))
+        with _progress(f"{found.id} is pending, waiting for capacity; Ctrl-C leaves it pending"):
+            return await _wait_until_decided(backend, found, durations.parse(request.wait or "0s"))
     except NotFound:
         raise
     except asyncio.CancelledError:
@@ -168,30 +429,10 @@ async def reserve_and_wait(
         raise exit_codes.with_detail(error, _still_pending(found, request)) from None
 
 
-def _still_pending(found: bodies.Reservation, request: bodies.ReservationRequest) -> str:
-    """Only the broker knows exactly until when; before it has said so, there is what it was asked."""
-    until = tables.moment(found.status.wait_until, output.now())
-    end = f"until {until}" if until else f"for {request.wait} at most"
-    return f"{found.id} goes on waiting for capacity {end}, or until you release it"
-
-
-async def waiting_watch(client: Backend, wanted: ReservationFilter, format: Format) -> None:
-    """Print what is open, and then each change, until Ctrl-C."""
-    has_begun = False
-    async with contextlib.aclosing(client.stream()) as instructions:
-        async for instruction in instructions:
-            if wanted.lets_through(instruction):
-                # Not before: who may not watch is to see nothing but the reason.
-                if not has_begun:
-                    _print_headers(format)
-                has_begun = True
-                _print_change(instruction.reservation, format)
-
-
 async def _wait_until_decided(
-    client: Backend, found: bodies.Reservation, wait: timedelta
+    backend: Backend, found: bodies.Reservation, wait: timedelta
 ) -> bodies.Reservation:
-    """While it waits, so does who asks: what passes by itself is no reason to stop."""
+    """Poll; errors that may pass are retried for as long as the request can be pending."""
     import asyncio
 
     clock = asyncio.get_running_loop().time
@@ -199,20 +440,57 @@ async def _wait_until_decided(
     while found.status.phase == "Pending":
         await asyncio.sleep(POLL_SECONDS)
         try:
-            found = await client.get_reservation(found.id)
+            found = await backend.get_reservation(found.id)
         except KubelendError as error:
             if not error.retryable or clock() > end:
                 raise
     return found
 
 
+def _still_pending(found: bodies.Reservation, request: bodies.ReservationRequest) -> str:
+    """Only the broker knows exactly until when; if it did not say so, there is what was requested."""
+    until = tables.moment(found.status.wait_until, output.now())
+    end = f"until {until}" if until else f"for at most {request.wait}"
+    return f"{found.id} stays pending {end}, or until you release it"
+
+
+@contextlib.contextmanager
+def _progress(text: str) -> Iterator[None]:
+    """A spinner on a terminal; one line elsewhere."""
+    if not sys.stderr.isatty():
+        output.note(text)
+        yield
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    with Console(stderr=True, highlight=False).status(Text(escapes.line(text))):
+        yield
+
+
+# -- watches
+
+
+async def watch_reservations(backend: Backend, wanted: ReservationFilter, format: Format) -> None:
+    """Print the present state, and then each change, until Ctrl-C."""
+    has_begun = False
+    async with contextlib.aclosing(backend.stream()) as instructions:
+        async for instruction in instructions:
+            if wanted.matches(instruction):
+                # Not earlier: a caller who may not watch gets an error and no headers.
+                if not has_begun:
+                    _print_headers(format)
+                has_begun = True
+                _print_change(instruction.reservation, format)
+
+
 def _print_change(found: bodies.Reservation, format: Format) -> None:
     if format is Format.JSON:
-        print(output.json_line(found), flush=True)
+        print(output.json_line(output.typed("Reservation", found)), flush=True)
     elif format is Format.YAML:
-        print("---\n" + output.yaml(found), end="", flush=True)
+        print("---\n" + output.yaml(output.typed("Reservation", found)), end="", flush=True)
     elif format is Format.NAME:
-        print(escapes.line(found.id), flush=True)
+        print(escapes.line(reference(found)), flush=True)
     elif format is Format.WIDE:
         _print_row(reservation_views.wide_cells(found, output.now()), format)
     else:
@@ -232,239 +510,79 @@ def _print_row(cells: tuple[str, ...], format: Format) -> None:
     print(tables.row(cells, widths), flush=True)
 
 
-@contextlib.contextmanager
-def _progress(text: str) -> Iterator[None]:
-    """A sign of life for a person; one line for everything else."""
-    if not sys.stderr.isatty():
-        output.note(text)
-        yield
-        return
-    from rich.console import Console
-    from rich.text import Text
+# -- explanations
 
-    with Console(stderr=True, highlight=False).status(Text(escapes.line(text))):
-        yield
+EXPLANATION_HEADERS: Final = ("CLUSTER", "FITS", "SCORE", "PRICE", "REASONS AND SUGGESTIONS")
 
 
-Names = Annotated[list[str], typer.Argument(metavar="RESERVATION...", show_default=False)]
+def _plan(request: bodies.ReservationRequest, target: Target) -> bodies.Explanation:
+    if isinstance(target, KubeTarget):
+        raise InvalidInput("--dry-run needs the broker", hint="give --broker-url and --cert-path")
+    return calls.call_broker(target, lambda client: client.plan(request), request_flags.FIELDS)
 
 
-@options.takes(request=request_flags.request_from_flags, settings=options.target)
-def borrow(
-    *,
-    request: bodies.ReservationRequest | None,
-    key: Annotated[
-        str,
-        typer.Option(help="Idempotency key: the same gives the same reservation.", metavar="TEXT"),
-    ] = "",
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be chosen; change nothing.")
-    ] = False,
-    format: options.Output = Format.TABLE,
-    settings: options.Target,
-) -> None:
-    """Borrow capacity: lock an amount on the best cluster.
-
-    For example: kubelend borrow --cpu 4 --memory 8Gi --gpu 1 --for 2h --wait 5m
-    """
-    asked = request_flags.require_resources(request)
-    if dry_run:
-        show_explanation(_plan(asked, settings), format)
-        return
-    found = calls.call_backend(settings, lambda desk: reserve_and_wait(desk, asked, key))
-    has_failed = found.status.phase == "Failed"
-    if not has_failed or format is not Format.TABLE:
-        _show(found, format)
-    if has_failed:
-        in_cluster = isinstance(settings, KubeTarget)
-        hint = "" if in_cluster else f"see `kubelend explain {found.id}`"
-        raise NoCapacity(found.status.message, hint=hint)
-
-
-@options.takes(settings=options.target)
-def get(
-    name: Annotated[
-        str, typer.Argument(metavar="[RESERVATION]", help="Only this one.", show_default=False)
-    ] = "",
-    phase: Annotated[
-        str,
-        typer.Option(help="Only these, with commas: Reserved,Active.", metavar="PHASES"),
-    ] = "",
-    role: Annotated[
-        str,
-        typer.Option(
-            help="Only those where the cluster is requester or provider.",
-            metavar="requester|provider",
-        ),
-    ] = "",
-    cluster: Annotated[
-        str, typer.Option(help="Only those of this cluster.", metavar="CLUSTER")
-    ] = "",
-    watch: Annotated[
-        bool,
-        typer.Option(
-            "--watch",
-            "-w",
-            help="Then go on with each change. At a broker, for a cluster only: viewers and admins get"
-            " exit code 4.",
-        ),
-    ] = False,
-    all_namespaces: options.AllNamespaces = False,
-    format: options.Output = Format.TABLE,
-    *,
-    settings: options.Target,
-) -> None:
-    """Reservations: all that concern the caller, or one."""
-    wanted = ReservationFilter(name, phase, role, cluster)
-    _check_phases(phase)
-    if all_namespaces:
-        settings = _everywhere(settings, name)
-    if watch:
-        _check_watch(settings, role)
-        calls.call_backend(settings, lambda desk: waiting_watch(desk, wanted, format))
-        return
-    if name:
-        _show_one(calls.call_backend(settings, lambda desk: desk.get_reservation(name)), format)
-        return
-    found, where = calls.call_backend(settings, lambda desk: _find_all(desk, wanted))
-    _show_all(found, format, where)
-
-
-@options.takes(settings=options.target)
-def describe(
-    name: options.ReservationName,
-    *,
-    settings: options.Target,
-) -> None:
-    """One reservation in full."""
-    found = calls.call_backend(settings, lambda desk: desk.get_reservation(name))
-    output.print_text(details(found, output.now()))
-
-
-@options.takes(settings=options.target)
-def release(
-    names: Names,
-    format: options.Output = Format.TABLE,
-    *,
-    settings: options.Target,
-) -> None:
-    """Give reservations back. Once or many times, the effect is the same."""
-    failure = calls.call_backend(settings, lambda desk: _release_all(desk, names, format))
-    if failure is not None:
-        raise failure
-
-
-@options.takes(settings=options.client)
-def renew(
-    name: options.ReservationName,
-    duration: Annotated[
-        str,
-        typer.Option(
-            "--for",
-            "--duration",
-            help="For how long from now; as long as at first if not given.",
-            metavar="DURATION",
-        ),
-    ] = "",
-    format: options.Output = Format.TABLE,
-    *,
-    settings: ClientSettings,
-) -> None:
-    """Keep a reservation for longer, counted from now."""
-    _show(calls.call_broker(settings, lambda client: client.renew(name, duration)), format)
-
-
-@options.takes(settings=options.client)
-def activate(
-    name: options.ReservationName,
-    format: options.Output = Format.TABLE,
-    *,
-    settings: ClientSettings,
-) -> None:
-    """Say that a reservation is in use."""
-    _show(calls.call_broker(settings, lambda client: client.activate(name)), format)
-
-
-def _plan(request: bodies.ReservationRequest, settings: options.Target) -> bodies.Explanation:
-    if isinstance(settings, KubeTarget):
+def _check_explain_arguments(name: str, request: bodies.ReservationRequest | None) -> None:
+    if name and request is not None:
         raise InvalidInput(
-            "--dry-run is answered by the broker itself", hint="give --broker and --cert-path"
+            "give either a reservation or resources, not both",
+            hint="leave out the name, or the flags of the request",
         )
-    return calls.call_broker(settings, lambda client: client.plan(request))
-
-
-async def _find_all(
-    desk: Backend, wanted: ReservationFilter
-) -> tuple[list[bodies.Reservation], str]:
-    found = await desk.all_reservations(
-        role=wanted.role, phase=wanted.phases, cluster=wanted.cluster
-    )
-    return found, calls.search_scope(desk)
-
-
-def _everywhere(settings: options.Target, name: str) -> KubeTarget:
-    if name:
-        raise InvalidInput("one reservation is in one namespace", hint="give --namespace instead")
-    return options.all_namespaces(settings)
-
-
-def _check_watch(settings: options.Target, role: str) -> None:
-    """Here, because in a cluster what is borrowed is watched, and nothing else would ever come."""
-    if role and isinstance(settings, KubeTarget):
+    if not name and request is None:
         raise InvalidInput(
-            "--role cannot be watched in a cluster",
-            hint="`kubectl get providerinstructions --watch` shows what it lends",
+            "give a reservation or resources",
+            hint="add --cpu and --memory, or the name of a reservation",
         )
 
 
-def _check_phases(names: str) -> None:
-    """Here, because a watch would otherwise wait for ever for what cannot come."""
-    for name in filter(None, names.split(",")):
-        if name not in list(Phase):
-            known = ", ".join(Phase)
-            raise InvalidInput(f"phase: {name!r} is unknown", hint=f"there are {known}")
-
-
-async def _release_all(desk: Backend, names: list[str], format: Format) -> KubelendError | None:
-    """One that cannot be released does not keep the others; its error is told at the end.
-
-    People see each as it is released. For programs, several are one list, as `get` prints them.
-    """
-    is_list = len(names) > 1 and format in {Format.JSON, Format.YAML}
-    released: list[bodies.Reservation] = []
-    failure: KubelendError | None = None
-    for name in names:
-        try:
-            released.append(await desk.release(name))
-        except KubelendError as error:
-            if failure is not None:
-                output.print_error(failure)
-            failure = error
-        else:
-            if not is_list:
-                _show(released[-1], format)
-    if is_list:
-        _show_all(released, format)
-    return failure
-
-
-def _show(found: bodies.Reservation, format: Format) -> None:
-    output.show(found, format, text=lambda: summary(found, output.now()), names=[found.id])
-
-
-def _show_all(found: list[bodies.Reservation], format: Format, where: str = "") -> None:
-    output.show_list(
-        bodies.ReservationList(found),
-        format,
-        noun="reservations",
-        where=where,
-        names=[one.id for one in found],
-        text=lambda: table(found, output.now(), wide=format is Format.WIDE),
-    )
-
-
-def _show_one(found: bodies.Reservation, format: Format) -> None:
-    wide = format is Format.WIDE
+def _show_explanation(found: bodies.Explanation, format: Format) -> None:
+    fitting = [f"cluster/{one.cluster_id}" for one in found.candidates if one.fits]
     output.show(
-        found, format, text=lambda: table([found], output.now(), wide=wide), names=[found.id]
+        found,
+        format,
+        kind="Explanation",
+        text=lambda: explanation_text(found, output.width()),
+        names=fitting,
+    )
+
+
+def explanation_text(found: bodies.Explanation, width: int | None) -> str:
+    """The summary, the clusters, and the nearest suggestion if none fits."""
+    parts = [
+        escapes.line(found.summary),
+        *(_filled(f"Quota: {text}.", width) for text in found.quota),
+    ]
+    shown = len(found.candidates)
+    if shown:
+        rows = [_candidate_cells(one) for one in found.candidates]
+        parts.append(tables.columns(EXPLANATION_HEADERS, rows, width=width))
+    if found.total > shown > 0:
+        more = "; --limit shows more" if shown < _MAX_CANDIDATES else ""
+        parts.append(f"Shown {shown} of {found.total}{more}.")
+    if found.remedy is not None:
+        parts.append(_filled(f"Nearest: {found.remedy.text}.", width))
+    return "\n\n".join(parts)
+
+
+_MAX_CANDIDATES: Final = 100
+"""How many clusters a broker explains at most."""
+
+
+def _filled(text: str, width: int | None) -> str:
+    text = escapes.line(text)
+    return text if width is None else textwrap.fill(text, width)
+
+
+def _candidate_cells(one: bodies.Candidate) -> tuple[str, ...]:
+    reasons = ", ".join(one.refusals)
+    if one.remedy is not None:
+        # The row names the cluster already.
+        _, _, step = one.remedy.text.partition(" fits if you ")
+        reasons = f"{reasons}: {step or one.remedy.text}"
+    price = one.price_per_hour
+    return (
+        one.cluster_id,
+        "yes" if one.fits else "no",
+        "" if one.score is None else f"{one.score:.4f}",
+        f"{output.format_price(price)} {one.currency}/h" if price else "",
+        reasons,
     )

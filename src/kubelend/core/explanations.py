@@ -42,8 +42,12 @@ class Explanation(msgspec.Struct, frozen=True):
     remedy: Remedy | None = None
     quota: tuple[QuotaExceeded, ...] = ()
     """What of the requester's own quota a request would exceed, whatever the clusters say."""
+    unknown: ClusterId | None = None
+    """The cluster that the request is pinned to, if none of that name advertises."""
 
     def __str__(self) -> str:
+        if self.unknown is not None:
+            return f"cluster {self.unknown!r} is unknown: none of that name advertises"
         if not self.total:
             return "no cluster advertises yet"
         counts = sorted(self.refusals.items(), key=lambda item: (-item[1], item[0]))
@@ -63,12 +67,14 @@ def explain(question: Question, fleet: Fleet, limit: int) -> Explanation:
     verdicts = list(filters.verdicts(question, fleet))
     feasible, refusals = _histogram(verdicts, len(fleet))
     near = nearness.measure(question, fleet, verdicts)
+    pinned = question.request.constraints.pinned
     return Explanation(
         total=len(fleet),
         fitting=int(feasible.sum()),
         refusals=refusals,
         candidates=_candidates(question, fleet, verdicts, feasible, near, limit),
         remedy=None if feasible.any() else _nearest_remedy(question, fleet, verdicts, near),
+        unknown=pinned if pinned is not None and fleet.find(pinned) is None else None,
     )
 
 

@@ -131,7 +131,7 @@ def _commands(stage: Stage) -> list[str]:
     admin = stage.trial.certificate(staging.ADMIN, Role.ADMIN)
     requests = stage.agents[clusters.BERLIN].objects / "resourcerequests"
     return [
-        f"export KUBELEND_BROKER={stage.broker.url}",
+        f"export KUBELEND_BROKER_URL={stage.broker.url}",
         f"export KUBELEND_CERT_PATH={stage.trial.certificate(clusters.BERLIN)}",
         f"cat > {requests}/default.mine.yaml <<'EOF'",
         *clusters.request("mine", clusters.SPEC).splitlines(),

@@ -103,7 +103,7 @@ class Peer:
         if isinstance(error.os_error, ConnectionRefusedError):
             return BrokerUnreachable(
                 f"nothing listens at {self.url}",
-                hint="start the broker, or give its address with --broker",
+                hint="start the broker, or give its address with --broker-url",
             )
         return BrokerUnreachable(
             f"no connection to {self.url}: {_reason(error.os_error)}",

@@ -76,5 +76,5 @@ def test_what_is_no_body_is_told(tmp_path, text, why):
 
 
 def test_cpu_and_memory_are_needed():
-    with pytest.raises(InvalidInput, match="--cpu and --memory are needed"):
+    with pytest.raises(InvalidInput, match="--cpu and --memory are required"):
         advertise.advertisement_from_flags(cpu="1")

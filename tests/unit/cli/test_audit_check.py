@@ -74,7 +74,7 @@ def audit(capsys, path, *flags):
 def test_a_store_that_keeps_its_promises_is_well(path, capsys):
     code, out = audit(capsys, path)
     assert code == 0
-    assert out.startswith("All is well: 2 clusters, 1 reservation (1 live), revision ")
+    assert out.startswith("No violations: 2 clusters, 1 reservation (1 live), revision ")
     assert "Overcommitted by their own pods, no violation: a" in out
 
 

@@ -44,7 +44,7 @@ def verify(capsys, path, *flags):
 def test_journal_that_nobody_touched_is_whole(path, capsys):
     code, out = verify(capsys, path)
     assert code == 0
-    assert out.startswith("The journal is whole: 5 lines\nHead: 5:")
+    assert out.startswith("The audit log is intact: 5 lines\nHead: 5:")
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_anchor_finds_a_journal_that_was_written_anew_from_the_start(path, tmp_p
     tell(forged, *"99945")
     code, out = verify(capsys, forged, "--anchor", head)
     assert code == 8
-    assert "line 5 is not the one of the anchor: the journal was written anew" in out
+    assert "line 5 is not the one of the anchor: the audit log was rewritten" in out
     short = tmp_path / "short.db"
     tell(short, "1")
     assert "line 5 of the anchor is missing" in verify(capsys, short, "--anchor", head)[1]
@@ -105,12 +105,12 @@ def test_anchor_older_than_what_is_kept_is_a_note(path, capsys):
         store.commit([Cut(6), chain.cut(last, make.T0, make.T0)], 1)
     code, out = verify(capsys, path, "--anchor", head)
     assert code == 0
-    assert "line 5 of the anchor is older than what is kept" in out
+    assert "line 5 of the anchor is older than the retention" in out
 
 
 def test_anchor_that_is_none_is_refused(path, capsys):
     assert main.run(["audit", "verify", "--store", str(path), "--anchor", "yesterday"]) == 2
-    assert "is no head of a journal" in capsys.readouterr().err
+    assert "is no head of an audit log" in capsys.readouterr().err
 
 
 def test_table_shows_what_changed_for_people():
@@ -125,7 +125,7 @@ def test_table_shows_what_changed_for_people():
         after={"phase": "Released", "resources": {"cpu": 1000}},
     )
     heading, row = audit.audit_table([line], wide=False).splitlines()
-    assert heading.split() == ["LINE", "AT", "WHO", "ACTION", "SUBJECT", "WHAT"]
+    assert heading.split() == ["LINE", "TIME", "ACTOR", "ACTION", "SUBJECT", "CHANGE"]
     assert row.split(maxsplit=5) == [
         "7",
         "2026-01-01T12:00:00Z",
@@ -156,4 +156,4 @@ def test_on_a_terminal_nothing_but_a_name_passes_its_edge():
     )
     text = audit.audit_table([line, line], wide=False, width=80)
     assert max(map(len, text.splitlines())) <= 80
-    assert text.count("refused: NoCapacity") == 2
+    assert text.count("rejected: NoCapacity") == 2

@@ -54,7 +54,8 @@ def test_a_passphrase_from_a_file_encrypts_the_key_and_opens_it(kubelend, here, 
 def test_it_is_said_what_the_key_is_worth(kubelend, secret):
     _, out, _ = kubelend("ca init --passphrase-file secret")
     assert out == (
-        "ca holds a new authority; whoever has ca/ca.key and its passphrase can be any cluster\n"
+        "created an authority in ca; keep ca/ca.key and its passphrase secret:"
+        " it can issue a certificate for any name\n"
     )
 
 
@@ -125,7 +126,7 @@ def test_a_rotation_is_made_shown_and_finished(kubelend, here):
     ]
     assert out == (
         f"CN=kubelend-2 ({new['pin']}) signs from now on\n"
-        f"CN=kubelend ({old['pin']}) is trusted beside it\n"
+        f"CN=kubelend ({old['pin']}) stays trusted\n"
     )
     assert "then kubelend ca rotate --finish --yes\n" in err
 
@@ -137,9 +138,9 @@ def test_a_rotation_is_made_shown_and_finished(kubelend, here):
     code, out, _ = kubelend("ca rotate --finish --yes")
     assert code == 0
     assert out == (
-        f"CN=kubelend ({old['pin']}) is dropped:"
-        " certificates that it signed are refused from now on\n"
-        f"CN=kubelend-2 ({new['pin']}) signs, and is trusted\n"
+        f"CN=kubelend ({old['pin']}) removed:"
+        " certificates that it signed are rejected from now on\n"
+        f"CN=kubelend-2 ({new['pin']}) signs and is trusted\n"
     )
     assert openssl.accepts(here / "certs" / "new" / "tls.crt", trusted)
     assert not openssl.accepts(here / "certs" / "old" / "tls.crt", trusted)
@@ -157,7 +158,7 @@ def test_to_finish_needs_a_yes_and_says_what_it_means(kubelend, here):
     before = (here / "ca" / "ca.crt").read_bytes()
     code, _, err = kubelend("ca rotate --finish")
     assert code == 2
-    assert "every certificate that it signed is refused then" in err
+    assert "certificates that it signed are rejected from then on" in err
     assert "add --yes" in err
     assert (here / "ca" / "ca.crt").read_bytes() == before
 
@@ -213,13 +214,13 @@ def test_which_of_two_signs_an_encrypted_key_tells_only_with_its_passphrase(kube
     assert [each["signs"] for each in opened["authorities"]] == [True, False]
     assert shown(kubelend)["rotating"] is opened["rotating"] is True
     text = kubelend("ca show")[1]
-    assert "Which one it belongs to, only its passphrase can tell." in text
-    assert "A rotation is under way" in text
+    assert "Its passphrase is needed to tell which authority it belongs to." in text
+    assert "A rotation is in progress" in text
 
 
 def test_it_is_shown_as_yaml_and_by_name_too(kubelend):
     kubelend("ca init --name mine")
-    assert kubelend("ca show -o name")[1] == "CN=mine\n"
+    assert kubelend("ca show -o name")[1] == "authority/CN=mine\n"
     body = yaml.safe_load(kubelend("ca show -o yaml")[1])
     assert body["authorities"][0]["subject"] == "CN=mine"
 

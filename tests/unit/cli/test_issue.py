@@ -31,7 +31,9 @@ def test_an_authority_keeps_its_key_to_itself(authority):
 def test_a_new_authority_says_what_comes_next(here, capsys):
     assert main.run(["ca", "init"]) == 0
     out, err = capsys.readouterr()
-    assert out == "ca holds a new authority; whoever has ca/ca.key can be any cluster\n"
+    assert out == (
+        "created an authority in ca; keep ca/ca.key secret: it can issue a certificate for any name\n"
+    )
     assert err == "Next: kubelend ca issue broker --role broker\n"
 
 

@@ -79,7 +79,7 @@ def methods(server):
 )
 async def test_whatever_keeps_the_answer_away_takes_the_object_back(server, clerk, code, kind):
     script(server, lambda: status(code, "so it is"))
-    with pytest.raises(kind, match=r"so it is.*; it was taken back") as caught:
+    with pytest.raises(kind, match=r"so it is.*; it was deleted") as caught:
         await clerk.reserve(ASKED, "")
     assert type(caught.value) is kind
     assert methods(server)[-1] == "DELETE"
@@ -88,7 +88,7 @@ async def test_whatever_keeps_the_answer_away_takes_the_object_back(server, cler
 
 async def test_what_cannot_be_taken_back_is_said_to_be_there(server, clerk):
     script(server, lambda: status(401, "who?"), delete=status(401, "who?"))
-    with pytest.raises(Unauthenticated, match=r"who\?; it is still there, because .*who\?; check"):
+    with pytest.raises(Unauthenticated, match=r"who\?; it could not be deleted: .*who\?; check"):
         await clerk.reserve(ASKED, "")
 
 

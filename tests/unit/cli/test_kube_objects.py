@@ -58,8 +58,8 @@ def reservation(**status):
     "side", [kube_objects.RESOURCE_REQUESTS, kube_objects.RESERVATIONS], ids=["agent", "broker"]
 )
 def test_nothing_that_was_asked_for_is_lost_on_the_way_into_an_object(side):
-    told = side.told(side.wanted(METADATA, ASKED))
-    spec = side.wanted(METADATA, ASKED).spec
+    told = side.to_body(side.build(METADATA, ASKED))
+    spec = side.build(METADATA, ASKED).spec
     assert told.requested_resources == ASKED.requested_resources
     assert (told.priority, told.duration, told.target_cluster_id) == (7, "1h", "lender")
     assert (spec.wait, spec.policy, spec.constraints.region) == ("5m", "cost", "eu")
@@ -86,14 +86,14 @@ def test_expired_request_is_released_as_the_broker_has_it():
 @pytest.mark.parametrize(
     "told, whom",
     [
-        (kube_objects.body_from_request(request()), "No agent"),
-        (kube_objects.body_from_reservation(reservation()), "No broker"),
+        (kube_objects.body_from_request(request()), "an agent"),
+        (kube_objects.body_from_reservation(reservation()), "a broker"),
     ],
     ids=["request", "reservation"],
 )
 def test_what_nobody_has_seen_is_pending_and_says_so(told, whom):
     assert told.status.phase == "Pending"
-    assert told.status.message == f"{whom} has looked at it yet"
+    assert told.status.message == f"Not reconciled by {whom} yet"
 
 
 def test_reservation_without_a_requester_is_its_namespaces():
@@ -163,13 +163,13 @@ def test_cluster_that_no_broker_has_seen_can_be_shown():
     ids=["unseen", "broker-away", "waits", "failed"],
 )
 def test_agents_trouble_with_its_broker_is_no_answer(found, is_answered):
-    assert kube_objects.RESOURCE_REQUESTS.is_answered(found) is is_answered
+    assert kube_objects.RESOURCE_REQUESTS.is_decided(found) is is_answered
 
 
 def test_questions_in_mailboxes_are_no_reservations():
     plain = reservation()
     asked = replace(plain, spec=replace(plain.spec, question=Question("1", "reserve")))
-    assert [kube_objects.RESERVATIONS.is_shown(one) for one in (plain, asked)] == [True, False]
+    assert [kube_objects.RESERVATIONS.is_listed(one) for one in (plain, asked)] == [True, False]
 
 
 @pytest.mark.parametrize(

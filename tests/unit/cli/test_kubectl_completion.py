@@ -21,7 +21,11 @@ def offered(*words):
 @pytest.mark.parametrize(
     "words, candidates",
     [
-        pytest.param(("get", ""), ["clusters", "reservations", "members"], id="commands"),
+        pytest.param(
+            ("get", ""),
+            ["clusters", "reservations", "borrowed", "lent", "members", "tokens", "quotas", "policies"],
+            id="commands",
+        ),
         pytest.param(("get", "clu"), ["clusters"], id="begun"),
         pytest.param(("ca", "issue", "--rol"), ["--role"], id="flags"),
         pytest.param(("completion", "z"), ["zsh"], id="values"),
@@ -32,12 +36,12 @@ def test_known_words_are_offered_and_no_files(words, candidates):
 
 
 def test_all_commands_are_offered_where_nothing_was_typed():
-    assert {"borrow", "get", "token", "version"} <= set(offered()[0])
+    assert {"borrow", "get", "create", "version"} <= set(offered()[0])
 
 
 def test_help_stands_behind_a_tab():
     [line, _] = main.completion_lines(["get", "members"]).splitlines()
-    assert line.startswith("members\tWho joined")
+    assert line.startswith("members\tList members")
 
 
 @pytest.mark.parametrize("begun", ["", "some/dir"])

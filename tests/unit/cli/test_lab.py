@@ -13,14 +13,14 @@ RECORD = Record(7, broker="https://localhost:1", kubectl="/opt/kubectl", store="
 def test_empty_tables_are_sentences():
     text = lab.health_text(Health([Part("broker", "ready", "broker.log")], [], []))
     assert text == (
-        "PART    STATE  WHERE\nbroker  ready  broker.log\n\n"
-        "Nothing is advertised.\n\nNothing is reserved."
+        "COMPONENT  STATE  LOG\nbroker     ready  broker.log\n\n"
+        "No advertisements.\n\nNo reservations."
     )
 
 
 def test_problem_stands_beside_the_table_and_not_in_it():
     health = Health([Part("broker", "a long story about why", "broker.log")], [], [])
-    assert lab.health_text(health).splitlines()[1] == "broker  NOT WELL  broker.log"
+    assert lab.health_text(health).splitlines()[1] == "broker     NotReady  broker.log"
     assert health.problems[0] == "broker: a long story about why"
 
 

@@ -32,7 +32,7 @@ QUOTA = QuotaStatus(
 
 def test_policy_shows_who_says_what_and_what_holds():
     assert limit_views.policy_text(POLICY, None) == (
-        "LIMIT          BY ADMIN           BY CLUSTER      HOLDS\n"
+        "LIMIT          BY ADMIN           BY CLUSTER      IN EFFECT\n"
         "Lends to       team-*             team-a, team-b  team-* and also team-a, team-b\n"
         "Not to         -                  team-x          team-x\n"
         "Keeps back     4 cpu, 2Gi memory  8Gi memory      4 cpu, 8Gi memory\n"
@@ -45,20 +45,20 @@ def test_policy_shows_who_says_what_and_what_holds():
 
 def test_cluster_without_limits_is_one_sentence():
     assert limit_views.policy_text(PolicyStatus("milan"), 80) == (
-        "milan lends all that is free, to everyone and at any time"
+        "milan has no lending policy: it lends all free resources, to everyone and at any time"
     )
 
 
 def test_quota_shows_what_is_used_of_what():
     assert limit_views.quota_text(QUOTA) == (
         "Cluster:       team-a\n"
-        "Reservations:  4 of 5, 1 waiting\n"
+        "Reservations:  4 of 5, 1 pending\n"
         "Spent today:   12.3457 of 50 EUR\n"
         "\n"
-        "RESOURCE  HELD  WAITED FOR  AT MOST\n"
-        "cpu       30    2           32\n"
-        "gpu       0     0           0\n"
-        "memory    9Gi   0           -"
+        "RESOURCE  USED  PENDING  LIMIT\n"
+        "cpu       30    2        32\n"
+        "gpu       0     0        0\n"
+        "memory    9Gi   0        -"
     )
     assert limit_views.quota_text(QuotaStatus("b", Quota(), QuotaUse())) == (
         "Cluster:       b\nReservations:  0"
@@ -70,7 +70,7 @@ def test_quotas_are_a_line_each():
         [QUOTA, QuotaStatus("b", Quota(), QuotaUse(reservations=2))]
     ) == (
         "CLUSTER  RESERVATIONS       SPENT TODAY        AMOUNTS\n"
-        "team-a   4 of 5, 1 waiting  12.3457 of 50 EUR  30 of 32 cpu, 0 of 0 gpu\n"
+        "team-a   4 of 5, 1 pending  12.3457 of 50 EUR  30 of 32 cpu, 0 of 0 gpu\n"
         "b        2                  -                  -"
     )
 

@@ -75,22 +75,21 @@ def test_members_are_shown_with_the_days_left_and_the_key_of_who_waits():
 @pytest.mark.parametrize(
     "role, release, released, drained, text",
     [
-        ("viewer", False, [], [], "viewer x is revoked, and refused from now on"),
+        ("viewer", False, [], [], "viewer/x revoked"),
         (
             "cluster",
             False,
             [],
             [],
-            "cluster x is revoked, and refused from now on;"
-            " its reservations stay until they end, or until --release",
+            "cluster/x revoked; its reservations stay until they end, or until --release",
         ),
         (
             "cluster",
             True,
             ["r"],
             ["s", "t"],
-            "cluster x is revoked, and refused from now on; 1 reservation that it had asked for"
-            " released, 2 reservations on it moved or released",
+            "cluster/x revoked; 1 borrowed reservation released,"
+            " 2 lent reservations moved or released",
         ),
     ],
 )
@@ -102,35 +101,33 @@ def test_revocation_says_what_it_did(role, release, released, drained, text):
 @pytest.mark.parametrize(
     "left, text",
     [
-        (bodies.Removal(False), "x is removed"),
-        (bodies.Removal(False, tokens=["a"]), "x is removed; 1 token of it deleted"),
+        (bodies.Removal(False), "cluster/x deleted"),
+        (bodies.Removal(False, tokens=["a"]), "cluster/x deleted; 1 token that it created deleted"),
         (
             bodies.Removal(True, tokens=["a", "b"]),
-            "cluster x is removed; its certificates are refused until it is accepted again;"
-            " 2 tokens of it deleted",
+            "cluster/x deleted; its certificates stay revoked until it is approved again;"
+            " 2 tokens that it created deleted",
         ),
         (
             bodies.Removal(True, LATER),
-            "cluster x is removed; its certificates are refused until they have ended,"
+            "cluster/x deleted; its certificates stay revoked until the last one ends,"
             " 2026-01-01T00:15:00Z (in 15m)",
         ),
     ],
 )
 def test_removal_says_what_stays(left, text):
-    assert members.deletion_summary("cluster", "x", left, NOW) == text
+    assert members.deletion_summary("cluster/x", left, NOW) == text
 
 
 def test_revoked_administrator_is_told_with_its_tokens():
     member = bodies.Member("admin", "x", "Revoked", NOW)
     done = bodies.Revocation(member, True, tokens=["a", "b"])
-    text = "admin x is revoked, and refused from now on; 2 tokens of it deleted"
+    text = "admin/x revoked; 2 tokens that it created deleted"
     assert members.revocation_summary(done, release=False) == text
 
 
 def test_acceptance_says_which_certificates_stay_refused():
     member = bodies.Member("cluster", "x", "Accepted", NOW)
-    assert members.approval_summary(member, NOW) == "cluster x is accepted"
-    text = (
-        "cluster x is accepted; certificates from before 2026-01-01T00:00:00Z (0s ago) stay refused"
-    )
+    assert members.approval_summary(member, NOW) == "cluster/x approved"
+    text = "cluster/x approved; certificates from before 2026-01-01T00:00:00Z (0s ago) stay revoked"
     assert members.approval_summary(replace(member, revoked_at=NOW), NOW) == text

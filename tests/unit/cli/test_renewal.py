@@ -49,7 +49,7 @@ async def test_whatever_the_broker_does_the_command_goes_on_without_a_word(
     monkeypatch.setattr(renewal, "RENEWAL_TIMEOUT", 0.3)
     broker.answers.append(answer)
     old = serial_in(directory)
-    settings = ClientSettings(broker=broker.url, cert_path=directory)
+    settings = ClientSettings(broker_url=broker.url, cert_path=directory)
     async with BrokerClient(broker.url, directory, backoff=backoff.NONE) as client:
         await renewal.renew_if_due(settings, client)
     assert broker.seen[0].path == "/api/v1/certificates"
@@ -60,7 +60,7 @@ async def test_whatever_the_broker_does_the_command_goes_on_without_a_word(
 
 async def test_one_with_much_life_left_costs_no_call(broker, certificates):
     directory = certificates.cluster("a")
-    settings = ClientSettings(broker=broker.url, cert_path=directory)
+    settings = ClientSettings(broker_url=broker.url, cert_path=directory)
     async with BrokerClient(broker.url, directory) as client:
         await renewal.renew_if_due(settings, client)
     assert broker.seen == []

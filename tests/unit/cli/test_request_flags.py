@@ -55,25 +55,27 @@ def test_a_policy_goes_in_place_of_weights():
 
 def test_nothing_said_is_no_request():
     assert read() is None
-    with pytest.raises(InvalidInput, match="nothing is asked for; give --cpu and --memory"):
+    with pytest.raises(
+        InvalidInput, match="no resources are requested; give at least --cpu and --memory"
+    ):
         request_flags.require_resources(None)
 
 
 @pytest.mark.parametrize(
     "flags,problem",
     [
-        ({"cpu": "1"}, "--cpu and --memory are needed both"),
-        ({"gpu": "1"}, "--cpu and --memory are needed both"),
+        ({"cpu": "1"}, "--cpu and --memory are both required"),
+        ({"gpu": "1"}, "--cpu and --memory are both required"),
         ({"label": ["gold"]}, "--label: 'gold' has no name and value; write NAME=VALUE"),
         ({"resource": ["=2"]}, "--resource: '=2' has no name and value"),
-        ({"priority": 3}, "--cpu and --memory are needed both"),
+        ({"priority": 3}, "--cpu and --memory are both required"),
         ({"weight": ["price=much"]}, "--weight price: 'much' is no number; write for example"),
         ({"weight": ["headroom=nan"]}, "--weight headroom: 'nan' is no number"),
         ({"weight": ["headroom=-inf"]}, "--weight headroom: '-inf' is no number"),
         ({"weight": ["price="]}, "--weight price: '' is no number"),
         (
             {"policy": "cost", "weight": ["price=1"]},
-            "--policy and --weight exclude each other; choose by one of them",
+            "--policy and --weight exclude each other; give one of them",
         ),
     ],
 )

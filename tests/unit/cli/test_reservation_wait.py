@@ -37,7 +37,7 @@ CHANGE = bodies.Instruction(7, "requester", "Use", "use it", RESERVATION)
     ],
 )
 def test_what_is_asked_for_is_shown(fields):
-    assert ReservationFilter(**fields).lets_through(CHANGE)
+    assert ReservationFilter(**fields).matches(CHANGE)
 
 
 @pytest.mark.parametrize(
@@ -51,14 +51,14 @@ def test_what_is_asked_for_is_shown(fields):
     ],
 )
 def test_all_else_is_not(fields):
-    assert not ReservationFilter(**fields).lets_through(CHANGE)
+    assert not ReservationFilter(**fields).matches(CHANGE)
 
 
 # -- a request that waits
 
 WISH = bodies.ReservationRequest(RESERVATION.requested_resources, wait="1h")
 PENDING = replace(RESERVATION, status=bodies.ReservationStatus("Pending", "nothing fits"))
-LEFT = "rsv-1 goes on waiting for capacity for 1h at most, or until you release it"
+LEFT = "rsv-1 stays pending for at most 1h, or until you release it"
 
 
 class Desk:
@@ -120,8 +120,7 @@ async def test_end_that_the_broker_has_named_is_told(monkeypatch):
     with pytest.raises(Forbidden) as caught:
         await reserve(Desk(Forbidden("no")))
     assert str(caught.value) == (
-        "no; rsv-1 goes on waiting for capacity until 2026-01-02T03:09:05Z (in 5m),"
-        " or until you release it"
+        "no; rsv-1 stays pending until 2026-01-02T03:09:05Z (in 5m), or until you release it"
     )
 
 
@@ -153,7 +152,7 @@ class Told:
 
 async def watched(capsys, format, *said):
     desk: Any = Told(*said)
-    await reservations.waiting_watch(desk, ReservationFilter(), format)
+    await reservations.watch_reservations(desk, ReservationFilter(), format)
     return capsys.readouterr().out
 
 
@@ -176,7 +175,10 @@ async def test_watched_change_is_one_line_whatever_is_in_it(capsys):
     for columns in (Format.TABLE, Format.WIDE):
         _, row = (await watched(capsys, columns, change)).splitlines()
         assert row.startswith(r"rsv\x1b[2J\n\x9bfake  Active")
-    assert await watched(capsys, Format.NAME, change) == "rsv\\x1b[2J\\n\\x9bfake  Active\n"
+    assert (
+        await watched(capsys, Format.NAME, change)
+        == "reservation/rsv\\x1b[2J\\n\\x9bfake  Active\n"
+    )
     line = await watched(capsys, Format.JSON, change)
     assert json.loads(line)["id"] == hostile.id
     assert line.strip().isprintable()

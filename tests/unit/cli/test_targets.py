@@ -13,7 +13,12 @@ NOBODY, FLAG, VARIABLE = BrokerNaming(), BrokerNaming(by_flag=True), BrokerNamin
 
 @pytest.fixture(autouse=True)
 def no_settings(monkeypatch, tmp_path):
-    for name in ("KUBELEND_BROKER", "KUBELEND_CERT_PATH", "KUBERNETES_SERVICE_HOST"):
+    for name in (
+        "KUBELEND_BROKER_URL",
+        "KUBELEND_BROKER",
+        "KUBELEND_CERT_PATH",
+        "KUBERNETES_SERVICE_HOST",
+    ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "no-kubeconfig"))
 
@@ -40,7 +45,7 @@ def test_who_is_asked_follows_from_flags_then_variables_then_name(
 
 
 def test_broker_and_cluster_at_once_are_refused():
-    with pytest.raises(InvalidSettings, match="both; give --broker"):
+    with pytest.raises(InvalidSettings, match="both a broker and a cluster; give --broker-url"):
         options.uses_kube_target(KubeTarget(context="x"), FLAG, PLUGIN)
 
 
@@ -70,7 +75,7 @@ def test_all_namespaces_are_those_of_a_cluster():
     assert options.all_namespaces(KubeTarget(context="x")) == KubeTarget(
         context="x", is_everywhere=True
     )
-    with pytest.raises(InvalidInput, match="give --context"):
+    with pytest.raises(InvalidInput, match="give --kube-context"):
         options.all_namespaces(flags.parse(ClientSettings, {"cert_path": "x"}))
     with pytest.raises(InvalidInput, match="exclude each other"):
         options.all_namespaces(KubeTarget(namespace="x"))
@@ -83,13 +88,17 @@ def test_all_namespaces_are_those_of_a_cluster():
         (PLUGIN, ["get", "clusters", "--cert-path", "no/where"], "no/where/tls.crt is missing"),
         (PLUGIN, ["get", "clusters", "--timeout", "soon"], "--timeout: "),
         (PLUGIN, ["get", "reservations", "x", "-A"], "one reservation is in one namespace"),
-        (PLUGIN, ["get", "reservations", "-w", "--role", "provider"], "--role cannot be watched"),
-        (PLUGIN, ["borrow", "--cpu", "1", "--memory", "1", "--dry-run"], "give --broker and"),
+        (
+            PLUGIN,
+            ["get", "reservations", "-w", "--role", "provider"],
+            "cannot be watched by this command",
+        ),
+        (PLUGIN, ["borrow", "--cpu", "1", "--memory", "1", "--dry-run"], "give --broker-url and"),
         (PLUGIN, ["cordon", "x"], "--cert-path: is needed"),
         (PLUGIN, ["-n", "x", "cordon", "x"], "no such option: -n"),
         ("kubelend", ["get", "clusters"], "--cert-path: is needed"),
-        ("kubelend", ["get", "clusters", "--context", "x"], "no-kubeconfig is missing"),
-        ("kubelend", ["get", "reservations", "-A", "--cert-path", "x"], "give --context as well"),
+        ("kubelend", ["get", "clusters", "--kube-context", "x"], "no-kubeconfig is missing"),
+        ("kubelend", ["get", "reservations", "-A", "--cert-path", "x"], "give --kube-context too"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -133,16 +133,16 @@ def test_clusters_as_a_table():
 
 def test_all_of_a_cluster():
     assert clusters.cluster_details(CLUSTER, NOW) == (
-        "Name:          agent-cluster-2\n"
-        "Status:        Cordoned\n"
-        "Cordoned for:  new kernel\n"
-        "Score:         70.55 (Good)\n"
-        "Lends:         3 reservations\n"
-        "Region:        eu-west\n"
-        "Labels:        tier=gold\n"
-        "Prices:        0.02 per core, 0.01 per GB and hour, in EUR\n"
-        "Seen:          2026-01-02T03:03:53Z (12s ago)\n"
-        "Valid until:   2026-01-02T03:13:05Z (in 9m)\n"
+        "Name:           agent-cluster-2\n"
+        "Status:         Cordoned\n"
+        "Cordon reason:  new kernel\n"
+        "Score:          70.55 (Good)\n"
+        "Lends:          3 reservations\n"
+        "Region:         eu-west\n"
+        "Labels:         tier=gold\n"
+        "Prices:         0.02 per core, 0.01 per GB and hour, in EUR\n"
+        "Last seen:      2026-01-02T03:03:53Z (12s ago)\n"
+        "Valid until:    2026-01-02T03:13:05Z (in 9m)\n"
         "\n"
         "RESOURCE  CAPACITY   ALLOCATABLE  ALLOCATED  RESERVED  AVAILABLE\n"
         "cpu       10         10           1050m      3         5950m\n"
@@ -156,16 +156,18 @@ def test_what_became_of_a_drained_cluster():
         RESERVED, status=bodies.ReservationStatus("Released", "Drained")
     )
     text = clusters.drain_summary(bodies.Drained(CLUSTER, [RESERVED, released]), NOW)
-    assert text.startswith("agent-cluster-2 is drained: 1 moved to other clusters, 1 released\n\n")
+    assert text.startswith(
+        "cluster/agent-cluster-2 drained: 1 moved to other clusters, 1 released\n\n"
+    )
     empty = clusters.drain_summary(bodies.Drained(CLUSTER, []), NOW)
-    assert empty == "agent-cluster-2 is drained; it lent nothing"
+    assert empty == "cluster/agent-cluster-2 drained; it had no reservations"
 
 
 def test_an_explanation_ranks_the_clusters_and_says_what_would_help():
     assert reservations.explanation_text(EXPLANATION, 80) == (
         "1/3 clusters fit: 2 InsufficientCPU\n"
         "\n"
-        "CLUSTER          FITS  SCORE   PRICE         WHY NOT, AND WHAT WOULD HELP\n"
+        "CLUSTER          FITS  SCORE   PRICE         REASONS AND SUGGESTIONS\n"
         "agent-cluster-2  yes   0.8055  0.0287 USD/h  -\n"
         "agent-cluster-3  no    -       -             InsufficientCPU: ask for 50m cpu\n"
         "                                             less, or wait until reservations\n"
@@ -235,28 +237,49 @@ def test_bytes_are_shortened_downwards(amount, shown):
 
 
 def show(format, capsys):
-    output.show(RESERVED, format, text=lambda: "text", names=[RESERVED.id])
+    names = reservation_views.references([RESERVED])
+    output.show(RESERVED, format, kind="Reservation", text=lambda: "text", names=names)
     return capsys.readouterr().out
 
 
-def test_json_and_yaml_are_the_body_of_the_wire(capsys):
-    expected = msgspec.to_builtins(RESERVED)
+def show_list(found, format, capsys):
+    output.show_list(
+        found,
+        format,
+        kind="Reservation",
+        noun="reservations",
+        names=reservation_views.references(found),
+        text=lambda: "text",
+    )
+    return capsys.readouterr()
+
+
+def test_json_and_yaml_are_the_kind_and_the_body_of_the_wire(capsys):
+    expected = {"kind": "Reservation", **msgspec.to_builtins(RESERVED)}
     assert json.loads(show(Format.JSON, capsys)) == expected
     assert yaml.safe_load(show(Format.YAML, capsys)) == expected
 
 
-def test_names_stand_alone(capsys):
-    assert show(Format.NAME, capsys) == "rsv-agent-cluster-1-abcdefghijklm\n"
+def test_a_list_has_kind_and_items(capsys):
+    expected = {
+        "kind": "ReservationList",
+        "items": [
+            {"kind": "Reservation", **msgspec.to_builtins(one)} for one in (RESERVED, WAITING)
+        ],
+    }
+    assert json.loads(show_list([RESERVED, WAITING], Format.JSON, capsys).out) == expected
+    assert yaml.safe_load(show_list([RESERVED, WAITING], Format.YAML, capsys).out) == expected
+
+
+def test_a_name_has_its_kind_before_it(capsys):
+    assert show(Format.NAME, capsys) == "reservation/rsv-agent-cluster-1-abcdefghijklm\n"
 
 
 @pytest.mark.parametrize("format", [Format.TABLE, Format.WIDE, Format.NAME])
 def test_an_empty_list_is_a_sentence_beside_the_output(format, capsys):
-    empty = bodies.ReservationList([])
-    output.show_list(empty, format, noun="reservations", names=[], text=lambda: "never")
-    assert capsys.readouterr() == ("", "No reservations found.\n")
+    assert show_list([], format, capsys) == ("", "No reservations found.\n")
 
 
 def test_an_empty_list_is_a_list_to_a_program(capsys):
-    empty = bodies.ReservationList([])
-    output.show_list(empty, Format.JSON, noun="reservations", names=[], text=lambda: "never")
-    assert json.loads(capsys.readouterr().out) == {"reservations": []}
+    shown = json.loads(show_list([], Format.JSON, capsys).out)
+    assert shown == {"kind": "ReservationList", "items": []}
