@@ -39,7 +39,7 @@ def kubelend(monkeypatch, capsys):
     """Runs a command at a broker with a certificate; gives exit code, output and errors."""
 
     def run(broker, directory, line):
-        monkeypatch.setenv("KUBELEND_BROKER", broker.url)
+        monkeypatch.setenv("KUBELEND_BROKER_URL", broker.url)
         monkeypatch.setenv("KUBELEND_CERT_PATH", str(directory))
         capsys.readouterr()
         code = main.run(line.split())
@@ -69,7 +69,7 @@ def test_after_a_call_that_worked_a_certificate_near_its_end_is_renewed_once(
 
 def test_the_new_one_works_for_programs_that_read_only_the_output(issuing, directory, kubelend):
     _, out, _ = kubelend(issuing, directory, "get reservations -o json")
-    assert out == '{\n  "reservations": []\n}'
+    assert out == '{\n  "kind": "ReservationList",\n  "items": []\n}'
     assert kubelend(issuing, directory, "version")[0] == 0
 
 
@@ -112,7 +112,7 @@ def test_by_hand_it_is_renewed_when_it_is_time_or_when_forced(issuing, directory
     renewed = serial_in(directory)
     code, out, err = kubelend(issuing, directory, "certificate renew")
     assert code == 0
-    assert f"the certificate in {directory} is renewed from " in out
+    assert f"the certificate in {directory} is not due for renewal before " in out
     assert "--force" in err
     assert serial_in(directory) == renewed
     assert kubelend(issuing, directory, "certificate renew --force")[0] == 0

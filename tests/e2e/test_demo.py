@@ -66,12 +66,12 @@ def test_a_demo_that_is_interrupted_leaves_nothing_behind(tmp_path, number):
 
 def staying(tmp_path):
     """A demo that has been told to stay, and what it has shown until then."""
-    started = processes.kubelend("demo", "--stay", temporary=tmp_path)
+    started = processes.kubelend("dev", "demo", "--stay", temporary=tmp_path)
     shown = []
     assert started.stdout is not None
     for line in started.stdout:
         shown.append(line)
-        if "audit --store" in line:
+        if "audit check --store" in line:
             break
     return started, shown
 

@@ -178,7 +178,7 @@ async def _pause(
         if told or error is None:
             raise Unavailable(
                 f"{name} has not been accepted yet",
-                hint=f"let an administrator run `kubelend accept {name}`, then run the same again",
+                hint=f"let an administrator run `kubelend approve {name}`, then run the same again",
             ) from error
         raise error
     await asyncio.sleep(delay)

@@ -1,4 +1,4 @@
-"""`kubelend bench advertise`: what it costs the broker to listen to a large fleet.
+"""`kubelend dev bench advertise`: what it costs the broker to listen to a large fleet.
 
 Each cluster has a certificate of its own and advertises once per interval, and all of them are spread
 evenly over it, as agents spread themselves. Between them and the broker is what stands for a proxy that

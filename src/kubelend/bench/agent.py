@@ -1,4 +1,4 @@
-"""`kubelend bench agent`: what a steady agent costs the cluster that it works for.
+"""`kubelend dev bench agent`: what a steady agent costs the cluster that it works for.
 
 A real agent measures a simulated cluster, in which 50 pods come or go each second, and advertises it to a
 real broker. That it has taken in every one of them is seen by its metrics, see `replays`.

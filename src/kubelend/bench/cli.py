@@ -1,4 +1,4 @@
-"""`kubelend bench`: each benchmark alone, or all of them against their targets."""
+"""`kubelend dev bench`: each benchmark alone, or all of them against their targets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kubelend bench decide`: how long one decision takes, in this process and without any I/O."""
+"""`kubelend dev bench decide`: how long one decision takes, in this process and without any I/O."""
 
 from __future__ import annotations
 

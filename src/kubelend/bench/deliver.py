@@ -1,4 +1,4 @@
-"""`kubelend bench deliver`: how long it takes from a promise until the cluster that keeps it knows.
+"""`kubelend dev bench deliver`: how long it takes from a promise until the cluster that keeps it knows.
 
 A requester borrows from the cluster of a real agent, again and again. The clock runs from the broker's
 answer until the provider's ProviderInstruction is there, on the disk. In between are the broker's stream, the

@@ -1,4 +1,4 @@
-"""`kubelend bench kube`: what it costs to keep everything in Kubernetes, on a real API server.
+"""`kubelend dev bench kube`: what it costs to keep everything in Kubernetes, on a real API server.
 
 A broker with both interfaces and its store in a lab's cluster; clusters advertise and requesters reserve over
 mutual TLS. How often it writes is what the API server has counted, from before the first reservation until

@@ -1,4 +1,4 @@
-"""`kubelend bench reserve`: durable reservations per second, over mutual TLS, through the real broker.
+"""`kubelend dev bench reserve`: durable reservations per second, over mutual TLS, through the real broker.
 
 Slices of reservations and slices of a constant answer alternate on the same connections, so that whatever
 else the machine does hits both; what hits a few slices only does not move their median. The constant is

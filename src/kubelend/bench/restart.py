@@ -1,4 +1,4 @@
-"""`kubelend bench restart`: how long a broker with a long history is away when it is restarted."""
+"""`kubelend dev bench restart`: how long a broker with a long history is away when it is restarted."""
 
 from __future__ import annotations
 

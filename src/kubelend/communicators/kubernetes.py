@@ -191,7 +191,7 @@ class KubernetesCommunicator:
             except NotFound as error:
                 raise BrokerUnreachable(
                     f"namespace {self._asker.namespace} of the broker's cluster is no mailbox",
-                    hint="have an administrator apply what `kubelend mailbox create` prints",
+                    hint="have an administrator apply what `kubelend create clusternamespace` prints",
                 ) from error
         kube_asking.granted(found.status.reply)
         return found

@@ -1,6 +1,6 @@
 """The invariants, checked from scratch: what a ledger keeps up to date must equal what its records say.
 
-Run by `kubelend audit` on a store, and after every benchmark and fault test.
+Run by `kubelend audit check` on a store, and after every benchmark and fault test.
 """
 
 from __future__ import annotations

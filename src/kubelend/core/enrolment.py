@@ -87,7 +87,7 @@ def create_token(ledger: Ledger, token: Token, door: Door, now: datetime) -> Com
     if token.role not in JOINING:
         raise Forbidden(f"no {token.role} joins with a token", hint="see `kubelend ca issue`")
     if len(ledger.registry.tokens) >= MOST_TOKENS:
-        raise Conflict(f"there are {MOST_TOKENS} tokens", hint="delete some: `kubelend token list`")
+        raise Conflict(f"there are {MOST_TOKENS} tokens", hint="delete some: `kubelend get tokens`")
     if token.id in ledger.registry.tokens:
         raise Conflict(f"there is a token {token.id}", hint="ask again")
     if token.name:
@@ -99,7 +99,7 @@ def create_token(ledger: Ledger, token: Token, door: Door, now: datetime) -> Com
 def delete_token(ledger: Ledger, token: TokenId, now: datetime) -> Command[None]:
     """Nobody comes in with it any more, nor hears what became of a request made with it."""
     if token not in ledger.registry.tokens:
-        raise NotFound(f"no token {token!r}", hint="see `kubelend token list`")
+        raise NotFound(f"no token {token!r}", hint="see `kubelend get tokens`")
     yield TokenRemoved(now, token)
 
 
@@ -259,7 +259,7 @@ def _returning(known: Member, newcomer: Newcomer, used: Token, now: datetime) ->
     if known.asks not in {"", newcomer.key}:
         raise Conflict(
             f"another key asks to join as {known.role} {known.name} already",
-            hint="an administrator has to say yes or no to it: `kubelend accept` or `reject`",
+            hint="an administrator has to say yes or no to it: `kubelend approve` or `kubelend deny`",
         )
     asking = replace(known, asks=newcomer.key, asked_at=now, token=used.id)
     return Judgement(asking, used, False)

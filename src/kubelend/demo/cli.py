@@ -1,4 +1,4 @@
-"""`kubelend demo`: the whole thing in one command, on nothing but this machine."""
+"""`kubelend dev demo`: the whole thing in one command, on nothing but this machine."""
 
 from __future__ import annotations
 

@@ -141,5 +141,5 @@ def _commands(stage: Stage) -> list[str]:
         f"{called} explain --cpu 4 --memory 16Gi --gpu 1",
         f"rm {requests}/default.mine.yaml",
         f"{called} get clusters --cert-path {admin}",
-        f"{called} audit --store {stage.trial.store}",
+        f"{called} audit check --store {stage.trial.store}",
     ]

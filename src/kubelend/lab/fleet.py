@@ -69,7 +69,7 @@ class Fleet:
         return self.broker.url
 
     async def join(self, name: str) -> None:
-        """As `kubelend token create` and `kubelend join` do it."""
+        """As `kubelend create token` and `kubelend join` do it."""
         home = self._home
         async with BrokerClient(self.broker.url, home.certificate(ADMIN)) as admin:
             made = await admin.tokens.create(TokenRequest(name=name))

@@ -1,4 +1,4 @@
-"""`kubelend lab up`: starts a supervisor in the background, and listens until all runs.
+"""`kubelend dev lab up`: starts a supervisor in the background, and listens until all runs.
 
 Whatever ends this before, Ctrl-C too, ends the supervisor and all that it has started.
 """

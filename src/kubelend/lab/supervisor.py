@@ -1,4 +1,4 @@
-"""The process behind `kubelend lab up`: starts a set-up, stays with it, and ends all of it when told to.
+"""The process behind `kubelend dev lab up`: starts a set-up, stays with it, and ends all of it when told to.
 
 `python -m kubelend.lab.supervisor DIRECTORY LOCK [--kind]`, in a session of its own and in that directory.
 Its output is for whoever has started it, see `lab.messages`; if nobody listens, it ends what it began.

@@ -1,4 +1,4 @@
-"""`kubelend lab test`: a ResourceRequest from its creation to its end, as the three API servers show it.
+"""`kubelend dev lab test`: a ResourceRequest from its creation to its end, as the three API servers show it.
 
 Nobody is asked but the API servers: each step is an object that was seen there, and its time is when.
 """

@@ -41,7 +41,7 @@ def parse(text: str) -> Pin:
     if not _PIN.fullmatch(cleaned):
         raise InvalidInput(
             "the authority's hash is not sha256: and 64 hex digits",
-            hint="copy it from `kubelend ca show` or `kubelend token create`",
+            hint="copy it from `kubelend ca show` or `kubelend create token`",
         )
     return Pin(cleaned)
 

@@ -57,7 +57,7 @@ def parse(text: str) -> Parts:
         raise InvalidInput(
             f"this is no token: it would read {VERSION}.ID.SECRET,"
             f" with {_ID_LENGTH} and {_SECRET_LENGTH} letters or digits",
-            hint="copy the whole of what `kubelend token create` printed",
+            hint="copy the whole of what `kubelend create token` printed",
         )
     return Parts(match[1], match[2])
 

@@ -1,4 +1,4 @@
-"""The flags of `kubelend advertise`, and the file, make the body that an agent would send."""
+"""The flags of `kubelend dev advertise`, and the file, make the body that an agent would send."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""`kubelend audit` looks at a store, says what it found, and changes nothing."""
+"""`kubelend audit check` looks at a store, says what it found, and changes nothing."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""`kubelend mailbox create` prints what `kubectl apply` takes."""
+"""`kubelend create clusternamespace` prints what `kubectl apply` takes."""
 
 import yaml
 
@@ -6,7 +6,7 @@ from kubelend.cli import main
 
 
 def test_documents_are_printed_for_kubectl(capsys):
-    assert main.run(["mailbox", "create", "--cluster-id", "Rome"]) == 0
+    assert main.run(["create", "clusternamespace", "--cluster-id", "Rome"]) == 0
     found = list(yaml.safe_load_all(capsys.readouterr().out))
     assert found[0]["metadata"]["name"] == "mailbox-rome"
     assert found[0]["metadata"]["labels"] == {"broker.fluidos.eu/cluster-id": "Rome"}
@@ -19,7 +19,7 @@ def test_documents_are_printed_for_kubectl(capsys):
 
 
 def test_mistakes_are_told(capsys):
-    assert main.run(["mailbox", "create", "--cluster-id", "a b"]) == 2
+    assert main.run(["create", "clusternamespace", "--cluster-id", "a b"]) == 2
     assert "cannot have a mailbox" in capsys.readouterr().err
-    assert main.run(["mailbox", "create", "--cluster-id", "a", "--namespace", "No"]) == 2
+    assert main.run(["create", "clusternamespace", "--cluster-id", "a", "--namespace", "No"]) == 2
     assert "'No' is no namespace" in capsys.readouterr().err

@@ -23,7 +23,16 @@ def offered(*words):
     [
         pytest.param(
             ("get", ""),
-            ["clusters", "reservations", "borrowed", "lent", "members", "tokens", "quotas", "policies"],
+            [
+                "clusters",
+                "reservations",
+                "borrowed",
+                "lent",
+                "members",
+                "tokens",
+                "quotas",
+                "policies",
+            ],
             id="commands",
         ),
         pytest.param(("get", "clu"), ["clusters"], id="begun"),

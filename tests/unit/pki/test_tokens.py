@@ -17,7 +17,7 @@ from kubelend.pki import tokens
 
 REFUSAL = (
     "this is no token: it would read kl1.ID.SECRET, with 10 and 32 letters or digits;"
-    " copy the whole of what `kubelend token create` printed"
+    " copy the whole of what `kubelend create token` printed"
 )
 TOKEN = "kl1.abcdefghij.abcdefghijklmnopqrstuvwxyz234567"
 
