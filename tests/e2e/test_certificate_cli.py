@@ -1,10 +1,11 @@
 """The command line renews the certificate it calls with, at a real broker that has an authority."""
 
 import shutil
+from datetime import timedelta
 
 import pytest
 
-from broker_process import running
+import broker_thread
 from certificates import Certificates
 from desks import due
 from kubelend.cli import main
@@ -23,8 +24,12 @@ def issuing(certificates, tmp_path_factory):
     """A broker that issues for thirty days."""
     root = tmp_path_factory.mktemp("issuing")
     certificates.authority.save(root / "ca")
-    flags = [f"--ca-path={root / 'ca'}", "--enrol-port=0", "--certificate-lifetime=720h"]
-    with running(certificates.server(), root, *flags) as broker:
+    issues = {
+        "ca_path": root / "ca",
+        "enrol_port": 0,
+        "certificate_lifetime": timedelta(days=30),
+    }
+    with broker_thread.running(certificates.server(), root, **issues) as broker:
         yield broker
 
 
@@ -95,7 +100,7 @@ def test_a_broker_that_issues_nothing_does_not_spoil_a_command(
     certificates, directory, kubelend, tmp_path
 ):
     old = serial_in(directory)
-    with running(certificates.server(), tmp_path) as broker:
+    with broker_thread.running(certificates.server(), tmp_path) as broker:
         done = kubelend(broker, directory, "get reservations -o name")
         assert done == (0, "", "No reservations found.")
         assert serial_in(directory) == old

@@ -1,4 +1,4 @@
-"""Borrowing from the command line, against a real broker in a process of its own."""
+"""The everyday commands, in this process, against a real broker over TLS."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from broker_process import running
+import broker_thread
 from certificates import Certificates
 from kubelend.cli import main
 from kubelend.transports.http_client import BrokerClient
@@ -29,7 +29,7 @@ def certificates(tmp_path_factory):
 @pytest.fixture
 def broker(certificates, tmp_path):
     """Two clusters lend, one with 8 free CPU and one with 4."""
-    with running(certificates.server(), tmp_path) as broker:
+    with broker_thread.running(certificates.server(), tmp_path) as broker:
         asyncio.run(advertise(broker.url, certificates))
         yield broker
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from broker_process import running
+import broker_thread
 from certificates import Certificates
 from kubelend.cli import main
 
@@ -29,7 +29,7 @@ def place(tmp_path_factory):
         ("team-a", certificates.cluster("team-a")),
     ):
         (directory / "certs" / name).symlink_to(made)
-    with running(certificates.server(), directory) as broker:
+    with broker_thread.running(certificates.server(), directory) as broker:
         yield directory, broker.url
 
 
