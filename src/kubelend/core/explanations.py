@@ -46,14 +46,13 @@ class Explanation(msgspec.Struct, frozen=True):
     """The cluster that the request is pinned to, if none of that name advertises."""
 
     def __str__(self) -> str:
-        if self.unknown is not None:
-            return f"cluster {self.unknown!r} is unknown: none of that name advertises"
         if not self.total:
             return "no cluster advertises yet"
         counts = sorted(self.refusals.items(), key=lambda item: (-item[1], item[0]))
         why = ", ".join(f"{count} {refusal}" for refusal, count in counts)
         noun = "cluster fits" if self.total == 1 else "clusters fit"
-        return f"{self.fitting}/{self.total} {noun}" + (f": {why}" if why else "")
+        unknown = "" if self.unknown is None else f"; cluster {self.unknown!r} is unknown"
+        return f"{self.fitting}/{self.total} {noun}" + (f": {why}" if why else "") + unknown
 
 
 def no_capacity(explanation: Explanation) -> NoCapacity:
