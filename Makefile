@@ -22,7 +22,7 @@ help: ## List the targets
 
 .PHONY: demo
 demo: $(RUNTIME) ## Show a broker, four agents and a reservation's whole life
-	@$(BIN)/kubelend demo $(ARGS)
+	@$(BIN)/kubelend dev demo $(ARGS)
 
 .PHONY: test
 test: $(DEV) ## Run all tests, several modules at a time (WORKERS=0: one after the other)
@@ -39,19 +39,19 @@ kube-assets: ## Find or build the API server and etcd that tests run on
 
 .PHONY: clusters
 clusters: $(RUNTIME) $(if $(KIND),,kube-assets) ## Start three clusters, a broker and two agents, to try (KIND=1: by Kind)
-	@$(BIN)/kubelend lab up $(if $(KIND),--kind) $(ARGS)
+	@$(BIN)/kubelend dev lab up $(if $(KIND),--kind) $(ARGS)
 
 .PHONY: clusters-test
 clusters-test: $(RUNTIME) ## Borrow 500m and 256Mi there, and show each step with its time
-	@$(BIN)/kubelend lab test $(ARGS)
+	@$(BIN)/kubelend dev lab test $(ARGS)
 
 .PHONY: clusters-status
 clusters-status: $(RUNTIME) ## Show what runs there, and whether all is well
-	@$(BIN)/kubelend lab status $(ARGS)
+	@$(BIN)/kubelend dev lab status $(ARGS)
 
 .PHONY: clusters-down
 clusters-down: $(RUNTIME) ## End all of it
-	@$(BIN)/kubelend lab down $(ARGS)
+	@$(BIN)/kubelend dev lab down $(ARGS)
 
 .PHONY: helm
 helm: ## Find or build the helm that renders the charts
@@ -76,7 +76,7 @@ check: $(DEV) ## Check format, lint, types, layers and generated files
 
 .PHONY: bench
 bench: $(RUNTIME) ## Measure, and print the table
-	@$(BIN)/kubelend bench all $(ARGS)
+	@$(BIN)/kubelend dev bench all $(ARGS)
 
 .PHONY: format
 format: $(DEV) ## Format, and fix what can be fixed safely

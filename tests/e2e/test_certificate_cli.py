@@ -1,10 +1,11 @@
 """The command line renews the certificate it calls with, at a real broker that has an authority."""
 
 import shutil
+from datetime import timedelta
 
 import pytest
 
-from broker_process import running
+import broker_thread
 from certificates import Certificates
 from desks import due
 from kubelend.cli import main
@@ -23,8 +24,12 @@ def issuing(certificates, tmp_path_factory):
     """A broker that issues for thirty days."""
     root = tmp_path_factory.mktemp("issuing")
     certificates.authority.save(root / "ca")
-    flags = [f"--ca-path={root / 'ca'}", "--enrol-port=0", "--certificate-lifetime=720h"]
-    with running(certificates.server(), root, *flags) as broker:
+    issues = {
+        "ca_path": root / "ca",
+        "enrol_port": 0,
+        "certificate_lifetime": timedelta(days=30),
+    }
+    with broker_thread.running(certificates.server(), root, **issues) as broker:
         yield broker
 
 
@@ -39,7 +44,7 @@ def kubelend(monkeypatch, capsys):
     """Runs a command at a broker with a certificate; gives exit code, output and errors."""
 
     def run(broker, directory, line):
-        monkeypatch.setenv("KUBELEND_BROKER", broker.url)
+        monkeypatch.setenv("KUBELEND_BROKER_URL", broker.url)
         monkeypatch.setenv("KUBELEND_CERT_PATH", str(directory))
         capsys.readouterr()
         code = main.run(line.split())
@@ -69,7 +74,7 @@ def test_after_a_call_that_worked_a_certificate_near_its_end_is_renewed_once(
 
 def test_the_new_one_works_for_programs_that_read_only_the_output(issuing, directory, kubelend):
     _, out, _ = kubelend(issuing, directory, "get reservations -o json")
-    assert out == '{\n  "reservations": []\n}'
+    assert out == '{\n  "kind": "ReservationList",\n  "items": []\n}'
     assert kubelend(issuing, directory, "version")[0] == 0
 
 
@@ -95,7 +100,7 @@ def test_a_broker_that_issues_nothing_does_not_spoil_a_command(
     certificates, directory, kubelend, tmp_path
 ):
     old = serial_in(directory)
-    with running(certificates.server(), tmp_path) as broker:
+    with broker_thread.running(certificates.server(), tmp_path) as broker:
         done = kubelend(broker, directory, "get reservations -o name")
         assert done == (0, "", "No reservations found.")
         assert serial_in(directory) == old
@@ -112,7 +117,7 @@ def test_by_hand_it_is_renewed_when_it_is_time_or_when_forced(issuing, directory
     renewed = serial_in(directory)
     code, out, err = kubelend(issuing, directory, "certificate renew")
     assert code == 0
-    assert f"the certificate in {directory} is renewed from " in out
+    assert f"the certificate in {directory} is not due for renewal before " in out
     assert "--force" in err
     assert serial_in(directory) == renewed
     assert kubelend(issuing, directory, "certificate renew --force")[0] == 0

@@ -1,4 +1,4 @@
-"""Borrowing from the command line, against a real broker in a process of its own."""
+"""The everyday commands, in this process, against a real broker over TLS."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from broker_process import running
+import broker_thread
 from certificates import Certificates
 from kubelend.cli import main
 from kubelend.transports.http_client import BrokerClient
@@ -30,7 +30,7 @@ def certificates(tmp_path_factory):
 @pytest.fixture
 def broker(certificates, tmp_path):
     """Two clusters lend, one with 8 free CPU and one with 4."""
-    with running(certificates.server(), tmp_path) as broker:
+    with broker_thread.running(certificates.server(), tmp_path) as broker:
         asyncio.run(advertise(broker.url, certificates))
         yield broker
 
@@ -50,7 +50,7 @@ def kubelend(broker, certificates, monkeypatch, capsys):
     """Runs a command as a cluster or a person; gives exit code, output and errors."""
 
     def run(line, directory=None):
-        monkeypatch.setenv("KUBELEND_BROKER", broker.url)
+        monkeypatch.setenv("KUBELEND_BROKER_URL", broker.url)
         monkeypatch.setenv("KUBELEND_CERT_PATH", str(directory or certificates.cluster("borrower")))
         capsys.readouterr()
         code = main.run(line.split())
@@ -68,14 +68,14 @@ def admin(kubelend, certificates):
 def borrow(kubelend, flags="--cpu 2 --memory 1Gi"):
     code, name, err = kubelend(f"borrow {flags} -o name")
     assert (code, err) == (0, "")
-    return name
+    return name.removeprefix("reservation/")
 
 
 def test_the_whole_life_of_a_reservation(kubelend):
     code, out, _ = kubelend("borrow --cpu 2 --memory 1Gi --for 2h")
     name = out.split()[0]
     assert (code, out) == (0, f"{name} is Reserved on lender-a for 2h")
-    assert kubelend(f"activate {name}") == (0, f"{name} is Active on lender-a for 2h", "")
+    assert kubelend(f"dev activate {name}") == (0, f"{name} is Active on lender-a for 2h", "")
     assert kubelend(f"renew {name} --for 5h") == (0, f"{name} is Active on lender-a for 5h", "")
     released = f"{name} is Released: Released by requester borrower"
     assert kubelend(f"release {name}") == (0, released, "")
@@ -87,10 +87,10 @@ def test_reservations_are_listed_for_people_and_programs(kubelend):
     name = borrow(kubelend)
     _, table, _ = kubelend("get reservations")
     assert table.splitlines()[1].split()[:5] == [name, "Reserved", "lender-a", "2", "1Gi"]
-    (found,) = json.loads(kubelend("get reservations -o json")[1])["reservations"]
+    (found,) = json.loads(kubelend("get reservations -o json")[1])["items"]
     assert found["id"] == name
     assert yaml.safe_load(kubelend(f"get reservations {name} -o yaml")[1]) == found
-    assert kubelend("get rsv -o name") == (0, name, "")
+    assert kubelend("get rsv -o name") == (0, f"reservation/{name}", "")
     assert "REQUESTER" in kubelend("get reservations -o wide")[1]
     assert f"Name:       {name}" in kubelend(f"describe reservation {name}")[1]
 
@@ -116,7 +116,7 @@ def test_a_phase_that_does_not_exist_is_refused_with_those_that_do(kubelend, fla
     code, out, err = kubelend(f"get reservations --phase Reserved,Bogus{flags}")
     assert (code, out) == (2, "")
     assert err == (
-        "error: phase: 'Bogus' is unknown; there are Pending, Reserved, Active, Released, Failed"
+        "error: --phase: 'Bogus' is unknown; there are Pending, Reserved, Active, Released, Failed"
     )
 
 
@@ -138,7 +138,7 @@ def test_no_capacity_is_exit_code_5_with_what_would_help(kubelend):
 def test_a_request_that_waits_in_vain_ends_with_exit_code_5(kubelend):
     code, out, err = kubelend("borrow --cpu 10 --memory 1Gi --wait 300ms")
     assert (code, out) == (5, "")
-    assert "waits for capacity" in err.splitlines()[0]
+    assert "is pending, waiting for capacity" in err.splitlines()[0]
     assert "error: No cluster fitted in time" in err.splitlines()[1]
 
 
@@ -176,7 +176,7 @@ def test_explain_says_why_not(kubelend):
 def test_clusters_are_for_people(kubelend, admin, certificates):
     assert kubelend("get clusters")[0] == 4
     viewer = certificates.viewer("bob")
-    assert kubelend("get clusters -o name", viewer) == (0, "lender-a\nlender-b", "")
+    assert kubelend("get clusters -o name", viewer) == (0, "cluster/lender-a\ncluster/lender-b", "")
     assert kubelend("cordon lender-a", viewer)[0] == 4
     assert "AVAILABLE" in admin("describe cluster lender-a")[1]
     assert admin("get clusters nobody")[0] == 3
@@ -184,16 +184,16 @@ def test_clusters_are_for_people(kubelend, admin, certificates):
 
 def test_an_administrator_closes_empties_and_forgets_a_cluster(kubelend, admin):
     name = borrow(kubelend)
-    assert admin("cordon lender-a --reason upgrade") == (0, "lender-a is cordoned", "")
+    assert admin("cordon lender-a --reason upgrade") == (0, "cluster/lender-a cordoned", "")
     assert "Cordoned" in admin("get clusters lender-a")[1]
-    assert admin("remove lender-a")[0] == 5
-    code, out, _ = admin("drain lender-a --reason upgrade")
+    assert admin("delete cluster lender-a")[0] == 5
+    code, out, _ = admin("drain lender-a --reason upgrade --yes")
     assert code == 0
-    assert out.startswith("lender-a is drained: 1 moved to other clusters, 0 released")
+    assert out.startswith("cluster/lender-a drained: 1 moved to other clusters, 0 released")
     assert "lender-b" in kubelend(f"get reservations {name}")[1]
-    assert admin("uncordon lender-a") == (0, "lender-a is open", "")
-    assert admin("remove lender-a") == (0, "lender-a is removed", "")
-    assert admin("get clusters -o name")[1] == "lender-b"
+    assert admin("uncordon lender-a") == (0, "cluster/lender-a uncordoned", "")
+    assert admin("delete cluster lender-a") == (0, "cluster/lender-a deleted", "")
+    assert admin("get clusters -o name")[1] == "cluster/lender-b"
 
 
 def test_several_are_released_though_one_is_unknown(kubelend):
@@ -208,10 +208,10 @@ def test_several_are_released_though_one_is_unknown(kubelend):
 def test_several_that_are_released_are_one_list_for_programs(kubelend, format, read):
     first, second, third = borrow(kubelend), borrow(kubelend), borrow(kubelend)
     found = read(kubelend(f"release {first} {second} -o {format}")[1])
-    assert [one["id"] for one in found["reservations"]] == [first, second]
+    assert [one["id"] for one in found["items"]] == [first, second]
     assert read(kubelend(f"release {third} -o {format}")[1])["id"] == third
     code, out, _ = kubelend(f"release unknown {third} -o {format}")
-    assert (code, [one["id"] for one in read(out)["reservations"]]) == (3, [third])
+    assert (code, [one["id"] for one in read(out)["items"]]) == (3, [third])
 
 
 def test_a_watch_is_for_clusters(admin):
@@ -228,7 +228,7 @@ def test_the_version_of_the_broker_is_told(kubelend):
 
 def test_a_running_brokers_store_passes_the_audit(kubelend, broker):
     borrow(kubelend)
-    code, out, _ = kubelend(f"audit --store {broker.store} --json")
+    code, out, _ = kubelend(f"audit check --store {broker.store} --json")
     report = json.loads(out)
     assert code == 0
     assert (report["violations"], report["clusters"], report["live"]) == (0, 2, 1)
@@ -285,7 +285,7 @@ def watching(broker, certificates):
     program = str(Path(sys.executable).with_name("kubelend"))
     environment = {
         "PATH": os.environ["PATH"],
-        "KUBELEND_BROKER": broker.url,
+        "KUBELEND_BROKER_URL": broker.url,
         "KUBELEND_CERT_PATH": str(certificates.cluster("borrower")),
     }
     return subprocess.Popen(

@@ -67,19 +67,19 @@ def test_a_demo_that_is_interrupted_leaves_nothing_behind(tmp_path, number):
 
 def staying(tmp_path):
     """A demo that has been told to stay, and what it has shown until then."""
-    started = processes.kubelend("demo", "--stay", temporary=tmp_path)
+    started = processes.kubelend("dev", "demo", "--stay", temporary=tmp_path)
     shown = []
     assert started.stdout is not None
     for line in started.stdout:
         shown.append(line)
-        if "audit --store" in line:
+        if "audit check --store" in line:
             break
     return started, shown
 
 
 def test_a_demo_that_stays_tells_what_to_try_and_ends_with_ctrl_c(tmp_path):
     started, shown = staying(tmp_path)
-    assert any(line.startswith("export KUBELEND_BROKER=https://localhost:") for line in shown)
+    assert any(line.startswith("export KUBELEND_BROKER_URL=https://localhost:") for line in shown)
     assert any(f"export KUBELEND_CERT_PATH={tmp_path}" in line for line in shown)
     started.send_signal(signal.SIGINT)
     code, rest, err = processes.finished(started, LONGEST)

@@ -68,7 +68,7 @@ def broker(certificates, tmp_path):
 def alice(broker, certificates, tmp_path):
     return Machine(
         tmp_path / "alice",
-        KUBELEND_BROKER=broker.url,
+        KUBELEND_BROKER_URL=broker.url,
         KUBELEND_CERT_PATH=str(certificates.admin("alice")),
     )
 
@@ -76,7 +76,7 @@ def alice(broker, certificates, tmp_path):
 def joined(alice, tmp_path, name):
     """Two commands, pasted: the one that the administrator was given, and the next step it prints."""
     machine = Machine(tmp_path / name)
-    command, _ = alice.paste(f"kubelend token create --cluster-id {name}")
+    command, _ = alice.paste(f"kubelend create token --cluster-id {name}")
     _, err = machine.paste(command)
     (export,) = [line.removeprefix("Next: ") for line in err.splitlines() if "Next: " in line]
     machine.paste(export)
@@ -89,8 +89,8 @@ def test_two_clusters_join_lend_and_borrow_and_one_is_revoked(alice, tmp_path):
     for machine, name in ((berlin, "berlin"), (paris, "paris")):
         files = machine.directory / "certs" / name
         assert openssl.accepts(files / "tls.crt", files / "ca.crt")
-    out, _ = berlin.paste("kubelend advertise --cpu 16 --memory 64Gi --allocated-cpu 5")
-    assert out == "berlin offers 11 cpu, 64Gi memory\n"
+    out, _ = berlin.paste("kubelend dev advertise --cpu 16 --memory 64Gi --allocated-cpu 5")
+    assert out == "cluster/berlin advertised: 11 cpu, 64Gi memory free\n"
     out, _ = paris.paste("kubelend borrow --cpu 4 --memory 8Gi")
     assert "Reserved on berlin" in out
     out, _ = alice.paste("kubelend get clusters -o wide")
@@ -102,31 +102,31 @@ def test_two_clusters_join_lend_and_borrow_and_one_is_revoked(alice, tmp_path):
         ["cluster", "paris", "Accepted"],
     ]
     out, _ = alice.paste("kubelend revoke berlin --reason 'laptop stolen'")
-    assert out.startswith("cluster berlin is revoked, and refused from now on; its reservations")
-    code, _, err = berlin.run("kubelend advertise --cpu 16 --memory 64Gi")
+    assert out.startswith("cluster/berlin revoked; its reservations")
+    code, _, err = berlin.run("kubelend dev advertise --cpu 16 --memory 64Gi")
     assert code == FORBIDDEN
     assert err.startswith("error: the certificate of cluster berlin was revoked at")
     out, _ = paris.paste("kubelend get reservations")
     assert "Reserved" in out
     _, _, err = paris.run("kubelend borrow --cpu 1 --memory 1Gi")
     assert "Cordoned" in err
-    out, _ = alice.paste("kubelend revoke berlin --release")
-    assert "1 reservation on it moved or released" in out
-    out, _ = alice.paste("kubelend remove berlin")
+    out, _ = alice.paste("kubelend revoke berlin --release --yes")
+    assert "1 lent reservation moved or released" in out
+    out, _ = alice.paste("kubelend delete cluster berlin")
     assert out == (
-        "cluster berlin is removed; its certificates are refused until it is accepted again\n"
+        "cluster/berlin deleted; its certificates stay revoked until it is approved again\n"
     )
-    code, _, _ = berlin.run("kubelend advertise --cpu 16 --memory 64Gi")
+    code, _, _ = berlin.run("kubelend dev advertise --cpu 16 --memory 64Gi")
     assert code == FORBIDDEN
 
 
 def test_unbound_newcomer_waits_resumes_and_is_accepted(alice, tmp_path):
     machine = Machine(tmp_path / "rome")
-    out, err = alice.paste("kubelend token create --ttl 1h")
-    assert "kubelend accept" in err
+    out, err = alice.paste("kubelend create token --ttl 1h")
+    assert "kubelend approve" in err
     command = out.strip().replace("CLUSTER", "rome")
     waiting = machine.start(in_its_place(command))
-    read_until(waiting.stderr, "kubelend accept rome")
+    read_until(waiting.stderr, "kubelend approve rome")
     waiting.send_signal(signal.SIGINT)
     assert waiting.wait(PATIENCE) == 130
     waiting.communicate()
@@ -134,20 +134,20 @@ def test_unbound_newcomer_waits_resumes_and_is_accepted(alice, tmp_path):
     code, _, err = machine.run(f"{command} --wait 1s")
     assert code == UNAVAILABLE
     assert "rome has not been accepted yet" in err
-    out, _ = alice.paste("kubelend get members --standing Pending")
+    out, _ = alice.paste("kubelend get members --status Pending")
     pin = out.split()[-1]
     assert pin.startswith("sha256:")
     assert pin in err
-    _, _, err = alice.run(f"kubelend accept rome --key sha256:{'0' * 64}")
+    _, _, err = alice.run(f"kubelend approve rome --key sha256:{'0' * 64}")
     assert "another key has requested" in err
-    assert alice.paste(f"kubelend accept rome --key {pin}")[0] == "cluster rome is accepted\n"
+    assert alice.paste(f"kubelend approve rome --key {pin}")[0] == "cluster/rome approved\n"
     out, _ = machine.paste(command)
-    assert out.startswith("certs/rome holds the certificate of cluster rome, valid until")
+    assert out.startswith("wrote the certificate of cluster rome to certs/rome, valid until")
     assert (machine.directory / "certs/rome/tls.key").read_bytes() == key
 
 
 def test_token_is_in_no_argument_of_the_command_that_is_pasted(alice):
-    variable, *arguments = shlex.split(alice.paste("kubelend token create")[0])
+    variable, *arguments = shlex.split(alice.paste("kubelend create token")[0])
     assert variable.startswith("KUBELEND_TOKEN=kl1.")
     assert arguments[:2] == ["kubelend", "join"]
     assert "kl1." not in " ".join(arguments)
@@ -155,11 +155,11 @@ def test_token_is_in_no_argument_of_the_command_that_is_pasted(alice):
 
 def test_token_of_a_pasted_join_is_not_in_the_process_list(alice, tmp_path):
     machine = Machine(tmp_path / "rome")
-    command = alice.paste("kubelend token create")[0].strip().replace("CLUSTER", "rome")
+    command = alice.paste("kubelend create token")[0].strip().replace("CLUSTER", "rome")
     token = command.partition(" ")[0].removeprefix("KUBELEND_TOKEN=")
     waiting = machine.start(in_its_place(command))
     try:
-        read_until(waiting.stderr, "kubelend accept rome")
+        read_until(waiting.stderr, "kubelend approve rome")
         (seen,) = [one for one in processes.naming(Path("certs/rome")) if one.pid == waiting.pid]
         assert token.split(".")[2] not in seen.command
         assert "--ca-hash" in seen.command
@@ -171,7 +171,7 @@ def test_token_of_a_pasted_join_is_not_in_the_process_list(alice, tmp_path):
 @pytest.mark.parametrize("place", ["file", "stdin", "variable"])
 def test_token_may_come_from_a_file_stdin_or_the_environment(alice, tmp_path, place):
     machine = Machine(tmp_path / "rome")
-    made = json.loads(alice.paste("kubelend token create --cluster-id rome -o json")[0])
+    made = json.loads(alice.paste("kubelend create token --cluster-id rome -o json")[0])
     rest = f"kubelend join https://localhost:{made['enrolPort']} --ca-hash {made['caHash']}"
     rest += " --cluster-id rome"
     if place == "file":
@@ -186,7 +186,7 @@ def test_token_may_come_from_a_file_stdin_or_the_environment(alice, tmp_path, pl
 
 def test_mistakes_are_told_in_one_line_with_what_to_do(alice, tmp_path):
     machine = Machine(tmp_path / "rome")
-    command = alice.paste("kubelend token create --cluster-id rome")[0].strip()
+    command = alice.paste("kubelend create token --cluster-id rome")[0].strip()
     url = command.split()[3]
     for change, code, text in (
         (("sha256:", "sha256:0"), USAGE, "must be sha256: followed by 64 hex digits"),
@@ -194,7 +194,7 @@ def test_mistakes_are_told_in_one_line_with_what_to_do(alice, tmp_path):
         (("--cluster-id rome", "--name rome --role admin"), FORBIDDEN, "is for a cluster"),
         ((url, "http://localhost"), USAGE, "is not a broker URL"),
         ((url, "https://localhost:1"), UNAVAILABLE, "connection refused"),
-        ((" --cluster-id rome", ""), USAGE, "--cluster-id is needed"),
+        ((" --cluster-id rome", ""), USAGE, "--cluster-id is required"),
     ):
         found, out, err = machine.run(command.replace(*change))
         assert (found, out) == (code, ""), err
@@ -204,29 +204,29 @@ def test_mistakes_are_told_in_one_line_with_what_to_do(alice, tmp_path):
 
 
 def test_tokens_are_listed_and_deleted(alice, tmp_path):
-    alice.paste("kubelend token create --role viewer --name bob --uses 2")
-    out, _ = alice.paste("kubelend token list")
+    alice.paste("kubelend create token --role viewer --name bob --uses 2")
+    out, _ = alice.paste("kubelend get tokens")
     header, row = out.splitlines()
     assert header.split()[:4] == ["ID", "STATE", "ROLE", "NAME"]
     token, *rest = row.split()
     assert rest[:4] == ["Valid", "viewer", "bob", "2"]
-    assert alice.paste(f"kubelend token delete {token}")[0] == f"token {token} is deleted\n"
-    _, err = alice.paste("kubelend token list")
+    assert alice.paste(f"kubelend delete token {token}")[0] == f"token/{token} deleted\n"
+    _, err = alice.paste("kubelend get tokens")
     assert "No tokens found." in err
 
 
 def test_people_join_and_are_put_out(alice, broker, tmp_path):
     machine = Machine(tmp_path / "bob")
-    command, _ = alice.paste("kubelend token create --role viewer --name bob")
+    command, _ = alice.paste("kubelend create token --role viewer --name bob")
     assert "--name bob --role viewer --out certs/bob" in command
     machine.paste(command)
-    get = f"kubelend get clusters --broker {broker.url} --cert-path certs/bob"
+    get = f"kubelend get clusters --broker-url {broker.url} --cert-path certs/bob"
     assert machine.run(get)[0] == 0
     out, _ = alice.paste("kubelend revoke bob --role viewer")
-    assert out == "viewer bob is revoked, and refused from now on\n"
+    assert out == "viewer/bob revoked\n"
     assert machine.run(get)[0] == FORBIDDEN
     _, err = alice.paste("kubelend revoke bbo --role viewer")
-    assert "viewer bbo has not joined through the broker: is the name right?" in err
+    assert "viewer/bbo never joined through this broker: check the name" in err
     _, _, err = alice.run("kubelend revoke alice --role admin")
     assert "put you out yourself" in err
 
@@ -237,13 +237,13 @@ def test_administrator_is_put_out_with_its_tokens_and_who_it_let_in_is_named(
     own = {**alice.environment, "KUBELEND_CERT_PATH": str(certificates.admin("mallory"))}
     mallory = Machine(tmp_path / "mallory", **own)
     first, second = (
-        mallory.paste(f"kubelend token create --role admin --name {name}")[0]
+        mallory.paste(f"kubelend create token --role admin --name {name}")[0]
         for name in ("eve", "oscar")
     )
     Machine(tmp_path / "eve").paste(first)
     out, err = alice.paste("kubelend revoke mallory --role admin")
-    assert out == "admin mallory is revoked, and refused from now on; 2 tokens of it deleted\n"
-    assert "It let in admin/eve: they stay, so look whether they should." in err
+    assert out == "admin/mallory revoked; 2 tokens that it created deleted\n"
+    assert "It approved admin/eve, who stay members: check whether they should." in err
     code, _, err = Machine(tmp_path / "oscar").run(second)
     assert (code, "unknown token or wrong secret" in err) == (FORBIDDEN, True)
 

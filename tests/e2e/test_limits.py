@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from broker_process import running
+import broker_thread
 from certificates import Certificates
 from kubelend.cli import main
 from waiting import PATIENCE
@@ -30,7 +30,7 @@ def place(tmp_path_factory):
         ("team-a", certificates.cluster("team-a")),
     ):
         (directory / "certs" / name).symlink_to(made)
-    with running(certificates.server(), directory) as broker:
+    with broker_thread.running(certificates.server(), directory) as broker:
         yield directory, broker.url
 
 
@@ -47,7 +47,7 @@ def pasted(place):
         env={
             **kept,
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-            "KUBELEND_BROKER": url,
+            "KUBELEND_BROKER_URL": url,
         },
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -72,15 +72,15 @@ def test_the_page_shows_what_it_promises(pasted):
         "0 of 8 cpu",
         "is Reserved on milan for 2h",
         "team-a holds 4 of 8 cpu, and 6 more would exceed its quota; request 2 cpu less",
-        "exit code 4",
-        " of 2 EUR\n\nRESOURCE  HELD  WAITED FOR  AT MOST\ncpu       4 ",
+        "exit code 6",
+        " of 2 EUR\n\nRESOURCE  USED  PENDING  LIMIT\ncpu       4 ",
         "Quota: team-a holds 4 of 8 cpu",
         "RequesterCapReached: request 4 cpu less",
         "OverBudget: request less, or for a shorter time (your budget leaves",
         "0.4 EUR/h",
         "PolicySet",
-        "team-a has no quota any more",
-        "no policy is set for milan any more",
+        "quota/team-a deleted",
+        "policy/milan deleted",
     ]
     assert [text for text in shown if text not in out] == [], out
     assert sorted(shown, key=out.index) == shown
@@ -95,7 +95,7 @@ def kubelend(place, monkeypatch, capsys):
 
     def run(*words, who="alice"):
         directory, url = place
-        monkeypatch.setenv("KUBELEND_BROKER", url)
+        monkeypatch.setenv("KUBELEND_BROKER_URL", url)
         monkeypatch.setenv("KUBELEND_CERT_PATH", str(directory / "certs" / who))
         capsys.readouterr()
         code = main.run(list(words))
@@ -108,36 +108,44 @@ def kubelend(place, monkeypatch, capsys):
 def test_policy_comes_from_a_file_or_from_flags(kubelend, tmp_path):
     path = tmp_path / "policy.yaml"
     path.write_text("deny: [team-x]\nkeepBack: {cpu: 4, memory: 8Gi}\nhours: ['22:00-06:00']\n")
-    code, from_file, err = kubelend("policy", "set", "berlin", "-f", str(path), "-o", "json")
+    code, from_file, err = kubelend("set", "policy", "berlin", "-f", str(path), "-o", "json")
     assert (code, err) == (0, "")
     flags = ("--deny", "team-x", "--keep-back", "cpu=4,memory=8Gi", "--hours", "22:00-06:00")
-    assert kubelend("policy", "set", "berlin", *flags, "-o", "json") == (0, from_file, "")
-    assert kubelend("policy", "show", "berlin", "-o", "json") == (0, from_file, "")
-    assert kubelend("policy", "set", "berlin", *flags, "-f", str(path))[0] == 2
+    assert kubelend("set", "policy", "berlin", *flags, "-o", "json") == (0, from_file, "")
+    assert kubelend("get", "policy", "berlin", "-o", "json") == (0, from_file, "")
+    assert kubelend("set", "policy", "berlin", *flags, "-f", str(path))[0] == 2
 
 
 @pytest.mark.parametrize(
     "words, code, problem",
     [
-        (["policy", "set", "x"], 2, "error: nothing is limited; `kubelend policy clear` lifts"),
-        (["policy", "set", "x", "--keep-back", "4"], 2, "error: --keep-back: '4' has no name"),
-        (["policy", "set", "x", "--keep-back", "cpu=much"], 2, "error: keepBack.cpu: 'much'"),
         (
-            ["policy", "set", "x", "--hours", "noon"],
+            ["set", "policy", "x"],
             2,
-            "error: hours: 'noon' is not a valid opening-hours text",
+            "error: the policy is empty; `kubelend delete policy x` deletes it",
+        ),
+        (["set", "policy", "x", "--keep-back", "4"], 2, "error: --keep-back: '4' has no name"),
+        (["set", "policy", "x", "--keep-back", "cpu=much"], 2, "error: --keep-back cpu: 'much'"),
+        (
+            ["set", "policy", "x", "--hours", "noon"],
+            2,
+            "error: --hours: 'noon' is no opening hours",
         ),
         (
-            ["policy", "set", "x", "-f", "/nowhere"],
+            ["set", "policy", "x", "-f", "/nowhere"],
             2,
-            "error: /nowhere cannot be read: No such file",
+            "error: --file: /nowhere cannot be read: No such file",
         ),
-        (["policy", "show", "nobody"], 3, "error: no cluster 'nobody'"),
-        (["policy", "clear", "nobody"], 3, "error: no policy is set for 'nobody'"),
-        (["quota", "set", "x"], 2, "error: nothing is bounded"),
-        (["quota", "set", "x", "--budget", "lots"], 2, "error: --budget: 'lots' is no money"),
-        (["quota", "show", "nobody"], 3, "error: 'nobody' has no quota"),
-        (["quota", "clear", "nobody"], 3, "error: 'nobody' has no quota"),
+        (["get", "policy", "nobody"], 3, "error: no cluster 'nobody'"),
+        (["delete", "policy", "nobody"], 3, "error: no policy is set for 'nobody'"),
+        (["set", "quota", "x"], 2, "error: the quota is empty"),
+        (
+            ["set", "quota", "x", "--budget", "lots"],
+            2,
+            "error: --budget: 'lots' is no amount of money",
+        ),
+        (["get", "quota", "nobody"], 3, "error: 'nobody' has no quota"),
+        (["delete", "quota", "nobody"], 3, "error: 'nobody' has no quota"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -151,18 +159,18 @@ def test_mistakes_are_one_line_with_what_to_do(kubelend, words, code, problem):
 def test_file_that_is_no_policy_is_refused(kubelend, tmp_path):
     path = tmp_path / "policy.yaml"
     path.write_text("keepback: {cpu: 4}\n")
-    code, _, err = kubelend("policy", "set", "x", "--file", str(path))
+    code, _, err = kubelend("set", "policy", "x", "--file", str(path))
     assert code == 2
     assert "is no policy: Object contains unknown field `keepback`" in err
 
 
 def test_limits_are_for_administrators_to_set_and_for_clusters_to_see(kubelend):
-    assert kubelend("quota", "set", "team-a", "--budget", "7.5", who="team-a")[0] == 4
-    assert kubelend("quota", "set", "team-a", "--budget", "7.5")[0] == 0
-    code, out, _ = kubelend("quota", "show", "team-a", who="team-a")
+    assert kubelend("set", "quota", "team-a", "--budget", "7.5", who="team-a")[0] == 4
+    assert kubelend("set", "quota", "team-a", "--budget", "7.5")[0] == 0
+    code, out, _ = kubelend("get", "quota", "team-a", who="team-a")
     assert code == 0
     assert "of 7.5 USD" in out
-    assert kubelend("quota", "list", who="team-a")[0] == 4
-    assert kubelend("quota", "list", "-o", "name")[1] == "team-a"
-    assert kubelend("quota", "clear", "team-a") == (0, "team-a has no quota any more", "")
-    assert kubelend("quota", "list") == (0, "", "No quotas found.")
+    assert kubelend("get", "quotas", who="team-a")[0] == 4
+    assert kubelend("get", "quotas", "-o", "name")[1] == "quota/team-a"
+    assert kubelend("delete", "quota", "team-a") == (0, "quota/team-a deleted", "")
+    assert kubelend("get", "quotas") == (0, "", "No quotas found.")

@@ -60,7 +60,6 @@ def environment(api, enrol, probes, metrics):
         "KUBELEND_ENROL_PORT": str(enrol),
         "KUBELEND_HEALTH_PROBE_BIND_ADDRESS": f"127.0.0.1:{probes}",
         "KUBELEND_METRICS_BIND_ADDRESS": f"127.0.0.1:{metrics}",
-        "KUBELEND_BROKER": f"https://localhost:{api}",
         "KUBELEND_BROKER_URL": f"https://localhost:{api}",
     }
 
@@ -112,15 +111,15 @@ def test_every_command_of_the_tour_succeeds(taken):
 def test_the_tour_shows_what_it_promises(taken):
     out = taken[1]
     shown = [
-        "certs/berlin holds the certificate of cluster berlin",
+        "wrote the certificate of cluster berlin to certs/berlin",
         "phase: Active",
         "Hold 500m CPU / 256Mi Memory for requester paris",
         "Reserved on berlin",
         "exit code 5",
-        "berlin is cordoned",
-        "cluster berlin is revoked",
+        "cluster/berlin cordoned",
+        "cluster/berlin revoked",
         "refused with exit code 4",
-        "All is well",
+        "No violations",
     ]
     assert [text for text in shown if text not in out] == []
     assert sorted(shown, key=out.index) == shown

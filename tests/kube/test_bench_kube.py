@@ -1,4 +1,4 @@
-"""`kubelend bench kube` in small: the documented keys, figures that are counted, nothing left behind."""
+"""`kubelend dev bench kube` in small: the documented keys, figures that are counted, nothing left behind."""
 
 import json
 import signal

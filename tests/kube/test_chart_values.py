@@ -58,9 +58,9 @@ def test_wrong_values_are_refused_by_name(helm, name, values, complaint):
         (
             "agent",
             {"broker": {"transport": "kubernetes", "kubeconfigSecret": "hub"}},
-            "kubelend mailbox create",
+            "kubelend create clusternamespace",
         ),
-        ("agent", URL | {"certificate": {"from": "join"}}, "kubelend token create"),
+        ("agent", URL | {"certificate": {"from": "join"}}, "kubelend create token"),
         (
             "agent",
             URL | {"certificate": {"from": "certManager"}},

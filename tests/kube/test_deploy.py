@@ -10,7 +10,7 @@ import pytest
 import charts
 import foreign_kinds
 from charts import KUSTOMIZE
-from kubelend.cli import options, tree
+from kubelend.cli import app, options
 from kubelend.lab import manifests
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.kube]
@@ -202,8 +202,8 @@ def test_program_knows_every_flag(case):
     name, found, _ = case
     program, *arguments = charts.container(found)["args"]
     assert program == name
-    command = tree.build().commands[name]
-    command.make_context(name, options.plain(arguments))
+    command = app.build_app().commands[name]
+    command.make_context(name, options.normalize_arguments(arguments))
 
 
 def test_every_mounted_thing_is_a_volume_and_every_probe_a_port(case):

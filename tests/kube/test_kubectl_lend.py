@@ -62,7 +62,7 @@ def site(kube_assets, tmp_path_factory):
 
     def lab(command):
         where = f"--directory={directory}"
-        started = processes.kubelend("lab", command, where, temporary=directory.parent)
+        started = processes.kubelend("dev", "lab", command, where, temporary=directory.parent)
         return processes.finished(started, 4 * PATIENCE)
 
     code, out, err = lab("up")
@@ -100,7 +100,7 @@ def test_developer_borrows_looks_and_gives_back_with_nothing_but_a_kubeconfig(si
     assert f"Target:       {PROVIDER}\n" in described
 
     # The broker's name for it is as good as its own.
-    assert developer.lend("release", reservation) == (0, f"{name} is Released: given back\n", "")
+    assert developer.lend("release", reservation) == (0, f"{name} is Released: released\n", "")
     assert site.requests(AGENT) == []
     wait_until(lambda: site.is_reserved("0"))
     said = developer.lend("get", "reservations")
@@ -113,7 +113,7 @@ def test_same_key_borrows_once_and_another_request_with_it_is_refused(site, deve
     assert len(site.requests(AGENT)) == 1
     other = developer.lend("borrow", "--cpu=2", "--memory=1Gi", "--key=deploy-7")
     assert (other.code, other.out) == (2, "")
-    assert "asks for something else; use a new key" in other.err
+    assert "requests something else; use a new key" in other.err
     assert developer.lend("release", first.out.strip()).code == 0
 
 
@@ -169,7 +169,7 @@ def test_operator_borrows_in_the_brokers_cluster_by_reservations(site):
     wait_until(lambda: site.is_reserved("500m"))
     listed = site.operator.lend("get", "reservations", "--phase=Reserved", "-owide").out
     assert re.search(rf"^{name} .* default ", listed, re.M)
-    assert site.operator.lend("release", name).out == f"{name} is Released: given back\n"
+    assert site.operator.lend("release", name).out == f"{name} is Released: released\n"
     wait_until(lambda: site.is_reserved("0"))
     assert site.operator.lend("release", name).code == 3
 
@@ -181,25 +181,27 @@ def test_context_may_stand_before_the_command_and_behind_it(site):
 
 
 def test_lender_sees_for_whom(site, developer):
-    name = developer.lend(*BORROW, "-oname").out.strip()
+    name = developer.lend(*BORROW, "-oname").out.strip().removeprefix("reservation/")
     lends = ("get", "reservations", "--role=provider", "--phase=Reserved", "-owide")
     wait_until(lambda: AGENT in site.operator.lend(*lends, "--context", PROVIDER).out)
     everywhere = site.operator.lend("get", "reservations", "-A", "-oname", "--context", AGENT).out
-    assert everywhere == f"team/{name}\n"
+    assert everywhere == f"reservation/team/{name}\n"
     assert site.operator.lend("release", everywhere.strip(), "--context", AGENT).code == 0
 
 
 def test_agents_cluster_does_not_know_the_others(site):
     said = site.operator.lend("get", "clusters", "--context", AGENT)
     assert (said.code, said.out) == (2, "")
-    assert "only the broker's knows all of them; name it with --context" in said.err
+    assert "only the broker's cluster has the list of clusters; select it with" in said.err
 
 
 def test_what_nobody_answers_is_taken_back(site):
     """There are ResourceRequests in the broker's cluster, and no agent."""
     said = site.operator.lend(*BORROW, "-nteam", "--timeout=1s")
     assert (said.code, said.out) == (7, "")
-    assert "got no answer within 1s: No agent has looked at it yet; it was taken back" in said.err
+    assert (
+        "was not reconciled within 1s: Not reconciled by an agent yet; it was deleted" in said.err
+    )
     assert site.requests(hosts.BROKER) == []
 
 
@@ -212,7 +214,7 @@ def test_interrupted_borrower_takes_it_back(site):
 
 
 def test_watch_shows_each_change_until_it_is_interrupted(site, developer):
-    name = developer.lend(*BORROW, "-oname").out.strip()
+    name = developer.lend(*BORROW, "-oname").out.strip().removeprefix("reservation/")
     watch = developer.start("kubectl", "lend", "get", "reservations", "--watch")
     assert watch.stdout is not None
     assert watch.stdout.readline().startswith("NAME")
@@ -229,7 +231,7 @@ def test_watch_shows_each_change_until_it_is_interrupted(site, developer):
 
 def test_named_broker_wins_and_a_named_context_wins_over_its_variables(site):
     broker = {
-        "KUBELEND_BROKER": site.record["broker"],
+        "KUBELEND_BROKER_URL": site.record["broker"],
         "KUBELEND_CERT_PATH": str(site.directory / "certs" / "admin"),
     }
     # Only the broker has certificates to tell of.
@@ -237,8 +239,10 @@ def test_named_broker_wins_and_a_named_context_wins_over_its_variables(site):
     named = site.operator.lend("describe", "cluster", PROVIDER, "--context", hosts.BROKER, **broker)
     assert named.code == 0
     assert "Certificate:" not in named.out
-    plain = site.operator.run("kubelend", "get", "clusters", "-oname", "--context", hosts.BROKER)
-    assert plain == (0, f"{AGENT}\n{PROVIDER}\n", "")
+    plain = site.operator.run(
+        "kubelend", "get", "clusters", "-oname", "--kube-context", hosts.BROKER
+    )
+    assert plain == (0, f"cluster/{AGENT}\ncluster/{PROVIDER}\n", "")
     assert site.operator.run("kubelend", "get", "clusters").code == 2
 
 

@@ -62,8 +62,10 @@ def keep(cluster, namespace, name):
 def test_cluster_without_our_kinds_is_told_from_one_that_is_empty(bare, operator):
     said = operator.lend("get", "reservations")
     assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
-    assert f"the cluster of context '{bare.name}' knows no ResourceRequests and no" in said.err
-    assert "install Kubelend there (docs/deploy.md), or choose another with --context" in said.err
+    assert f"the cluster of context '{bare.name}' serves neither ResourceRequests nor" in said.err
+    assert (
+        "install Kubelend there (docs/deploy.md), or select another with --kube-context" in said.err
+    )
     define(bare, ResourceRequest)
     said = operator.lend("get", "reservations")
     assert said == (0, "", "No reservations found in namespace default.\n")
@@ -74,7 +76,7 @@ def test_brokers_namespace_is_found_unless_there_are_several(bare, operator):
     assert operator.lend("get", "clusters").err == "No clusters found in namespace default.\n"
     make(bare, "lending")
     keep(bare, "lending", "rome")
-    assert operator.lend("get", "clusters", "-oname").out == "rome\n"
+    assert operator.lend("get", "clusters", "-oname").out == "cluster/rome\n"
     assert (
         operator.lend("get", "reservations").err == "No reservations found in namespace lending.\n"
     )
@@ -83,8 +85,8 @@ def test_brokers_namespace_is_found_unless_there_are_several(bare, operator):
     keep(bare, "other", "oslo")
     said = operator.lend("get", "clusters")
     assert (said.code, said.out) == (2, "")
-    assert "brokers in the namespaces lending, other; say which with --namespace" in said.err
-    assert operator.lend("get", "clusters", "-oname", "-nother").out == "oslo\n"
+    assert "brokers in the namespaces lending, other; select one with --namespace" in said.err
+    assert operator.lend("get", "clusters", "-oname", "-nother").out == "cluster/oslo\n"
 
 
 def test_where_both_kinds_are_the_brokers_namespace_is_the_brokers(bare, operator):
@@ -92,9 +94,9 @@ def test_where_both_kinds_are_the_brokers_namespace_is_the_brokers(bare, operato
     make(bare, "lending")
     keep(bare, "lending", "rome")
     want = ("borrow", "--cpu=1", "--memory=1Gi", "--timeout=1s")
-    assert "No broker has looked at it yet" in operator.lend(*want, "-nlending").err
-    assert "No agent has looked at it yet" in operator.lend(*want).err
-    assert operator.lend("get", "clusters", "-oname").out == "rome\n"
+    assert "Not reconciled by a broker yet" in operator.lend(*want, "-nlending").err
+    assert "Not reconciled by an agent yet" in operator.lend(*want).err
+    assert operator.lend("get", "clusters", "-oname").out == "cluster/rome\n"
 
 
 def test_who_borrows_in_a_mailbox_is_the_cluster_whose_it_is(bare, operator):
@@ -113,7 +115,7 @@ def test_who_borrows_in_a_mailbox_is_the_cluster_whose_it_is(bare, operator):
 
     def requesters(*flags):
         found = json.loads(operator.lend("get", "reservations", "-ojson", *flags).out)
-        return [(one["id"], one["requesterID"]) for one in found["reservations"]]
+        return [(one["id"], one["requesterID"]) for one in found["items"]]
 
     assert requesters("-nmail-7") == requesters("-nmail-7", "--cluster=rome") == [("mine", "rome")]
     assert requesters("-nteam") == [("mine", "team")]

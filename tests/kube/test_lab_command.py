@@ -1,4 +1,4 @@
-"""`kubelend lab` as a person runs it: clusters in the background, tried, looked at and ended."""
+"""`kubelend dev lab` as a person runs it: clusters in the background, tried, looked at and ended."""
 
 import json
 import os
@@ -26,7 +26,9 @@ class Site:
 
     def start(self, command, *flags):
         where = f"--directory={self.directory}"
-        return processes.kubelend("lab", command, where, *flags, temporary=self.directory.parent)
+        return processes.kubelend(
+            "dev", "lab", command, where, *flags, temporary=self.directory.parent
+        )
 
     def run(self, command, *flags):
         return processes.finished(self.start(command, *flags), LONGEST)
@@ -38,7 +40,7 @@ class Site:
     def runs(self):
         """What is left of it, the commands apart."""
         found = processes.naming(self.directory)
-        return [one for one in found if "kubelend lab " not in one.command]
+        return [one for one in found if "kubelend dev lab " not in one.command]
 
     def is_clean(self):
         return not self.directory.exists() and not self.runs()
@@ -87,7 +89,7 @@ def test_up_tells_the_kubeconfigs_and_what_to_try(started):
         "kubectl --context broker-cluster get clusteradvertisements",
         f"kubectl --context agent-cluster-1 apply -f {site.directory / 'request.yaml'}",
         "kubelend get clusters",
-        "kubelend lab down",
+        "kubelend dev lab down",
     ):
         assert command in out
     assert "\x1b" not in out
@@ -98,13 +100,13 @@ def test_second_up_says_that_they_run(site):
     before = site.record
     code, out, err = site.run("up")
     assert (code, err) == (0, "")
-    assert "They run already" in out
+    assert "They are running or starting already" in out
     assert site.record == before
 
 
 def test_status_shows_all_parts_and_offers(site):
     code, out, err = site.run("status")
-    assert (code, err) == (0, "All is well.\n")
+    assert (code, err) == (0, "All components are ready.\n")
     for part in ("supervisor", "broker", *(f"API server of {name}" for name in hosts.NAMES)):
         assert re.search(rf"^{part} +ready +\S", out, re.M)
     assert re.search(r"^agent of agent-cluster-1 +ready +agent-cluster-1\.log$", out, re.M)
@@ -136,7 +138,7 @@ def test_request_is_walked_through_every_step(site):
         "agent-cluster-1: ReservationInstruction is Finished",
         "agent-cluster-2: ProviderInstruction is Withdrawn",
         "broker-cluster: agent-cluster-2-adv has the same reserved as before",
-        "Every step was seen on the API servers.",
+        "Every step was observed on the API servers.",
     ]
     assert max(map(len, out.splitlines())) <= 80
 
@@ -152,7 +154,7 @@ def test_what_it_tells_to_try_works(site, kube_assets):
     assert "agent-cluster-2-adv" in offers
     kubectl(site, kube_assets, "agent-cluster-1", "delete", "resourcerequest", "small")
     audit = processes.kubelend(
-        "audit", f"--store={site.record['store']}", temporary=site.directory.parent
+        "audit", "check", f"--store={site.record['store']}", temporary=site.directory.parent
     )
     assert processes.finished(audit)[0] == 0
 
@@ -203,19 +205,19 @@ def test_agent_that_died_is_told(site, provider):
     os.kill(provider, signal.SIGKILL)
     code, out, err = site.run("status")
     assert code == 7
-    assert re.search(r"^agent of agent-cluster-2 +NOT WELL ", out, re.M)
-    assert err == "problem: agent of agent-cluster-2: does not respond\n"
+    assert re.search(r"^agent of agent-cluster-2 +NotReady ", out, re.M)
+    assert err == "not ready: agent of agent-cluster-2: does not respond\n"
 
 
 def test_down_cleans_up_after_a_killed_supervisor(site):
     os.kill(site.record["pid"], signal.SIGKILL)
     wait_until(lambda: site.run("test")[0] == 3)
     code, _, err = site.run("status")
-    assert (code, "problem: supervisor: not running\n" in err) == (7, True)
+    assert (code, "not ready: supervisor: not running\n" in err) == (7, True)
     assert len(site.runs()) >= 6
     code, out, err = site.run("down")
     assert (code, err) == (0, "")
-    assert out == f"All is ended, and {site.directory} is gone.\n"
+    assert out == f"Stopped, and deleted {site.directory}.\n"
     assert site.is_clean()
 
 
@@ -242,7 +244,7 @@ def test_up_that_is_interrupted_leaves_nothing_running(kube_assets, fresh, numbe
 def test_without_clusters_each_command_says_so(tmp_path, command):
     code, out, err = Site(tmp_path / "none").run(command)
     if command == "down":
-        assert (code, out, err) == (0, "Nothing was there.\n", "")
+        assert (code, out, err) == (0, "Nothing was running.\n", "")
     else:
         assert (code, out) == (3, "")
         assert err.startswith("error: no clusters ")

@@ -29,7 +29,7 @@ def remove(place, name):
 
 
 def audit(capsys, url, *flags):
-    code = main.run(["audit", "--store", url, *flags])
+    code = main.run(["audit", "check", "--store", url, *flags])
     return code, capsys.readouterr().out
 
 
@@ -46,7 +46,7 @@ def test_reservation_that_was_deleted_by_force_is_named_and_no_violation(place, 
     code, out = audit(capsys, url, "--json")
     report = json.loads(out)
     assert (code, report["violations"], report["gone"]) == (0, 0, ["rsv-1"])
-    assert "\nGone with their deleted objects, no violation: rsv-1\n" in audit(capsys, url)[1]
+    assert "\nDeleted together with their objects, no violation: rsv-1\n" in audit(capsys, url)[1]
 
 
 def test_record_that_says_otherwise_than_the_journal_is_found(place, url, capsys):

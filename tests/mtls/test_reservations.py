@@ -53,7 +53,11 @@ async def test_request_goes_where_it_asks_to(r, fields, target):
 @pytest.mark.parametrize(
     "fields, why",
     [
-        pytest.param({"targetClusterID": "nobody"}, "3 NotPinned", id="pinned to nobody"),
+        pytest.param(
+            {"targetClusterID": "nobody"},
+            "3 NotPinned; cluster 'nobody' is unknown",
+            id="pinned to nobody",
+        ),
         pytest.param({"targetClusterID": "cheap", "cpu": "5"}, "2 NotPinned", id="pinned, full"),
         pytest.param({"constraints": {"region": "mars"}}, "3 LabelMismatch", id="region"),
         pytest.param({"memory": "1Ti"}, "3 InsufficientMemory", id="memory"),

@@ -76,7 +76,7 @@ class CertificateKeeper:
         if self._due is None or changed_at != self._seen:
             self._due, self._seen = await self._ask(), changed_at
         if self._due <= self._clock():
-            await _child("certificate", "renew", *self._files, "--broker", self._url)
+            await _child("certificate", "renew", *self._files, "--broker-url", self._url)
             self._due, self._seen = await self._ask(), _changed_at(self._path)
         return min(max(self._due - self._clock(), _MOMENT), LOOK_EVERY)
 

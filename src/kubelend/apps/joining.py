@@ -179,7 +179,7 @@ async def _pause(
         if told or error is None:
             raise Unavailable(
                 f"the join request of {name} has not been accepted yet",
-                hint=f"ask an administrator to run `kubelend accept {name}`, then run this command again",
+                hint=f"ask an administrator to run `kubelend approve {name}`, then run this command again",
             ) from error
         raise error
     await asyncio.sleep(delay)

@@ -313,7 +313,7 @@ _LEAST: dict[str, int | timedelta] = {
 class ClientSettings(Settings, frozen=True, kw_only=True):
     """Settings of a client of the broker."""
 
-    broker: str = "https://localhost:8443"
+    broker_url: str = "https://localhost:8443"
     """URL of the broker."""
 
     cert_path: Path
@@ -327,7 +327,7 @@ class ClientSettings(Settings, frozen=True, kw_only=True):
 
     def problems(self) -> list[str]:
         """Returns one sentence per invalid value, beginning with the flag's name."""
-        found = [problem] if (problem := address_problem(self.broker, "--broker")) else []
+        found = [problem] if (problem := address_problem(self.broker_url, "--broker-url")) else []
         if self.timeout < _MOMENT:
             found.append(f"--timeout: must be at least {_text(_MOMENT)}")
         return found

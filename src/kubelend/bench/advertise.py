@@ -1,4 +1,4 @@
-"""`kubelend bench advertise`: CPU and memory of a broker with many clusters.
+"""`kubelend dev bench advertise`: CPU and memory of a broker with many clusters.
 
 Each cluster has its own certificate and advertises once per interval; the advertisements are spread evenly
 over the interval, as those of agents are. They arrive directly or through a simulated proxy that terminates

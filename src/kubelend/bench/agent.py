@@ -1,4 +1,4 @@
-"""`kubelend bench agent`: CPU and memory of an agent in a cluster with constant load.
+"""`kubelend dev bench agent`: CPU and memory of an agent in a cluster with constant load.
 
 A real agent measures a simulated cluster with 50 pod events per second and advertises it to a real broker.
 That it has processed every event is verified by its metrics, with `Replay`.

@@ -1,4 +1,4 @@
-"""`kubelend bench agents` and `kubelend bench deliver`: many agents, and the latency of instructions.
+"""`kubelend dev bench agents` and `kubelend dev bench deliver`: many agents, and the latency of instructions.
 
 `agents` measures CPU and memory of a broker with many agents, and whether every instruction is delivered.
 Every agent has its own certificate, stream and components; all run in one process, the broker in another.

@@ -1,4 +1,4 @@
-"""The commands of `kubelend bench`, the targets, and the table that compares results with them.
+"""The commands of `kubelend dev bench`, the targets, and the table that compares results with them.
 
 A target applies to one size of a run: results of other sizes are printed without a verdict.
 """

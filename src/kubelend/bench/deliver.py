@@ -1,4 +1,4 @@
-"""`kubelend bench deliver`: latency from the broker's response to the provider's ProviderInstruction.
+"""`kubelend dev bench deliver`: latency from the broker's response to the provider's ProviderInstruction.
 
 A requester reserves repeatedly from the cluster of a real agent. The latency covers the broker's stream, the
 agent's own decision and a durable write to disk.

@@ -1,4 +1,4 @@
-"""`kubelend bench kube`: a broker with a Kubernetes store, on a real API server.
+"""`kubelend dev bench kube`: a broker with a Kubernetes store, on a real API server.
 
 The broker serves both interfaces; clusters advertise and requesters reserve over mutual TLS. Writes are
 counted by the API server, from before the first reservation until no more are seen, so those of the

@@ -1,4 +1,4 @@
-"""`kubelend bench reserve`: durable reservations per second over mutual TLS.
+"""`kubelend dev bench reserve`: durable reservations per second over mutual TLS.
 
 Time slices of reservations and of a constant request alternate on the same connections, so that other load
 on the machine affects both; outliers do not move the median. The constant request repeats one reservation

@@ -1,4 +1,4 @@
-"""`kubelend bench restart`: start-up time of a broker with a large store."""
+"""`kubelend dev bench restart`: start-up time of a broker with a large store."""
 
 from __future__ import annotations
 

@@ -8,20 +8,102 @@ python -m kubelend.cli.generate [--check]
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import yaml
 from typer.core import TyperGroup
 
 import kubelend
-from kubelend.cli import manifests, output, tree
-from kubelend.cli.deferred import Deferred
-from kubelend.cli.exits import Code
+from kubelend.cli import app, output
+from kubelend.cli.app import LazyCommand
+from kubelend.cli.exit_codes import ExitCode
 from kubelend.core.errors import KubelendError
-from kubelend.wire import codes, docstrings, enrolment, openapi, problems, routes
+from kubelend.wire import codes, crds, docstrings, enrolment, openapi, problems, routes, rules
 from kubelend.wire.route import OF_ANY_PATH, OF_ANY_ROUTE, OF_BODIES, Access, Route
+
+_CRD_HEADER = "# Made by `make manifests` from the records in src/kubelend/wire. Do not edit.\n"
+
+
+def crd_files(directory: Path) -> dict[Path, str]:
+    """Every definition as it is applied, for servers from 1.25 on."""
+    return {directory / name: crd_yaml(document) for name, document in crds.documents().items()}
+
+
+def crd_yaml(document: dict[str, Any]) -> str:
+    """One definition as YAML, in the order in which people read it."""
+    body = yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=100, allow_unicode=True)
+    return f"{_CRD_HEADER}---\n{body}"
+
+
+def crd_fields() -> Iterator[tuple[str, str, list[tuple[str, ...]]]]:
+    """Of each kind: its name, what it is, and a row for each field."""
+    for kind in crds.KINDS:
+        root = crds.definition(kind)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+        shown = {name: part for name, part in root["properties"].items() if name not in _KUBERNETES}
+        rows = list(_rows("", {**root, "properties": shown}))
+        yield f"{kind.kind} ({kind.group})", docstrings.of_class(kind), rows
+
+
+_KUBERNETES = frozenset({"apiVersion", "kind", "metadata"})
+
+
+class _Dumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002 - PyYAML asks for each part
+        """Equal parts are written out each time: `kubectl` reads anchors, people do not."""
+        return True
+
+
+def _scalar(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    """Unicode's separators are line breaks to YAML: only in double quotes they are written by their names."""
+    style = '"' if _SEPARATORS.search(text) else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_SEPARATORS = re.compile("[\u2028\u2029]")
+_Dumper.add_representer(str, _scalar)
+
+
+def _rows(path: str, schema: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    for name, part in schema.get("properties", {}).items():
+        here = f"{path}.{name}" if path else name
+        must = "yes" if name in schema.get("required", ()) else ""
+        yield f"`{here}`", _type(part), must, part["description"], _limits(part)
+        yield from _rows(f"{here}[]" if "items" in part else here, part.get("items", part))
+
+
+def _type(schema: dict[str, Any]) -> str:
+    if schema.get("x-kubernetes-int-or-string"):
+        return "quantity"
+    if "items" in schema:
+        return f"list of {_type(schema['items'])}"
+    if "additionalProperties" in schema:
+        return f"map of {_type(schema['additionalProperties'])}"
+    return "time" if schema.get("format") == "date-time" else str(schema["type"])
+
+
+def _limits(schema: dict[str, Any]) -> str:
+    said = [one["message"] for one in schema.get(rules.VALIDATIONS, ())]
+    if "enum" in schema:
+        said.append("one of " + ", ".join(f"`{word}`" for word in schema["enum"] if word))
+    for key, words in _BOUNDS.items():
+        if key in schema:
+            said.append(words.format(schema[key]))
+    return "; ".join(said)
+
+
+_BOUNDS = {
+    "minimum": "at least {}",
+    "maximum": "at most {}",
+    "maxLength": "up to {} characters",
+    "maxItems": "up to {} items",
+    "maxProperties": "up to {} names",
+    "default": "`{}` if not said",
+}
+
 
 _NOTICE = "<!-- Made by `make generate` from the code. Do not edit. -->"
 
@@ -38,7 +120,7 @@ def main() -> None:
     options = parser.parse_args()
     stale = {
         path: text
-        for path, text in {**documents(options.docs), **manifests.files(options.crds)}.items()
+        for path, text in {**documents(options.docs), **crd_files(options.crds)}.items()
         if not path.exists() or path.read_text("utf-8") != text
     }
     if options.check and stale:
@@ -66,12 +148,17 @@ def command_line() -> str:
     parts = [
         "# The command line",
         _NOTICE,
-        "`kubelend` and `kubectl lend` are the same command, but for whom they ask if nothing is said:"
-        " `kubelend` the broker, and `kubectl lend` the cluster of kubectl's context, where a command takes"
-        " `--context` ([kubernetes.md](kubernetes.md#kubectl-lend)). A flag wins over its variable.",
+        "`kubelend` and `kubectl lend` are the same command with different defaults: `kubelend` calls"
+        " the broker, `kubectl lend` works on the cluster of kubectl's context, where a command has"
+        " `--kube-context` ([kubernetes.md](kubernetes.md#kubectl-lend)).",
+        "A flag wins over `--context`, that over a variable, that over the current context of the"
+        " configuration file (`kubelend config`), and that over the default. The file is"
+        " `$KUBELEND_CONFIG`, or `kubelend/config.yaml` below `$XDG_CONFIG_HOME` or `~/.config`.",
+        "`-o name` prints `kind/name`, and every command takes `kind/name` where it takes a name."
+        " `-o json` and `-o yaml` print a list as `kind` and `items`.",
         "## Exit codes",
-        _table(("code", "meaning"), ((str(int(code)), code.meaning) for code in Code)),
-        *_commands("kubelend", tree.build()),
+        _table(("code", "meaning"), ((str(int(code)), code.meaning) for code in ExitCode)),
+        *_commands("kubelend", app.build_app()),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -121,7 +208,7 @@ def object_fields() -> str:
         "The same as `kubectl explain --recursive` says. What each kind is for, and how `kubectl` shows it,"
         " is in [objects.md](objects.md).",
     ]
-    for name, summary, rows in manifests.fields():
+    for name, summary, rows in crd_fields():
         parts += [f"## {name}", summary, _table(_FIELD_HEADERS, rows)]
     return "\n\n".join(parts) + "\n"
 
@@ -150,7 +237,7 @@ _WHO = {
 
 
 def _commands(path: str, command: Any) -> Iterator[str]:
-    if isinstance(command, Deferred):
+    if isinstance(command, LazyCommand):
         command = command.load()
     context = command.make_context(path, [], resilient_parsing=True)
     yield f"## {path}"

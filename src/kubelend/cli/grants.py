@@ -1,4 +1,4 @@
-"""`kubelend grant`: the signed form of a reservation, and the check of it, which needs no broker."""
+"""`kubelend grant`: signed reservations, and their verification without a broker."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kubelend.apps.settings import ClientSettings
-from kubelend.cli import calling, escapes, options, output, tables
+from kubelend.cli import calls, escapes, options, output, tables
 from kubelend.cli.output import Format
 from kubelend.core.errors import InvalidInput, InvalidSettings
 
@@ -19,38 +19,47 @@ if TYPE_CHECKING:
 
 
 @options.takes(settings=options.client)
-def get(name: options.ReservationName, *, settings: ClientSettings) -> None:
-    """Print the grant of a live reservation, for its requester or provider."""
-    output.say(calling.call(settings, lambda client: client.grant(name)))
+def get_grant(name: options.ReservationName, *, settings: ClientSettings) -> None:
+    """Print the signed grant of an active reservation, as its requester or provider."""
+    output.print_text(calls.call_broker(settings, lambda client: client.grant(name)))
 
 
 @options.takes(settings=options.client)
-def keys(*, settings: ClientSettings) -> None:
-    """Print the broker's public keys, to be kept in a file for `grant verify`."""
-    print(output.json(calling.call(settings, lambda client: client.grant_keys())))
+def get_grant_keys(*, settings: ClientSettings) -> None:
+    """Print the broker's public keys; keep them in a file for `grant verify`."""
+    print(output.json(calls.call_broker(settings, lambda client: client.grant_keys())))
 
 
-def verify(
+def verify_grant(
     grant: Annotated[
-        str, typer.Argument(metavar="[GRANT]", help="Read from standard input if not given.")
+        str, typer.Argument(metavar="[GRANT]", help="Defaults to standard input.")
     ] = "-",
     *,
-    keys: Annotated[Path, typer.Option(help="What `grant keys` printed.", metavar="FILE")],
-    provider: Annotated[str, typer.Option(help="The cluster it must be for.", metavar="CLUSTER")],
+    keys: Annotated[Path, typer.Option(help="Output of `grant keys`.", metavar="FILE")],
+    provider: Annotated[
+        str,
+        typer.Option(
+            help="Cluster that the grant has to be for.",
+            metavar="CLUSTER",
+            callback=options.named("cluster"),
+        ),
+    ],
     format: options.Output = Format.TABLE,
 ) -> None:
-    """Check, without a broker, that a grant is real, for this provider, and not over."""
+    """Verify a grant without a broker: signature, provider and expiry."""
     from kubelend.pki import grants
 
     text = sys.stdin.read(grants.LONGEST + 1) if grant == "-" else grant
     found = grants.verify(text, _keys(keys))
     found.check(provider=provider, now=output.now())
     if format is Format.TABLE:
-        output.say(_sentence(found))
+        output.print_text(_grant_summary(found))
     elif format in {Format.JSON, Format.YAML}:
         print((output.json if format is Format.JSON else output.yaml)(found))
     else:
-        raise InvalidInput(f"-o {format} is not for grants", hint="use json or yaml")
+        raise InvalidInput(
+            f"--output: {format} is not supported for grants", hint="use json or yaml"
+        )
 
 
 def _keys(path: Path) -> list[PublicKey]:
@@ -63,11 +72,11 @@ def _keys(path: Path) -> list[PublicKey]:
         return msgspec.json.decode(keyfiles.read(path), type=KeySet).keys
     except msgspec.MsgspecError:
         raise InvalidSettings(
-            f"{path} holds no keys", hint="write it with `kubelend grant keys`"
+            f"--keys: {path} has no keys", hint="write it with `kubelend grant keys`"
         ) from None
 
 
-def _sentence(grant: Grant) -> str:
+def _grant_summary(grant: Grant) -> str:
     amounts = ", ".join(f"{amount} {name}" for name, amount in grant.resources.items())
     end = tables.moment(datetime.fromtimestamp(grant.exp, UTC), output.now())
     return escapes.line(f"{grant.sub} may use {amounts} of {grant.aud} for {grant.jti} until {end}")

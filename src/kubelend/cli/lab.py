@@ -1,29 +1,144 @@
-"""`kubelend lab`: a broker's cluster and two agents' clusters on this machine, in the background."""
+"""`kubelend dev lab`: the broker's cluster and two agents' clusters on this machine, in the background."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kubelend.cli import lab_views, output
-from kubelend.cli.exits import Code
+from kubelend.cli import output, tables
+from kubelend.cli.exit_codes import ExitCode
 from kubelend.core import durations
 from kubelend.core.errors import NotFound
 
 if TYPE_CHECKING:
     from kubelend.demo.telling import Teller
-    from kubelend.lab.health import Health
+    from kubelend.lab.health import Health, Part
     from kubelend.lab.messages import Message
     from kubelend.lab.records import Home, Record
+    from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
+
+NEXT_HINT = "See `kubelend dev lab status`; `kubelend dev lab down` stops them."
+
+_ADVERTISEMENT_HEADERS = (
+    "CLUSTER",
+    "CPU-FREE",
+    "MEMORY-FREE",
+    "GPU-FREE",
+    "RESERVED",
+    "SCORE",
+    "ACTIVE",
+)
+_RESERVATION_HEADERS = ("RESERVATION", "PHASE", "TARGET", "CPU", "MEMORY")
+
+
+def health_text(found: Health) -> str:
+    """Three tables; an empty one is a sentence."""
+    return "\n\n".join(
+        (
+            tables.columns(
+                ("COMPONENT", "STATE", "LOG"), [_component_cells(one) for one in found.parts]
+            ),
+            _table(
+                _ADVERTISEMENT_HEADERS,
+                map(_advertisement_cells, found.advertisements),
+                "No advertisements.",
+            ),
+            _table(
+                _RESERVATION_HEADERS,
+                map(_reservation_cells, found.reservations),
+                "No reservations.",
+            ),
+        )
+    )
+
+
+def next_commands(home: Home, record: Record) -> list[str]:
+    """Commands to try, in this order."""
+    kubectl = _short(record.kubectl, "kubectl")
+    kubelend = _short(sys.argv[0], "kubelend")
+    return [
+        *_directory(home),
+        f"export KUBECONFIG={shlex.quote(str(home.kubeconfig))}",
+        f"export KUBELEND_BROKER_URL={record.broker}",
+        f"export KUBELEND_CERT_PATH={shlex.quote(str(home.certificate('admin')))}",
+        "",
+        f"{kubectl} --context broker-cluster get clusteradvertisements",
+        f"{kubectl} --context agent-cluster-1 apply -f {shlex.quote(str(home.request))}",
+        f"{kubectl} --context agent-cluster-1 get resourcerequests",
+        f"{kubelend} describe reservation small --kube-context agent-cluster-1",
+        f"{kubectl} --context agent-cluster-2 get providerinstructions",
+        f"{kubectl} --context broker-cluster get reservations",
+        f"{kubelend} get clusters",
+        f"{kubelend} audit check --store {record.store}",
+        f"{kubectl} --context agent-cluster-1 delete resourcerequest small",
+        "",
+        f"{kubelend} dev lab test",
+        f"{kubelend} dev lab status",
+        f"{kubelend} dev lab down",
+    ]
+
+
+def _directory(home: Home) -> list[str]:
+    """The variable for the directory, if it is not the default one."""
+    from kubelend.lab import records
+
+    if home.directory == records.usual().absolute():
+        return []
+    return [f"export {records.VARIABLE}={shlex.quote(str(home.directory))}"]
+
+
+def _table(headers: tuple[str, ...], rows: Iterable[tuple[str, ...]], otherwise: str) -> str:
+    cells = list(rows)
+    return tables.columns(headers, cells) if cells else otherwise
+
+
+def _component_cells(part: Part) -> tuple[str, ...]:
+    return part.name, part.state if part.is_well else "NotReady", part.place
+
+
+def _advertisement_cells(found: ClusterAdvertisement) -> tuple[str, ...]:
+    known, status = found.spec.resources, found.status
+    free, reserved = output.amount_texts(known.available), output.amount_texts(known.reserved)
+    return (
+        found.spec.cluster_id,
+        free.get("cpu", ""),
+        output.short_bytes(free.get("memory", "")),
+        free.get("gpu", ""),
+        f"{reserved.get('cpu', '0')} {output.short_bytes(reserved.get('memory', '0'))}",
+        status.score,
+        "yes" if status.active else "no",
+    )
+
+
+def _reservation_cells(found: Reservation) -> tuple[str, ...]:
+    wanted = found.spec.requested_resources
+    return (
+        found.metadata.name,
+        found.status.phase,
+        found.status.target_cluster_id or found.spec.target_cluster_id,
+        str(wanted.cpu),
+        str(wanted.memory),
+    )
+
+
+def _short(path: str, name: str) -> str:
+    """The bare name if it is on the PATH, else the path."""
+    if Path(path).name != name or shutil.which(name) is not None:
+        return name
+    return shlex.quote(path)
+
 
 Directory = Annotated[
     Path | None,
     typer.Option(
-        help="Where they are kept; ~/.local/state/kubelend/clusters if not given.",
+        help="Directory for their files. Defaults to ~/.local/state/kubelend/clusters.",
         metavar="DIR",
         envvar="KUBELEND_LAB_DIRECTORY",
     ),
@@ -32,73 +147,73 @@ Directory = Annotated[
 
 def up(
     *,
-    kind: Annotated[bool, typer.Option("--kind", help="Let Kind make the clusters.")] = False,
+    kind: Annotated[bool, typer.Option("--kind", help="Create the clusters with Kind.")] = False,
     directory: Directory = None,
 ) -> None:
     """Start three clusters, a broker and two agents.
 
-    They stay in the background until `kubelend lab down`. The clusters are real API servers without
-    kubelets (`make kube-assets` gets the programs), with nodes and pods in them as if there were.
+    They run in the background until `kubelend dev lab down`. The clusters are real API servers without
+    kubelets (`make kube-assets` gets the programs), with simulated nodes and pods.
     """
     from kubelend.lab import starting
 
-    home = _home(directory)
-    with _teller() as teller:
-        started = starting.start(home, _hear(teller), uses_kind=kind)
+    home = _lab_directory(directory)
+    with _progress_printer() as teller:
+        started = starting.start(home, _on_message(teller), uses_kind=kind)
         if started is None:
-            print("They run already, or are about to.", lab_views.NEXT, sep="\n")
+            print("They are running or starting already.", NEXT_HINT, sep="\n")
             return
-        teller.advice("All runs. To try:", lab_views.commands(home, started))
+        teller.advice("Everything is running. To try:", next_commands(home, started))
 
 
-def walk(
+def walkthrough(
     *,
     timeout: Annotated[
-        str, typer.Option(help="How long a step may take.", metavar="DURATION")
+        str, typer.Option(help="Time limit of one step.", metavar="DURATION")
     ] = "20s",
     directory: Directory = None,
 ) -> None:
-    """Borrow 500m and 256Mi, give it back, and show each step.
+    """Borrow 500m CPU and 256Mi memory, release them, and print each step.
 
-    Exit code 0 means that every step was seen on the three API servers.
+    Exit code 0 means that every step was observed on the three API servers.
     """
     import asyncio
 
     from kubelend.lab import walk as walking
 
     patience = durations.parse(timeout)
-    asyncio.run(walking.walk(_running(_home(directory)), _step, patience))
-    print("Every step was seen on the API servers.")
+    asyncio.run(walking.walk(_running(_lab_directory(directory)), _step, patience))
+    print("Every step was observed on the API servers.")
 
 
 def status(*, directory: Directory = None) -> None:
-    """Show what runs, and whether all is well.
+    """Show the components and whether they are ready.
 
-    Exit code 0 means that all is well, 3 that nothing was started, 7 that something is wrong.
+    Exit code 0 means that all are ready, 3 that nothing was started, 7 that one is not ready.
     """
     import asyncio
 
     from kubelend.lab import health
 
-    home = _home(directory)
+    home = _lab_directory(directory)
     record = home.find()
     if record is None:
-        raise NotFound("no clusters were started", hint="`kubelend lab up` starts them")
+        raise NotFound("no clusters were started", hint="`kubelend dev lab up` starts them")
     found = asyncio.run(health.look(home, record))
-    print(lab_views.health(found), f"Logs and kubeconfigs are in {home.directory}", sep="\n\n")
-    _judge(found)
+    print(health_text(found), f"Logs and kubeconfigs are in {home.directory}", sep="\n\n")
+    _report_health(found)
 
 
 def down(*, directory: Directory = None) -> None:
-    """End all that `up` has started. It works after a crash, too."""
+    """Stop everything that `up` has started, also after a crash."""
     from kubelend.lab import ending
 
-    home = _home(directory)
+    home = _lab_directory(directory)
     was_there = ending.stop(home)
-    print(f"All is ended, and {home.directory} is gone." if was_there else "Nothing was there.")
+    print(f"Stopped, and deleted {home.directory}." if was_there else "Nothing was running.")
 
 
-def _home(directory: Path | None) -> Home:
+def _lab_directory(directory: Path | None) -> Home:
     from kubelend.lab import records
 
     return records.Home(directory or records.usual())
@@ -107,19 +222,19 @@ def _home(directory: Path | None) -> Home:
 def _running(home: Home) -> Record:
     record = home.find()
     if record is None or not record.is_ready or not home.is_locked():
-        raise NotFound("no clusters run", hint="`kubelend lab up` starts them")
+        raise NotFound("no clusters are running", hint="`kubelend dev lab up` starts them")
     return record
 
 
 @contextmanager
-def _teller() -> Iterator[Teller]:
+def _progress_printer() -> Iterator[Teller]:
     from kubelend.demo import screen
 
     with screen.teller() as teller:
         yield teller
 
 
-def _hear(teller: Teller) -> Callable[[Message], None]:
+def _on_message(teller: Teller) -> Callable[[Message], None]:
     from kubelend.lab.messages import Begun, Done
 
     number = 0
@@ -141,10 +256,10 @@ def _step(title: str, seconds: float) -> None:
     print(telling.timed(title, seconds), flush=True)
 
 
-def _judge(found: Health) -> None:
+def _report_health(found: Health) -> None:
     if not found.problems:
-        output.note("All is well.")
+        output.note("All components are ready.")
         return
     for problem in found.problems:
-        output.note(f"problem: {problem}")
-    raise typer.Exit(Code.UNAVAILABLE)
+        output.note(f"not ready: {problem}")
+    raise typer.Exit(ExitCode.UNAVAILABLE)

@@ -1,4 +1,4 @@
-"""How policies and quotas look to people."""
+"""Policies and quotas as text."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from kubelend.cli import escapes, tables
-from kubelend.cli.amounts import money
+from kubelend.cli.output import format_price
 from kubelend.wire import bodies, limit_bodies
 
-POLICY = ("LIMIT", "BY ADMIN", "BY CLUSTER", "HOLDS")
-QUOTAS = ("CLUSTER", "RESERVATIONS", "SPENT TODAY", "AMOUNTS")
+POLICY_HEADERS = ("LIMIT", "BY ADMIN", "BY CLUSTER", "IN EFFECT")
+POLICY_LIST_HEADERS = ("CLUSTER", "POLICY")
+QUOTA_HEADERS = ("CLUSTER", "RESERVATIONS", "SPENT TODAY", "AMOUNTS")
 
 
 class Limits(NamedTuple):
-    """A policy in words, in the order in which it is shown."""
+    """A policy in words, in the order in which it is printed."""
 
     lends_to: str
     not_to: str
@@ -29,34 +30,51 @@ NAMES = Limits(
 )
 
 
-def policy(found: limit_bodies.PolicyStatus, width: int | None) -> str:
-    """Who says what, and what holds."""
+def policy_text(found: limit_bodies.PolicyStatus, width: int | None) -> str:
+    """What admins have set, what the cluster advertises, and what is in effect."""
     if found.effective is None:
         name = escapes.line(found.cluster_id)
-        return f"{name} lends all that is free, to everyone and at any time"
-    said = _said(found.admin), _said(found.advertised), effective(found.effective)
-    rows = [row for row in zip(NAMES, *said, strict=True) if row[-1]]
-    return tables.columns(POLICY, rows, width=width)
+        return f"{name} has no lending policy: it lends all free resources, to everyone and at any time"
+    given = (
+        _set_limits(found.admin),
+        _set_limits(found.advertised),
+        effective_limits(found.effective),
+    )
+    rows = [row for row in zip(NAMES, *given, strict=True) if row[-1]]
+    return tables.columns(POLICY_HEADERS, rows, width=width)
 
 
-def effective(holds: bodies.EffectivePolicy) -> Limits:
-    """What holds, in words; empty where nothing is limited."""
+def policy_table(found: list[limit_bodies.PolicyStatus], width: int | None) -> str:
+    """A line for each policy in effect."""
+    rows = [(one.cluster_id, _policy_line(one)) for one in found]
+    return tables.columns(POLICY_LIST_HEADERS, rows, width=width)
+
+
+def _policy_line(found: limit_bodies.PolicyStatus) -> str:
+    if found.effective is None:
+        return ""
+    limits = zip(NAMES, effective_limits(found.effective), strict=True)
+    return "; ".join(f"{name.lower()} {text}" for name, text in limits if text)
+
+
+def effective_limits(effective: bodies.EffectivePolicy) -> Limits:
+    """The policy in effect, in words; empty where nothing is limited."""
     return Limits(
-        " and also ".join(", ".join(names) for names in holds.allow),
-        ", ".join(holds.deny),
-        amounts(holds.keep_back),
-        amounts(holds.max_lent),
-        amounts(holds.max_per_requester),
-        " and also ".join(", ".join(texts) for texts in holds.hours),
+        " and also ".join(", ".join(names) for names in effective.allow),
+        ", ".join(effective.deny),
+        limit_amounts(effective.keep_back),
+        limit_amounts(effective.max_lent),
+        limit_amounts(effective.max_per_requester),
+        " and also ".join(", ".join(texts) for texts in effective.hours),
     )
 
 
-def amounts(texts: Mapping[str, str | int]) -> str:
+def limit_amounts(texts: Mapping[str, str | int]) -> str:
     """ "4 cpu, 8Gi memory" """
     return ", ".join(f"{amount} {name}" for name, amount in texts.items())
 
 
-def quota(found: limit_bodies.QuotaStatus) -> str:
+def quota_text(found: limit_bodies.QuotaStatus) -> str:
     """All of one quota."""
     limits, used = found.quota, found.used
     facts = tables.pairs(
@@ -78,11 +96,11 @@ def quota(found: limit_bodies.QuotaStatus) -> str:
     ]
     if not rows:
         return facts
-    return f"{facts}\n\n{tables.columns(('RESOURCE', 'HELD', 'WAITED FOR', 'AT MOST'), rows)}"
+    return f"{facts}\n\n{tables.columns(('RESOURCE', 'USED', 'PENDING', 'LIMIT'), rows)}"
 
 
-def quotas(found: list[limit_bodies.QuotaStatus]) -> str:
-    return tables.columns(QUOTAS, [_cells(one) for one in found])
+def quota_table(found: list[limit_bodies.QuotaStatus]) -> str:
+    return tables.columns(QUOTA_HEADERS, [_cells(one) for one in found])
 
 
 def _cells(found: limit_bodies.QuotaStatus) -> tuple[str, ...]:
@@ -94,24 +112,24 @@ def _cells(found: limit_bodies.QuotaStatus) -> tuple[str, ...]:
 def _count(found: limit_bodies.QuotaStatus) -> str:
     used, most = found.used, found.quota.reservations
     count = f"{used.reservations + used.waiting}" + ("" if most is None else f" of {most}")
-    return f"{count}, {used.waiting} waiting" if used.waiting else count
+    return f"{count}, {used.waiting} pending" if used.waiting else count
 
 
 def _money(found: limit_bodies.QuotaStatus) -> str:
     limits = found.quota
     if not limits.budget:
         return ""
-    return f"{money(found.used.spent_today)} of {limits.budget} {limits.currency}"
+    return f"{format_price(found.used.spent_today)} of {limits.budget} {limits.currency}"
 
 
-def _said(policy: bodies.LendingPolicy | None) -> Limits:
+def _set_limits(policy: bodies.LendingPolicy | None) -> Limits:
     if policy is None:
         return Limits("", "", "", "", "", "")
     return Limits(
         ", ".join(policy.allow),
         ", ".join(policy.deny),
-        amounts(policy.keep_back),
-        amounts(policy.max_lent),
-        amounts(policy.max_per_requester),
+        limit_amounts(policy.keep_back),
+        limit_amounts(policy.max_lent),
+        limit_amounts(policy.max_per_requester),
         ", ".join(policy.hours),
     )

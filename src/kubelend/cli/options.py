@@ -1,11 +1,17 @@
-"""What many commands take, written once: settings, the output format, names.
+"""Flags and arguments that many commands share, and the target that they select.
 
-A command says which of its parameters are made from a whole set of flags:
+A command names the parameters that are built from a whole set of flags:
 
     @options.takes(settings=options.client)
     def uncordon(name: options.ClusterName, *, settings: ClientSettings) -> None: ...
 
-and gets in its place `--broker`, `--cert-path` and `--timeout`, with their variables, defaults and help.
+and gets `--broker-url`, `--cert-path`, `--timeout` and `--context` in their place, with their variables,
+defaults and help. A flag wins over `--context`, that over a variable, that over the current context of the
+configuration file, and that over the default.
+
+The everyday commands (`options.target`) work on a broker, or on the objects in a cluster of the kubeconfig.
+`kubectl lend` means the cluster that kubectl means, with the user's own rights and without a certificate;
+`kubelend` means the broker. Flags and variables select the other one.
 """
 
 from __future__ import annotations
@@ -13,8 +19,11 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, TypeVar
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 import typer
@@ -22,27 +31,87 @@ import typer
 from kubelend.apps import flags
 from kubelend.apps.agent_settings import AgentSettings
 from kubelend.apps.flags import Flag, Settings
-from kubelend.apps.settings import BrokerSettings, ClientSettings
-from kubelend.cli import places
+from kubelend.apps.settings import BrokerSettings, ClientSettings, HolderSettings
+from kubelend.cli import config
 from kubelend.cli.output import Format
-from kubelend.cli.places import Named, Place
+from kubelend.core.errors import InvalidInput, InvalidSettings
 
+Body = TypeVar("Body")
 Built = TypeVar("Built")
 Builder = Callable[..., object]
+
+PLUGIN: Final = "kubectl lend"
+"""What `main` calls itself when kubectl has started it."""
+
+
+# -- names
+
+
+KINDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "cluster": ("cluster", "clusters", "cl"),
+    "reservation": ("reservation", "reservations", "rsv", "borrowed", "lent"),
+    "member": ("member", "members"),
+    "token": ("token", "tokens"),
+    "quota": ("quota", "quotas"),
+    "policy": ("policy", "policies"),
+}
+"""Each kind of object, and the words for it: singular, plural and short."""
+
+_KIND_OF: Final = {word: kind for kind, words in KINDS.items() for word in words}
+
+
+def parse_name(text: str, *kinds: str) -> str:
+    """The name in `NAME` or `KIND/NAME`, where the kind has to be one of these."""
+    prefix, slash, name = text.partition("/")
+    kind = _KIND_OF.get(prefix.lower()) if slash else None
+    if kind is None:
+        return text
+    if kind not in kinds:
+        raise InvalidInput(f"{text!r} is a {kind}, not a {kinds[0]}", hint="give its name alone")
+    if not name:
+        raise InvalidInput(f"{text!r} has no name", hint=f"write {kind}/NAME")
+    return name
+
+
+def named(*kinds: str) -> Callable[[Any], Any]:
+    """A callback for arguments and flags that take a name, several, or none."""
+
+    def parse(value: Any) -> Any:
+        if isinstance(value, str):
+            return parse_name(value, *kinds)
+        if isinstance(value, (list, tuple)):
+            return [parse_name(one, *kinds) for one in value]
+        return value
+
+    return parse
+
 
 Output = Annotated[
     Format,
     typer.Option(
         "--output",
         "-o",
-        help="How to print it: table, wide, json, yaml or name.",
+        help="Output format: table, wide, json, yaml or name.",
         metavar="FORMAT",
         show_default=False,
     ),
 ]
-ClusterName = Annotated[str, typer.Argument(metavar="CLUSTER", show_default=False)]
-ReservationName = Annotated[str, typer.Argument(metavar="RESERVATION", show_default=False)]
-Reason = Annotated[str, typer.Option(help="Why; kept and shown.", metavar="TEXT")]
+ClusterName = Annotated[
+    str, typer.Argument(metavar="CLUSTER", show_default=False, callback=named("cluster"))
+]
+ReservationName = Annotated[
+    str, typer.Argument(metavar="RESERVATION", show_default=False, callback=named("reservation"))
+]
+ReservationNames = Annotated[
+    list[str],
+    typer.Argument(metavar="RESERVATION...", show_default=False, callback=named("reservation")),
+]
+Reason = Annotated[str, typer.Option(help="Reason, shown to others and logged.", metavar="TEXT")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done; change nothing.")]
+
+
+# -- sets of flags
 
 
 def takes(**builders: Builder) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -55,20 +124,25 @@ def takes(**builders: Builder) -> Callable[[Callable[..., None]], Callable[..., 
         @functools.wraps(command)
         def wrapper(**values: Any) -> None:
             built = {
-                name: make(**{flag: values.pop(flag) for flag in added[name].parameters})
+                name: make(**{flag: values.get(flag) for flag in added[name].parameters})
                 for name, make in builders.items()
             }
-            command(**built, **values)
+            used = {flag for signature in added.values() for flag in signature.parameters}
+            rest = {
+                name: value for name, value in values.items() if name in own or name not in used
+            }
+            command(**built, **rest)
 
-        parameters: list[inspect.Parameter] = []
+        parameters: dict[str, inspect.Parameter] = {}
         for name, parameter in own.items():
-            parameters += added[name].parameters.values() if name in builders else [parameter]
-        return _with_parameters(wrapper, parameters)
+            new = added[name].parameters if name in builders else {name: parameter}
+            parameters |= {one: found for one, found in new.items() if one not in parameters}
+        return _with_parameters(wrapper, list(parameters.values()))
 
     return decorate
 
 
-def reader(record: type[Settings]) -> Builder:
+def settings_reader(record: type[Settings]) -> Builder:
     """A builder for a record of settings: one flag for each attribute."""
 
     def read(**values: str | bool | None) -> Settings:
@@ -77,30 +151,229 @@ def reader(record: type[Settings]) -> Builder:
     return _with_parameters(read, [_parameter(flag) for flag in flags.of(record)])
 
 
-def _lender(call: typer.Context, **values: Any) -> places.Settings:
-    """A builder for commands that a cluster's objects can answer as well as a broker."""
-    place = Place(*(values.pop(name) for name in _PLACE))
-    sources = (call.get_parameter_source(name) for name in ("broker", "cert_path"))
-    by = {source.name for source in sources if source is not None}
-    named = Named("COMMANDLINE" in by, "ENVIRONMENT" in by)
-    if not places.is_wanted(place, named, call.find_root().info_name or ""):
-        return flags.parse(ClientSettings, _texts(values))
+# -- a broker
+
+ContextName = Annotated[
+    str,
+    typer.Option(
+        "--context",
+        help="Context of the configuration file (`kubelend config`). As `kubectl lend`: of the kubeconfig.",
+        metavar="NAME",
+    ),
+]
+OldBroker = Annotated[str, typer.Option("--broker", envvar="KUBELEND_BROKER", hidden=True)]
+"""As the flag for the broker's address was called first."""
+
+
+def _client(call: typer.Context, **values: Any) -> ClientSettings:
+    context = values.pop("context")
+    if context and call.find_root().info_name == PLUGIN:
+        raise InvalidInput(
+            "--context: this command calls the broker, and kubectl's contexts do not name one",
+            hint="give --broker-url and --cert-path, or use `kubelend --context`",
+        )
+    return flags.parse(ClientSettings, _with_context(call, values, context))
+
+
+def _holder(call: typer.Context, context: str, cert_path: str | None) -> HolderSettings:
+    values = _with_context(call, {"cert_path": cert_path}, context)
+    return flags.parse(HolderSettings, values)
+
+
+def _named_broker(call: typer.Context, **values: Any) -> ClientSettings | None:
+    """None unless a flag, a variable or a context names the broker."""
+    is_given = any(_rank(call, name) > _DEFAULT for name in ("broker_url", "broker"))
+    if not is_given and not values["context"]:
+        context = config.find_context()
+        is_given = context is not None and bool(context.broker_url)
+    return _client(call, **values) if is_given or values["context"] else None
+
+
+def _with_context(call: typer.Context, values: dict[str, Any], context: str) -> dict[str, str]:
+    """The values by attribute, completed from a context of the configuration file."""
+    values = {name: value for name, value in values.items() if name != "context"}
+    ranks = {name: _rank(call, name) for name in values}
+    if "broker" in values:
+        old, rank = values.pop("broker"), ranks.pop("broker")
+        if rank > ranks["broker_url"]:
+            values["broker_url"], ranks["broker_url"] = old, rank
+    chosen = config.find_context(context)
+    # A context that was named by a flag is more than a variable, which was set for many commands.
+    limit = _VARIABLE if context else _DEFAULT
+    for name, value in ({} if chosen is None else chosen.settings()).items():
+        if name in values and ranks[name] <= limit:
+            values[name] = value
+    return _texts(values)
+
+
+_DEFAULT, _VARIABLE, _FLAG = range(3)
+
+
+def _rank(call: typer.Context, name: str) -> int:
+    source = call.get_parameter_source(name)
+    ranks = {"COMMANDLINE": _FLAG, "ENVIRONMENT": _VARIABLE}
+    return _DEFAULT if source is None else ranks.get(source.name, _DEFAULT)
+
+
+# -- a broker, or a cluster of the kubeconfig
+
+
+class KubeTarget(msgspec.Struct, frozen=True):
+    """A cluster, as kubectl's flags name it; what is empty is up to the kubeconfig."""
+
+    kubeconfig: str = ""
+    context: str = ""
+    namespace: str = ""
+    timeout: timedelta = timedelta(seconds=30)
+    is_everywhere: bool = False
+    """All namespaces at once."""
+
+
+Target = ClientSettings | KubeTarget
+
+KubeContext = Annotated[
+    str,
+    typer.Option(
+        "--kube-context",
+        help="Work on the objects in the cluster of this kubeconfig context, with its user's rights,"
+        " instead of calling a broker. `kubectl lend` does so with the current context.",
+        metavar="NAME",
+    ),
+]
+Kubeconfig = Annotated[
+    str,
+    typer.Option("--kubeconfig", help="Kubeconfig file of the cluster.", metavar="PATH"),
+]
+Namespace = Annotated[
+    str,
+    typer.Option(
+        "--namespace",
+        "-n",
+        help="Namespace of the objects. Defaults to the context's, or to that of the broker.",
+        metavar="NAME",
+    ),
+]
+AllNamespaces = Annotated[
+    bool,
+    typer.Option("--all-namespaces", "-A", help="Objects of all namespaces of the cluster."),
+]
+
+
+class BrokerNaming(msgspec.Struct, frozen=True):
+    """How the broker was named, if it was."""
+
+    by_flag: bool = False
+    by_variable: bool = False
+
+
+def uses_kube_target(target: KubeTarget, broker: BrokerNaming, program: str) -> bool:
+    """Whether the objects of a cluster are meant: flags win over variables, and both over the program."""
+    is_named = bool(target.kubeconfig or target.context or target.namespace)
+    if is_named and broker.by_flag:
+        raise InvalidSettings(
+            "the flags name both a broker and a cluster",
+            hint="give --broker-url and --cert-path (or --context), or --kube-context, --kubeconfig and"
+            " --namespace",
+        )
+    if is_named or broker.by_flag:
+        return is_named
+    return program == PLUGIN and not broker.by_variable
+
+
+def all_namespaces(target: Target) -> KubeTarget:
+    """The same cluster, with all of its namespaces."""
+    if not isinstance(target, KubeTarget):
+        raise InvalidInput(
+            "--all-namespaces goes with a cluster of the kubeconfig", hint="give --kube-context too"
+        )
+    if target.namespace:
+        raise InvalidInput("--namespace and --all-namespaces exclude each other", hint="give one")
+    return msgspec.structs.replace(target, is_everywhere=True)
+
+
+def _target(call: typer.Context, **values: Any) -> Target:
+    program = call.find_root().info_name or ""
+    kubeconfig, kube_context, namespace = (values.pop(name) for name in _KUBE_FLAGS)
+    if program == PLUGIN:
+        kube_context, values["context"] = kube_context or values["context"], ""
+    cluster = KubeTarget(kubeconfig, kube_context, namespace)
+    ranks = {_rank(call, name) for name in ("broker_url", "broker", "cert_path")}
+    naming = BrokerNaming(_FLAG in ranks or bool(values["context"]), _VARIABLE in ranks)
+    if not uses_kube_target(cluster, naming, program):
+        return _client(call, **values)
     # The same limits hold for a cluster, which needs no certificate.
     known = flags.parse(ClientSettings, {"timeout": values["timeout"], "cert_path": "none"})
-    return msgspec.structs.replace(place, timeout=known.timeout)
+    return msgspec.structs.replace(cluster, timeout=known.timeout)
 
 
-def plain(arguments: list[str]) -> list[str]:
+# -- the command line as a whole
+
+
+def normalize_arguments(arguments: list[str]) -> list[str]:
     """What users of Go programs write, as this parser takes it: `--leader-elect=true`, `-n team get ...`."""
-    return places.gathered([_plain(argument) for argument in arguments])
+    return move_global_flags([_normalize_switch(argument) for argument in arguments])
 
 
-def _plain(argument: str) -> str:
-    match = _SWITCH.fullmatch(argument)
+def move_global_flags(arguments: Sequence[str]) -> list[str]:
+    """Move the flags of all commands behind the command: users of kubectl write them before it as well."""
+    before: list[str] = []
+    moved: list[str] = []
+    rest = list(arguments)
+    while rest:
+        name, equals, _ = rest[0].partition("=")
+        if name in _WITH_VALUE or name in _SWITCHES:
+            count = 2 if name in _WITH_VALUE and not equals else 1
+            moved += rest[:count]
+            del rest[:count]
+        elif rest[0].startswith("-") and rest[0] not in _ROOT_FLAGS:
+            break
+        else:
+            before.append(rest.pop(0))
+    end = rest.index("--") if "--" in rest else len(rest)
+    return [*before, *rest[:end], *moved, *rest[end:]]
+
+
+_WITH_VALUE: Final = frozenset(
+    {
+        *("--context", "--kube-context", "--kubeconfig", "--namespace", "-n"),
+        *("--broker-url", "--broker", "--cert-path"),
+    }
+)
+_SWITCHES: Final = frozenset({"--all-namespaces", "-A"})
+_ROOT_FLAGS: Final = frozenset({"--debug"})
+
+
+def _normalize_switch(argument: str) -> str:
+    match = _GO_SWITCH.fullmatch(argument)
     if match is None:
         return argument
     name = argument.partition("=")[0]
     return name if match["yes"] else name.replace("--", "--no-", 1)
+
+
+_GO_SWITCHES = "|".join(
+    flag.name
+    for record in (BrokerSettings, AgentSettings)
+    for flag in flags.of(record)
+    if flag.is_switch
+)
+_GO_SWITCH = re.compile(rf"(?:{_GO_SWITCHES})=(?:(?P<yes>1|t|true)|0|f|false)", re.IGNORECASE)
+
+
+def read_document(path: str, kind: type[Body], noun: str, *, hint: str) -> Body:
+    """The body in a YAML or JSON file, or on standard input for `-`."""
+    import yaml
+
+    try:
+        text = sys.stdin.read() if path == "-" else Path(path).read_text("utf-8")
+        return msgspec.convert(yaml.safe_load(text), kind, strict=False)
+    except OSError as error:
+        raise InvalidInput(f"--file: {path} cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError, msgspec.ValidationError) as error:
+        raise InvalidInput(f"--file: {path} is no {noun}: {error}", hint=hint) from error
+
+
+# -- signatures, which is all that typer looks at
 
 
 def _texts(values: Mapping[str, str | bool | None]) -> dict[str, str]:
@@ -134,7 +407,6 @@ def _keyword(
 def _with_parameters(
     function: Callable[..., Built], parameters: list[inspect.Parameter]
 ) -> Callable[..., Built]:
-    """The same function with another signature, for typer looks at nothing else."""
     keyword = inspect.Parameter.KEYWORD_ONLY
     ordered = [parameter.replace(kind=keyword) for parameter in parameters]
     function.__dict__.pop("__wrapped__", None)
@@ -143,29 +415,35 @@ def _with_parameters(
     return function
 
 
-_PLACE = {
-    "kubeconfig": places.Kubeconfig,
-    "kube_context": places.ContextName,
-    "namespace": places.Namespace,
+_KUBE_FLAGS: Final = {
+    "kubeconfig": Kubeconfig,
+    "kube_context": KubeContext,
+    "namespace": Namespace,
 }
-"""In the order of `Place`."""
 
-client = reader(ClientSettings)
-lender = _with_parameters(
-    _lender,
-    [
+
+def _flags_of(record: type[Settings], needed: str = "Required.") -> list[inspect.Parameter]:
+    return [
         _keyword("call", typer.Context),
-        *(_parameter(flag, "Needed to ask a broker.") for flag in flags.of(ClientSettings)),
-        *(_keyword(name, kind, default="") for name, kind in _PLACE.items()),
+        *(_parameter(flag, needed) for flag in flags.of(record)),
+        _keyword("context", ContextName, default=""),
+    ]
+
+
+_CLIENT_FLAGS: Final = [
+    *_flags_of(ClientSettings, "Required, unless a context has it."),
+    _keyword("broker", OldBroker, default=""),
+]
+broker = settings_reader(BrokerSettings)
+agent = settings_reader(AgentSettings)
+client = _with_parameters(_client, _CLIENT_FLAGS)
+holder = _with_parameters(_holder, _flags_of(HolderSettings, "Required, unless a context has it."))
+named_broker = _with_parameters(_named_broker, _CLIENT_FLAGS)
+target = _with_parameters(
+    _target,
+    [
+        *_flags_of(ClientSettings, "Required to call a broker, unless a context has it."),
+        _keyword("broker", OldBroker, default=""),
+        *(_keyword(name, kind, default="") for name, kind in _KUBE_FLAGS.items()),
     ],
 )
-broker = reader(BrokerSettings)
-agent = reader(AgentSettings)
-
-_SWITCHES = "|".join(
-    flag.name
-    for record in (BrokerSettings, AgentSettings)
-    for flag in flags.of(record)
-    if flag.is_switch
-)
-_SWITCH = re.compile(rf"(?:{_SWITCHES})=(?:(?P<yes>1|t|true)|0|f|false)", re.IGNORECASE)

@@ -1,6 +1,8 @@
-"""How a command speaks: tables and sentences for people, the bodies of the wire for programs.
+"""What commands print: tables and sentences for people; JSON, YAML and names for programs.
 
-Neither lets a terminal obey what somebody else has written: see `escapes`.
+Neither lets a terminal obey what somebody else has written: see `escapes`. A list is `{kind, items}`, an
+object has its `kind` beside the fields that the broker sends, and a name is `kind/name`, which every command
+takes where it takes a name.
 """
 
 from __future__ import annotations
@@ -8,12 +10,17 @@ from __future__ import annotations
 import contextlib
 import shutil
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
+from decimal import ROUND_HALF_UP, Decimal
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import typer
 
 from kubelend.cli import escapes, tables
+from kubelend.core.errors import InvalidInput, InvalidQuantity
+from kubelend.core.quantities import Quantity
 
 if TYPE_CHECKING:
     import msgspec
@@ -26,40 +33,63 @@ class Format(StrEnum):
 
     TABLE = "table"  # for people
     WIDE = "wide"  # the same with more columns
-    JSON = "json"  # the body, as the broker sends it
+    JSON = "json"  # the kind, and the body as the broker sends it
     YAML = "yaml"  # the same as YAML
-    NAME = "name"  # names only, one for each line
+    NAME = "name"  # kind/name, one for each line
 
 
 def show(
-    body: msgspec.Struct, format: Format, *, text: Callable[[], str], names: Iterable[str] = ()
-) -> None:
-    """Print one body in the format that was asked for; `text` is what people read."""
-    if format is Format.JSON:
-        print(json(body))
-    elif format is Format.YAML:
-        print(yaml(body), end="")
-    elif format is Format.NAME:
-        for name in names:
-            print(escapes.line(name))
-    else:
-        say(text())
-
-
-def listing(
-    body: bodies.Body,
+    body: msgspec.Struct,
     format: Format,
     *,
+    text: Callable[[], str],
+    kind: str = "",
+    names: Iterable[str] = (),
+) -> None:
+    """Print one body in a format; `text` is for people, `names` (`kind/name`) for `-o name`."""
+    _show(typed(kind, body) if format in _STRUCTURED and kind else body, format, text, names)
+
+
+def show_list(
+    items: Sequence[msgspec.Struct],
+    format: Format,
+    *,
+    kind: str,
     noun: str,
     names: list[str],
     text: Callable[[], str],
     where: str = "",
 ) -> None:
-    """The same for a list; to people, an empty one is a sentence beside the output."""
-    if not names and format not in {Format.JSON, Format.YAML}:
-        note(f"No {noun} found{where}.")
+    """Print a list of bodies; for people, an empty one is a sentence on standard error."""
+    if format in _STRUCTURED:
+        listed = {"kind": f"{kind}List", "items": [typed(kind, one) for one in items]}
+        _show(listed, format, text, names)
+    elif items:
+        _show(items, format, text, names)
     else:
-        show(body, format, text=text, names=names)
+        note(f"No {noun} found{where}.")
+
+
+def typed(kind: str, body: msgspec.Struct) -> dict[str, Any]:
+    """A body with its kind before its own fields."""
+    import msgspec
+
+    return {"kind": kind, **msgspec.to_builtins(body)}
+
+
+def _show(value: object, format: Format, text: Callable[[], str], names: Iterable[str]) -> None:
+    if format is Format.JSON:
+        print(json(value))
+    elif format is Format.YAML:
+        print(yaml(value), end="")
+    elif format is Format.NAME:
+        for name in names:
+            print(escapes.line(name))
+    else:
+        print_text(text())
+
+
+_STRUCTURED = frozenset({Format.JSON, Format.YAML})
 
 
 def json(body: object) -> str:
@@ -86,21 +116,32 @@ def yaml(body: object) -> str:
     return library.safe_dump(content, sort_keys=False)
 
 
-def say(text: str) -> None:
+def print_text(text: str) -> None:
     """For people, on one line or several."""
     print(escapes.lines(text))
 
 
 def note(text: str) -> None:
-    """One line for the person at the terminal; a program that reads the output does not see it."""
-    # Where nobody reads it, the exit code tells.
+    """One line on standard error: for the person at the terminal, not for programs that read the output."""
+    # If standard error is closed, the exit code tells.
     with contextlib.suppress(OSError):
         print(escapes.line(text), file=sys.stderr)
 
 
-def complain(error: object) -> None:
+def print_error(error: object) -> None:
     """An error, of which the text may come from others: as one line."""
     note(f"error: {' '.join(str(error).split())}")
+
+
+def confirm(plan: Callable[[], str], question: str) -> None:
+    """Print what would be done, and ask; `typer.Abort` if the answer is no."""
+    if not sys.stdin.isatty():
+        raise InvalidInput(
+            "confirmation is required, and there is no terminal to ask on",
+            hint="add --yes, or --dry-run to see what would be done",
+        )
+    print(escapes.lines(plan()), file=sys.stderr)
+    typer.confirm(escapes.line(question), abort=True, err=True)
 
 
 def width() -> int | None:
@@ -110,3 +151,49 @@ def width() -> int | None:
 
 def now() -> datetime:
     return datetime.now(UTC)
+
+
+# -- amounts: tables round what is large; lists and programs get it exactly
+
+
+def amount_texts(amounts: bodies.Amounts | None) -> dict[str, str]:
+    """By resource, as the broker wrote them, without those that are not there."""
+    if amounts is None:
+        return {}
+    named = {
+        "cpu": amounts.cpu,
+        "memory": amounts.memory,
+        "gpu": amounts.gpu,
+        "storage": amounts.storage,
+        **amounts.extended,
+    }
+    return {name: str(amount) for name, amount in named.items() if amount != ""}
+
+
+def format_amounts(amounts: bodies.Quantities) -> str:
+    """ "500m cpu, 256Mi memory" """
+    return ", ".join(f"{amount} {name}" for name, amount in amount_texts(amounts).items())
+
+
+def format_price(price: str) -> str:
+    """Four decimals are enough to compare by, unless all of them are zero."""
+    known = Decimal(price)
+    rounded = known.quantize(Decimal("0.0001"), ROUND_HALF_UP)
+    return price if known and rounded < Decimal("0.001") else f"{rounded.normalize():f}"
+
+
+def short_bytes(amount: str) -> str:
+    """Bytes in the largest unit that leaves a number before the point: "7597392Ki" is "7.2Gi"."""
+    try:
+        rest = Quantity.parse(amount).rounded_down(0)
+    except InvalidQuantity:
+        return amount
+    power = 0
+    tenths = rest * 10
+    while tenths >= 10240 and power + 1 < len(_UNITS):
+        tenths, power = tenths // 1024, power + 1
+    whole, tenth = divmod(tenths, 10)
+    return f"{whole}.{tenth}{_UNITS[power]}" if tenth and whole < 100 else f"{whole}{_UNITS[power]}"
+
+
+_UNITS = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")

@@ -1,10 +1,10 @@
-"""How reservations look to people: a table, a sentence, or everything there is to know."""
+"""Reservations as text: a table, one line, or all details."""
 
 from __future__ import annotations
 
 from datetime import datetime
 
-from kubelend.cli import amounts, escapes, tables
+from kubelend.cli import escapes, output, tables
 from kubelend.wire import bodies
 
 HEADERS = ("NAME", "PHASE", "TARGET", "CPU", "MEMORY", "AGE")
@@ -20,13 +20,21 @@ WIDE_HEADERS = (
 )
 ROW_WIDTHS = (36, 8, 16, 5, 7, 4)
 WIDE_ROW_WIDTHS = (*ROW_WIDTHS, 5, 16, 3, 7, 8, 12, 6)
-"""For rows that are printed one by one, when the longest is not known."""
+"""For rows that are printed one at a time, before the longest is known."""
 
 
 def table(found: list[bodies.Reservation], now: datetime, *, wide: bool = False) -> str:
     if not wide:
         return tables.columns(HEADERS, [cells(one, now) for one in found])
     return tables.columns(WIDE_HEADERS, [wide_cells(one, now) for one in found])
+
+
+def reference(found: bodies.Reservation) -> str:
+    return f"reservation/{found.id}"
+
+
+def references(found: list[bodies.Reservation]) -> list[str]:
+    return [reference(one) for one in found]
 
 
 def cells(found: bodies.Reservation, now: datetime) -> tuple[str, ...]:
@@ -45,8 +53,8 @@ def wide_cells(found: bodies.Reservation, now: datetime) -> tuple[str, ...]:
     return (*cells(found, now), *_more(found, now))
 
 
-def sentence(found: bodies.Reservation, now: datetime) -> str:
-    """What became of one reservation, in one line."""
+def summary(found: bodies.Reservation, now: datetime) -> str:
+    """The state of a reservation in one line."""
     status = found.status
     if status.finished_at is None and status.expires_at is not None:
         left = tables.span(status.expires_at - now)
@@ -66,13 +74,13 @@ def details(found: bodies.Reservation, now: datetime) -> str:
             ("Message", status.message),
             ("Requester", found.requester_id),
             ("Target", found.target_cluster_id),
-            ("Before at", ", ".join(found.previous_cluster_ids)),
-            ("Resources", amounts.sentence(found.requested_resources)),
+            ("Previously on", ", ".join(found.previous_cluster_ids)),
+            ("Resources", output.format_amounts(found.requested_resources)),
             ("Cost", _cost(found, " per hour")),
             ("Priority", str(found.priority)),
             ("Duration", found.duration),
             ("Created", tables.moment(found.created_at, now)),
-            ("Waits until", tables.moment(status.wait_until, now)),
+            ("Pending until", tables.moment(status.wait_until, now)),
             ("Reserved", tables.moment(status.reserved_at, now)),
             ("Acknowledged", tables.moment(status.acknowledged_at, now)),
             ("Activated", tables.moment(status.activated_at, now)),
@@ -99,4 +107,8 @@ def _more(found: bodies.Reservation, now: datetime) -> tuple[str, ...]:
 
 def _cost(found: bodies.Reservation, unit: str) -> str:
     known = found.cost
-    return "" if known is None else f"{amounts.money(known.price_per_hour)} {known.currency}{unit}"
+    return (
+        ""
+        if known is None
+        else f"{output.format_price(known.price_per_hour)} {known.currency}{unit}"
+    )

@@ -1,127 +1,256 @@
-"""Borrowing from the command line: ask, look, use, keep and give back."""
+"""Reservations: `borrow`, `explain`, `get reservations|borrowed|lent`, `describe`, `renew` and `release`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+import contextlib
+import sys
+import textwrap
+from collections.abc import Iterator
+from datetime import timedelta
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 import typer
 
 from kubelend.apps.settings import ClientSettings
-from kubelend.cli import calling, explanations, options, output, places, waiting, wishes
+from kubelend.cli import (
+    calls,
+    escapes,
+    exit_codes,
+    options,
+    output,
+    request_flags,
+    reservation_views,
+    tables,
+)
+from kubelend.cli.options import KubeTarget, Target
 from kubelend.cli.output import Format
-from kubelend.cli.places import Place
-from kubelend.cli.reservation_views import details, sentence, table
-from kubelend.core.errors import InvalidInput, KubelendError, NoCapacity
+from kubelend.cli.reservation_views import details, reference, references, summary, table
+from kubelend.core import durations
+from kubelend.core.errors import InvalidInput, KubelendError, NoCapacity, NotFound
 from kubelend.core.lifecycle import Phase
 from kubelend.wire import bodies
 
 if TYPE_CHECKING:
-    from kubelend.cli.calling import Desk
+    from kubelend.cli.calls import Backend
 
-Names = Annotated[list[str], typer.Argument(metavar="RESERVATION...", show_default=False)]
+POLL_SECONDS = 1.0
+
+Duration = Annotated[
+    str,
+    typer.Option(
+        "--for",
+        "--duration",
+        help="Duration from now on. Defaults to the original one.",
+        metavar="DURATION",
+    ),
+]
 
 
-@options.takes(request=wishes.read, settings=options.lender)
+class Role(StrEnum):
+    """What `--role` takes: which side of a reservation a cluster is on."""
+
+    REQUESTER = "requester"
+    PROVIDER = "provider"
+
+
+PhaseNames = Annotated[
+    str,
+    typer.Option(help="Only these phases, separated by commas: Reserved,Active.", metavar="PHASES"),
+]
+OfCluster = Annotated[
+    str,
+    typer.Option(
+        help="Only those of this cluster.", metavar="CLUSTER", callback=options.named("cluster")
+    ),
+]
+Watch = Annotated[
+    bool,
+    typer.Option(
+        "--watch",
+        "-w",
+        help="After listing, watch for changes. On a broker for clusters only: viewers and admins get"
+        " exit code 4.",
+    ),
+]
+
+
+# -- commands
+
+
+@options.takes(request=request_flags.request_from_flags, target=options.target)
 def borrow(
     *,
     request: bodies.ReservationRequest | None,
     key: Annotated[
         str,
-        typer.Option(help="Idempotency key: the same gives the same reservation.", metavar="TEXT"),
+        typer.Option(
+            help="Idempotency key: repeated with the same key, it gives the same reservation.",
+            metavar="TEXT",
+        ),
     ] = "",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be chosen; change nothing.")
     ] = False,
     format: options.Output = Format.TABLE,
-    settings: places.Settings,
+    target: Target,
 ) -> None:
-    """Borrow capacity: lock an amount on the best cluster.
+    """Reserve capacity on the best cluster that fits.
 
     For example: kubelend borrow --cpu 4 --memory 8Gi --gpu 1 --for 2h --wait 5m
     """
-    asked = wishes.complete(request)
+    wanted = request_flags.require_resources(request)
     if dry_run:
-        explanations.show(_plan(asked, settings), format)
+        _show_explanation(_plan(wanted, target), format)
         return
-    found = calling.ask(settings, lambda desk: waiting.reserve(desk, asked, key))
+    found = calls.call_backend(
+        target, lambda backend: reserve_and_wait(backend, wanted, key), request_flags.FIELDS
+    )
     has_failed = found.status.phase == "Failed"
     if not has_failed or format is not Format.TABLE:
         _show(found, format)
     if has_failed:
-        in_cluster = isinstance(settings, Place)
-        hint = "" if in_cluster else f"see `kubelend explain {found.id}`"
+        is_object = isinstance(target, KubeTarget)
+        hint = "" if is_object else f"see `kubelend explain {found.id}`"
         raise NoCapacity(found.status.message, hint=hint)
 
 
-@options.takes(settings=options.lender)
-def get(
+@options.takes(request=request_flags.request_from_flags, settings=options.client)
+def explain(
+    request: bodies.ReservationRequest | None,
     name: Annotated[
-        str, typer.Argument(metavar="[RESERVATION]", help="Only this one.", show_default=False)
-    ] = "",
-    phase: Annotated[
         str,
-        typer.Option(help="Only these, with commas: Reserved,Active.", metavar="PHASES"),
+        typer.Argument(
+            metavar="[RESERVATION]",
+            help="Explain this reservation, by the present state of the clusters.",
+            show_default=False,
+            callback=options.named("reservation"),
+        ),
     ] = "",
+    limit: Annotated[
+        int, typer.Option(help="Maximum number of clusters to show.", min=1, max=100)
+    ] = 20,
+    format: options.Output = Format.TABLE,
+    *,
+    settings: ClientSettings,
+) -> None:
+    """Explain where a request fits, and where not and why. Changes nothing.
+
+    For example: kubelend explain --cpu 4 --memory 8Gi --max-price 0.50
+    """
+    _check_explain_arguments(name, request)
+    if name:
+        found = calls.call_broker(
+            settings, lambda client: client.explain_reservation(name, limit=limit)
+        )
+    else:
+        wanted = request_flags.require_resources(request)
+        found = calls.call_broker(
+            settings, lambda client: client.explain(wanted, limit=limit), request_flags.FIELDS
+        )
+    _show_explanation(found, format)
+
+
+@options.takes(target=options.target)
+def get_reservations(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="[RESERVATION]",
+            help="Only this one.",
+            show_default=False,
+            callback=options.named("reservation"),
+        ),
+    ] = "",
+    phase: PhaseNames = "",
     role: Annotated[
-        str,
+        Role | None,
         typer.Option(
             help="Only those where the cluster is requester or provider.",
             metavar="requester|provider",
         ),
-    ] = "",
-    cluster: Annotated[
-        str, typer.Option(help="Only those of this cluster.", metavar="CLUSTER")
-    ] = "",
-    watch: Annotated[
-        bool,
-        typer.Option(
-            "--watch",
-            "-w",
-            help="Then go on with each change. At a broker, for a cluster only: viewers and admins get"
-            " exit code 4.",
-        ),
-    ] = False,
-    all_namespaces: places.Everywhere = False,
+    ] = None,
+    cluster: OfCluster = "",
+    watch: Watch = False,
+    all_namespaces: options.AllNamespaces = False,
     format: options.Output = Format.TABLE,
     *,
-    settings: places.Settings,
+    target: Target,
 ) -> None:
-    """Reservations: all that concern the caller, or one."""
-    wanted = waiting.Filter(name, phase, role, cluster)
-    _check_phases(phase)
+    """List reservations, or show one.
+
+    A cluster sees those that it has borrowed or lent; viewers and admins see all.
+    """
+    if not name:
+        wanted = ReservationFilter("", phase, role or "", cluster)
+        _get(target, wanted, format, watch=watch, all_namespaces=all_namespaces)
+        return
     if all_namespaces:
-        settings = _everywhere(settings, name)
+        raise InvalidInput("one reservation is in one namespace", hint="give --namespace instead")
     if watch:
-        _check_watch(settings, role)
-        calling.ask(settings, lambda desk: waiting.watch(desk, wanted, format))
+        wanted = ReservationFilter(name, phase, role or "", cluster)
+        _get(target, wanted, format, watch=True, all_namespaces=False)
         return
-    if name:
-        _show_one(calling.ask(settings, lambda desk: desk.get_reservation(name)), format)
-        return
-    found, where = calling.ask(settings, lambda desk: _find_all(desk, wanted))
-    _show_all(found, format, where)
+    found = calls.call_backend(target, lambda backend: backend.get_reservation(name))
+    wide = format is Format.WIDE
+    output.show(
+        found,
+        format,
+        kind="Reservation",
+        text=lambda: table([found], output.now(), wide=wide),
+        names=[reference(found)],
+    )
 
 
-@options.takes(settings=options.lender)
-def describe(
-    name: options.ReservationName,
-    *,
-    settings: places.Settings,
-) -> None:
-    """One reservation in full."""
-    found = calling.ask(settings, lambda desk: desk.get_reservation(name))
-    output.say(details(found, output.now()))
-
-
-@options.takes(settings=options.lender)
-def release(
-    names: Names,
+@options.takes(target=options.target)
+def get_borrowed(
+    phase: PhaseNames = "",
+    cluster: OfCluster = "",
+    watch: Watch = False,
+    all_namespaces: options.AllNamespaces = False,
     format: options.Output = Format.TABLE,
     *,
-    settings: places.Settings,
+    target: Target,
 ) -> None:
-    """Give reservations back. Once or many times, the effect is the same."""
-    failure = calling.ask(settings, lambda desk: _release_all(desk, names, format))
+    """List reservations that the cluster has borrowed."""
+    wanted = ReservationFilter("", phase, Role.REQUESTER, cluster)
+    _get(target, wanted, format, watch=watch, all_namespaces=all_namespaces)
+
+
+@options.takes(target=options.target)
+def get_lent(
+    phase: PhaseNames = "",
+    cluster: OfCluster = "",
+    watch: Watch = False,
+    all_namespaces: options.AllNamespaces = False,
+    format: options.Output = Format.TABLE,
+    *,
+    target: Target,
+) -> None:
+    """List reservations that the cluster has lent."""
+    wanted = ReservationFilter("", phase, Role.PROVIDER, cluster)
+    _get(target, wanted, format, watch=watch, all_namespaces=all_namespaces)
+
+
+@options.takes(target=options.target)
+def describe_reservation(name: options.ReservationName, *, target: Target) -> None:
+    """Show the details of a reservation."""
+    found = calls.call_backend(target, lambda backend: backend.get_reservation(name))
+    output.print_text(details(found, output.now()))
+
+
+@options.takes(target=options.target)
+def release(
+    names: options.ReservationNames,
+    format: options.Output = Format.TABLE,
+    *,
+    target: Target,
+) -> None:
+    """Release reservations. Repeating it has no further effect.
+
+    For example: kubelend release $(kubelend get reservations -o name)
+    """
+    failure = calls.call_backend(target, lambda backend: _release_all(backend, names, format))
     if failure is not None:
         raise failure
 
@@ -129,21 +258,16 @@ def release(
 @options.takes(settings=options.client)
 def renew(
     name: options.ReservationName,
-    duration: Annotated[
-        str,
-        typer.Option(
-            "--for",
-            "--duration",
-            help="For how long from now; as long as at first if not given.",
-            metavar="DURATION",
-        ),
-    ] = "",
+    duration: Duration = "",
     format: options.Output = Format.TABLE,
     *,
     settings: ClientSettings,
 ) -> None:
-    """Keep a reservation for longer, counted from now."""
-    _show(calling.call(settings, lambda client: client.renew(name, duration)), format)
+    """Extend a reservation, counted from now."""
+    found = calls.call_broker(
+        settings, lambda client: client.renew(name, duration), {"duration": "--for"}
+    )
+    _show(found, format)
 
 
 @options.takes(settings=options.client)
@@ -153,62 +277,99 @@ def activate(
     *,
     settings: ClientSettings,
 ) -> None:
-    """Say that a reservation is in use."""
-    _show(calling.call(settings, lambda client: client.activate(name)), format)
+    """Mark a reservation as in use. Agents do this by themselves."""
+    _show(calls.call_broker(settings, lambda client: client.activate(name)), format)
 
 
-def _plan(request: bodies.ReservationRequest, settings: places.Settings) -> bodies.Explanation:
-    if isinstance(settings, Place):
-        raise InvalidInput(
-            "--dry-run is answered by the broker itself", hint="give --broker and --cert-path"
+# -- lists
+
+
+class ReservationFilter(NamedTuple):
+    """Which reservations are wanted; an empty field matches all."""
+
+    name: str = ""
+    phases: str = ""
+    role: str = ""
+    cluster: str = ""
+
+    def matches(self, instruction: bodies.Instruction) -> bool:
+        found = instruction.reservation
+        return (
+            self.name in {"", found.id}
+            and (not self.phases or found.status.phase in self.phases.split(","))
+            and self.role in {"", instruction.role}
+            and self.cluster in {"", found.requester_id, found.target_cluster_id}
         )
-    return calling.call(settings, lambda client: client.plan(request))
 
 
-async def _find_all(desk: Desk, wanted: waiting.Filter) -> tuple[list[bodies.Reservation], str]:
-    found = await desk.all_reservations(
-        role=wanted.role, phase=wanted.phases, cluster=wanted.cluster
-    )
-    return found, calling.where(desk)
+def _get(
+    target: Target,
+    wanted: ReservationFilter,
+    format: Format,
+    *,
+    watch: bool,
+    all_namespaces: bool,
+) -> None:
+    _check_phases(wanted.phases)
+    if all_namespaces:
+        target = options.all_namespaces(target)
+    if watch:
+        _check_watch(target, wanted.role)
+        calls.call_backend(target, lambda backend: watch_reservations(backend, wanted, format))
+        return
+    found, where = calls.call_backend(target, lambda backend: _find_all(backend, wanted))
+    _show_all(found, format, where)
 
 
-def _everywhere(settings: places.Settings, name: str) -> Place:
-    if name:
-        raise InvalidInput("one reservation is in one namespace", hint="give --namespace instead")
-    return places.everywhere(settings)
+async def _find_all(
+    backend: Backend, wanted: ReservationFilter
+) -> tuple[list[bodies.Reservation], str]:
+    try:
+        found = await backend.all_reservations(
+            role=wanted.role, phase=wanted.phases, cluster=wanted.cluster
+        )
+    except InvalidInput as error:
+        # Phase and role are checked already: the caller is no cluster, and has no side.
+        if wanted.role and not wanted.cluster:
+            raise InvalidInput(
+                "of which cluster? Viewers and admins have no reservations of their own",
+                hint="add --cluster",
+            ) from error
+        raise
+    return found, calls.search_scope(backend)
 
 
-def _check_watch(settings: places.Settings, role: str) -> None:
-    """Here, because in a cluster what is borrowed is watched, and nothing else would ever come."""
-    if role and isinstance(settings, Place):
+def _check_watch(target: Target, role: str) -> None:
+    """In a cluster only what is borrowed is watched: anything else would never print a line."""
+    if role == Role.PROVIDER and isinstance(target, KubeTarget):
         raise InvalidInput(
-            "--role cannot be watched in a cluster",
-            hint="`kubectl get providerinstructions --watch` shows what it lends",
+            "what a cluster lends cannot be watched by this command",
+            hint="use `kubectl get providerinstructions --watch`",
         )
 
 
 def _check_phases(names: str) -> None:
-    """Here, because a watch would otherwise wait for ever for what cannot come."""
+    """Checked here, because a watch for an unknown phase would never print a line."""
     for name in filter(None, names.split(",")):
         if name not in list(Phase):
             known = ", ".join(Phase)
-            raise InvalidInput(f"phase: {name!r} is unknown", hint=f"there are {known}")
+            raise InvalidInput(f"--phase: {name!r} is unknown", hint=f"there are {known}")
 
 
-async def _release_all(desk: Desk, names: list[str], format: Format) -> KubelendError | None:
-    """One that cannot be released does not keep the others; its error is told at the end.
+async def _release_all(backend: Backend, names: list[str], format: Format) -> KubelendError | None:
+    """Release each; an error does not stop the others, and the last one is returned.
 
-    People see each as it is released. For programs, several are one list, as `get` prints them.
+    For people each is printed as it is released. For programs, several are one list, as `get` prints them.
     """
     is_list = len(names) > 1 and format in {Format.JSON, Format.YAML}
     released: list[bodies.Reservation] = []
     failure: KubelendError | None = None
     for name in names:
         try:
-            released.append(await desk.release(name))
+            released.append(await backend.release(name))
         except KubelendError as error:
             if failure is not None:
-                output.complain(failure)
+                output.print_error(failure)
             failure = error
         else:
             if not is_list:
@@ -219,22 +380,209 @@ async def _release_all(desk: Desk, names: list[str], format: Format) -> Kubelend
 
 
 def _show(found: bodies.Reservation, format: Format) -> None:
-    output.show(found, format, text=lambda: sentence(found, output.now()), names=[found.id])
+    output.show(
+        found,
+        format,
+        kind="Reservation",
+        text=lambda: summary(found, output.now()),
+        names=[reference(found)],
+    )
 
 
 def _show_all(found: list[bodies.Reservation], format: Format, where: str = "") -> None:
-    output.listing(
-        bodies.ReservationList(found),
+    output.show_list(
+        found,
         format,
+        kind="Reservation",
         noun="reservations",
         where=where,
-        names=[one.id for one in found],
+        names=references(found),
         text=lambda: table(found, output.now(), wide=format is Format.WIDE),
     )
 
 
-def _show_one(found: bodies.Reservation, format: Format) -> None:
-    wide = format is Format.WIDE
+# -- requests that stay pending
+
+
+async def reserve_and_wait(
+    backend: Backend, request: bodies.ReservationRequest, key: str
+) -> bodies.Reservation:
+    """Reserve, and if the request stays pending, wait for the decision.
+
+    From then on it has a name, and an end of its own: a command that stops waiting leaves it pending, and
+    prints that.
+    """
+    import asyncio
+
+    found = await backend.reserve(request, key=key)
+    if found.status.phase != "Pending":
+        return found
+    try:
+        with _progress(f"{found.id} is pending, waiting for capacity; Ctrl-C leaves it pending"):
+            return await _wait_until_decided(backend, found, durations.parse(request.wait or "0s"))
+    except NotFound:
+        raise
+    except asyncio.CancelledError:
+        output.note(_still_pending(found, request))
+        raise
+    except KubelendError as error:
+        raise exit_codes.with_detail(error, _still_pending(found, request)) from None
+
+
+async def _wait_until_decided(
+    backend: Backend, found: bodies.Reservation, wait: timedelta
+) -> bodies.Reservation:
+    """Poll; errors that may pass are retried for as long as the request can be pending."""
+    import asyncio
+
+    clock = asyncio.get_running_loop().time
+    end = clock() + wait.total_seconds()
+    while found.status.phase == "Pending":
+        await asyncio.sleep(POLL_SECONDS)
+        try:
+            found = await backend.get_reservation(found.id)
+        except KubelendError as error:
+            if not error.retryable or clock() > end:
+                raise
+    return found
+
+
+def _still_pending(found: bodies.Reservation, request: bodies.ReservationRequest) -> str:
+    """Only the broker knows exactly until when; if it did not say so, there is what was requested."""
+    until = tables.moment(found.status.wait_until, output.now())
+    end = f"until {until}" if until else f"for at most {request.wait}"
+    return f"{found.id} stays pending {end}, or until you release it"
+
+
+@contextlib.contextmanager
+def _progress(text: str) -> Iterator[None]:
+    """A spinner on a terminal; one line elsewhere."""
+    if not sys.stderr.isatty():
+        output.note(text)
+        yield
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    with Console(stderr=True, highlight=False).status(Text(escapes.line(text))):
+        yield
+
+
+# -- watches
+
+
+async def watch_reservations(backend: Backend, wanted: ReservationFilter, format: Format) -> None:
+    """Print the present state, and then each change, until Ctrl-C."""
+    has_begun = False
+    async with contextlib.aclosing(backend.stream()) as instructions:
+        async for instruction in instructions:
+            if wanted.matches(instruction):
+                # Not earlier: a caller who may not watch gets an error and no headers.
+                if not has_begun:
+                    _print_headers(format)
+                has_begun = True
+                _print_change(instruction.reservation, format)
+
+
+def _print_change(found: bodies.Reservation, format: Format) -> None:
+    if format is Format.JSON:
+        print(output.json_line(output.typed("Reservation", found)), flush=True)
+    elif format is Format.YAML:
+        print("---\n" + output.yaml(output.typed("Reservation", found)), end="", flush=True)
+    elif format is Format.NAME:
+        print(escapes.line(reference(found)), flush=True)
+    elif format is Format.WIDE:
+        _print_row(reservation_views.wide_cells(found, output.now()), format)
+    else:
+        _print_row(reservation_views.cells(found, output.now()), format)
+
+
+def _print_headers(format: Format) -> None:
+    if format is Format.WIDE:
+        _print_row(reservation_views.WIDE_HEADERS, format)
+    elif format is Format.TABLE:
+        _print_row(reservation_views.HEADERS, format)
+
+
+def _print_row(cells: tuple[str, ...], format: Format) -> None:
+    is_wide = format is Format.WIDE
+    widths = reservation_views.WIDE_ROW_WIDTHS if is_wide else reservation_views.ROW_WIDTHS
+    print(tables.row(cells, widths), flush=True)
+
+
+# -- explanations
+
+EXPLANATION_HEADERS: Final = ("CLUSTER", "FITS", "SCORE", "PRICE", "REASONS AND SUGGESTIONS")
+
+
+def _plan(request: bodies.ReservationRequest, target: Target) -> bodies.Explanation:
+    if isinstance(target, KubeTarget):
+        raise InvalidInput("--dry-run needs the broker", hint="give --broker-url and --cert-path")
+    return calls.call_broker(target, lambda client: client.plan(request), request_flags.FIELDS)
+
+
+def _check_explain_arguments(name: str, request: bodies.ReservationRequest | None) -> None:
+    if name and request is not None:
+        raise InvalidInput(
+            "give either a reservation or resources, not both",
+            hint="leave out the name, or the flags of the request",
+        )
+    if not name and request is None:
+        raise InvalidInput(
+            "give a reservation or resources",
+            hint="add --cpu and --memory, or the name of a reservation",
+        )
+
+
+def _show_explanation(found: bodies.Explanation, format: Format) -> None:
+    fitting = [f"cluster/{one.cluster_id}" for one in found.candidates if one.fits]
     output.show(
-        found, format, text=lambda: table([found], output.now(), wide=wide), names=[found.id]
+        found,
+        format,
+        kind="Explanation",
+        text=lambda: explanation_text(found, output.width()),
+        names=fitting,
+    )
+
+
+def explanation_text(found: bodies.Explanation, width: int | None) -> str:
+    """The summary, the clusters, and the nearest suggestion if none fits."""
+    parts = [
+        escapes.line(found.summary),
+        *(_filled(f"Quota: {text}.", width) for text in found.quota),
+    ]
+    shown = len(found.candidates)
+    if shown:
+        rows = [_candidate_cells(one) for one in found.candidates]
+        parts.append(tables.columns(EXPLANATION_HEADERS, rows, width=width))
+    if found.total > shown > 0:
+        more = "; --limit shows more" if shown < _MAX_CANDIDATES else ""
+        parts.append(f"Shown {shown} of {found.total}{more}.")
+    if found.remedy is not None:
+        parts.append(_filled(f"Nearest: {found.remedy.text}.", width))
+    return "\n\n".join(parts)
+
+
+_MAX_CANDIDATES: Final = 100
+"""How many clusters a broker explains at most."""
+
+
+def _filled(text: str, width: int | None) -> str:
+    text = escapes.line(text)
+    return text if width is None else textwrap.fill(text, width)
+
+
+def _candidate_cells(one: bodies.Candidate) -> tuple[str, ...]:
+    reasons = ", ".join(one.refusals)
+    if one.remedy is not None:
+        # The row names the cluster already.
+        _, _, step = one.remedy.text.partition(" fits if you ")
+        reasons = f"{reasons}: {step or one.remedy.text}"
+    price = one.price_per_hour
+    return (
+        one.cluster_id,
+        "yes" if one.fits else "no",
+        "" if one.score is None else f"{one.score:.4f}",
+        f"{output.format_price(price)} {one.currency}/h" if price else "",
+        reasons,
     )

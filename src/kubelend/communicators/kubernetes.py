@@ -194,7 +194,7 @@ class KubernetesCommunicator:
             except NotFound as error:
                 raise BrokerUnreachable(
                     f"namespace {self._asker.namespace} of the broker's cluster has no session object",
-                    hint="have an administrator apply the output of `kubelend mailbox create`",
+                    hint="have an administrator apply the output of `kubelend create clusternamespace`",
                 ) from error
         kube_asking.granted(found.status.response)
         return found

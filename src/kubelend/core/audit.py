@@ -1,6 +1,6 @@
 """Consistency checks: invariants of a ledger, and the store against its audit log.
 
-`kubelend audit` runs them on a store, and tests run them after every benchmark and fault test. The
+`kubelend audit check` runs them on a store, and tests run them after every benchmark and fault test. The
 indexes of a ledger must equal what its records imply. The replay of the audit log finds records
 that are missing in the store.
 """

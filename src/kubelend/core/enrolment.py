@@ -96,7 +96,7 @@ def create_token(ledger: Ledger, token: Token, door: Door, now: datetime) -> Com
     if len(ledger.registry.tokens) >= MOST_TOKENS:
         raise Conflict(
             f"limit of {MOST_TOKENS} tokens reached",
-            hint="delete unused tokens, see `kubelend token list`",
+            hint="delete unused tokens, see `kubelend get tokens`",
         )
     if token.id in ledger.registry.tokens:
         raise Conflict(f"token {token.id} already exists", hint="retry the request")
@@ -109,7 +109,7 @@ def create_token(ledger: Ledger, token: Token, door: Door, now: datetime) -> Com
 def delete_token(ledger: Ledger, token: TokenId, now: datetime) -> Command[None]:
     """Deletes a token. Join requests made with it can no longer be queried."""
     if token not in ledger.registry.tokens:
-        raise NotFound(f"no token {token!r}", hint="see `kubelend token list`")
+        raise NotFound(f"no token {token!r}", hint="see `kubelend get tokens`")
     yield TokenRemoved(now, token)
 
 
@@ -276,7 +276,7 @@ def _returning(known: Member, newcomer: Newcomer, used: Token, now: datetime) ->
     if known.asks not in {"", newcomer.key}:
         raise Conflict(
             f"another key has already requested to join as {known.role} {known.name}",
-            hint="an administrator has to decide first: `kubelend accept` or `reject`",
+            hint="an administrator has to decide first: `kubelend approve` or `reject`",
         )
     asking = replace(known, asks=newcomer.key, asked_at=now, token=used.id)
     return Judgement(asking, used, False)

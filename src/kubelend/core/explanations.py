@@ -62,8 +62,9 @@ class Explanation(msgspec.Struct, frozen=True):
     candidates: tuple[Candidate, ...] = ()
     remedy: Remedy | None = None
     quota: tuple[QuotaExceeded, ...] = ()
-    """Limits of the requester's quota that the request would exceed, independent of the clusters.
-    """
+    """Limits of the requester's quota that the request would exceed, independent of the clusters."""
+    unknown: ClusterId | None = None
+    """The cluster that the request is pinned to, if no cluster of that name advertises."""
 
     def __str__(self) -> str:
         if not self.total:
@@ -71,7 +72,8 @@ class Explanation(msgspec.Struct, frozen=True):
         counts = sorted(self.refusals.items(), key=lambda item: (-item[1], item[0]))
         why = ", ".join(f"{count} {rejection}" for rejection, count in counts)
         noun = "cluster fits" if self.total == 1 else "clusters fit"
-        return f"{self.fitting}/{self.total} {noun}" + (f": {why}" if why else "")
+        unknown = "" if self.unknown is None else f"; cluster {self.unknown!r} is unknown"
+        return f"{self.fitting}/{self.total} {noun}" + (f": {why}" if why else "") + unknown
 
 
 def no_capacity(explanation: Explanation) -> NoCapacity:
@@ -85,12 +87,14 @@ def explain(query: Question, fleet: Fleet, limit: int) -> Explanation:
     verdicts = list(filters.verdicts(query, fleet))
     feasible, rejections = _histogram(verdicts, len(fleet))
     near = nearness.measure(query, fleet, verdicts)
+    pinned = query.request.constraints.pinned
     return Explanation(
         total=len(fleet),
         fitting=int(feasible.sum()),
         refusals=rejections,
         candidates=_candidates(query, fleet, verdicts, feasible, near, limit),
         remedy=None if feasible.any() else _nearest_remedy(query, fleet, verdicts, near),
+        unknown=pinned if pinned is not None and fleet.find(pinned) is None else None,
     )
 
 

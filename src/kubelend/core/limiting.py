@@ -29,7 +29,7 @@ def set_policy(
 def clear_policy(ledger: Ledger, cluster: ClusterId, now: datetime) -> Command[None]:
     """Removes the administrators' policy; the provider's own policy stays in force."""
     if ledger.limits(cluster).policy is None:
-        raise NotFound(f"no policy is set for {cluster!r}", hint="see `kubelend policy show`")
+        raise NotFound(f"no policy is set for {cluster!r}", hint="see `kubelend get policies`")
     yield PolicySet(now, cluster, None)
 
 

@@ -1,4 +1,4 @@
-"""The command `kubelend demo`."""
+"""The command `kubelend dev demo`."""
 
 from __future__ import annotations
 

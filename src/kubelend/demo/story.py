@@ -1,4 +1,4 @@
-"""The command `kubelend demo`: runs the steps in order and prints their results."""
+"""The command `kubelend dev demo`: runs the steps in order and prints their results."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def _commands(stage: Stage) -> list[str]:
     admin = stage.trial.certificate(staging.ADMIN, Role.ADMIN)
     requests = stage.agents[clusters.BERLIN].objects / "resourcerequests"
     return [
-        f"export KUBELEND_BROKER={stage.broker.url}",
+        f"export KUBELEND_BROKER_URL={stage.broker.url}",
         f"export KUBELEND_CERT_PATH={stage.trial.certificate(clusters.BERLIN)}",
         f"cat > {requests}/default.mine.yaml <<'EOF'",
         *clusters.request("mine", clusters.SPEC).splitlines(),
@@ -141,5 +141,5 @@ def _commands(stage: Stage) -> list[str]:
         f"{called} explain --cpu 4 --memory 16Gi --gpu 1",
         f"rm {requests}/default.mine.yaml",
         f"{called} get clusters --cert-path {admin}",
-        f"{called} audit --store {stage.trial.store}",
+        f"{called} audit check --store {stage.trial.store}",
     ]

@@ -69,7 +69,7 @@ class Fleet:
         return self.broker.url
 
     async def join(self, name: str) -> None:
-        """Enrols a cluster as `kubelend token create` and `kubelend join` do."""
+        """Enrols a cluster as `kubelend create token` and `kubelend join` do."""
         home = self._home
         async with BrokerClient(self.broker.url, home.certificate(ADMIN)) as admin:
             made = await admin.tokens.create(TokenRequest(name=name))

@@ -41,7 +41,7 @@ def parse(text: str) -> Pin:
     if not _PIN.fullmatch(cleaned):
         raise InvalidInput(
             "CA hash must be sha256: followed by 64 hex digits",
-            hint="copy it from `kubelend ca show` or `kubelend token create`",
+            hint="copy it from `kubelend ca show` or `kubelend create token`",
         )
     return Pin(cleaned)
 

@@ -57,7 +57,7 @@ def parse(text: str) -> Parts:
         raise InvalidInput(
             f"not a valid token: expected {VERSION}.ID.SECRET,"
             f" with {_ID_LENGTH} and {_SECRET_LENGTH} letters or digits",
-            hint="copy the complete output of `kubelend token create`",
+            hint="copy the complete output of `kubelend create token`",
         )
     return Parts(match[1], match[2])
 

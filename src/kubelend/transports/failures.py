@@ -103,7 +103,7 @@ class Peer:
         if isinstance(error.os_error, ConnectionRefusedError):
             return BrokerUnreachable(
                 f"connection refused by {self.url}",
-                hint="start the broker, or check its address",
+                hint="start the broker, or give its address with --broker-url",
             )
         return BrokerUnreachable(
             f"cannot connect to {self.url}: {_reason(error.os_error)}",

@@ -2,7 +2,7 @@
 
 A cluster namespace is a namespace of the broker's cluster that belongs to one cluster (docs/transports.md).
 Its account may write requests and read responses, but cannot write responses; the only status that it may
-write is that of ProviderInstructions. `kubelend mailbox create` prints the manifests.
+write is that of ProviderInstructions. `kubelend create clusternamespace` prints the manifests.
 """
 
 from __future__ import annotations

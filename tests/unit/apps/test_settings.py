@@ -153,7 +153,7 @@ def test_a_client_needs_to_know_who_it_is():
     ["https://localhost:8443", "https://broker.example.org", "https://[::1]:1", "https://a/prefix"],
 )
 def test_an_address_of_a_broker_is_taken(url):
-    assert flags.parse(ClientSettings, {"cert_path": "c", "broker": url}).broker == url
+    assert flags.parse(ClientSettings, {"cert_path": "c", "broker_url": url}).broker_url == url
 
 
 @pytest.mark.parametrize(
@@ -169,8 +169,8 @@ def test_an_address_of_a_broker_is_taken(url):
     ],
 )
 def test_what_is_no_address_of_a_broker_is_refused(url):
-    told = problems_of(ClientSettings, cert_path="c", broker=url)
-    assert told.startswith(f"--broker: {url!r} is not a broker URL")
+    told = problems_of(ClientSettings, cert_path="c", broker_url=url)
+    assert told.startswith(f"--broker-url: {url!r} is not a broker URL")
 
 
 def test_a_client_does_not_wait_for_no_time():

@@ -1,4 +1,4 @@
-"""The table of `kubelend bench all`: what was measured beside what it should be."""
+"""The table of `kubelend dev bench all`: what was measured beside what it should be."""
 
 import math
 from typing import Any

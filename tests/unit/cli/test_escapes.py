@@ -8,14 +8,14 @@ import pytest
 import yaml
 
 from kubelend.cli import (
-    cluster_views,
+    clusters,
     escapes,
-    explanations,
     limit_views,
     main,
-    member_views,
+    members,
     output,
     reservation_views,
+    reservations,
     tables,
 )
 from kubelend.cli.output import Format
@@ -96,19 +96,19 @@ def test_a_table_has_one_line_for_each_row_and_its_columns_line_up():
 
 
 VIEWS = {
-    "clusters": (cluster_views.table([CLUSTER], NOW, wide=True), 2),
-    "a cluster": (cluster_views.details(CLUSTER, NOW), 16),
+    "clusters": (clusters.cluster_table([CLUSTER], NOW, wide=True), 2),
+    "a cluster": (clusters.cluster_details(CLUSTER, NOW), 16),
     "a drained cluster": (
-        cluster_views.drained(bodies.Drained(CLUSTER, [RESERVATION]), NOW),
+        clusters.drain_summary(bodies.Drained(CLUSTER, [RESERVATION]), NOW),
         4,
     ),
     "reservations": (reservation_views.table([RESERVATION], NOW, wide=True), 2),
     "a reservation": (reservation_views.details(RESERVATION, NOW), 8),
-    "a sentence": (reservation_views.sentence(RESERVATION, NOW), 1),
-    "an explanation": (explanations.text(EXPLANATION, None), 8),
-    "members": (member_views.members([MEMBER], NOW, wide=True), 2),
-    "a member": (member_views.accepted(MEMBER, NOW), 1),
-    "a policy": (limit_views.policy(limit_bodies.PolicyStatus(HOSTILE), None), 1),
+    "a sentence": (reservation_views.summary(RESERVATION, NOW), 1),
+    "an explanation": (reservations.explanation_text(EXPLANATION, None), 8),
+    "members": (members.member_table([MEMBER], NOW, wide=True), 2),
+    "a member": (members.approval_summary(MEMBER, NOW), 1),
+    "a policy": (limit_views.policy_text(limit_bodies.PolicyStatus(HOSTILE), None), 1),
 }
 """How bodies of a broker are shown to people, and how many lines that takes."""
 
@@ -123,7 +123,7 @@ def test_a_view_of_hostile_bodies_has_no_line_of_theirs(name):
 
 def test_notes_and_errors_are_one_line(capsys):
     output.note(HOSTILE)
-    output.complain(Forbidden(HOSTILE, hint=HOSTILE))
+    output.print_error(Forbidden(HOSTILE, hint=HOSTILE))
     note, error, end = capsys.readouterr().err.split("\n")
     assert note == SHOWN
     assert error.startswith(r"error: a\x1b[2K \x00\x9b31m\u202eb c d; a\x1b")
@@ -136,7 +136,7 @@ def test_an_error_that_a_broker_words_ends_no_line(flags, monkeypatch, capsys):
     def fail(*_):
         raise KubelendError(HOSTILE)
 
-    monkeypatch.setattr("kubelend.cli.version.Versions", fail)
+    monkeypatch.setattr("kubelend.cli.app.Versions", fail)
     assert main.run([*flags, "version"]) == 1
     text = capsys.readouterr().err
     assert all(line.isprintable() for line in text.split("\n"))

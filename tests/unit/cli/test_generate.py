@@ -11,8 +11,8 @@ import yaml
 
 from kubelend.apps import flags
 from kubelend.apps.settings import BrokerSettings, ClientSettings
-from kubelend.cli import generate, manifests, tree
-from kubelend.cli.exits import Code
+from kubelend.cli import app, generate
+from kubelend.cli.exit_codes import ExitCode
 from kubelend.core import errors
 from kubelend.wire import crds, problems, routes
 from kubelend.wire.route import OF_ANY_ROUTE
@@ -41,11 +41,11 @@ def test_every_setting_is_documented_with_its_variable(record):
 
 def test_every_command_and_exit_code_is_documented():
     text = generate.command_line()
-    for name in tree.TREE.commands:
-        if name in tree.build().commands:
+    for name in app.TREE.commands:
+        if name in app.build_app().commands:
             assert f"\n## kubelend {name}\n" in text
     assert "\n## kubelend get reservations\n" in text
-    for code in Code:
+    for code in ExitCode:
         meaning = code.meaning.replace("|", "\\|")
         assert f"| {int(code)} | {meaning} |" in text
 
@@ -114,7 +114,7 @@ def test_documents_in_the_repository_are_what_the_code_makes():
 
 
 def test_definitions_in_the_repository_are_what_the_code_makes():
-    made = manifests.files(ROOT / "deploy" / "crds")
+    made = generate.crd_files(ROOT / "deploy" / "crds")
     assert {path.name: path.read_text("utf-8") for path in made} == {
         path.name: text for path, text in made.items()
     }, "run `make manifests`"
@@ -123,13 +123,13 @@ def test_definitions_in_the_repository_are_what_the_code_makes():
 
 def test_definitions_are_written_so_that_they_are_read_again():
     for text, document in zip(
-        manifests.files(ROOT).values(), crds.documents().values(), strict=True
+        generate.crd_files(ROOT).values(), crds.documents().values(), strict=True
     ):
         assert yaml.safe_load(text) == document
         assert not {"\u2028", "\u2029"} & set(text)
 
 
 def test_definitions_say_that_they_are_made_and_repeat_what_is_equal():
-    for text in manifests.files(ROOT).values():
+    for text in generate.crd_files(ROOT).values():
         assert text.startswith("# Made by `make manifests`")
         assert "&id001" not in text

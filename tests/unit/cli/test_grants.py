@@ -63,4 +63,4 @@ def test_file_without_keys_is_one_line(grant, tmp_path, capsys):
     path = tmp_path / "keys.json"
     path.write_text("[]")
     assert verify(grant, path) == 2
-    assert "holds no keys; write it with `kubelend grant keys`" in capsys.readouterr().err
+    assert "has no keys; write it with `kubelend grant keys`" in capsys.readouterr().err

@@ -10,9 +10,9 @@ from typer.core import TyperGroup
 
 import kubelend
 from certificates import Certificates
-from kubelend.cli import exits, main, options, tree
-from kubelend.cli.deferred import Deferred
-from kubelend.cli.exits import Code
+from kubelend.cli import app, exit_codes, main, options
+from kubelend.cli.app import LazyCommand
+from kubelend.cli.exit_codes import ExitCode
 from kubelend.core import errors
 
 
@@ -29,7 +29,7 @@ def paths(group, prefix=()):
     for name, command in group.commands.items():
         if isinstance(command, TyperGroup):
             yield from paths(command, (*prefix, name))
-        elif not isinstance(command, Deferred):
+        elif not isinstance(command, LazyCommand):
             yield (*prefix, name)
 
 
@@ -40,20 +40,20 @@ def run(capsys, *arguments):
 
 
 @pytest.mark.parametrize(
-    "path", list(paths(tree.build())), ids=lambda path: " ".join(path) or "kubelend"
+    "path", list(paths(app.build_app())), ids=lambda path: " ".join(path) or "kubelend"
 )
 def test_every_command_has_a_help(path, capsys):
     code, out, err = run(capsys, *path, "--help")
-    assert (code, err) == (Code.OK, "")
+    assert (code, err) == (ExitCode.OK, "")
     assert out.startswith("Usage: " + " ".join(["kubelend", *path]))
     assert max(map(len, out.splitlines())) <= 80
 
 
-@pytest.mark.parametrize("group", [(), ("get",), ("describe",), ("ca",)], ids=str)
+@pytest.mark.parametrize("group", [(), ("get",), ("describe",), ("ca",), ("audit",)], ids=str)
 def test_a_group_alone_shows_its_help(group, capsys):
     code, out, _ = run(capsys, *group)
-    assert code == Code.OK
-    assert "Commands:" in out
+    assert code == ExitCode.OK
+    assert "ommands:" in out
 
 
 def test_all_promised_commands_are_there():
@@ -61,7 +61,7 @@ def test_all_promised_commands_are_there():
         "borrow explain get describe release renew activate cordon uncordon drain remove"
         " broker ca audit version completion"
     )
-    assert set(promised.split()) <= set(tree.build().commands)
+    assert set(promised.split()) <= set(app.build_app().commands)
 
 
 @pytest.mark.parametrize(
@@ -77,14 +77,20 @@ def test_all_promised_commands_are_there():
         (["get", "clusters", "-o", "xml"], "invalid value for '--output'"),
         (["get", "clusters"], "--cert-path: required; set the flag or KUBELEND_CERT_PATH"),
         (["get", "clusters", "--cert-path", "no/where"], "no/where/tls.crt is missing; create one"),
-        (["borrow", "--cert-path", "x"], "nothing is asked for; give --cpu and --memory at least"),
-        (["explain", "--cert-path", "x"], "one of both is needed"),
+        (
+            ["borrow", "--cert-path", "x"],
+            "no resources are requested; give at least --cpu and --memory",
+        ),
+        (["explain", "--cert-path", "x"], "give a reservation or resources"),
         (
             ["explain", "r", "--cpu", "1", "--cert-path", "x"],
-            "either a reservation or amounts, not both; leave out the name, or the flags",
+            "give either a reservation or resources, not both; leave out the name",
         ),
-        (["explain", "r", "--region", "eu", "--cert-path", "x"], "either a reservation or amounts"),
-        (["explain", "--cpu", "1", "--cert-path", "x"], "--cpu and --memory are needed both"),
+        (
+            ["explain", "r", "--region", "eu", "--cert-path", "x"],
+            "give either a reservation or resources",
+        ),
+        (["explain", "--cpu", "1", "--cert-path", "x"], "--cpu and --memory are both required"),
         (["explain", "r", "--limit", "0"], "0 is not in the range 1<=x<=100"),
         (["explain", "r", "--limit", "101"], "101 is not in the range 1<=x<=100"),
         (["broker"], "--http-cert-path: required"),
@@ -98,7 +104,7 @@ def test_all_promised_commands_are_there():
 )
 def test_a_wrong_use_is_one_line_and_exit_code_2(arguments, problem, capsys):
     code, out, err = run(capsys, *arguments)
-    assert code == Code.USAGE
+    assert code == ExitCode.USAGE
     assert problem in err
     assert err.startswith("error: ")
     assert err.count("\n") == 1
@@ -113,12 +119,13 @@ def test_an_unreachable_broker_is_one_line_and_exit_code_7(tmp_path, capsys):
         "reservations",
         "--cert-path",
         str(directory),
-        "--broker",
+        "--broker-url",
         "https://127.0.0.1:1",
     )
-    assert (code, out) == (Code.UNAVAILABLE, "")
+    assert (code, out) == (ExitCode.UNAVAILABLE, "")
     assert err == (
-        "error: connection refused by https://127.0.0.1:1; start the broker, or check its address\n"
+        "error: connection refused by https://127.0.0.1:1;"
+        " start the broker, or give its address with --broker-url\n"
     )
 
 
@@ -151,7 +158,7 @@ EXPECTED = {
     errors.Hidden: 3,
     errors.Forbidden: 4,
     errors.InvalidGrant: 2,
-    errors.QuotaExceeded: 4,
+    errors.QuotaExceeded: 6,
     errors.Revoked: 4,
     errors.Unauthenticated: 4,
     errors.TokenRefused: 4,
@@ -180,16 +187,21 @@ EXPECTED = {
 
 @pytest.mark.parametrize("kind", all_errors(), ids=lambda kind: kind.__name__)
 def test_the_exit_code_of_an_error_is_fixed(kind):
-    assert exits.code_of(kind("")) == EXPECTED[kind]
+    assert exit_codes.exit_code_for(kind("")) == EXPECTED[kind]
 
 
 def test_every_exit_code_has_a_meaning():
-    assert all(code.meaning for code in Code)
+    assert all(code.meaning for code in ExitCode)
 
 
 def test_a_switch_may_be_written_as_in_go():
     given = ["broker", "--leader-elect=true", "--leader-elect=False", "--store=true"]
-    assert options.plain(given) == ["broker", "--leader-elect", "--no-leader-elect", "--store=true"]
+    assert options.normalize_arguments(given) == [
+        "broker",
+        "--leader-elect",
+        "--no-leader-elect",
+        "--store=true",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -232,7 +244,7 @@ def test_the_version_is_that_of_the_package(capsys):
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_a_completion_script_names_the_command(shell, capsys):
     code, out, _ = run(capsys, "completion", shell)
-    assert code == Code.OK
+    assert code == ExitCode.OK
     assert "_KUBELEND_COMPLETE" in out
 
 
@@ -244,7 +256,7 @@ def kubelend_process(*arguments, **variables):
 
 def test_a_broker_without_certificates_does_not_start():
     done = kubelend_process("broker", "--http-cert-path", "no/where", "--store", "memory:")
-    assert done.returncode == Code.USAGE
+    assert done.returncode == ExitCode.USAGE
     assert done.stderr.splitlines()[-1].startswith("error: no/where/tls.crt is missing; create one")
 
 
@@ -262,7 +274,7 @@ def test_a_broker_that_cannot_listen_there_says_what_to_change(host, remedy, tmp
         *("broker", "--http-cert-path", Certificates(tmp_path).server(), "--store", "memory:"),
         *("--http-host", host, "--health-probe-bind-address=0", "--metrics-bind-address=0"),
     )
-    assert done.returncode == Code.USAGE
+    assert done.returncode == ExitCode.USAGE
     told = done.stderr.splitlines()[-1]
     assert told.startswith(f"error: cannot listen on {host}:8443: ")
     assert f"; {remedy}" in told
@@ -271,10 +283,8 @@ def test_a_broker_that_cannot_listen_there_says_what_to_change(host, remedy, tmp
 @pytest.mark.parametrize("url", ["postgres://db/kubelend", "memory:foo", "sqlite://host/x"])
 def test_a_broker_whose_store_cannot_be_does_not_start(url):
     done = kubelend_process("broker", "--http-cert-path", "no/where", "--store", url)
-    assert done.returncode == Code.USAGE
-    assert done.stderr.splitlines()[-1].startswith(
-        ("error: unknown kind of store", f"error: {url}")
-    )
+    assert done.returncode == ExitCode.USAGE
+    assert done.stderr.splitlines()[-1].startswith(("error: unknown kind of store", f"error: {url}"))
 
 
 def test_the_shell_gets_completions():

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 import yaml
 
-from kubelend.cli import amounts, cluster_views, explanations, output, reservation_views
+from kubelend.cli import clusters, output, reservation_views, reservations
 from kubelend.cli.output import Format
 from kubelend.wire import bodies
 
@@ -100,10 +100,10 @@ def test_reservations_as_a_wide_table():
 
 
 def test_a_reservation_in_a_sentence():
-    assert reservation_views.sentence(RESERVED, NOW) == (
+    assert reservation_views.summary(RESERVED, NOW) == (
         "rsv-agent-cluster-1-abcdefghijklm is Reserved on agent-cluster-2 for 55m"
     )
-    assert reservation_views.sentence(WAITING, NOW) == (
+    assert reservation_views.summary(WAITING, NOW) == (
         "rsv-agent-cluster-1-nopqrstuvwxyz is Pending: Waiting: 0/2 clusters fit"
     )
 
@@ -125,24 +125,24 @@ def test_all_of_a_reservation():
 
 
 def test_clusters_as_a_table():
-    assert cluster_views.table([CLUSTER], NOW) == (
+    assert clusters.cluster_table([CLUSTER], NOW) == (
         "NAME             STATUS    CPU-FREE  MEMORY-FREE  GPU-FREE  SCORE  LENT  SEEN\n"
         "agent-cluster-2  Cordoned  5950m     6.2Gi        2         70.55  3     12s"
     )
 
 
 def test_all_of_a_cluster():
-    assert cluster_views.details(CLUSTER, NOW) == (
-        "Name:          agent-cluster-2\n"
-        "Status:        Cordoned\n"
-        "Cordoned for:  new kernel\n"
-        "Score:         70.55 (Good)\n"
-        "Lends:         3 reservations\n"
-        "Region:        eu-west\n"
-        "Labels:        tier=gold\n"
-        "Prices:        0.02 per core, 0.01 per GB and hour, in EUR\n"
-        "Seen:          2026-01-02T03:03:53Z (12s ago)\n"
-        "Valid until:   2026-01-02T03:13:05Z (in 9m)\n"
+    assert clusters.cluster_details(CLUSTER, NOW) == (
+        "Name:           agent-cluster-2\n"
+        "Status:         Cordoned\n"
+        "Cordon reason:  new kernel\n"
+        "Score:          70.55 (Good)\n"
+        "Lends:          3 reservations\n"
+        "Region:         eu-west\n"
+        "Labels:         tier=gold\n"
+        "Prices:         0.02 per core, 0.01 per GB and hour, in EUR\n"
+        "Last seen:      2026-01-02T03:03:53Z (12s ago)\n"
+        "Valid until:    2026-01-02T03:13:05Z (in 9m)\n"
         "\n"
         "RESOURCE  CAPACITY   ALLOCATABLE  ALLOCATED  RESERVED  AVAILABLE\n"
         "cpu       10         10           1050m      3         5950m\n"
@@ -155,17 +155,19 @@ def test_what_became_of_a_drained_cluster():
     released = msgspec.structs.replace(
         RESERVED, status=bodies.ReservationStatus("Released", "Drained")
     )
-    text = cluster_views.drained(bodies.Drained(CLUSTER, [RESERVED, released]), NOW)
-    assert text.startswith("agent-cluster-2 is drained: 1 moved to other clusters, 1 released\n\n")
-    empty = cluster_views.drained(bodies.Drained(CLUSTER, []), NOW)
-    assert empty == "agent-cluster-2 is drained; it lent nothing"
+    text = clusters.drain_summary(bodies.Drained(CLUSTER, [RESERVED, released]), NOW)
+    assert text.startswith(
+        "cluster/agent-cluster-2 drained: 1 moved to other clusters, 1 released\n\n"
+    )
+    empty = clusters.drain_summary(bodies.Drained(CLUSTER, []), NOW)
+    assert empty == "cluster/agent-cluster-2 drained; it had no reservations"
 
 
 def test_an_explanation_ranks_the_clusters_and_says_what_would_help():
-    assert explanations.text(EXPLANATION, 80) == (
+    assert reservations.explanation_text(EXPLANATION, 80) == (
         "1/3 clusters fit: 2 InsufficientCPU\n"
         "\n"
-        "CLUSTER          FITS  SCORE   PRICE         WHY NOT, AND WHAT WOULD HELP\n"
+        "CLUSTER          FITS  SCORE   PRICE         REASONS AND SUGGESTIONS\n"
         "agent-cluster-2  yes   0.8055  0.0287 USD/h  -\n"
         "agent-cluster-3  no    -       -             InsufficientCPU: request 50m cpu\n"
         "                                             less, or wait until reservations\n"
@@ -177,25 +179,27 @@ def test_an_explanation_ranks_the_clusters_and_says_what_would_help():
 
 def test_the_nearest_remedy_is_told_within_the_width():
     remedy = bodies.Remedy("b", "b fits if you " + "ask for less " * 10)
-    text = explanations.text(bodies.Explanation("0/1 cluster fits", 1, 0, {}, [], remedy), 80)
+    text = reservations.explanation_text(
+        bodies.Explanation("0/1 cluster fits", 1, 0, {}, [], remedy), 80
+    )
     assert text.splitlines()[2].startswith("Nearest: b fits if you ask for less")
     assert max(map(len, text.splitlines())) <= 80
 
 
 def test_an_explanation_without_any_cluster_is_a_sentence():
     nobody = bodies.Explanation("no cluster has advertised yet", 0, 0, {})
-    assert explanations.text(nobody, 80) == "no cluster has advertised yet"
+    assert reservations.explanation_text(nobody, 80) == "no cluster has advertised yet"
 
 
 @pytest.mark.parametrize(
     "text",
     [
         reservation_views.table([RESERVED, WAITING], NOW),
-        reservation_views.sentence(RESERVED, NOW),
+        reservation_views.summary(RESERVED, NOW),
         reservation_views.details(RESERVED, NOW),
-        cluster_views.table([CLUSTER], NOW),
-        cluster_views.details(CLUSTER, NOW),
-        explanations.text(EXPLANATION, 80),
+        clusters.cluster_table([CLUSTER], NOW),
+        clusters.cluster_details(CLUSTER, NOW),
+        reservations.explanation_text(EXPLANATION, 80),
     ],
     ids=["reservations", "sentence", "reservation", "clusters", "cluster", "explanation"],
 )
@@ -208,7 +212,7 @@ def test_it_fits_80_columns(text):
 )
 def test_a_small_price_is_not_rounded_to_nothing(price, shown):
     found = bodies.Candidate("a", True, [], 1.0, price, "USD")
-    text = explanations.text(bodies.Explanation("s", 1, 1, {}, [found]), None)
+    text = reservations.explanation_text(bodies.Explanation("s", 1, 1, {}, [found]), None)
     assert f"{shown} USD/h" in text
 
 
@@ -226,35 +230,56 @@ def test_a_small_price_is_not_rounded_to_nothing(price, shown):
     ],
 )
 def test_bytes_are_shortened_downwards(amount, shown):
-    assert amounts.short(amount) == shown
+    assert output.short_bytes(amount) == shown
 
 
 # -- for programs
 
 
 def show(format, capsys):
-    output.show(RESERVED, format, text=lambda: "text", names=[RESERVED.id])
+    names = reservation_views.references([RESERVED])
+    output.show(RESERVED, format, kind="Reservation", text=lambda: "text", names=names)
     return capsys.readouterr().out
 
 
-def test_json_and_yaml_are_the_body_of_the_wire(capsys):
-    expected = msgspec.to_builtins(RESERVED)
+def show_list(found, format, capsys):
+    output.show_list(
+        found,
+        format,
+        kind="Reservation",
+        noun="reservations",
+        names=reservation_views.references(found),
+        text=lambda: "text",
+    )
+    return capsys.readouterr()
+
+
+def test_json_and_yaml_are_the_kind_and_the_body_of_the_wire(capsys):
+    expected = {"kind": "Reservation", **msgspec.to_builtins(RESERVED)}
     assert json.loads(show(Format.JSON, capsys)) == expected
     assert yaml.safe_load(show(Format.YAML, capsys)) == expected
 
 
-def test_names_stand_alone(capsys):
-    assert show(Format.NAME, capsys) == "rsv-agent-cluster-1-abcdefghijklm\n"
+def test_a_list_has_kind_and_items(capsys):
+    expected = {
+        "kind": "ReservationList",
+        "items": [
+            {"kind": "Reservation", **msgspec.to_builtins(one)} for one in (RESERVED, WAITING)
+        ],
+    }
+    assert json.loads(show_list([RESERVED, WAITING], Format.JSON, capsys).out) == expected
+    assert yaml.safe_load(show_list([RESERVED, WAITING], Format.YAML, capsys).out) == expected
+
+
+def test_a_name_has_its_kind_before_it(capsys):
+    assert show(Format.NAME, capsys) == "reservation/rsv-agent-cluster-1-abcdefghijklm\n"
 
 
 @pytest.mark.parametrize("format", [Format.TABLE, Format.WIDE, Format.NAME])
 def test_an_empty_list_is_a_sentence_beside_the_output(format, capsys):
-    empty = bodies.ReservationList([])
-    output.listing(empty, format, noun="reservations", names=[], text=lambda: "never")
-    assert capsys.readouterr() == ("", "No reservations found.\n")
+    assert show_list([], format, capsys) == ("", "No reservations found.\n")
 
 
 def test_an_empty_list_is_a_list_to_a_program(capsys):
-    empty = bodies.ReservationList([])
-    output.listing(empty, Format.JSON, noun="reservations", names=[], text=lambda: "never")
-    assert json.loads(capsys.readouterr().out) == {"reservations": []}
+    shown = json.loads(show_list([], Format.JSON, capsys).out)
+    assert shown == {"kind": "ReservationList", "items": []}

@@ -17,7 +17,7 @@ from kubelend.pki import tokens
 
 REFUSAL = (
     "not a valid token: expected kl1.ID.SECRET, with 10 and 32 letters or digits;"
-    " copy the complete output of `kubelend token create`"
+    " copy the complete output of `kubelend create token`"
 )
 TOKEN = "kl1.abcdefghij.abcdefghijklmnopqrstuvwxyz234567"
 

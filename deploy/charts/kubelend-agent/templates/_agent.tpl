@@ -15,12 +15,12 @@
 {{- fail "broker.kubeconfigSecret: is needed with broker.transport=kubernetes; make it by: kubectl create secret generic broker-kubeconfig --from-file=kubeconfig" }}
 {{- end }}
 {{- if and (eq .Values.broker.transport "kubernetes") (not .Values.broker.namespace) }}
-{{- fail "broker.namespace: is needed with broker.transport=kubernetes: the namespace of this cluster in the broker's cluster; create it with: kubelend mailbox create --cluster-id berlin | kubectl apply -f -" }}
+{{- fail "broker.namespace: is needed with broker.transport=kubernetes: the namespace of this cluster in the broker's cluster; create it with: kubelend create clusternamespace --cluster-id berlin | kubectl apply -f -" }}
 {{- end }}
 {{- if include "agent.joins" . }}
 {{- range $key := list "url" "clusterID" "caHash" }}
 {{- if not (index $.Values.certificate.join $key) }}
-{{- fail (printf "certificate.join.%s: is needed with certificate.from=join; `kubelend token create` prints it" $key) }}
+{{- fail (printf "certificate.join.%s: is needed with certificate.from=join; `kubelend create token` prints it" $key) }}
 {{- end }}
 {{- end }}
 {{- end }}

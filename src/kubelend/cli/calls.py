@@ -1,0 +1,120 @@
+"""Connects to a backend and calls it: the one place where the command line runs an event loop."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+
+from kubelend.apps.settings import ClientSettings
+from kubelend.cli.options import Target
+from kubelend.core.errors import InvalidInput
+from kubelend.wire import bodies
+
+if TYPE_CHECKING:
+    from kubelend.transports.http_client import BrokerClient
+
+Answer = TypeVar("Answer")
+Fields = Mapping[str, str]
+"""By the field of a body, the flag that sets it."""
+
+NO_FIELDS: Final[Fields] = MappingProxyType({})
+
+
+class Backend(Protocol):
+    """What the everyday commands call: the broker itself, or the objects of a cluster."""
+
+    async def reserve(
+        self, request: bodies.ReservationRequest, *, key: str = ""
+    ) -> bodies.Reservation: ...
+
+    async def get_reservation(self, reservation: str) -> bodies.Reservation: ...
+
+    async def release(self, reservation: str) -> bodies.Reservation: ...
+
+    async def all_reservations(
+        self, *, role: str = "", phase: str = "", cluster: str = ""
+    ) -> list[bodies.Reservation]: ...
+
+    def stream(self) -> AsyncGenerator[bodies.Instruction, None]: ...
+
+    async def get_cluster(self, cluster: str) -> bodies.Cluster: ...
+
+    async def all_clusters(self) -> list[bodies.Cluster]: ...
+
+
+def call_backend(
+    target: Target, ask: Callable[[Backend], Awaitable[Answer]], fields: Fields = NO_FIELDS
+) -> Answer:
+    """Call what the flags select: a broker, or a cluster of the kubeconfig."""
+    if isinstance(target, ClientSettings):
+        return call_broker(target, ask, fields)
+    import asyncio
+
+    from kubelend.cli import kube_backend
+
+    async def conversation() -> Answer:
+        async with kube_backend.open_backend(target) as backend:
+            return await ask(backend)
+
+    with naming_flags(fields):
+        return asyncio.run(conversation())
+
+
+def call_broker(
+    settings: ClientSettings,
+    ask: Callable[[BrokerClient], Awaitable[Answer]],
+    fields: Fields = NO_FIELDS,
+) -> Answer:
+    """Connect, ask, disconnect. After a success, renew the certificate if that is due."""
+    import asyncio
+
+    from kubelend.cli import renewal
+    from kubelend.transports.http_client import BrokerClient
+
+    async def conversation() -> Answer:
+        async with BrokerClient(
+            settings.broker_url, settings.cert_path, timeout=settings.timeout
+        ) as client:
+            answer = await ask(client)
+            if settings.auto_renew:
+                await renewal.renew_if_due(settings, client)
+            return answer
+
+    with naming_flags(fields):
+        return asyncio.run(conversation())
+
+
+def search_scope(backend: Backend) -> str:
+    """Where objects were looked for, as the end of a sentence; empty for a broker."""
+    return str(getattr(backend, "where", ""))
+
+
+@contextlib.contextmanager
+def naming_flags(fields: Fields) -> Iterator[None]:
+    """Let errors name the flag that was typed, instead of the field of the body that it became."""
+    try:
+        yield
+    except InvalidInput as error:
+        message = _with_flag(error.message, fields)
+        if message == error.message:
+            raise
+        raise type(error)(message, hint=error.hint) from error
+
+
+def _with_flag(message: str, fields: Fields) -> str:
+    match = _DECODING.fullmatch(message) or _FIELD.match(message)
+    if match is None:
+        return message
+    path, problem = match["path"].removeprefix("spec."), match["problem"]
+    for end in range(len(path), 0, -1):
+        if (flag := fields.get(path[:end])) is not None and path[end : end + 1] in {"", ".", "["}:
+            rest = path[end:].strip('.[]"')
+            return f"{flag}{f' {rest}' if rest else ''}: {problem}"
+    return message
+
+
+_FIELD: Final = re.compile(r"(?P<path>[A-Za-z][\w./\[\]-]*): (?P<problem>.*)", re.DOTALL)
+_DECODING: Final = re.compile(r"body: (?P<problem>.*) - at `\$\.(?P<path>[^`]*)`", re.DOTALL)

@@ -1,0 +1,362 @@
+"""The client configuration file with its contexts, and `kubelend config`.
+
+    currentContext: alice
+    contexts:
+    - name: alice
+      brokerURL: https://broker.example.org:8443
+      certPath: /home/alice/certs/alice
+      timeout: 10s
+
+A context stands in for flags that are not given: see `options`. The file is found by `path`, read strictly
+(an unknown key is an error with its line) and written atomically with mode 0600.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import msgspec
+import typer
+from msgspec.structs import replace
+
+from kubelend.apps.settings import address_problem
+from kubelend.cli import escapes, output, tables
+from kubelend.cli.output import Format
+from kubelend.core import durations
+from kubelend.core.errors import InvalidDuration, InvalidInput, InvalidSettings, NotFound
+
+if TYPE_CHECKING:
+    import yaml
+
+VARIABLE: Final = "KUBELEND_CONFIG"
+
+
+_KEYS: Final = {
+    "name": "name",
+    "broker_url": "brokerURL",
+    "cert_path": "certPath",
+    "timeout": "timeout",
+}
+
+
+class Context(msgspec.Struct, frozen=True, omit_defaults=True, rename=_KEYS):
+    """A broker and the certificate to call it with. An empty value leaves the setting to its default."""
+
+    name: str
+    broker_url: str = ""
+    cert_path: str = ""
+    timeout: str = ""
+
+    def settings(self) -> dict[str, str]:
+        """The settings that this context has a value for, by attribute of `ClientSettings`."""
+        named = {
+            "broker_url": self.broker_url,
+            "cert_path": self.cert_path,
+            "timeout": self.timeout,
+        }
+        return {name: value for name, value in named.items() if value}
+
+
+class Config(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
+    """The whole file."""
+
+    current_context: str = ""
+    contexts: list[Context] = msgspec.field(default_factory=list)
+
+    def find(self, name: str) -> Context | None:
+        return next((one for one in self.contexts if one.name == name), None)
+
+
+# -- the file
+
+
+def path() -> Path:
+    """`$KUBELEND_CONFIG`, or `kubelend/config.yaml` below `$XDG_CONFIG_HOME` or `~/.config`."""
+    if named := os.environ.get(VARIABLE):
+        return Path(named).expanduser()
+    base = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
+    return Path(base).expanduser() / "kubelend" / "config.yaml"
+
+
+def load() -> Config:
+    """The file's content; an empty configuration if there is no file."""
+    file = path()
+    try:
+        text = file.read_text("utf-8")
+    except FileNotFoundError:
+        return Config()
+    except OSError as error:
+        raise InvalidSettings(f"{file} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InvalidSettings(f"{file} is not UTF-8 text", hint=_FIX) from error
+    return _parse(text, file)
+
+
+def find_context(name: str = "") -> Context | None:
+    """The context of this name, or the current one; None if there is no current context."""
+    config = load()
+    wanted = name or config.current_context
+    if not wanted:
+        return None
+    if (found := config.find(wanted)) is None:
+        raise _unknown(wanted)
+    return replace(found, cert_path=_absolute(found.cert_path, path().parent))
+
+
+def _unknown(name: str) -> InvalidSettings:
+    return InvalidSettings(
+        f"no context {name!r} in {path()}",
+        hint="`kubelend config get-contexts` lists them; --kube-context names one of the kubeconfig",
+    )
+
+
+def _absolute(directory: str, base: Path) -> str:
+    return str(base / Path(directory).expanduser()) if directory else ""
+
+
+def save(config: Config) -> None:
+    from kubelend.kits import keyfiles
+
+    file = path()
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise InvalidSettings(f"{file.parent} cannot be made: {error.strerror}") from error
+    # The target of a link is replaced, not the link: a configuration may be kept elsewhere.
+    content = output.yaml(config).encode()
+    keyfiles.write(file.resolve(), content, mode=keyfiles.PRIVATE, overwrite=True)
+
+
+@contextmanager
+def _changing() -> Iterator[None]:
+    """Two commands that change the file do so one after the other, or one of them fails."""
+    from kubelend.kits import keyfiles
+
+    directory = path().resolve().parent
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with keyfiles.locked(directory):
+        yield
+
+
+# -- parsing, by hand: each error names its line
+
+
+_FIX: Final = "correct the file, or delete it and use `kubelend config set-context`"
+
+
+def _parse(text: str, file: Path) -> Config:
+    import yaml
+
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = "" if mark is None else f":{mark.line + 1}"
+        raise InvalidSettings(f"{file}{line}: {error.problem or error}", hint=_FIX) from None
+    except yaml.YAMLError as error:
+        raise InvalidSettings(f"{file}: {error}", hint=_FIX) from None
+    return Config() if root is None else _Parser(file).config(root)
+
+
+class _Parser:
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def config(self, root: yaml.Node) -> Config:
+        fields = self._mapping(root, ("currentContext", "contexts"), "the file")
+        contexts: list[Context] = []
+        for node in self._sequence(fields.get("contexts")):
+            context = self._context(node)
+            if any(one.name == context.name for one in contexts):
+                raise self._error(node, f"context {context.name!r} is defined twice")
+            contexts.append(context)
+        current = self._text(fields, "currentContext")
+        if current and all(one.name != current for one in contexts):
+            raise self._error(
+                fields["currentContext"], f"currentContext: there is no context {current!r}"
+            )
+        return Config(current, contexts)
+
+    def _context(self, node: yaml.Node) -> Context:
+        fields = self._mapping(node, tuple(_KEYS.values()), "a context")
+        values = {name: self._text(fields, key) for name, key in _KEYS.items()}
+        if not values["name"]:
+            raise self._error(node, "a context without a name")
+        if values["broker_url"]:
+            problem = address_problem(values["broker_url"], "brokerURL")
+            self._check(fields["brokerURL"], problem)
+        if values["timeout"]:
+            self._check(fields["timeout"], _duration_problem(values["timeout"]))
+        return Context(**values)
+
+    def _mapping(self, node: yaml.Node, known: tuple[str, ...], what: str) -> dict[str, yaml.Node]:
+        import yaml
+
+        if not isinstance(node, yaml.MappingNode):
+            raise self._error(node, f"{what} has to be a mapping")
+        found: dict[str, yaml.Node] = {}
+        for key, value in node.value:
+            if key.value not in known:
+                raise self._error(key, f"unknown key {key.value!r}; known are {', '.join(known)}")
+            if key.value in found:
+                raise self._error(key, f"{key.value} is given twice")
+            found[key.value] = value
+        return found
+
+    def _sequence(self, node: yaml.Node | None) -> list[yaml.Node]:
+        import yaml
+
+        if node is None or node.tag == _NULL:
+            return []
+        if not isinstance(node, yaml.SequenceNode):
+            raise self._error(node, "contexts has to be a list")
+        return list(node.value)
+
+    def _text(self, fields: dict[str, yaml.Node], key: str) -> str:
+        import yaml
+
+        node = fields.get(key)
+        if node is None or node.tag == _NULL:
+            return ""
+        if not isinstance(node, yaml.ScalarNode):
+            raise self._error(node, f"{key} has to be a text")
+        return str(node.value)
+
+    def _check(self, node: yaml.Node, problem: str) -> None:
+        if problem:
+            raise self._error(node, problem)
+
+    def _error(self, node: yaml.Node, problem: str) -> InvalidSettings:
+        return InvalidSettings(f"{self._file}:{node.start_mark.line + 1}: {problem}", hint=_FIX)
+
+
+_NULL: Final = "tag:yaml.org,2002:null"
+
+
+def _duration_problem(text: str) -> str:
+    try:
+        is_positive = durations.parse(text).total_seconds() > 0
+    except InvalidDuration as error:
+        return f"timeout: {error.message}"
+    return "" if is_positive else f"timeout: {text} is not above zero"
+
+
+# -- commands
+
+HEADERS: Final = ("CURRENT", "NAME", "BROKER", "CERTIFICATES")
+
+ContextName = Annotated[str, typer.Argument(metavar="CONTEXT", show_default=False)]
+
+
+def get_contexts(
+    format: Annotated[
+        Format,
+        typer.Option(
+            "--output", "-o", help="Output format: table, json, yaml or name.", metavar="FORMAT"
+        ),
+    ] = Format.TABLE,
+) -> None:
+    """List the contexts of the configuration file."""
+    config = load()
+    output.show_list(
+        config.contexts,
+        format,
+        kind="Context",
+        noun="contexts",
+        names=[one.name for one in config.contexts],
+        text=lambda: _context_table(config),
+        where=f" in {path()}",
+    )
+
+
+def current_context() -> None:
+    """Print the name of the current context."""
+    current = load().current_context
+    if not current:
+        raise NotFound(
+            f"no current context in {path()}", hint="set one with `kubelend config use-context`"
+        )
+    output.print_text(escapes.line(current))
+
+
+def use_context(name: ContextName) -> None:
+    """Make a context the current one."""
+    with _changing():
+        config = load()
+        if config.find(name) is None:
+            raise _unknown(name)
+        save(replace(config, current_context=name))
+    output.print_text(f"Switched to context {escapes.line(name)!r}.")
+
+
+def set_context(
+    name: Annotated[
+        str, typer.Argument(metavar="[CONTEXT]", help="Its name.", show_default=False)
+    ] = "",
+    current: Annotated[bool, typer.Option("--current", help="Change the current context.")] = False,
+    broker_url: Annotated[
+        str, typer.Option(help="Address of the broker: https://HOST:8443.", metavar="URL")
+    ] = "",
+    cert_path: Annotated[
+        str,
+        typer.Option(help="Directory with tls.crt, tls.key and ca.crt.", metavar="DIR"),
+    ] = "",
+    timeout: Annotated[str, typer.Option(help="Time limit of one call.", metavar="DURATION")] = "",
+) -> None:
+    """Create a context, or change the given settings of an existing one.
+
+    For example: kubelend config set-context alice --broker-url https://broker:8443
+    --cert-path certs/alice
+    """
+    if bool(name) == current:
+        raise InvalidInput("give the name of a context, or --current", hint="one of both")
+    for problem in (
+        address_problem(broker_url, "--broker-url") if broker_url else "",
+        f"--{_duration_problem(timeout)}" if timeout and _duration_problem(timeout) else "",
+    ):
+        if problem:
+            raise InvalidInput(problem)
+    with _changing():
+        config = load()
+        wanted = name or config.current_context
+        if not wanted:
+            raise InvalidInput("there is no current context", hint="give the name of a context")
+        known = config.find(wanted)
+        given = Context(wanted, broker_url, _absolute(cert_path, Path.cwd()), timeout)
+        merged = given if known is None else replace(known, **given.settings())
+        others = [merged if one.name == wanted else one for one in config.contexts]
+        contexts = others if known else [*others, merged]
+        # The first context is the one to use: who has only one need not say so.
+        save(Config(config.current_context or wanted, contexts))
+    verb = "created" if known is None else "modified"
+    output.print_text(f"Context {escapes.line(wanted)!r} {verb}.")
+
+
+def delete_context(name: ContextName) -> None:
+    """Delete a context. If it is the current one, there is no current context afterwards."""
+    with _changing():
+        config = load()
+        if config.find(name) is None:
+            raise _unknown(name)
+        current = "" if config.current_context == name else config.current_context
+        save(Config(current, [one for one in config.contexts if one.name != name]))
+    output.print_text(f"Deleted context {escapes.line(name)!r} from {path()}.")
+    if not current:
+        output.note("There is no current context now; `kubelend config use-context` sets one.")
+
+
+def _context_table(config: Config) -> str:
+    rows = [
+        (
+            "*" if one.name == config.current_context else " ",
+            one.name,
+            one.broker_url,
+            one.cert_path,
+        )
+        for one in config.contexts
+    ]
+    return tables.columns(HEADERS, rows)

@@ -1,0 +1,480 @@
+"""The backend of `kubectl lend`: reads and writes custom resources with the credentials of the kubeconfig.
+
+It returns bodies of the REST interface, so that commands do not differ. Which resources the API server serves
+decides the kind of object: ResourceRequests in an agent's cluster, Reservations in the broker's. Where both
+are served, a namespace with the broker's own records is the broker's. Kubernetes' RBAC decides what a user
+may do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from datetime import timedelta
+from types import MappingProxyType
+from typing import Any, Final, Generic
+
+import msgspec
+from msgspec.structs import replace
+
+from kubelend.cli import exit_codes, kube_objects, output
+from kubelend.cli.kube_objects import KindAdapter
+from kubelend.cli.options import KubeTarget
+from kubelend.communicators import kube_bodies
+from kubelend.core import durations
+from kubelend.core.errors import (
+    AlreadyExists,
+    Forbidden,
+    InvalidInput,
+    InvalidSettings,
+    KeyReused,
+    KubelendError,
+    NotFound,
+    Unauthenticated,
+    Unavailable,
+)
+from kubelend.kube import access, kubeconfig, resources, watching
+from kubelend.kube.access import Access
+from kubelend.kube.client import Client
+from kubelend.wire import bodies, mailboxes
+from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
+from kubelend.wire.objects import Kind, Metadata, Object, ProviderInstruction, ResourceRequest
+
+REQUEST_HASH: Final = "kubelend.io/asked"
+"""Annotation with the hash of the request, to detect a key that is reused for another one."""
+
+POLL_SECONDS: Final = 0.2
+
+_NO_OWNERS: Final[Mapping[str, str]] = MappingProxyType({})
+
+
+class KindBackend(Generic[Kind]):
+    """One kind of object in one namespace; without a namespace, in all of them."""
+
+    def __init__(
+        self,
+        client: Client,
+        adapter: KindAdapter[Kind],
+        namespace: str,
+        timeout: timedelta,
+        owners: Mapping[str, str] = _NO_OWNERS,
+    ) -> None:
+        """`owners`: the cluster of each cluster namespace, which is the requester of what is in it."""
+        self._client = client
+        self.adapter = adapter
+        self.namespace = namespace
+        self._timeout = timeout
+        self._owners = owners
+
+    async def reserve(self, request: bodies.ReservationRequest, key: str) -> bodies.Reservation:
+        """Create the object and wait for the decision; delete it if there is none, or if it failed."""
+        kube_bodies.check(request)
+        wanted = self.adapter.build(self._metadata(request, key), request)
+        try:
+            made = await self._client.create(self.adapter.resource, wanted)
+        except AlreadyExists:
+            return self._body(await self._wait_until_decided(await self._same(wanted)))
+        except (Unavailable, asyncio.CancelledError):
+            if not key:  # it may have been created, under a name that only this call uses
+                await self._withdraw(wanted)
+            raise
+        found = self._body(await self._wait_or_withdraw(made))
+        if found.status.phase == "Failed":
+            await self._withdraw(made)
+        return found
+
+    async def find(self, name: str) -> bodies.Reservation:
+        return self._body(await self._find(name))
+
+    async def find_all(self, phase: str, role: str, cluster: str) -> list[bodies.Reservation]:
+        found = await self._client.list(
+            self.adapter.resource, self.namespace, labels=self.adapter.labels
+        )
+        listed = [self._body(one) for one in found.objects if self.adapter.is_listed(one)]
+        return [one for one in listed if matches_filter(one, phase, role, cluster)]
+
+    async def release(self, name: str) -> bodies.Reservation:
+        """Delete the object, and wait until its finalizers are removed: then the resources are released."""
+        found = await self._find(name)
+        await self._delete(found)
+        try:
+            await self._until(lambda: self._is_gone(found))
+        except TimeoutError:
+            raise Unavailable(
+                f"{name} is deleted, but was not released within {self._waited}",
+                hint=f"check that there is {self.adapter.controller}",
+            ) from None
+        return _as_released(self._body(found))
+
+    async def stream(self) -> AsyncGenerator[bodies.Instruction, None]:
+        """All objects, and then each change. Only the first list may fail."""
+        scope = self.adapter.resource, self.namespace
+        await self._client.list(*scope, labels=self.adapter.labels)
+        changes = watching.follow(
+            self._client, *scope, labels=self.adapter.labels, report=_note_watch_problem
+        )
+        async with contextlib.aclosing(changes) as stream:
+            async for change in stream:
+                for body in self._changed(change):
+                    yield bodies.Instruction(0, "requester", "", body.status.message, body)
+
+    def _changed(self, change: watching.Change[Kind]) -> list[bodies.Reservation]:
+        match change:
+            case watching.Listed():
+                found = change.objects
+            case watching.Deleted():
+                return [_as_released(self._body(change.found))]
+            case Object():
+                found = [change]
+            case _:
+                return []
+        return [self._body(one) for one in found if self.adapter.is_listed(one)]
+
+    # -- one object
+
+    def _metadata(self, request: bodies.ReservationRequest, key: str) -> Metadata:
+        """The name is made from the key, so that a second call with the same key finds the first object."""
+        part = _digest(key.encode())[:16] if key else secrets.token_hex(4)
+        request_hash = _digest(msgspec.json.encode(request))
+        return Metadata(f"lend-{part}", self.namespace, annotations={REQUEST_HASH: request_hash})
+
+    async def _same(self, wanted: Kind) -> Kind:
+        found = await self._find(wanted.metadata.name)
+        if (
+            found.metadata.annotations.get(REQUEST_HASH)
+            != wanted.metadata.annotations[REQUEST_HASH]
+        ):
+            raise KeyReused(
+                f"this key belongs to {found.metadata.name}, which requests something else",
+                hint="use a new key for a new request",
+            )
+        return found
+
+    async def _find(self, name: str) -> Kind:
+        """By the object's name, perhaps as `namespace/name`, or by the reservation's name at the broker."""
+        prefix, slash, short = name.rpartition("/")
+        namespace = prefix if slash else self.namespace
+        found = await self._client.find(self.adapter.resource, short, namespace)
+        if found is not None:
+            return found
+        for one in (await self._client.list(self.adapter.resource, namespace)).objects:
+            if self.adapter.reservation_name(one) == short:
+                return one
+        raise NotFound(
+            f"no reservation {short!r} in namespace {namespace!r}",
+            hint="give another --namespace",
+        )
+
+    async def _wait_or_withdraw(self, made: Kind) -> Kind:
+        """Wait for the decision; on any error delete the object, of which nobody would know."""
+        try:
+            return await self._wait_until_decided(made)
+        except NotFound:
+            raise
+        except asyncio.CancelledError:
+            await self._withdraw(made)
+            raise
+        except KubelendError as error:
+            raise exit_codes.with_detail(error, await self._withdraw(made)) from None
+
+    async def _wait_until_decided(self, made: Kind) -> Kind:
+        newest = made
+
+        async def check() -> bool:
+            nonlocal newest
+            newest = await self._newest(made)
+            return self.adapter.is_decided(newest)
+
+        try:
+            await self._until(check)
+        except TimeoutError as problem:
+            last = str(problem) or self.adapter.to_body(newest).status.message
+            raise Unavailable(
+                f"{made.metadata.name} was not reconciled within {self._waited}: {last}",
+                hint=f"check that there is {self.adapter.controller}",
+            ) from None
+        return newest
+
+    async def _newest(self, made: Kind) -> Kind:
+        known = made.metadata
+        found = await self._client.find(self.adapter.resource, known.name, known.namespace)
+        if found is None:
+            raise NotFound(f"{known.name} was deleted by somebody else", hint="try again")
+        return found
+
+    async def _withdraw(self, made: Kind) -> str:
+        """Delete the object; returns the outcome as text."""
+        try:
+            await self._delete(made)
+        except KubelendError as error:
+            return f"it could not be deleted: {error.message}"
+        return "it was deleted"
+
+    async def _delete(self, found: Kind) -> None:
+        known = found.metadata
+        await self._client.delete(self.adapter.resource, known.name, known.namespace, uid=known.uid)
+
+    async def _is_gone(self, found: Kind) -> bool:
+        known = found.metadata
+        newest = await self._client.find(self.adapter.resource, known.name, known.namespace)
+        return newest is None or newest.metadata.uid != known.uid
+
+    async def _until(self, condition: Callable[[], Awaitable[bool]]) -> None:
+        """Poll until the condition holds; retryable errors are retried, `TimeoutError` has the last one."""
+        problem = ""
+        try:
+            async with asyncio.timeout(self._timeout.total_seconds()):
+                while True:
+                    try:
+                        if await condition():
+                            return
+                        problem = ""
+                    except KubelendError as error:
+                        if not error.retryable:
+                            raise
+                        problem = error.message
+                    await asyncio.sleep(POLL_SECONDS)
+        except TimeoutError:
+            raise TimeoutError(problem) from None
+
+    def _body(self, found: Kind) -> bodies.Reservation:
+        body = self.adapter.to_body(found)
+        if (owner := self._owners.get(found.metadata.namespace)) is not None:
+            body = replace(body, requester_id=owner)
+        return body if self.namespace else replace(body, id=found.key)
+
+    @property
+    def _waited(self) -> str:
+        return durations.short(self._timeout)
+
+
+def matches_filter(found: bodies.Reservation, phase: str, role: str, cluster: str) -> bool:
+    """Whether a reservation matches; an empty filter matches all."""
+    sides = {"requester": found.requester_id, "provider": found.target_cluster_id}
+    wanted = [sides[role]] if role in sides and cluster else list(sides.values())
+    is_phase = not phase or found.status.phase in phase.split(",")
+    return is_phase and (not cluster or cluster in wanted)
+
+
+def _as_released(found: bodies.Reservation) -> bodies.Reservation:
+    """The state after the object was deleted."""
+    if found.status.phase == "Failed":
+        return found
+    status = replace(found.status, phase="Released", message="released", finished_at=output.now())
+    return replace(found, status=status)
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _note_watch_problem(problem: str) -> None:
+    if problem:
+        output.note(f"watch failed, retrying: {problem}")
+
+
+DEFAULT: Final = "default"
+
+_ADVERTISEMENTS: Final = resources.of(ClusterAdvertisement)
+_INSTRUCTIONS: Final = resources.of(ProviderInstruction)
+_NAMESPACES: Final = resources.of(mailboxes.Namespace, namespaced=False)
+
+
+@contextlib.asynccontextmanager
+async def open_backend(target: KubeTarget) -> AsyncIterator[KubeBackend]:
+    """Connect to the cluster; errors within carry a hint on the roles that are needed."""
+    found = kube_config(target)
+    with _with_role_hint():
+        async with Client.open(found, timeout=target.timeout) as client:
+            yield KubeBackend(client, target, await _served_kinds(client, found))
+
+
+def kube_config(target: KubeTarget) -> Access:
+    """Load the client config by kubectl's rules: flags, $KUBECONFIG, home directory, service account."""
+    is_named = bool(target.kubeconfig or target.context)
+    is_pod = bool(os.environ.get(access.HOST))
+    if is_pod and not is_named and not any(path.exists() for path in kubeconfig.files()):
+        return access.in_cluster()
+    return access.from_kubeconfig(target.kubeconfig, target.context)
+
+
+class KubeBackend:
+    """The `Backend` on custom resources; what only the broker can do is not here."""
+
+    def __init__(self, client: Client, target: KubeTarget, kinds: frozenset[type[Object]]) -> None:
+        self._client = client
+        self._target = target
+        self._kinds = kinds
+        self._namespace = target.namespace or _unless_default(client.access.namespace)
+        self._opened: KindBackend[Any] | None = None
+
+    @property
+    def where(self) -> str:
+        """Where objects were looked for, as the end of a sentence."""
+        namespace = self._namespace if self._opened is None else self._opened.namespace
+        return f" in namespace {namespace}" if namespace else " in any namespace"
+
+    async def reserve(
+        self, request: bodies.ReservationRequest, *, key: str = ""
+    ) -> bodies.Reservation:
+        return await (await self._kind_backend()).reserve(request, key)
+
+    async def get_reservation(self, reservation: str) -> bodies.Reservation:
+        return await (await self._kind_backend()).find(reservation)
+
+    async def release(self, reservation: str) -> bodies.Reservation:
+        # The caller may keep the error until others are released, outside `open_backend`.
+        with _with_role_hint():
+            return await (await self._kind_backend()).release(reservation)
+
+    async def all_reservations(
+        self, *, role: str = "", phase: str = "", cluster: str = ""
+    ) -> list[bodies.Reservation]:
+        backend = await self._kind_backend()
+        if backend.adapter is kube_objects.RESERVATIONS and role and not cluster:
+            raise InvalidInput(f"--role {role}: of which cluster?", hint="add --cluster")
+        if backend.adapter is kube_objects.RESOURCE_REQUESTS and role == "provider":
+            listing = await self._client.list(_INSTRUCTIONS, backend.namespace)
+            lent = [kube_objects.body_from_instruction(one) for one in listing.objects]
+            return [one for one in lent if matches_filter(one, phase, "", cluster)]
+        # In an agent's cluster the requester is the cluster itself: --cluster is the provider.
+        return await backend.find_all(
+            phase, role if backend.adapter is kube_objects.RESERVATIONS else "", cluster
+        )
+
+    async def stream(self) -> AsyncGenerator[bodies.Instruction, None]:
+        async with contextlib.aclosing((await self._kind_backend()).stream()) as changes:
+            async for change in changes:
+                yield change
+
+    async def all_clusters(self) -> list[bodies.Cluster]:
+        """One for each cluster: of several objects, the one with the broker's record."""
+        if ClusterAdvertisement not in self._kinds:
+            raise InvalidSettings(
+                "this is an agent's cluster; only the broker's cluster has the list of clusters",
+                hint="select it with --kube-context; `kubectl get advertisements` shows this cluster's own",
+            )
+        self._namespace = self._namespace or await self._broker_namespace() or DEFAULT
+        namespace = "" if self._target.is_everywhere else self._namespace
+        found = (await self._client.list(_ADVERTISEMENTS, namespace)).objects
+        found.sort(key=lambda one: (one.spec.cluster_id, one.status.kept is not None))
+        by_cluster = {one.spec.cluster_id: one for one in found if one.spec.question is None}
+        return [kube_objects.body_from_advertisement(one) for one in by_cluster.values()]
+
+    async def get_cluster(self, cluster: str) -> bodies.Cluster:
+        for found in await self.all_clusters():
+            if found.advertisement.cluster_id == cluster:
+                return found
+        raise NotFound(
+            f"no cluster {cluster!r}{self.where}", hint="see `kubectl lend get clusters`"
+        )
+
+    # -- selection of kind and namespace
+
+    async def _kind_backend(self) -> KindBackend[Any]:
+        if self._opened is None:
+            adapter, namespace = await self._adapter()
+            if self._target.is_everywhere:
+                namespace = ""
+            owners = await self._owners(namespace) if adapter is kube_objects.RESERVATIONS else {}
+            self._opened = KindBackend(
+                self._client, adapter, namespace, self._target.timeout, owners
+            )
+        return self._opened
+
+    async def _adapter(self) -> tuple[kube_objects.KindAdapter[Any], str]:
+        is_broker, is_agent = Reservation in self._kinds, ResourceRequest in self._kinds
+        if is_broker and not is_agent:
+            return (
+                kube_objects.RESERVATIONS,
+                self._namespace or await self._broker_namespace() or DEFAULT,
+            )
+        namespace = self._namespace or DEFAULT
+        if is_broker and namespace in await self._broker_namespaces(namespace):
+            return kube_objects.RESERVATIONS, namespace
+        return kube_objects.RESOURCE_REQUESTS, namespace
+
+    async def _owners(self, namespace: str) -> dict[str, str]:
+        """The cluster of each cluster namespace, as far as the user may read namespaces (role `view`)."""
+        try:
+            if namespace:
+                one = await self._client.find(_NAMESPACES, namespace)
+                found = [] if one is None else [one]
+            else:
+                found = (await self._client.list(_NAMESPACES, labels=mailboxes.OWNER)).objects
+        except Forbidden:
+            return {}
+        return {one.metadata.name: one.owner for one in found if one.owner}
+
+    async def _broker_namespace(self) -> str:
+        """The one namespace in which there is a broker; empty if there is none."""
+        found = await self._broker_namespaces("")
+        if len(found) > 1 and DEFAULT not in found:
+            raise InvalidSettings(
+                f"there are brokers in the namespaces {', '.join(sorted(found))}",
+                hint="select one with --namespace",
+            )
+        return DEFAULT if DEFAULT in found else next(iter(found), "")
+
+    async def _broker_namespaces(self, namespace: str) -> set[str]:
+        """Namespaces with records of a broker; none if the user may not list them."""
+        try:
+            found = (await self._client.list(_ADVERTISEMENTS, namespace)).objects
+        except Forbidden:
+            return set()
+        return {one.metadata.namespace for one in found if one.status.kept is not None}
+
+
+@contextlib.contextmanager
+def _with_role_hint() -> Iterator[None]:
+    """Add the needed roles to errors of missing permission."""
+    try:
+        yield
+    except Unauthenticated:
+        raise
+    except Forbidden as error:
+        raise Forbidden(error.message, hint=_ROLES) from error
+
+
+_ROLES: Final = "the role `view` in the namespace allows reading, and `edit` borrowing"
+
+
+class _Kind(msgspec.Struct):
+    name: str
+
+
+class _Kinds(msgspec.Struct):
+    resources: list[_Kind]
+
+
+async def _served_kinds(client: Client, found: Access) -> frozenset[type[Object]]:
+    """Which of our kinds the API server serves; every authenticated user may ask that."""
+    wanted = (ResourceRequest, Reservation, ClusterAdvertisement)
+    groups = {kind.group: f"/apis/{kind.group}/{kind.version}" for kind in wanted}
+    names = await asyncio.gather(*(_served_resources(client, path) for path in groups.values()))
+    by_group = dict(zip(groups, names, strict=True))
+    kinds = frozenset(kind for kind in wanted if kind.plural in by_group[kind.group])
+    if not kinds:
+        named = "" if found.origin is None else f" of context {found.origin.context!r}"
+        raise InvalidSettings(
+            f"the cluster{named} serves neither ResourceRequests nor Reservations",
+            hint="install Kubelend there (docs/deploy.md), or select another with --kube-context",
+        )
+    return kinds
+
+
+async def _served_resources(client: Client, path: str) -> set[str]:
+    try:
+        content = await client.raw("GET", path)
+    except NotFound:
+        return set()
+    return {one.name for one in msgspec.json.decode(content, type=_Kinds).resources}
+
+
+def _unless_default(namespace: str) -> str:
+    """The namespace of a context; `default` also if the context names none, so it does not count."""
+    return "" if namespace == DEFAULT else namespace

@@ -1,0 +1,226 @@
+"""Converts objects of a cluster to the bodies of the REST interface, and requests to objects. Pure.
+
+ResourceRequests, Reservations and ProviderInstructions all become reservations, so that commands print
+them alike. `KindAdapter` has what differs between the two kinds that one can borrow with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from fractions import Fraction
+from typing import Final, Generic, NamedTuple
+
+from msgspec.structs import replace
+
+from kubelend.communicators import kube_bodies
+from kubelend.controllers import specs
+from kubelend.core import ratings
+from kubelend.kube import resources
+from kubelend.kube.resources import Resource
+from kubelend.stores import kube_objects
+from kubelend.wire import bodies
+from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
+from kubelend.wire.objects import (
+    Kind,
+    Metadata,
+    ProviderInstruction,
+    ResourceRequest,
+    ResourceRequestSpec,
+)
+
+_FINAL = frozenset({"Released", "Failed", "Expired"})
+_HOLDS = {"": "Reserved", "Held": "Reserved", "Withdrawn": "Released", "Refused": "Failed"}
+_UNKNOWN = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class RequestBody(bodies.Reservation, frozen=True):
+    """A reservation made by a ResourceRequest: `id` is the object's name, not the reservation's."""
+
+    reservation_name: str = ""
+
+
+def body_from_reservation(found: Reservation) -> bodies.Reservation:
+    spec, status = found.spec, found.status
+    return bodies.Reservation(
+        id=found.metadata.name,
+        requester_id=spec.requester_id or _default_requester(found),
+        target_cluster_id=status.target_cluster_id or spec.target_cluster_id,
+        requested_resources=spec.requested_resources,
+        status=bodies.ReservationStatus(
+            phase=status.phase or "Pending",
+            message=status.message if status.phase else "Not reconciled by a broker yet",
+            reason=status.reason,
+            reserved_at=status.reserved_at,
+            expires_at=status.expires_at,
+            wait_until=status.wait_until,
+            acknowledged_at=status.acknowledged_at,
+            activated_at=status.activated_at,
+            finished_at=status.finished_at,
+        ),
+        created_at=_created_at(found.metadata),
+        priority=spec.priority,
+        duration=spec.duration,
+    )
+
+
+def body_from_request(found: ResourceRequest) -> RequestBody:
+    """Expired is a reason of Released, as the broker has it."""
+    spec, status = found.spec, found.status
+    is_expired = status.phase == "Expired"
+    return RequestBody(
+        id=found.metadata.name,
+        requester_id="",
+        target_cluster_id=status.target_cluster_id or spec.target_cluster_id,
+        requested_resources=spec.amounts,
+        status=bodies.ReservationStatus(
+            phase="Released" if is_expired else status.phase or "Pending",
+            message=status.message if status.phase else "Not reconciled by an agent yet",
+            reason="Expired" if is_expired else status.reason,
+            expires_at=status.expires_at,
+            finished_at=status.last_update_time if status.phase in _FINAL else None,
+        ),
+        created_at=_created_at(found.metadata),
+        priority=spec.priority,
+        duration=spec.duration,
+        reservation_name=status.reservation_name,
+    )
+
+
+def body_from_instruction(found: ProviderInstruction) -> bodies.Reservation:
+    """A reservation that this cluster provides."""
+    spec, status = found.spec, found.status
+    return bodies.Reservation(
+        id=spec.reservation_name,
+        requester_id=spec.requester_cluster_id,
+        target_cluster_id="",
+        requested_resources=spec.amounts,
+        status=bodies.ReservationStatus(
+            phase=_HOLDS.get(status.phase, status.phase),
+            message=status.message or spec.message,
+            expires_at=spec.expires_at,
+            finished_at=status.finished_at,
+        ),
+        created_at=_created_at(found.metadata),
+    )
+
+
+def body_from_advertisement(found: ClusterAdvertisement) -> bodies.Cluster:
+    spec, status, known = found.spec, found.status, found.spec.resources
+    is_cordoned = any(one.reason == "ClusterCordoned" for one in status.conditions)
+    made = _created_at(found.metadata)
+    return bodies.Cluster(
+        replace(
+            specs.advertisement(spec),
+            resources=bodies.Metrics(
+                capacity=known.capacity,
+                allocatable=known.allocatable or known.capacity,
+                allocated=known.allocated,
+                reserved=known.reserved,
+                available=known.available,
+            ),
+        ),
+        bodies.ClusterStatus(
+            phase=status.phase or "Unknown",
+            active=status.phase == "Active",
+            score=status.score,
+            rating=_rating(status.score),
+            last_update_time=status.last_update_time or made,
+            valid_until=status.valid_until or made,
+            cordoned=is_cordoned or bool(status.cordon_reason),
+            cordon_reason=status.cordon_reason,
+            reservations=status.reservations,
+            message=status.message,
+        ),
+    )
+
+
+def reservation_object(metadata: Metadata, request: bodies.ReservationRequest) -> Reservation:
+    return Reservation(metadata, kube_bodies.spec(request))
+
+
+def resource_request_object(
+    metadata: Metadata, request: bodies.ReservationRequest
+) -> ResourceRequest:
+    wanted = request.requested_resources
+    return ResourceRequest(
+        metadata,
+        ResourceRequestSpec(
+            requested_cpu=str(wanted.cpu),
+            requested_memory=str(wanted.memory),
+            requested_gpu=str(wanted.gpu),
+            requested_storage=str(wanted.storage),
+            extended_resources={name: str(amount) for name, amount in wanted.extended.items()},
+            priority=request.priority,
+            duration=request.duration,
+            wait=request.wait,
+            policy=request.policy,
+            weights=request.weights,
+            target_cluster_id=request.target_cluster_id,
+            constraints=request.constraints,
+        ),
+    )
+
+
+def _default_requester(found: Reservation) -> str:
+    """As the broker defaults it: the name of the namespace, unless that is a cluster namespace."""
+    return found.metadata.namespace if found.status.response is None else ""
+
+
+def _created_at(metadata: Metadata) -> datetime:
+    return metadata.creation_timestamp or _UNKNOWN
+
+
+def _rating(score: str) -> str:
+    return ratings.band(Fraction(score)) if score else "not rated yet"
+
+
+class KindAdapter(NamedTuple, Generic[Kind]):
+    """What the backend needs to know of the kind of object that requests resources."""
+
+    resource: Resource[Kind]
+    build: Callable[[Metadata, bodies.ReservationRequest], Kind]
+    """The object of a request."""
+    to_body: Callable[[Kind], bodies.Reservation]
+    """The reservation of an object."""
+    is_decided: Callable[[Kind], bool]
+    """Whether the broker has decided, or accepted the request as pending."""
+    reservation_name: Callable[[Kind], str]
+    """The name of the reservation at the broker."""
+    is_listed: Callable[[Kind], bool]
+    labels: str
+    """Label selector of the objects that are listed."""
+    controller: str
+    """What has to run so that objects are reconciled."""
+
+
+def _request_is_decided(found: ResourceRequest) -> bool:
+    """Pending without a reservation is an agent that has not reached its broker yet."""
+    status = found.status
+    return bool(status.reservation_name) or status.phase not in ("", "Pending")
+
+
+RESOURCE_REQUESTS: Final = KindAdapter(
+    resource=resources.of(ResourceRequest),
+    build=resource_request_object,
+    to_body=body_from_request,
+    is_decided=_request_is_decided,
+    reservation_name=lambda found: found.status.reservation_name,
+    is_listed=lambda _: True,
+    labels="",
+    controller="an agent that serves this namespace",
+)
+"""In an agent's cluster: the agent borrows for the cluster."""
+
+RESERVATIONS: Final = KindAdapter(
+    resource=resources.of(Reservation),
+    build=reservation_object,
+    to_body=body_from_reservation,
+    is_decided=lambda found: bool(found.status.phase),
+    reservation_name=lambda found: found.metadata.name,
+    # One with a question is an agent's call in its cluster namespace, not the reservation itself.
+    is_listed=lambda found: found.spec.question is None,
+    labels=f"{kube_objects.ARCHIVED}!=true",
+    controller="a broker with --broker-interface=kubernetes that serves this namespace",
+)
+"""In the broker's cluster."""

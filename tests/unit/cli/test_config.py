@@ -1,0 +1,272 @@
+"""The configuration file: found, read strictly, written safely, and weaker than flags and variables."""
+
+import os
+import stat
+
+import pytest
+import yaml
+
+from kubelend.cli import config, main
+from kubelend.cli.config import Context
+
+ALICE = """\
+currentContext: alice
+contexts:
+- name: alice
+  brokerURL: https://alice.example.org:8443
+  certPath: /certs/alice
+- name: bob
+  certPath: bobs
+  timeout: 3s
+"""
+
+
+@pytest.fixture(autouse=True)
+def file(monkeypatch, tmp_path):
+    for name in list(os.environ):
+        if name.startswith("KUBELEND_"):
+            monkeypatch.delenv(name)
+    path = tmp_path / "config.yaml"
+    monkeypatch.setenv("KUBELEND_CONFIG", str(path))
+    monkeypatch.chdir(tmp_path)
+    return path
+
+
+@pytest.fixture
+def kubelend(capsys):
+    def run(*words, program="kubelend"):
+        capsys.readouterr()
+        code = main.run(list(words), program)
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+# -- where it is
+
+
+def test_the_variable_names_the_file(file):
+    assert config.path() == file
+
+
+def test_without_it_the_file_is_below_the_directory_for_configuration(monkeypatch, tmp_path):
+    monkeypatch.delenv("KUBELEND_CONFIG")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
+    assert config.path() == tmp_path / "xdg" / "kubelend" / "config.yaml"
+    monkeypatch.delenv("XDG_CONFIG_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert config.path() == tmp_path / "home" / ".config" / "kubelend" / "config.yaml"
+
+
+def test_without_a_file_there_is_no_context(kubelend):
+    assert config.find_context() is None
+    code, out, err = kubelend("config", "get-contexts")
+    assert (code, out) == (0, "")
+    assert err.startswith("No contexts found in ")
+    assert kubelend("config", "current-context")[0] == 3
+
+
+# -- what is in it
+
+
+def test_contexts_are_read_with_paths_relative_to_the_file(file):
+    file.write_text(ALICE)
+    assert config.find_context() == Context(
+        "alice", "https://alice.example.org:8443", "/certs/alice"
+    )
+    assert config.find_context("bob") == Context(
+        "bob", cert_path=str(file.parent / "bobs"), timeout="3s"
+    )
+
+
+@pytest.mark.parametrize(
+    "text, line, problem",
+    [
+        ("contexts: [", 1, "expected the node content"),
+        ("contexts:\n- name: a\n  brokerUrl: https://x\n", 3, "unknown key 'brokerUrl'"),
+        ("contexts:\n- name: a\n- certPath: x\n", 3, "a context without a name"),
+        ("contexts:\n- name: a\n- name: a\n", 3, "context 'a' is defined twice"),
+        ("contexts:\n- name: a\n  name: b\n", 3, "name is given twice"),
+        ("contexts: {a: b}\n", 1, "contexts has to be a list"),
+        ("contexts:\n- a\n", 2, "a context has to be a mapping"),
+        ("- a\n", 1, "the file has to be a mapping"),
+        ("contexts:\n- name: a\n  certPath: [x]\n", 3, "certPath has to be a text"),
+        ("contexts:\n- name: a\n  brokerURL: http://x\n", 3, "brokerURL: 'http://x' is no address"),
+        ("contexts:\n- name: a\n  timeout: soon\n", 3, "timeout: "),
+        ("contexts: []\n\ncurrentContext: b\n", 3, "currentContext: there is no context 'b'"),
+    ],
+)
+def test_a_bad_file_is_one_line_that_names_file_and_line(file, kubelend, text, line, problem):
+    file.write_text(text)
+    code, out, err = kubelend("get", "clusters")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"error: {file}:{line}: ")
+    assert problem in err
+
+
+def test_a_file_that_cannot_be_read_is_named(file, kubelend):
+    file.mkdir()
+    assert f"{file} cannot be read: Is a directory" in kubelend("get", "clusters")[2]
+    file.rmdir()
+    file.write_bytes(b"\xff\xfe")
+    assert f"{file} is not UTF-8 text" in kubelend("get", "clusters")[2]
+
+
+# -- which value counts: flag, --context, variable, current context, default
+
+
+def used(kubelend, *words, **keywords):
+    """The directory of the certificate that a command would call with."""
+    return kubelend("cordon", "x", *words, **keywords)[2].partition("/tls.crt")[0]
+
+
+def test_a_flag_wins_over_a_variable_that_over_the_current_context(file, kubelend, monkeypatch):
+    file.write_text(ALICE)
+    assert used(kubelend) == "error: /certs/alice"
+    monkeypatch.setenv("KUBELEND_CERT_PATH", "by/variable")
+    assert used(kubelend) == "error: by/variable"
+    assert used(kubelend, "--cert-path", "by/flag") == "error: by/flag"
+
+
+def test_a_context_that_is_named_wins_over_a_variable_and_not_over_a_flag(
+    file, kubelend, monkeypatch
+):
+    file.write_text(ALICE)
+    monkeypatch.setenv("KUBELEND_CERT_PATH", "by/variable")
+    assert used(kubelend, "--context", "bob") == f"error: {file.parent}/bobs"
+    assert used(kubelend, "--context", "bob", "--cert-path", "by/flag") == "error: by/flag"
+
+
+def test_context_may_stand_before_the_command(file, kubelend):
+    file.write_text(ALICE)
+    assert f"{file.parent}/bobs" in kubelend("--context", "bob", "get", "clusters")[2]
+    assert f"{file.parent}/bobs" in kubelend("--context=bob", "cordon", "x")[2]
+
+
+def test_every_setting_of_a_context_is_used(file, kubelend, certificates):
+    file.write_text(
+        "contexts:\n- name: a\n  brokerURL: https://127.0.0.1:1\n"
+        f"  certPath: {certificates.cluster('a')}\n  timeout: 1x\n"
+    )
+    assert "timeout: " in kubelend("get", "clusters", "--context", "a")[2]
+    file.write_text(file.read_text().replace("1x", "2s"))
+    assert "nothing listens at https://127.0.0.1:1" in kubelend("version", "--context", "a")[2]
+
+
+def test_the_address_by_its_old_flag_and_variable_still_counts(
+    file, kubelend, monkeypatch, certificates
+):
+    monkeypatch.setenv("KUBELEND_CERT_PATH", str(certificates.cluster("a")))
+    assert "https://127.0.0.1:2;" in kubelend("version", "--broker", "https://127.0.0.1:2")[2]
+    monkeypatch.setenv("KUBELEND_BROKER", "https://127.0.0.1:3")
+    assert "https://127.0.0.1:3;" in kubelend("version")[2]
+    monkeypatch.setenv("KUBELEND_BROKER_URL", "https://127.0.0.1:4")
+    assert "https://127.0.0.1:4;" in kubelend("version")[2]
+
+
+def test_an_unknown_context_is_told_with_where_to_look(file, kubelend):
+    code, _, err = kubelend("get", "clusters", "--context", "nowhere")
+    assert code == 2
+    assert f"no context 'nowhere' in {file}" in err
+    assert "--kube-context" in err
+
+
+def test_a_context_of_kubectl_does_not_name_a_broker(file, kubelend):
+    code, _, err = kubelend("cordon", "x", "--context", "kind", program="kubectl lend")
+    assert code == 2
+    assert "this command calls the broker" in err
+
+
+def test_the_version_of_the_broker_is_asked_for_only_if_one_is_named(file, kubelend):
+    assert kubelend("version")[1].startswith("Client: ")
+    file.write_text(ALICE)
+    assert "/certs/alice/tls.crt is missing" in kubelend("version")[2]
+    assert kubelend("version", "--client")[0] == 0
+
+
+# -- the commands
+
+
+def test_contexts_are_set_listed_used_and_deleted(file, kubelend):
+    url = "https://broker.example.org:8443"
+    assert kubelend("config", "set-context", "alice", "--broker-url", url) == (
+        0,
+        "Context 'alice' created.\n",
+        "",
+    )
+    kubelend("config", "set-context", "bob", "--cert-path", "certs/bob", "--timeout", "5s")
+    assert kubelend("config", "current-context")[1] == "alice\n"
+    assert kubelend("config", "use-context", "bob")[1] == "Switched to context 'bob'.\n"
+    assert kubelend("config", "set-context", "--current", "--broker-url", url)[1] == (
+        "Context 'bob' modified.\n"
+    )
+    rows = [line.split() for line in kubelend("config", "get-contexts")[1].splitlines()]
+    certs = str(file.parent / "certs" / "bob")
+    assert rows == [
+        ["CURRENT", "NAME", "BROKER", "CERTIFICATES"],
+        ["alice", url, "-"],
+        ["*", "bob", url, certs],
+    ]
+    assert kubelend("config", "get-contexts", "-o", "name")[1] == "alice\nbob\n"
+    assert yaml.safe_load(file.read_text()) == {
+        "currentContext": "bob",
+        "contexts": [
+            {"name": "alice", "brokerURL": url},
+            {"name": "bob", "brokerURL": url, "certPath": certs, "timeout": "5s"},
+        ],
+    }
+    code, out, err = kubelend("config", "delete-context", "bob")
+    assert (code, out) == (0, f"Deleted context 'bob' from {file}.\n")
+    assert "no current context now" in err
+    assert kubelend("config", "current-context")[0] == 3
+
+
+def test_the_file_is_replaced_as_a_whole_and_private(file, kubelend):
+    os.umask(0o022)
+    kubelend("config", "set-context", "a")
+    before = file.stat().st_ino
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    kubelend("config", "set-context", "b")
+    assert file.stat().st_ino != before
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert [path.name for path in file.parent.iterdir()] == [file.name]
+
+
+def test_directories_are_made(monkeypatch, tmp_path, kubelend):
+    path = tmp_path / "new" / "kubelend" / "config.yaml"
+    monkeypatch.setenv("KUBELEND_CONFIG", str(path))
+    assert kubelend("config", "set-context", "a")[0] == 0
+    assert path.exists()
+
+
+def test_a_link_stays_a_link(file, kubelend, tmp_path):
+    target = tmp_path / "elsewhere.yaml"
+    target.write_text(ALICE)
+    file.symlink_to(target)
+    assert kubelend("config", "use-context", "bob")[0] == 0
+    assert file.is_symlink()
+    assert yaml.safe_load(target.read_text())["currentContext"] == "bob"
+
+
+@pytest.mark.parametrize(
+    "words, problem",
+    [
+        (["set-context"], "give the name of a context, or --current"),
+        (["set-context", "a", "--current"], "give the name of a context, or --current"),
+        (["set-context", "--current"], "there is no current context"),
+        (
+            ["set-context", "a", "--broker-url", "http://x"],
+            "--broker-url: 'http://x' is no address",
+        ),
+        (["set-context", "a", "--timeout", "soon"], "--timeout: "),
+        (["use-context", "a"], "no context 'a' in "),
+        (["delete-context", "a"], "no context 'a' in "),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_mistakes_change_nothing(file, kubelend, words, problem):
+    code, out, err = kubelend("config", *words)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert problem in err
+    assert not file.exists()
