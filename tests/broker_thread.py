@@ -18,7 +18,7 @@ import structlog
 
 import logging_state
 from brokers import LOOPBACK, until
-from callers import PATIENCE
+from waiting import PATIENCE
 from kubelend.apps import broker as app
 from kubelend.apps.settings import BrokerSettings
 from kubelend.kits import tasks

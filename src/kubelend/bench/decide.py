@@ -1,4 +1,4 @@
-"""`kubelend dev bench` decide, reserve and restart: the decision, the throughput and the start-up of a broker."""
+"""`kubelend dev bench` decide, reserve and restart: decision, throughput and start-up of a broker."""
 
 from __future__ import annotations
 

@@ -361,8 +361,8 @@ class KubeBackend:
         self._namespace = self._namespace or await self._broker_namespace() or DEFAULT
         namespace = "" if self._target.is_everywhere else self._namespace
         found = (await self._client.list(_ADVERTISEMENTS, namespace)).objects
-        found.sort(key=lambda one: (one.spec.cluster_id, one.status.kept is not None))
-        by_cluster = {one.spec.cluster_id: one for one in found if one.spec.question is None}
+        found.sort(key=lambda one: (one.spec.cluster_id, one.status.record is not None))
+        by_cluster = {one.spec.cluster_id: one for one in found if one.spec.request is None}
         return [kube_objects.body_from_advertisement(one) for one in by_cluster.values()]
 
     async def get_cluster(self, cluster: str) -> bodies.Cluster:
@@ -426,7 +426,7 @@ class KubeBackend:
             found = (await self._client.list(_ADVERTISEMENTS, namespace)).objects
         except Forbidden:
             return set()
-        return {one.metadata.namespace for one in found if one.status.kept is not None}
+        return {one.metadata.namespace for one in found if one.status.record is not None}
 
 
 @contextlib.contextmanager

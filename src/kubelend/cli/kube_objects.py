@@ -219,7 +219,7 @@ RESERVATIONS: Final = KindAdapter(
     is_decided=lambda found: bool(found.status.phase),
     reservation_name=lambda found: found.metadata.name,
     # One with a question is an agent's call in its cluster namespace, not the reservation itself.
-    is_listed=lambda found: found.spec.question is None,
+    is_listed=lambda found: found.spec.request is None,
     labels=f"{kube_objects.ARCHIVED}!=true",
     controller="a broker with --broker-interface=kubernetes that serves this namespace",
 )

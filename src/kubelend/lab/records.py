@@ -1,6 +1,6 @@
 """The state directory of the lab, and the progress messages of its supervisor.
 
-The supervisor writes the state file; the commands of `kubelend dev lab` read it. The supervisor holds a lock in
+The supervisor writes the state file; `kubelend dev lab` reads it. The supervisor holds a lock in
 the directory while it runs, so a state file without a lock is from a supervisor that has crashed.
 """
 

@@ -1,6 +1,6 @@
 """Manifests of a cluster namespace: the namespace with its label, and an account limited to it.
 
-`kubelend create clusternamespace` prints them. The verbs are the least with which the transport `kubernetes` works.
+`kubelend create clusternamespace` prints them. They grant the least verbs that the transport needs.
 """
 
 from __future__ import annotations

@@ -284,7 +284,9 @@ def test_a_broker_that_cannot_listen_there_says_what_to_change(host, remedy, tmp
 def test_a_broker_whose_store_cannot_be_does_not_start(url):
     done = kubelend_process("broker", "--http-cert-path", "no/where", "--store", url)
     assert done.returncode == ExitCode.USAGE
-    assert done.stderr.splitlines()[-1].startswith(("error: unknown kind of store", f"error: {url}"))
+    assert done.stderr.splitlines()[-1].startswith(
+        ("error: unknown kind of store", f"error: {url}")
+    )
 
 
 def test_the_shell_gets_completions():
