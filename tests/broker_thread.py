@@ -18,10 +18,10 @@ import structlog
 
 import logging_state
 from brokers import LOOPBACK, until
-from waiting import PATIENCE
 from kubelend.apps import broker as app
 from kubelend.apps.settings import BrokerSettings
 from kubelend.kits import tasks
+from waiting import PATIENCE
 
 
 class Running(NamedTuple):
