@@ -102,7 +102,7 @@ class Running:
     def find(self, kind: type[Kind], name: str) -> Kind | None:
         """None if it is not there, or being written."""
         try:
-            return documents.parse(self.path(kind, name).read_bytes(), kind)
+            return documents.parse_object(self.path(kind, name).read_bytes(), kind)
         except (FileNotFoundError, InvalidInput):
             return None
 

@@ -35,7 +35,7 @@ from kubelend.apps import simulated_cluster
 from kubelend.apps.agent_settings import AgentSettings
 from kubelend.broker import speakers
 from kubelend.communicators import http
-from kubelend.communicators.options import SILENCE, Options
+from kubelend.communicators.options import IDLE_TIMEOUT, CommunicatorOptions
 from kubelend.kits import tasks
 from kubelend.stores import opening
 from kubelend.wire.objects import (
@@ -137,40 +137,42 @@ class Cluster:
         return {
             one.spec.reservation_name: one.spec.requester_cluster_id
             for one in await self.objects.list(ProviderInstruction)
-            if not provisions.is_finished(one)
+            if not provisions.is_instruction_finished(one)
         }
 
 
 class Agent(Cluster):
     """One cluster's. It can be killed and started again: only the objects stay."""
 
-    def __init__(self, name: str, settings: AgentSettings, silence: timedelta = SILENCE) -> None:
+    def __init__(
+        self, name: str, settings: AgentSettings, silence: timedelta = IDLE_TIMEOUT
+    ) -> None:
         self.settings = settings
         self._silence = silence
-        self._around = simulated_cluster.of(settings)
+        self._around = simulated_cluster.simulated_environment(settings)
         super().__init__(name, self._around.objects)
         self.wrap: Wrap = lambda inner: inner
         """Put around the way to the broker at the next start."""
         self.spoil: Callable[[LocalObjects], LocalObjects] = lambda objects: objects
         """The same for the objects."""
-        self.process = app.Process(settings, self._around, name)
+        self.process = app.AgentApp(settings, self._around, name)
         self._connections = AsyncExitStack()
         self._roots: asyncio.Task[str] | None = None
 
     async def start(self) -> None:
-        options = Options(
+        options = CommunicatorOptions(
             url=self.settings.broker_url,
             certificates=Path(self.settings.broker_cert_path),
             timeout=self.settings.broker_timeout,
-            silence=self._silence,
+            idle_timeout=self._silence,
             instance=uuid.uuid4().hex,
         )
         communicator = await http.connect(options)
         self._connections.push_async_callback(communicator.close)
         around = self._around._replace(objects=self.spoil(self.objects))
-        self.process = app.Process(self.settings, around, self.name)
+        self.process = app.AgentApp(self.settings, around, self.name)
         self.process.communicator = self.wrap(communicator)
-        self._roots = asyncio.create_task(tasks.run_all(self.process.roots()), name=self.name)
+        self._roots = asyncio.create_task(tasks.run_all(self.process.root_tasks()), name=self.name)
 
     async def kill(self) -> None:
         """End it wherever it is; it must not have ended by itself. Killing again does nothing."""
@@ -194,11 +196,11 @@ class Agent(Cluster):
     @property
     def problems(self) -> dict[str, str]:
         """What keeps its parts from their work."""
-        return self.process.standing.problems
+        return self.process.health.errors
 
     async def wait_until_ready(self) -> None:
         async def look() -> str:
-            return self.process.standing.unready
+            return self.process.health.not_ready_reason
 
         await until_resolved(look)
 
@@ -215,7 +217,7 @@ class Start(Protocol):
         port: int,
         *,
         cluster: str = SOME,
-        silence: timedelta = SILENCE,
+        silence: timedelta = IDLE_TIMEOUT,
         prepare: Callable[[Agent], None] = lambda _: None,
         **settings: Any,
     ) -> Agent: ...
@@ -244,7 +246,7 @@ async def scene(
         clock=RunningClock(),
         **settings,
     )
-    with mock.patch.object(speakers, "GRACE", grace):
+    with mock.patch.object(speakers, "RECONNECT_GRACE", grace):
         async with running as broker, starting(certificates, directory) as start:
             yield Scene(broker, start, directory)
     brokers.audited(store)
@@ -260,7 +262,7 @@ async def starting(certificates: Certificates, directory: Path) -> AsyncIterator
             port: int,
             *,
             cluster: str = SOME,
-            silence: timedelta = SILENCE,
+            silence: timedelta = IDLE_TIMEOUT,
             prepare: Callable[[Agent], None] = lambda _: None,
             **settings: Any,
         ) -> Agent:

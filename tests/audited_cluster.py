@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kubelend.lab.clusters import Cluster
-from kubelend.lab.servers import Lab
+from kubelend.lab.clusters import LocalCluster
+from kubelend.lab.servers import ApiServers
 
 Json = dict[str, Any]
 
@@ -38,7 +38,7 @@ class Right(NamedTuple):
         return f"{self.verb} {self.resource}.{self.group} in {where}"
 
 
-class Audited(Cluster):
+class Audited(LocalCluster):
     """Started as others are; `rights_used` tells what was done since."""
 
     def _command(self) -> list[str]:
@@ -74,7 +74,7 @@ class Audited(Cluster):
         return self.directory / "audit.log"
 
 
-def started(lab: Lab, name: str) -> Audited:
+def started(lab: ApiServers, name: str) -> Audited:
     """A cluster that nobody else knows of: whoever asks for it ends it."""
     directory = lab.directory / f"{name}-{secrets.token_hex(4)}"
     directory.mkdir(mode=0o700)

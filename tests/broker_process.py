@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kubelend.lab.clusters import Cluster
+from kubelend.lab.clusters import LocalCluster
 from waiting import PATIENCE, wait_until
 
 
@@ -62,7 +62,7 @@ def _port(process: subprocess.Popen[bytes], log: Path) -> int:
 
 
 def election_flags(
-    cluster: Cluster, namespace: str, identity: str, lease: float, renew: float, retry: float
+    cluster: LocalCluster, namespace: str, identity: str, lease: float, renew: float, retry: float
 ) -> tuple[str, ...]:
     """Of a broker that shares a store in Kubernetes with others; the last three are in seconds."""
     return (

@@ -20,14 +20,14 @@ from kubelend.wire.broker_objects import (
     ClusterAdvertisementSpec,
     ClusterAdvertisementStatus,
     Condition,
-    Kept,
     Reservation,
     ReservationSpec,
     ReservationStatus,
+    StoredRecord,
 )
 from kubelend.wire.objects import Metadata
 
-OWN = {kube_objects.MADE_BY: kube_objects.BROKER}
+OWN = {kube_objects.MANAGED_BY: kube_objects.MANAGED_BY_BROKER}
 UID = "u-1"
 
 
@@ -40,7 +40,7 @@ def wish(name: str = "mine", *, cpu: str = "1", labels: Any = None, **spec: Any)
 
 def record(phase: str = "Reserved", **fields: Any) -> models.Reservation:
     """What the ledger makes of `wish()`."""
-    asked = make.request(key=kube_objects.key_of(UID), requester="hub")
+    asked = make.request(key=kube_objects.request_key_for_uid(UID), requester="hub")
     if phase in {"Reserved", "Active"}:
         times = {"reserved_at": make.T0, "expires_at": make.T0 + make.HOUR}
         fields = {"target": "lender", **times, **fields}
@@ -77,10 +77,10 @@ def written(found: models.Reservation, *, is_own: bool = False) -> Reservation:
     return filled
 
 
-def kept(found: models.Reservation | models.Cluster) -> Kept:
+def kept(found: models.Reservation | models.Cluster) -> StoredRecord:
     """The store alone looks at the checksum."""
-    _, _, text = records.encode(found)
-    return Kept(5, "sealed", text.decode())
+    _, _, text = records.encode_record(found)
+    return StoredRecord(5, "sealed", text.decode())
 
 
 def with_status(found: Any, **fields: Any) -> Any:

@@ -84,8 +84,8 @@ def _run(
 async def _serve(
     settings: BrokerSettings, ready: Future[dict[str, int]], stop: asyncio.Event
 ) -> None:
-    async with app.started(settings) as process:
-        roots = asyncio.create_task(tasks.run_all(process.roots()))
+    async with app.open_broker(settings) as process:
+        roots = asyncio.create_task(tasks.run_all(process.root_tasks()))
         await until(lambda: process.broker.unready is None)
         ready.set_result(process.ports)
         await stop.wait()

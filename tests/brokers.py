@@ -29,11 +29,11 @@ from kubelend.apps import audits
 from kubelend.apps import broker as app
 from kubelend.apps.flags import Address
 from kubelend.apps.settings import BrokerSettings
-from kubelend.apps.trust import Trust
-from kubelend.broker.leadership import ALONE
+from kubelend.apps.trust import CertificateManager
+from kubelend.broker.leadership import SINGLE_REPLICA
 from kubelend.broker.metrics import Metrics
 from kubelend.broker.ports import Leadership, OpenStore, Store
-from kubelend.broker.service import Broker, Rules
+from kubelend.broker.service import Broker, BrokerRules
 from kubelend.core.errors import StoreFailed
 from kubelend.core.ledger import Ledger
 from kubelend.kits import tasks
@@ -75,17 +75,17 @@ class Callers:
 class Running(Callers):
     """A broker in this process."""
 
-    def __init__(self, process: app.Process, clock: Clock, certificates: Certificates) -> None:
+    def __init__(self, process: app.BrokerApp, clock: Clock, certificates: Certificates) -> None:
         super().__init__(process.ports["api"], certificates)
         self.process = process
         self.service = process.broker
         self.clock = clock
 
     @property
-    def trust(self) -> Trust:
+    def trust(self) -> CertificateManager:
         """Of a broker that serves the REST interface, as all do that are made here."""
-        assert self.process.trust is not None
-        return self.process.trust
+        assert self.process.certificates is not None
+        return self.process.certificates
 
     async def expire(self) -> None:
         """End what is over now, instead of within the second."""
@@ -131,12 +131,12 @@ async def listening(
     """The same, perhaps before it is ready."""
     clock = clock or Clock()
     values = LOOPBACK | {"http_cert_path": certificates.server(), "rate_limit": 0} | settings
-    started = app.started(
+    started = app.open_broker(
         BrokerSettings(**values), open_store=open_store or reopening(MemoryStore()), now=clock
     )
     async with AsyncExitStack() as stack:
         process = await stack.enter_async_context(started)
-        stack.push_async_callback(_stop, asyncio.create_task(tasks.run_all(process.roots())))
+        stack.push_async_callback(_stop, asyncio.create_task(tasks.run_all(process.root_tasks())))
         broker = Running(process, clock, certificates)
         stack.push_async_callback(broker.hang_up)
         yield broker
@@ -242,7 +242,7 @@ async def child(
 
 def audited(path: Path) -> Ledger:
     """The ledger in a store that no broker uses now; all its invariants hold, and its journal agrees."""
-    ledger, violations, _ = audits.of(str(path))
+    ledger, violations, _ = audits.audit_store(str(path))
     assert violations == []
     return ledger
 
@@ -271,12 +271,12 @@ async def loaded(
     *,
     store: Store | None = None,
     clock: Clock | None = None,
-    rules: Rules | None = None,
-    leadership: Leadership = ALONE,
+    rules: BrokerRules | None = None,
+    leadership: Leadership = SINGLE_REPLICA,
 ) -> AsyncIterator[Broker]:
     """The use cases alone, in memory unless told otherwise; no task of theirs runs."""
     open_store = reopening(store or MemoryStore())
-    broker = Broker(open_store, clock or Clock(), rules or Rules(), Metrics(), leadership)
+    broker = Broker(open_store, clock or Clock(), rules or BrokerRules(), Metrics(), leadership)
     await broker.load()
     try:
         yield broker

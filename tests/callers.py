@@ -28,7 +28,7 @@ import yarl
 
 from kubelend.transports import tls
 from kubelend.wire import bodies, openapi, problems, routes
-from kubelend.wire.route import API, IDEMPOTENCY_KEY, LAST_EVENT_ID, OF_ANY_ROUTE, Route
+from kubelend.wire.route import API, COMMON_ERRORS, IDEMPOTENCY_KEY, LAST_EVENT_ID, Route
 from waiting import PATIENCE
 
 Json = Any
@@ -265,10 +265,10 @@ def route_of(method: str, path: str) -> Route | None:
 def _check_body(route: Route, media_type: str, answer: Answer) -> None:
     if media_type == problems.CONTENT_TYPE:
         kind: Any = bodies.Problem
-        known = {found.code for found in (*route.named_errors, *OF_ANY_ROUTE)}
+        known = {found.code for found in (*route.declared_errors, *COMMON_ERRORS)}
         assert answer.problem.code in known, f"{route.name} does not document {answer.problem}"
     elif media_type == "application/json":
-        kind = route.answers[answer.status]
+        kind = route.responses[answer.status]
     else:
         return
     # Nothing beside the type's fields, or it would be lost on the way there and back.

@@ -6,17 +6,17 @@ from collections.abc import Iterator
 from typing import Any
 
 from kubelend.sources import descriptions
-from kubelend.sources.worlds import World
+from kubelend.sources.worlds import SimulatedCluster
 
 SECOND = 1_000_000
 """In microseconds, as a world counts."""
 
 
-def world(text: str) -> World:
-    return World(descriptions.parse(text, "x.yaml"))
+def world(text: str) -> SimulatedCluster:
+    return SimulatedCluster(descriptions.parse_simulation_spec(text, "x.yaml"))
 
 
-def events(found: World) -> Iterator[tuple[float, Any]]:
+def events(found: SimulatedCluster) -> Iterator[tuple[float, Any]]:
     """Each change from here on, with its offset in seconds from the start."""
     while found.next_at is not None:
         at, changes = found.step()

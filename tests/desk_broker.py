@@ -18,7 +18,7 @@ import make
 import virtual_time
 from kubelend.broker import instructions
 from kubelend.core.errors import BrokerUnreachable, KubelendError
-from kubelend.core.events import Forgotten
+from kubelend.core.events import RetentionExpired
 from kubelend.core.lifecycle import FINAL
 from kubelend.core.models import ClusterId, ReservationId
 from kubelend.wire import bodies, conversion
@@ -65,7 +65,7 @@ class DeskBroker:
     def forget(self, reservation: str) -> None:
         """End it, and long ago."""
         self.desk.release(ReservationId(reservation))
-        self.desk.ledger.apply(Forgotten(self.desk.now, ReservationId(reservation)))
+        self.desk.ledger.apply(RetentionExpired(self.desk.now, ReservationId(reservation)))
 
     # -- the stream
 
@@ -111,7 +111,8 @@ class DeskBroker:
         answer = [
             conversion.from_reservation(found)
             for found in self.desk.ledger.reservations.values()
-            if ClusterId(self.cluster) in instructions.concerned(found) and found.phase not in FINAL
+            if ClusterId(self.cluster) in instructions.clusters_of(found)
+            and found.phase not in FINAL
         ]
         await self._called("instructions")  # what it says is as old as the call
         return answer
@@ -129,7 +130,7 @@ class DeskBroker:
         self._answered("refuse")
         return self.body(reservation)
 
-    async def publish(self, advertisement: bodies.Advertisement) -> bodies.Published:
+    async def publish(self, advertisement: bodies.Advertisement) -> bodies.PublishResult:
         raise NotImplementedError
 
     async def request(self, request: bodies.ReservationRequest, key: str) -> bodies.Reservation:

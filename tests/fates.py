@@ -17,7 +17,7 @@ from contextlib import aclosing
 
 from agents import Agent
 from kubelend.agent.ports import BrokerCommunicator, Deleted, Listed, LocalObjects
-from kubelend.communicators.wrapping import Answer, Wrapped
+from kubelend.communicators.wrapping import Middleware, Result
 from kubelend.wire import bodies
 from kubelend.wire.objects import Kind
 from waiting import PATIENCE
@@ -48,7 +48,7 @@ class Fate:
         if self._has_come.is_set():
             await asyncio.Event().wait()
 
-    async def around(self, what: str, act: Callable[[], Awaitable[Answer]]) -> Answer:
+    async def around(self, what: str, act: Callable[[], Awaitable[Result]]) -> Result:
         await self.meet("before", what)
         answer = await act()
         await self.meet("after", what)
@@ -63,12 +63,12 @@ def bind(agent: Agent) -> Fate:
     return fate
 
 
-class _Calls(Wrapped):
+class _Calls(Middleware):
     def __init__(self, inner: BrokerCommunicator, fate: Fate) -> None:
         super().__init__(inner)
         self._fate = fate
 
-    async def around(self, name: str, call: Callable[[], Awaitable[Answer]], /) -> Answer:
+    async def wrap_call(self, name: str, call: Callable[[], Awaitable[Result]], /) -> Result:
         return await self._fate.around(name, call)
 
     async def stream(

@@ -14,13 +14,15 @@ from datetime import timedelta
 from config_maps import CONFIG_MAPS, ConfigMap
 from kubelend.kits.backoff import Backoff
 from kubelend.kube import watching
-from kubelend.kube.answers import Unreadable
+from kubelend.kube.answers import UndecodableObject
 from kubelend.kube.client import Client
 from kubelend.kube.watching import Deleted, Listed
 from waiting import until
 
 QUICK = Backoff(
-    retries=watching.ENDLESS, first=timedelta(milliseconds=20), longest=timedelta(milliseconds=200)
+    retries=watching.UNLIMITED_RETRIES,
+    first=timedelta(milliseconds=20),
+    longest=timedelta(milliseconds=200),
 )
 
 
@@ -40,7 +42,9 @@ class Follower:
         self.problems.append(problem)
 
     async def run(self, client: Client, namespace: str) -> None:
-        changes = watching.follow(client, CONFIG_MAPS, namespace, report=self.report, backoff=QUICK)
+        changes = watching.list_and_watch(
+            client, CONFIG_MAPS, namespace, report=self.report, backoff=QUICK
+        )
         async with contextlib.aclosing(changes):
             async for change in changes:
                 self._take(change)
@@ -49,9 +53,9 @@ class Follower:
         await until(condition, explain=lambda: self.problems)
 
     def _take(
-        self, change: Listed[ConfigMap] | Deleted[ConfigMap] | Unreadable | ConfigMap
+        self, change: Listed[ConfigMap] | Deleted[ConfigMap] | UndecodableObject | ConfigMap
     ) -> None:
-        assert not isinstance(change, Unreadable)
+        assert not isinstance(change, UndecodableObject)
         if isinstance(change, Listed):
             self.lists += 1
             self.objects = {each.metadata.name: each for each in change.objects}

@@ -39,7 +39,7 @@ class Holder:
 
     def issue(self) -> Credentials:
         """A new certificate of the same authority, nowhere yet."""
-        profile = profiles.client(self.name)
+        profile = profiles.client_profile(self.name)
         return self.certificates.authority.issue(profile, now=self.certificates.now)
 
     def renew(self) -> None:
@@ -55,7 +55,7 @@ class Holder:
         return BrokerClient(
             url,
             self.directory,
-            backoff=backoff.NONE,
+            backoff=backoff.NO_RETRIES,
             check_every=check_every,
             report=self.reports.append,
         )

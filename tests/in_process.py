@@ -22,11 +22,11 @@ from typing import TypeVar
 import msgspec
 
 from kubelend.broker import instructions, parties
-from kubelend.broker.feeds import Feed
+from kubelend.broker.feeds import Subscription
 from kubelend.broker.instructions import Instruction
 from kubelend.broker.service import Broker
-from kubelend.broker.views import Opening, Page
-from kubelend.broker.writer import ACTOR
+from kubelend.broker.views import PageRequest, StreamStart
+from kubelend.broker.writer import CURRENT_ACTOR
 from kubelend.communicators import endings
 from kubelend.core import durations
 from kubelend.core.errors import (
@@ -41,12 +41,12 @@ from kubelend.core.lifecycle import FINAL, Reason
 from kubelend.core.models import ClusterId, Reservation, ReservationId
 from kubelend.core.roles import Role
 from kubelend.wire import bodies, conversion, problems, route
-from kubelend.wire.conversion import Terms
+from kubelend.wire.conversion import RequestLimits
 
 Body = TypeVar("Body", bound=bodies.Body)
 Granting = Callable[[Reservation, ClusterId], Awaitable[str | None]]
 
-TERMS = Terms(timedelta(hours=1), timedelta(days=30), timedelta(hours=1))
+TERMS = RequestLimits(timedelta(hours=1), timedelta(days=30), timedelta(hours=1))
 PAGE = 1000
 LOOK_UP_EVERY = 15.0
 """Seconds after which a stream without news looks whether it still is one."""
@@ -60,7 +60,7 @@ class InProcessCommunicator:
         broker: Broker,
         cluster: str,
         *,
-        terms: Terms = TERMS,
+        terms: RequestLimits = TERMS,
         timeout: timedelta = timedelta(seconds=30),
         granting: Granting | None = None,
     ) -> None:
@@ -71,35 +71,39 @@ class InProcessCommunicator:
         self._timeout = timeout
         self._granting = granting
         self._last_event: int | None = None
-        self._feeds: set[Feed] = set()
+        self._feeds: set[Subscription] = set()
         self._is_closed = False
 
-    async def publish(self, advertisement: bodies.Advertisement) -> bodies.Published:
+    async def publish(self, advertisement: bodies.Advertisement) -> bodies.PublishResult:
         async with self._call():
             body = _sent(advertisement)
-            parties.check_speaker(body.cluster_id, self._cluster)
+            parties.check_cluster_id(body.cluster_id, self._cluster)
             offer = conversion.to_advertisement(body, self._cluster, self._broker.clock())
             view, holds = await self._broker.advertise(offer)
-            answer = conversion.accepted(body, view.cluster, view.reserved)
-            return _sent(bodies.Published(answer, list(map(conversion.from_reservation, holds))))
+            answer = conversion.published_advertisement(body, view.cluster, view.reserved)
+            return _sent(
+                bodies.PublishResult(answer, list(map(conversion.from_reservation, holds)))
+            )
 
     async def request(self, request: bodies.ReservationRequest, key: str) -> bodies.Reservation:
         async with self._call():
             body = _sent(request)
-            wish = conversion.to_request(body, self._cluster, route.checked_key(key), self._terms)
+            wish = conversion.to_request(
+                body, self._cluster, route.check_idempotency_key(key), self._terms
+            )
             return _body(await self._broker.reserve(wish))
 
     async def activate(self, reservation: str) -> bodies.Reservation:
         async with self._call():
             found = await self._owned(reservation)
-            return _body(await self._broker.activate(parties.ongoing(found)))
+            return _body(await self._broker.activate(parties.unfinished(found)))
 
     async def renew(self, reservation: str, duration: str = "") -> bodies.Reservation:
         async with self._call():
             body = _sent(bodies.RenewRequest(duration))
             found = await self._owned(reservation)
             longer = conversion.bounded_duration(body.duration, self._terms) if duration else None
-            return _body(await self._broker.renew(parties.ongoing(found), longer))
+            return _body(await self._broker.renew(parties.unfinished(found), longer))
 
     async def release(self, reservation: str) -> bodies.Reservation:
         async with self._call():
@@ -109,7 +113,7 @@ class InProcessCommunicator:
     async def find(self, reservation: str) -> bodies.Reservation:
         async with self._call():
             return _body(
-                await parties.visible(self._broker, ReservationId(reservation), self._cluster)
+                await parties.visible_to(self._broker, ReservationId(reservation), self._cluster)
             )
 
     async def instructions(self) -> list[bodies.Reservation]:
@@ -118,7 +122,7 @@ class InProcessCommunicator:
             async with self._call():
                 after = found[-1].ticket if found else 0
                 page = await self._broker.reservations(
-                    self._is_own, self._cluster, Page(after, PAGE)
+                    self._is_own, self._cluster, PageRequest(after, PAGE)
                 )
             found += page
             if len(page) < PAGE:
@@ -128,7 +132,7 @@ class InProcessCommunicator:
         self, on_reset: Callable[[], None]
     ) -> AsyncGenerator[bodies.Instruction, None]:
         if self._is_closed:
-            raise endings.closed()
+            raise endings.closed_error()
         with _wired():
             async with self._broker.stream(self._cluster, self._last_event) as opening:
                 if not opening.resumed:
@@ -143,14 +147,18 @@ class InProcessCommunicator:
     async def acknowledge(self, reservation: str) -> bodies.Reservation:
         async with self._call():
             return _body(
-                await parties.acknowledge(self._broker, ReservationId(reservation), self._cluster)
+                await parties.acknowledge_hold(
+                    self._broker, ReservationId(reservation), self._cluster
+                )
             )
 
     async def refuse(self, reservation: str, reason: str) -> bodies.Reservation:
         async with self._call():
             why = _sent(bodies.RefuseRequest(reason)).reason
             return _body(
-                await parties.refuse(self._broker, ReservationId(reservation), self._cluster, why)
+                await parties.refuse_hold(
+                    self._broker, ReservationId(reservation), self._cluster, why
+                )
             )
 
     async def ping(self) -> None:
@@ -168,32 +176,32 @@ class InProcessCommunicator:
     @asynccontextmanager
     async def _call(self) -> AsyncIterator[None]:
         if self._is_closed:
-            raise endings.closed()
-        before = ACTOR.set(Actor(self._cluster, Role.CLUSTER, ""))
+            raise endings.closed_error()
+        before = CURRENT_ACTOR.set(Actor(self._cluster, Role.CLUSTER, ""))
         try:
             with _wired():
                 async with asyncio.timeout(self._timeout.total_seconds()):
                     yield
         except TimeoutError:
-            within = durations.short(self._timeout)
+            within = durations.format_duration_short(self._timeout)
             raise BrokerUnreachable(f"the broker did not answer within {within}") from None
         finally:
-            ACTOR.reset(before)
+            CURRENT_ACTOR.reset(before)
 
     def _ended(self) -> BrokerUnreachable:
         if self._is_closed:
-            return endings.closed()
+            return endings.closed_error()
         return BrokerUnreachable("the broker ended the stream")
 
     async def _owned(self, reservation: str) -> Reservation:
-        return await parties.owned(self._broker, ReservationId(reservation), self._cluster)
+        return await parties.owned_by(self._broker, ReservationId(reservation), self._cluster)
 
     def _is_own(self, found: Reservation) -> bool:
         return found.phase not in FINAL and self._cluster in (found.requester, found.target)
 
-    async def _told(self, opening: Opening) -> AsyncGenerator[bodies.Instruction, None]:
+    async def _told(self, opening: StreamStart) -> AsyncGenerator[bodies.Instruction, None]:
         """What a stream says until it is over."""
-        feed, news = opening.feed, opening.news
+        feed, news = opening.subscription, opening.changes
         self._feeds.add(feed)
         try:
             while True:
@@ -207,12 +215,12 @@ class InProcessCommunicator:
 
     def _instructions(self, news: Iterable[Reservation]) -> Iterator[Instruction]:
         for found in news:
-            yield from instructions.for_cluster(self._cluster, found)
+            yield from instructions.instructions_for(self._cluster, found)
 
     async def _signed(self, instruction: Instruction) -> bodies.Instruction:
         found = instruction.reservation
         grant = await self._granting(found, self._cluster) if self._granting else None
-        return _sent(parties.told(instruction, grant or ""))
+        return _sent(parties.instruction_body(instruction, grant or ""))
 
 
 def _body(found: Reservation) -> bodies.Reservation:
@@ -234,7 +242,7 @@ def _wired() -> Iterator[None]:
         yield
     except KubelendError as error:
         problem = problems.to_problem(error)
-        received = problems.from_answer(problem.status, msgspec.json.encode(problem))
+        received = problems.error_from_response(problem.status, msgspec.json.encode(problem))
         if isinstance(error, LimitExceeded) and isinstance(received, LimitExceeded):
             received.retry_after = max(1, round(error.retry_after))
         raise received from None

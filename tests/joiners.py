@@ -16,10 +16,10 @@ from msgspec.structs import replace
 
 import make
 from kubelend.agent import directions
-from kubelend.agent.peering import PeeringKeeper
+from kubelend.agent.peering import PeeringReconciler
 from kubelend.agent.ports import Peer, Readiness
-from kubelend.agent.reservations import Reservations
-from kubelend.agent.standing import Standing
+from kubelend.agent.reservations import ReservationCache
+from kubelend.agent.standing import ComponentHealth
 from kubelend.core.errors import KubelendError
 from kubelend.sources.memory import MemoryObjects
 from kubelend.wire import bodies
@@ -97,15 +97,15 @@ class Rig:
 
     def __init__(self) -> None:
         self.objects = MemoryObjects(now)
-        self.reservations = Reservations()
-        self.standing = Standing()
+        self.reservations = ReservationCache()
+        self.standing = ComponentHealth()
         self.peering = SteeredPeering()
         self.broker = Activating(self)
         self.keeper = self.new_keeper()
 
-    def new_keeper(self) -> PeeringKeeper:
+    def new_keeper(self) -> PeeringReconciler:
         """As after a restart, with the same objects."""
-        return PeeringKeeper(
+        return PeeringReconciler(
             self.objects, self.broker, self.reservations, self.peering, self.standing, now
         )
 
@@ -117,14 +117,14 @@ class Rig:
 
     @property
     def problem(self) -> str:
-        return self.standing.problems.get("peering", "")
+        return self.standing.errors.get("peering", "")
 
     async def instruct(
         self, name: str, target: str, phase: str = "Reserved", *, is_acknowledged: bool = True
     ) -> str:
         """What the requester writes for a reservation, as the broker's word comes; gives its key."""
         self.tell(name, target, phase, is_acknowledged=is_acknowledged)
-        wanted = directions.instruction(self.known(name), "default")
+        wanted = directions.reservation_instruction(self.known(name), "default")
         found = await self.objects.find(ReservationInstruction, wanted.key)
         await self.objects.apply(wanted if found is None else replace(found, spec=wanted.spec))
         await settled()
@@ -143,7 +143,7 @@ class Rig:
     async def finish(self, key: str) -> None:
         """What the requester writes at the end."""
         found = await self.found(key)
-        status = directions.finished(found.status, None, now())
+        status = directions.finished_instruction_status(found.status, None, now())
         await self.objects.set_status(with_status(found, status, now()))
         await settled()
 

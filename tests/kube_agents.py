@@ -16,7 +16,7 @@ import msgspec
 import agent_process
 from kubelend.core.errors import UnexpectedAnswer
 from kubelend.kube import resources
-from kubelend.lab.clusters import Cluster
+from kubelend.lab.clusters import LocalCluster
 from kubelend.wire.objects import Kind
 from waiting import PATIENCE
 
@@ -24,11 +24,11 @@ from waiting import PATIENCE
 class Running(agent_process.Running):
     """Its objects are in its cluster, where the administrator sees them."""
 
-    cluster: Cluster
+    cluster: LocalCluster
 
     def find_in(self, kind: type[Kind], name: str, namespace: str = "default") -> Kind | None:
         """None if it is not there, or the API server is away."""
-        path = resources.of(kind).path(namespace, name)
+        path = resources.resource_for(kind).path(namespace, name)
         try:
             return msgspec.json.decode(self.cluster.call("GET", path), type=kind)
         except (UnexpectedAnswer, OSError):
@@ -61,7 +61,9 @@ class Running(agent_process.Running):
 
 
 @contextlib.contextmanager
-def running(cluster: Cluster, kubeconfig: Path, directory: Path, *flags: str) -> Iterator[Running]:
+def running(
+    cluster: LocalCluster, kubeconfig: Path, directory: Path, *flags: str
+) -> Iterator[Running]:
     """Start it with its log in `directory`; kill it at the end, if it still runs."""
     directory.mkdir(exist_ok=True)
     process = agent_process.started(

@@ -22,24 +22,24 @@ from prometheus_client import parser
 import make
 from clocks import Clock
 from kubelend.broker.metrics import Metrics
-from kubelend.broker.service import Broker, Rules
-from kubelend.controllers.office import Office
+from kubelend.broker.service import Broker, BrokerRules
+from kubelend.controllers.office import ControllerManager
 from kubelend.core import audit
 from kubelend.core.ledger import Ledger
 from kubelend.kits import tasks
 from kubelend.kube import access, resources
 from kubelend.kube.client import Client
-from kubelend.lab.clusters import Cluster
+from kubelend.lab.clusters import LocalCluster
 from kubelend.stores.kubernetes import KubernetesStore
 from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
-from kubelend.wire.conversion import Terms
+from kubelend.wire.conversion import RequestLimits
 from kubelend.wire.objects import Object
 from waiting import PATIENCE, until
 
 Json = dict[str, Any]
 Kind = TypeVar("Kind", bound=Object)
 
-TERMS = Terms(make.HOUR, 720 * make.HOUR, make.HOUR)
+TERMS = RequestLimits(make.HOUR, 720 * make.HOUR, make.HOUR)
 SILENCE = 3.0
 """Seconds in which nothing is written, after which nothing is going to be."""
 WRITES = {"POST", "PUT", "PATCH", "DELETE"}
@@ -56,7 +56,7 @@ class Objects:
 
     async def apply(self, kind: type[Object], name: str, spec: Json, **metadata: Any) -> None:
         """Make an object."""
-        path = resources.of(kind).path(self.namespace)
+        path = resources.resource_for(kind).path(self.namespace)
         head = {"apiVersion": f"{kind.group}/{kind.version}", "kind": kind.kind}
         known = {"name": name, "namespace": self.namespace, **metadata}
         await self.client.raw("POST", path, {**head, "metadata": known, "spec": spec})
@@ -68,7 +68,7 @@ class Objects:
                 one for one in (ClusterAdvertisement, Reservation) if one.kind == body["kind"]
             )
             body["metadata"]["namespace"] = self.namespace
-            await self.client.raw("POST", resources.of(kind).path(self.namespace), body)
+            await self.client.raw("POST", resources.resource_for(kind).path(self.namespace), body)
 
     async def advertise(
         self, cluster: str, cpu: str = "10", memory: str = "16Gi", name: str = "", **more: Any
@@ -93,7 +93,7 @@ class Objects:
         )
 
     async def edit(self, kind: type[Kind], name: str, change: Json, subresource: str = "") -> Kind:
-        resource = resources.of(kind)
+        resource = resources.resource_for(kind)
         return await self.client.patch(
             resource, name, self.namespace, change, subresource=subresource
         )
@@ -105,12 +105,12 @@ class Objects:
         await self.edit(Reservation, name, {"status": {"conditions": [said]}}, "status")
 
     async def delete(self, kind: type[Object], name: str) -> None:
-        await self.client.delete(resources.of(kind), name, self.namespace)
+        await self.client.delete(resources.resource_for(kind), name, self.namespace)
 
     # -- what people see
 
     async def find(self, kind: type[Kind], name: str) -> Kind | None:
-        return await self.client.find(resources.of(kind), name, self.namespace)
+        return await self.client.find(resources.resource_for(kind), name, self.namespace)
 
     async def shows(
         self, kind: type[Kind], name: str, look: Callable[[Kind], bool], patience: float = PATIENCE
@@ -180,7 +180,7 @@ class Running(Objects):
 
     @property
     def ledger(self) -> Ledger:
-        return self.service.present()[0]
+        return self.service.current()[0]
 
     async def advertise(
         self, cluster: str, cpu: str = "10", memory: str = "16Gi", name: str = "", **more: Any
@@ -220,9 +220,9 @@ def json(content: bytes) -> Json:
 
 
 @contextlib.asynccontextmanager
-async def opened(cluster: Cluster, namespace: str) -> AsyncIterator[Objects]:
+async def opened(cluster: LocalCluster, namespace: str) -> AsyncIterator[Objects]:
     """The objects alone, while no broker is there."""
-    found = access.from_kubeconfig(cluster.admin_kubeconfig)
+    found = access.config_from_kubeconfig(cluster.admin_kubeconfig)
     async with Client.open(found) as client:
         yield Objects(client, namespace)
 
@@ -236,22 +236,22 @@ async def _nothing(_: Objects) -> None:
 
 @contextlib.asynccontextmanager
 async def running(
-    cluster: Cluster,
+    cluster: LocalCluster,
     namespace: str,
     clock: Clock | None = None,
-    rules: Rules | None = None,
+    rules: BrokerRules | None = None,
     meanwhile: Meanwhile = _nothing,
 ) -> AsyncIterator[Running]:
     """A broker that leads and sees its objects. At the end its store passes the audit.
 
     `meanwhile` happens after the store was read, and before the objects are seen.
     """
-    found, clock = access.from_kubeconfig(cluster.admin_kubeconfig), clock or Clock()
+    found, clock = access.config_from_kubeconfig(cluster.admin_kubeconfig), clock or Clock()
     service = Broker(
-        lambda: KubernetesStore.open(found, namespace), clock, rules or Rules(), Metrics()
+        lambda: KubernetesStore.open(found, namespace), clock, rules or BrokerRules(), Metrics()
     )
     async with Client.open(found) as client:
-        office = Office(service, client, namespace, TERMS)
+        office = ControllerManager(service, client, namespace, TERMS)
 
         async def attend() -> None:
             await until(lambda: service.unready is None)
@@ -263,7 +263,7 @@ async def running(
             await until(lambda: service.unready is None and office.unready is None)
             yield Running(service, client, namespace, clock)
             assert not roots.done(), roots.exception()
-            assert audit.violations(service.present()[0]) == []
+            assert audit.invariant_violations(service.current()[0]) == []
         finally:
             roots.cancel()
             await asyncio.gather(roots, return_exceptions=True)
@@ -271,9 +271,9 @@ async def running(
     await asyncio.to_thread(_audit, found, namespace)
 
 
-def _audit(found: access.Access, namespace: str) -> None:
+def _audit(found: access.KubeConfig, namespace: str) -> None:
     store = KubernetesStore.open_readonly(found, namespace)
     try:
-        assert audit.violations(Ledger.restore(store.load())) == []
+        assert audit.invariant_violations(Ledger.restore(store.load())) == []
     finally:
         store.close()

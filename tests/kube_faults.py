@@ -32,10 +32,10 @@ from kube_broker import Objects
 from kubelend.core import audit
 from kubelend.core.errors import AlreadyExists, Conflict, KubelendError, NoCapacity
 from kubelend.core.ledger import Ledger
-from kubelend.kits.backoff import NONE
+from kubelend.kits.backoff import NO_RETRIES
 from kubelend.kube import access, resources
 from kubelend.kube.client import Client
-from kubelend.lab.clusters import Cluster
+from kubelend.lab.clusters import LocalCluster
 from kubelend.stores.kubernetes import KubernetesStore
 from kubelend.transports.http_client import BrokerClient
 from kubelend.wire import bodies
@@ -65,7 +65,7 @@ class Load:
     """Borrowers that ask over REST, at any of several brokers, and others that apply objects."""
 
     def __init__(
-        self, cluster: Cluster, objects: Objects, urls: list[str], certificates: Certificates
+        self, cluster: LocalCluster, objects: Objects, urls: list[str], certificates: Certificates
     ) -> None:
         self.objects = objects
         self.answered = 0
@@ -232,7 +232,7 @@ class Load:
 
     async def _client(self, directory: Path, url: str) -> BrokerClient:
         if (directory, url) not in self._clients:
-            made = BrokerClient(url, directory, backoff=NONE)
+            made = BrokerClient(url, directory, backoff=NO_RETRIES)
             self._clients[directory, url] = await self.stack.enter_async_context(made)
         return self._clients[directory, url]
 
@@ -284,16 +284,16 @@ class Load:
             raise AssertionError(f"promised is {promised}, {lent}; told is {told}") from None
 
     async def listed(self, kind: type[Any]) -> list[Any]:
-        resource = resources.of(kind)
+        resource = resources.resource_for(kind)
         return list((await self.objects.client.list(resource, self.objects.namespace)).objects)
 
     def _audit(self, promised: set[str]) -> None:
         namespace = self.objects.namespace
-        found = access.from_kubeconfig(self._cluster.admin_kubeconfig)
+        found = access.config_from_kubeconfig(self._cluster.admin_kubeconfig)
         with closing(KubernetesStore.open_readonly(found, namespace)) as store:
             ledger = Ledger.restore(store.load())
-        assert audit.violations(ledger) == []
-        assert audit.overcommitted(ledger) == []
+        assert audit.invariant_violations(ledger) == []
+        assert audit.overcommitted_clusters(ledger) == []
         assert {one.id for one in ledger.reservations.values() if one.is_live} == promised
         url = f"kubernetes://{self._cluster.admin_kubeconfig}?namespace={namespace}"
         command = (KUBELEND, "audit", f"--store={url}")
@@ -316,10 +316,10 @@ def _may_pass(error: Exception) -> bool:
 
 @contextlib.asynccontextmanager
 async def loading(
-    cluster: Cluster, namespace: str, urls: list[str], certificates: Certificates
+    cluster: LocalCluster, namespace: str, urls: list[str], certificates: Certificates
 ) -> AsyncIterator[Load]:
     """Borrowers of brokers that run, over the way to the API server that nobody breaks."""
-    async with Client.open(access.from_kubeconfig(cluster.admin_kubeconfig)) as client:
+    async with Client.open(access.config_from_kubeconfig(cluster.admin_kubeconfig)) as client:
         load = Load(cluster, Objects(client, namespace), urls, certificates)
         async with load.stack:
             yield load
@@ -346,7 +346,10 @@ class Home(NamedTuple):
 
 @contextlib.asynccontextmanager
 async def home(
-    cluster: Cluster, namespace: str, certificates: Certificates, kubeconfig: Path | None = None
+    cluster: LocalCluster,
+    namespace: str,
+    certificates: Certificates,
+    kubeconfig: Path | None = None,
 ) -> AsyncIterator[Home]:
     """Ready, and with what both lenders offer."""
     async with starting(cluster, namespace, certificates, kubeconfig) as made:
@@ -357,11 +360,14 @@ async def home(
 
 @contextlib.asynccontextmanager
 async def starting(
-    cluster: Cluster, namespace: str, certificates: Certificates, kubeconfig: Path | None = None
+    cluster: LocalCluster,
+    namespace: str,
+    certificates: Certificates,
+    kubeconfig: Path | None = None,
 ) -> AsyncIterator[Home]:
     """Perhaps not ready. `kubeconfig`: another way to the same API server."""
     way = kubeconfig or cluster.admin_kubeconfig
-    found = access.from_kubeconfig(way)
+    found = access.config_from_kubeconfig(way)
     async with brokers.listening(
         certificates,
         open_store=lambda: KubernetesStore.open(found, namespace),

@@ -34,7 +34,7 @@ def kube_assets():
     if missing := _missing():
         refuse = pytest.fail if _is_required() else pytest.skip
         refuse(missing)
-    return assets.find()
+    return assets.find_assets()
 
 
 class Servers:
@@ -54,7 +54,7 @@ class Servers:
 
         if self._lab is None:
             with self._counting_failures():
-                self._lab = self._stack.enter_context(servers.running(self._assets))
+                self._lab = self._stack.enter_context(servers.run_api_servers(self._assets))
         return self._lab
 
     def kube(self):
@@ -149,7 +149,7 @@ async def kube_client(kube):
     from kubelend.kube import access
     from kubelend.kube.client import Client
 
-    async with Client.open(access.from_kubeconfig(kube.admin_kubeconfig)) as client:
+    async with Client.open(access.config_from_kubeconfig(kube.admin_kubeconfig)) as client:
         yield client
 
 
@@ -164,7 +164,7 @@ def _missing():
     from kubelend.lab import assets
 
     try:
-        assets.locate()
+        assets.locate_assets()
     except InvalidSettings as error:
         return str(error)
     return ""
@@ -177,7 +177,7 @@ def _is_required():
 def _install(cluster):
     from kubelend.lab import manifests
 
-    manifests.install_kinds(cluster)
+    manifests.install_crds(cluster)
 
 
 def _namespace_name(test):

@@ -16,24 +16,24 @@ from kubelend.core.errors import AlreadyExists
 from kubelend.kube import access, resources
 from kubelend.kube.client import Client
 from kubelend.kube.resources import Resource
-from kubelend.lab.clusters import Cluster
+from kubelend.lab.clusters import LocalCluster
 from kubelend.wire import objects
 
 Json = dict[str, Any]
 
 
 @contextlib.asynccontextmanager
-async def opened(cluster: Cluster, user: str = "") -> AsyncIterator[Client]:
+async def opened(cluster: LocalCluster, user: str = "") -> AsyncIterator[Client]:
     """A client of the administrator, or of somebody else."""
     kubeconfig = cluster.kubeconfig_for(user) if user else cluster.admin_kubeconfig
-    async with Client.open(access.from_kubeconfig(kubeconfig)) as client:
+    async with Client.open(access.config_from_kubeconfig(kubeconfig)) as client:
         yield client
 
 
 async def clear(client: Client) -> None:
     """No object of an agent's is left, in any namespace."""
     for kind in objects.KINDS:
-        resource = resources.of(kind)
+        resource = resources.resource_for(kind)
         for found in (await client.list(resource)).objects:
             name, namespace = found.metadata.name, found.metadata.namespace
             if found.metadata.finalizers:
@@ -138,9 +138,12 @@ class Machines:
         """What is there, by a list and without any selection."""
         nodes = json.loads(await self._client.raw("GET", "/api/v1/nodes"))["items"]
         pods = json.loads(await self._client.raw("GET", "/api/v1/pods"))["items"]
-        read = [requests.pod_of(msgspec.convert(one, requests.KubernetesPod)) for one in pods]
+        read = [requests.project_pod(msgspec.convert(one, requests.KubernetesPod)) for one in pods]
         return Snapshot(
-            [core_nodes.node_of(msgspec.convert(one, core_nodes.KubernetesNode)) for one in nodes],
+            [
+                core_nodes.project_node(msgspec.convert(one, core_nodes.KubernetesNode))
+                for one in nodes
+            ],
             [pod for pod in read if not pod.is_finished],
         )
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from kubelend.lab.clusters import Cluster
+from kubelend.lab.clusters import LocalCluster
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "agent.md"
 
@@ -24,7 +24,7 @@ def documented() -> list[Json]:
 
 
 def grant(
-    cluster: Cluster, user: str, *, instructions: str = "", advertisement: str = "default"
+    cluster: LocalCluster, user: str, *, instructions: str = "", advertisement: str = "default"
 ) -> None:
     """`instructions`: the namespace for them; without one that role is for all namespaces."""
     for role in documented():
@@ -55,7 +55,7 @@ def _binding(role: Json, namespace: str, user: str) -> Json:
     }
 
 
-def _apply(cluster: Cluster, found: Json) -> None:
+def _apply(cluster: LocalCluster, found: Json) -> None:
     path = cluster.directory / "role.json"
     path.write_text(json.dumps(found))
     cluster.kubectl("apply", f"--filename={path}")

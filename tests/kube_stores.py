@@ -12,10 +12,10 @@ from kubelend.broker.ports import Store
 from kubelend.core.errors import Unavailable
 from kubelend.core.models import ReservationId
 from kubelend.kube import access
-from kubelend.kube.access import Access
+from kubelend.kube.access import KubeConfig
 from kubelend.kube.client import Client
-from kubelend.lab.clusters import Cluster
-from kubelend.stores.kubernetes import Connect, KubernetesStore
+from kubelend.lab.clusters import LocalCluster
+from kubelend.stores.kubernetes import ClientFactory, KubernetesStore
 from shelves import ARCHIVE_FOR, new_namespace
 
 Result = TypeVar("Result")
@@ -26,12 +26,12 @@ Around = Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]]
 class Place:
     """A namespace of its own."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: LocalCluster) -> None:
         self.namespace = new_namespace(cluster)
-        self.access: Access = access.from_kubeconfig(cluster.admin_kubeconfig)
+        self.access: KubeConfig = access.config_from_kubeconfig(cluster.admin_kubeconfig)
         self.url = f"kubernetes://{cluster.admin_kubeconfig}?namespace={self.namespace}"
 
-    def open(self, connect: Connect = Client.open) -> KubernetesStore:
+    def open(self, connect: ClientFactory = Client.open) -> KubernetesStore:
         return KubernetesStore.open(
             self.access, self.namespace, archive_for=ARCHIVE_FOR, connect=connect
         )
@@ -89,15 +89,15 @@ class Gate:
         return await write
 
 
-def connecting(around: Around) -> Connect:
+def connecting(around: Around) -> ClientFactory:
     """Connect with a client whose writes go through this."""
 
     class Wrapped(Client):
         async def create(self, *arguments: Any) -> Any:
             return await around(super().create(*arguments))
 
-        async def replace(self, *arguments: Any) -> Any:
-            return await around(super().replace(*arguments))
+        async def update(self, *arguments: Any) -> Any:
+            return await around(super().update(*arguments))
 
         async def patch(self, *arguments: Any, **named: Any) -> Any:
             return await around(super().patch(*arguments, **named))
@@ -121,4 +121,10 @@ def told(store: Store, reservations: list[str]) -> tuple[Any, ...]:
             if not isinstance(found, int)
         ]
         archived = {name: store.archived(ReservationId(name)) for name in reservations}
-        return records, loaded.revision, archived, store.lines(0, 5000), store.journal_ends()
+        return (
+            records,
+            loaded.revision,
+            archived,
+            store.audit_lines(0, 5000),
+            store.audit_log_bounds(),
+        )

@@ -90,7 +90,7 @@ def hired(
         account = f"--serviceaccount={namespace}:{name}"
         kubectl("create", "rolebinding", role, where, f"--role={role}", account)
     token = kubectl("create", "token", name, where).strip()
-    path = accounts.with_token(
+    path = accounts.write_token_kubeconfig(
         administrator, administrator.with_name(f"{name}.kubeconfig"), name, token
     )
     content = yaml.safe_load(path.read_text())

@@ -13,10 +13,10 @@ from msgspec.structs import replace
 import make
 import virtual_time
 from desk_broker import DeskBroker
-from kubelend.agent.promises import Promises
-from kubelend.agent.providing import Lender, Provider
-from kubelend.agent.reservations import Reservations
-from kubelend.agent.standing import Standing
+from kubelend.agent.promises import HoldTable
+from kubelend.agent.providing import ProviderConfig, ProviderReconciler
+from kubelend.agent.reservations import ReservationCache
+from kubelend.agent.standing import ComponentHealth
 from kubelend.core.errors import KubelendError
 from kubelend.core.inventory import Inventory
 from kubelend.core.lending import LendingPolicy
@@ -90,17 +90,21 @@ class House:
 
     def start_anew(self) -> None:
         """Another process of the agent: only the objects stay."""
-        self.reservations, self.standing, self.inventory = Reservations(), Standing(), Inventory()
+        self.reservations, self.standing, self.inventory = (
+            ReservationCache(),
+            ComponentHealth(),
+            Inventory(),
+        )
         self.on_holds: list[dict[str, Resources]] = []
         """The holds after each change."""
-        promises = Promises(
+        promises = HoldTable(
             self.inventory,
             self.policy,
             enforce=self.enforce,
-            on_holds=lambda: self.on_holds.append(self.holds()),
+            on_change=lambda: self.on_holds.append(self.holds()),
         )
-        self.provider = Provider(
-            Lender("me", "lending", FINISHED_FOR),
+        self.provider = ProviderReconciler(
+            ProviderConfig("me", "lending", FINISHED_FOR),
             self.objects,
             self.broker,
             self.reservations,

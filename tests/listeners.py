@@ -10,9 +10,9 @@ from datetime import timedelta
 import make
 from desk_broker import DeskBroker
 from kubelend.agent import listening
-from kubelend.agent.listening import Listener
-from kubelend.agent.reservations import Reservations
-from kubelend.agent.standing import Standing
+from kubelend.agent.listening import InstructionListener
+from kubelend.agent.reservations import ReservationCache
+from kubelend.agent.standing import ComponentHealth
 from kubelend.core.models import ReservationId
 from virtual_time import now, settled, stopped
 
@@ -21,17 +21,20 @@ class Rig:
     """A cluster `me`, whose listener hears what the desk decides once it is told."""
 
     def __init__(
-        self, *, poll_every: timedelta = listening.POLL_EVERY, chance: float = 0.0
+        self, *, poll_every: timedelta = listening.POLL_INTERVAL, chance: float = 0.0
     ) -> None:
         self.broker = DeskBroker("me", make.desk(me="cpu=8,memory=8Gi", other="cpu=8,memory=8Gi"))
-        self.reservations, self.standing = Reservations(), Standing(lambda: now().timestamp())
+        self.reservations, self.standing = (
+            ReservationCache(),
+            ComponentHealth(lambda: now().timestamp()),
+        )
         self.heard: list[str] = []
-        self.reservations.listen(self.heard.append)
-        self.listener = Listener(
+        self.reservations.subscribe(self.heard.append)
+        self.listener = InstructionListener(
             self.broker,
             self.reservations,
             self.standing,
-            poll_every=poll_every,
+            poll_interval=poll_every,
             chance=lambda: chance,
         )
 

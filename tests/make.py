@@ -18,10 +18,10 @@ from datetime import UTC, datetime, timedelta
 import states
 from kubelend.core import commands, limiting, prices, quotas, silence
 from kubelend.core import resources as amounts
-from kubelend.core.commands import Answer, Command
+from kubelend.core.commands import Command, Result
 from kubelend.core.decision import NoFit
-from kubelend.core.events import Archived, Change, Dropped, Erased, Event
-from kubelend.core.filters import Question
+from kubelend.core.events import Archived, Change, ClusterDeleted, Event, RecordDeleted
+from kubelend.core.filters import PlacementQuery
 from kubelend.core.ledger import Ledger
 from kubelend.core.lending import LendingPolicy
 from kubelend.core.lifecycle import Reason
@@ -39,9 +39,9 @@ from kubelend.core.models import (
     ReservationId,
 )
 from kubelend.core.prices import Prices
-from kubelend.core.records import Records
+from kubelend.core.records import WorkingSet
 from kubelend.core.resources import Resources
-from kubelend.core.silence import Vigil
+from kubelend.core.silence import ProviderMonitor
 
 T0 = datetime(2026, 1, 1, 12, tzinfo=UTC)
 NO_TIME = timedelta()
@@ -61,11 +61,11 @@ Amounts = str | Resources
 def resources(text: Amounts) -> Resources:
     if isinstance(text, Resources):
         return text
-    return amounts.asked(dict(part.split("=") for part in text.split(",") if part))
+    return amounts.parse_requested(dict(part.split("=") for part in text.split(",") if part))
 
 
 def caps(text: str) -> dict[str, int]:
-    return amounts.caps(dict(part.split("=") for part in text.split(",") if part))
+    return amounts.parse_caps(dict(part.split("=") for part in text.split(",") if part))
 
 
 def policy(
@@ -90,13 +90,15 @@ def policy(
 def quota(
     text: str = "", *, reservations: int | None = None, budget: str = "", currency: str = "USD"
 ) -> Quota:
-    money = prices.parse(budget, "budget") if budget else None
+    money = prices.parse_price(budget, "budget") if budget else None
     return Quota(caps(text), reservations, money, currency)
 
 
 def price_list(currency: str = "USD", **per_hour: str) -> Prices:
     """`price_list(cpu="0.05", memory="0.01")`, per core-hour and GB-hour."""
-    return Prices(currency, **{name: prices.parse(text, name) for name, text in per_hour.items()})
+    return Prices(
+        currency, **{name: prices.parse_price(text, name) for name, text in per_hour.items()}
+    )
 
 
 def advertisement(
@@ -166,7 +168,7 @@ def request(
             labels=dict(labels or {}) | ({REGION_LABEL: region} if region else {}),
             pinned=None if pinned is None else ClusterId(pinned),
             excluded=tuple(ClusterId(name) for name in excluded),
-            max_price=None if max_price is None else prices.parse(max_price, "maxPrice"),
+            max_price=None if max_price is None else prices.parse_price(max_price, "maxPrice"),
             currency=currency,
         ),
         key=None if key is None else RequestKey(key),
@@ -176,7 +178,7 @@ def request(
 def question(wanted: Amounts | Request = "cpu=1,memory=1Gi", *, now: datetime = T0, **fields):
     """What the decision is asked; `fields` are those of `request`."""
     asked = wanted if isinstance(wanted, Request) else request(wanted, **fields)
-    return Question(asked, now)
+    return PlacementQuery(asked, now)
 
 
 def reservation(id: str = "rsv-1", asked: Request | None = None, **fields) -> Reservation:
@@ -220,8 +222,8 @@ class Desk:
         self.max_waiting = 100
         self._ids = (ReservationId(f"rsv-{number}") for number in itertools.count(1))
 
-    def run(self, command: Command[Answer]) -> Answer:
-        answer, changes = commands.run(self.ledger, command, self.now)
+    def run(self, command: Command[Result]) -> Result:
+        answer, changes = commands.run_command(self.ledger, command, self.now)
         self.changes += changes
         return answer
 
@@ -283,13 +285,13 @@ class Desk:
         return self.run(commands.drain(self.ledger, ClusterId(name), why, self.now))
 
     def remove(self, name: str) -> None:
-        self.run(commands.remove(self.ledger, ClusterId(name), self.now))
+        self.run(commands.remove_cluster(self.ledger, ClusterId(name), self.now))
 
     def withdraw(self, name: str) -> None:
-        self.run(commands.withdraw(self.ledger, ClusterId(name), self.now))
+        self.run(commands.withdraw_offer(self.ledger, ClusterId(name), self.now))
 
     def retire(self, found: ReservationId) -> None:
-        self.run(commands.retire(self.ledger, found, Reason.DELETED, self.now))
+        self.run(commands.purge_reservation(self.ledger, found, Reason.DELETED, self.now))
 
     def limit(self, name: str, wanted: LendingPolicy | None = None, **fields) -> None:
         """Set a policy for a provider; `fields` are those of `policy`."""
@@ -306,17 +308,17 @@ class Desk:
         self.run(limiting.clear_quota(self.ledger, ClusterId(name), self.now))
 
     def expire(self, retention: timedelta = RETENTION) -> None:
-        self.run(commands.expire(self.ledger, retention, self.now))
+        self.run(commands.expire_reservations(self.ledger, retention, self.now))
 
-    def vigil(self, lost_after: timedelta = 5 * MINUTE) -> Vigil:
+    def vigil(self, lost_after: timedelta = 5 * MINUTE) -> ProviderMonitor:
         """What a broker that starts now knows of the silence of others."""
-        return Vigil(lost_after, self.ledger, self.now)
+        return ProviderMonitor(lost_after, self.ledger, self.now)
 
-    def leave(self, vigil: Vigil) -> list[Cluster]:
+    def leave(self, vigil: ProviderMonitor) -> list[Cluster]:
         """Look once for providers that fell silent; gives those that are given up."""
-        return self.run(silence.leave(self.ledger, vigil, self.now))
+        return self.run(silence.fail_over(self.ledger, vigil, self.now))
 
-    def listen(self, vigil: Vigil, duration: timedelta) -> list[Cluster]:
+    def listen(self, vigil: ProviderMonitor, duration: timedelta) -> list[Cluster]:
         """Let time pass for a broker that looks around all the while."""
         until, given_up = self.now + duration, []
         while self.now < until:
@@ -326,10 +328,10 @@ class Desk:
 
     # -- questions
 
-    def question(self, wanted: Amounts | Request, **fields) -> Question:
+    def question(self, wanted: Amounts | Request, **fields) -> PlacementQuery:
         """What a decision is asked about a request made now."""
         asked = wanted if isinstance(wanted, Request) else request(wanted, **fields)
-        return quotas.question(self.ledger, asked, self.now)
+        return quotas.query_for_request(self.ledger, asked, self.now)
 
     def __getitem__(self, found: ReservationId) -> Reservation:
         return self.ledger.reservation(found)
@@ -348,14 +350,18 @@ class Desk:
 
     def earmarks(self) -> dict[str, str]:
         """Who waits for which cluster."""
-        return {w.id: w.earmark for w in self.ledger.waiting() if w.earmark is not None}
+        return {
+            w.id: w.nominated_cluster
+            for w in self.ledger.waiting()
+            if w.nominated_cluster is not None
+        }
 
-    def kept(self) -> Records:
+    def kept(self) -> WorkingSet:
         """The working set that a store would have after all changes."""
         return kept(self.changes, self.ledger.revision)
 
 
-def kept(changes: Iterable[Change], revision: int) -> Records:
+def kept(changes: Iterable[Change], revision: int) -> WorkingSet:
     clusters: dict[str, Cluster] = {}
     reservations: dict[str, Reservation] = {}
     documents: dict[tuple[str, str], Member | Token | Limits] = {}
@@ -365,16 +371,16 @@ def kept(changes: Iterable[Change], revision: int) -> Records:
                 clusters[change.id] = change
             case Reservation():
                 reservations[change.id] = change
-            case Dropped():
+            case ClusterDeleted():
                 del clusters[change.cluster]
             case Archived():
                 del reservations[change.reservation]
             case Member() | Token() | Limits():
                 documents[type(change).__name__.lower(), change.id] = change
-            case Erased():
+            case RecordDeleted():
                 documents.pop((change.kind, change.id), None)
     few = list(documents.values())
-    return Records(
+    return WorkingSet(
         list(clusters.values()),
         list(reservations.values()),
         revision,

@@ -74,7 +74,7 @@ class Newcomer:
         self.name = name
         self.role = role
         self.key = keys.generate(algorithm)
-        self.request = requests.make(name, role, self.key)
+        self.request = requests.make_csr(name, role, self.key)
 
     async def ask(
         self, broker: brokers.Running, token: Any, *, source: str = "127.0.0.1", **fields: Any
@@ -118,7 +118,7 @@ async def call(
     ):
         answer = Answer(response.status, response.headers, await response.read())
     if answer.status >= 400:
-        assert answer.problem.code in {kind.code for kind in enrolment.ERRORS}, answer
+        assert answer.problem.code in {kind.code for kind in enrolment.ENROLMENT_ERRORS}, answer
     return answer
 
 

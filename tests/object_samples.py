@@ -13,13 +13,13 @@ NAMED: dict[str, str | int] = {"cpu": "4", "memory": "8Gi"}
 POLICY = bodies.LendingPolicy(
     ["team-*"], ["guest"], NAMED, NAMED, {"gpu": 2}, ["Mon-Fri 18:00-08:00 Europe/Rome"]
 )
-CONSTRAINTS = bodies.ConstraintsBody({"tier": "gold"}, "eu", ["berlin"], "2.50", "EUR")
+CONSTRAINTS = bodies.Constraints({"tier": "gold"}, "eu", ["berlin"], "2.50", "EUR")
 WEIGHTS = {"headroom": 0.5, "price": 2.0}
 CONDITION = broker_objects.Condition("Ready", "True", "ClusterActive", "it answers", AT, 3)
-KEPT = broker_objects.Kept(2**62, "5ea1", '{"large": 9007199254740993, "text": "\u00b5"}')
+KEPT = broker_objects.StoredRecord(2**62, "5ea1", '{"large": 9007199254740993, "text": "\u00b5"}')
 
-QUESTION = objects.Question("q-1", "renew", "2h", "one")
-REPLY = objects.Reply("q-1", '{"revision": 7}', '{"code": "NoCapacity"}')
+QUESTION = objects.AgentRequest("q-1", "renew", "2h", "one")
+REPLY = objects.BrokerResponse("q-1", '{"revision": 7}', '{"code": "NoCapacity"}')
 
 
 def metadata(name: str) -> Metadata:
@@ -81,7 +81,7 @@ RESOURCE_REQUEST = objects.ResourceRequest(
         last_update_time=AT,
         expires_at=AT,
         observed_generation=1,
-        asked=objects.Asked(
+        asked=objects.SentRequest(
             1,
             bodies.ReservationRequest(
                 quantities(), 7, "1h", "1m", "binpack", WEIGHTS, "b", CONSTRAINTS
@@ -167,10 +167,10 @@ RESERVATION = broker_objects.Reservation(
         response=REPLY,
     ),
 )
-MAILBOX = broker_objects.Mailbox(
+MAILBOX = broker_objects.ClusterSession(
     metadata("session"),
-    broker_objects.MailboxSpec(QUESTION),
-    broker_objects.MailboxStatus(
+    broker_objects.ClusterSessionSpec(QUESTION),
+    broker_objects.ClusterSessionStatus(
         cluster_id="a",
         session="one/1",
         revision=7,

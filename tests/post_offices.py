@@ -19,19 +19,19 @@ from typing import Any
 
 import make
 from kubelend.broker.service import Broker
-from kubelend.broker.speakers import Speakers
+from kubelend.broker.speakers import AgentSessions
 from kubelend.communicators import factory
-from kubelend.communicators.options import Options
-from kubelend.controllers.mailbox_pen import Granting, Means
-from kubelend.controllers.mailboxes import Mailboxes
+from kubelend.communicators.options import CommunicatorOptions
+from kubelend.controllers.mailbox_pen import Dependencies, SignGrant
+from kubelend.controllers.mailboxes import ClusterNamespaces
 from kubelend.core.errors import UnexpectedAnswer
 from kubelend.kube import access
 from kubelend.kube.client import Client
-from kubelend.lab.clusters import Cluster
+from kubelend.lab.clusters import LocalCluster
 from kubelend.wire import mailbox_manifests, mailboxes
-from kubelend.wire.conversion import Terms
+from kubelend.wire.conversion import RequestLimits
 
-TERMS = Terms(make.HOUR, 720 * make.HOUR, make.HOUR)
+TERMS = RequestLimits(make.HOUR, 720 * make.HOUR, make.HOUR)
 BROKER = "broker-of-mailboxes"
 _RBAC = "/apis/rbac.authorization.k8s.io/v1"
 _PLURALS = {
@@ -48,17 +48,17 @@ _PLURALS = {
 class PostOffice:
     """Where mailboxes are made and attended to."""
 
-    def __init__(self, kube: Cluster, own_namespace: str = "default") -> None:
+    def __init__(self, kube: LocalCluster, own_namespace: str = "default") -> None:
         self.kube = kube
         self.own_namespace = own_namespace
-        self.controller: Mailboxes | None = None
+        self.controller: ClusterNamespaces | None = None
         self.names: list[str] = []
         self._let_broker_in()
 
     def create(self, cluster: str, *, labelled: bool = True) -> str:
         """Gives its namespace. Without the label it is as one that is going to be a mailbox."""
         name = f"mail-{secrets.token_hex(4)}"
-        for document in mailbox_manifests.documents(cluster, name):
+        for document in mailbox_manifests.cluster_namespace_manifests(cluster, name):
             if not labelled:
                 document["metadata"].pop("labels", None)
             _post(self.kube, document)
@@ -70,34 +70,36 @@ class PostOffice:
         path = f"/api/v1/namespaces/{namespace}"
         found = json.loads(self.kube.call("GET", path))
         labels = found["metadata"].setdefault("labels", {})
-        labels.pop(mailboxes.OWNER, None)
+        labels.pop(mailboxes.CLUSTER_LABEL, None)
         if cluster:
-            labels[mailboxes.OWNER] = cluster
+            labels[mailboxes.CLUSTER_LABEL] = cluster
         self.kube.call("PUT", path, json.dumps(found).encode())
 
     def kubeconfig(self, namespace: str) -> Path:
         """Of the account whose mailbox it is."""
-        return self.kube.kubeconfig_of_account(mailbox_manifests.ACCOUNT, namespace)
+        return self.kube.kubeconfig_of_account(mailbox_manifests.AGENT_ACCOUNT, namespace)
 
     async def open(self, namespace: str, instance: str = "one", **options: Any) -> Any:
         """The conversation of the cluster whose mailbox it is."""
         kubeconfig = str(self.kubeconfig(namespace))
-        wanted = Options(kubeconfig=kubeconfig, namespace=namespace, instance=instance, **options)
+        wanted = CommunicatorOptions(
+            kubeconfig=kubeconfig, namespace=namespace, instance=instance, **options
+        )
         return await factory.open_communicator("kubernetes", wanted)
 
     @contextlib.asynccontextmanager
     async def attended(
         self,
         broker: Broker,
-        speakers: Speakers | None = None,
+        speakers: AgentSessions | None = None,
         connect: Any = Client.open,
-        granting: Granting | None = None,
-    ) -> AsyncIterator[Mailboxes]:
-        found = access.from_kubeconfig(self.kube.kubeconfig_for(BROKER))
+        granting: SignGrant | None = None,
+    ) -> AsyncIterator[ClusterNamespaces]:
+        found = access.config_from_kubeconfig(self.kube.kubeconfig_for(BROKER))
         async with connect(found) as client:
-            speaking = speakers or Speakers(broker.clock, make.MINUTE)
-            means = Means(client, broker, TERMS, speaking, granting)
-            self.controller = Mailboxes(means, self.own_namespace)
+            speaking = speakers or AgentSessions(broker.clock, make.MINUTE)
+            means = Dependencies(client, broker, TERMS, speaking, granting)
+            self.controller = ClusterNamespaces(means, self.own_namespace)
             task = asyncio.create_task(self.controller.run(), name="mailboxes")
             try:
                 yield self.controller
@@ -117,7 +119,7 @@ class PostOffice:
             "apiVersion": f"{group}/v1",
             "kind": "ClusterRole",
             "metadata": {"name": BROKER},
-            "rules": mailbox_manifests.rules(mailbox_manifests.BROKERS_RULES),
+            "rules": mailbox_manifests.policy_rules(mailbox_manifests.BROKER_RULES),
         }
         binding = {
             "apiVersion": f"{group}/v1",
@@ -131,7 +133,7 @@ class PostOffice:
                 _post(self.kube, document)
 
 
-def _post(kube: Cluster, document: dict[str, Any]) -> None:
+def _post(kube: LocalCluster, document: dict[str, Any]) -> None:
     version, namespace = document["apiVersion"], document["metadata"].get("namespace")
     root = f"/apis/{version}" if "/" in version else f"/api/{version}"
     place = f"/namespaces/{namespace}" if namespace else ""

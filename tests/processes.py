@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from kubelend.apps.launching import VARIABLE
+from kubelend.apps.launching import SETTINGS_VARIABLE
 from waiting import PATIENCE
 
 
@@ -74,5 +74,5 @@ def naming(directory: Path) -> list[Running]:
 def _settings(process: Path) -> str:
     """An agent's command line is short: it is started anew with its settings in a variable."""
     variables = (process / "environ").read_bytes().split(b"\0")
-    ours = (text for text in variables if text.startswith(VARIABLE.encode()))
+    ours = (text for text in variables if text.startswith(SETTINGS_VARIABLE.encode()))
     return next(ours, b"").decode(errors="replace")

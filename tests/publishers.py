@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import make
-from kubelend.agent.advertising import Advertising
+from kubelend.agent.advertising import AdvertisementConfig
 from kubelend.agent.ports import Clock, LocalObjects
 from kubelend.agent.publishing import Publisher
-from kubelend.agent.reservations import Reservations
-from kubelend.agent.standing import Standing
+from kubelend.agent.reservations import ReservationCache
+from kubelend.agent.standing import ComponentHealth
 from kubelend.core.errors import BrokerUnreachable
 from kubelend.core.inventory import Inventory
 from kubelend.core.nodes import Node
@@ -36,16 +36,16 @@ class Rig:
         objects: LocalObjects | None = None,
         **settings: Any,
     ) -> None:
-        self.inventory, self.standing = Inventory(), Standing()
+        self.inventory, self.standing = Inventory(), ComponentHealth()
         self.broker, self.objects = ScriptedCommunicator(now), objects or MemoryObjects(now)
-        self.reservations, self.measured = Reservations(), asyncio.Event()
+        self.reservations, self.measured = ReservationCache(), asyncio.Event()
         self.publisher = Publisher(
-            settings=Advertising(**{"cluster_id": "a", "align": True, **settings}),
+            settings=AdvertisementConfig(**{"cluster_id": "a", "align": True, **settings}),
             inventory=self.inventory,
             communicator=self.broker,
             reservations=self.reservations,
             objects=self.objects,
-            standing=self.standing,
+            health=self.standing,
             clock=clock,
             chance=lambda: chance,
         )
@@ -57,7 +57,7 @@ class Rig:
 
     def use(self, cpu: str) -> None:
         self.inventory.put_pod(Pod("p", "n", make.resources(f"cpu={cpu},memory=1Gi")))
-        self.publisher.changed()
+        self.publisher.notify_changed()
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None, None]:

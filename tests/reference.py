@@ -13,11 +13,11 @@ from fnmatch import fnmatchcase
 from fractions import Fraction
 from zoneinfo import ZoneInfo
 
-from kubelend.core.filters import Question
+from kubelend.core.filters import PlacementQuery
 from kubelend.core.ledger import Ledger
 from kubelend.core.lending import LendingPolicy
 from kubelend.core.models import Cluster, ClusterId, Request, Reservation
-from kubelend.core.refusals import Refusal
+from kubelend.core.refusals import Rejection
 from kubelend.core.resources import Resources
 
 Free = dict[ClusterId, Resources]
@@ -31,7 +31,7 @@ POLICIES: dict[str, tuple[dict[str, float], bool]] = {
 """Weights, and whether headroom decides between equals before the smaller ID does."""
 
 
-def decide(question: Question, ledger: Ledger) -> tuple[ClusterId, float] | None:
+def decide(question: PlacementQuery, ledger: Ledger) -> tuple[ClusterId, float] | None:
     """The chosen cluster and its score, or None."""
     fitting = [
         cluster
@@ -55,7 +55,7 @@ def decide(question: Question, ledger: Ledger) -> tuple[ClusterId, float] | None
     return equals[0].id, best
 
 
-def refusals(question: Question, cluster: Cluster, ledger: Ledger) -> list[Refusal]:
+def refusals(question: PlacementQuery, cluster: Cluster, ledger: Ledger) -> list[Rejection]:
     """Every reason why this cluster cannot serve the request, in the order of reporting."""
     found = [
         *_by_identity(question, cluster),
@@ -66,7 +66,7 @@ def refusals(question: Question, cluster: Cluster, ledger: Ledger) -> list[Refus
         *_by_policies(question, cluster, ledger),
         *_by_money(question, cluster),
     ]
-    return [refusal for refusal in Refusal if refusal in found]
+    return [refusal for refusal in Rejection if refusal in found]
 
 
 def price(request: Request, cluster: Cluster) -> float:
@@ -133,63 +133,66 @@ def billionths(score: float) -> float:
     return float(round(score)) / 1e9
 
 
-def _by_identity(question: Question, cluster: Cluster) -> list[Refusal]:
+def _by_identity(question: PlacementQuery, cluster: Cluster) -> list[Rejection]:
     constraints = question.request.constraints
     found = []
     if cluster.id == question.request.requester:
-        found.append(Refusal.IS_REQUESTER)
+        found.append(Rejection.IS_REQUESTER)
     if constraints.pinned is not None and cluster.id != constraints.pinned:
-        found.append(Refusal.NOT_PINNED)
+        found.append(Rejection.NOT_PINNED)
     if cluster.id in constraints.excluded:
-        found.append(Refusal.EXCLUDED)
-    if cluster.id in question.left:
-        found.append(Refusal.LEFT_BEFORE)
+        found.append(Rejection.EXCLUDED)
+    if cluster.id in question.excluded_before:
+        found.append(Rejection.LEFT_BEFORE)
     return found
 
 
-def _by_state(now: datetime, cluster: Cluster) -> list[Refusal]:
+def _by_state(now: datetime, cluster: Cluster) -> list[Rejection]:
     found = []
     if now >= cluster.valid_until:
-        found.append(Refusal.STALE)
+        found.append(Rejection.STALE)
     if cluster.cordon is not None:
-        found.append(Refusal.CORDONED)
+        found.append(Rejection.CORDONED)
     return found
 
 
-def _by_constraints(request: Request, cluster: Cluster) -> list[Refusal]:
+def _by_constraints(request: Request, cluster: Cluster) -> list[Rejection]:
     constraints, offer = request.constraints, cluster.advertisement
     found = []
     if any(offer.labels.get(key) != value for key, value in constraints.labels.items()):
-        found.append(Refusal.LABEL_MISMATCH)
+        found.append(Rejection.LABEL_MISMATCH)
     if constraints.max_price is None or offer.prices is None:
         return found
     if offer.prices.currency != (constraints.currency or "USD"):
-        found.append(Refusal.CURRENCY_MISMATCH)
+        found.append(Rejection.CURRENCY_MISMATCH)
     elif price(request, cluster) > constraints.max_price / 10**9 * (1 + 1e-12):
-        found.append(Refusal.TOO_EXPENSIVE)
+        found.append(Rejection.TOO_EXPENSIVE)
     return found
 
 
-def _by_amounts(wanted: Resources, available: Resources) -> list[Refusal]:
+def _by_amounts(wanted: Resources, available: Resources) -> list[Rejection]:
     named = [
-        (wanted.cpu, available.cpu, Refusal.INSUFFICIENT_CPU),
-        (wanted.memory, available.memory, Refusal.INSUFFICIENT_MEMORY),
-        (wanted.gpu, available.gpu, Refusal.INSUFFICIENT_GPU),
-        (wanted.storage, available.storage, Refusal.INSUFFICIENT_STORAGE),
+        (wanted.cpu, available.cpu, Rejection.INSUFFICIENT_CPU),
+        (wanted.memory, available.memory, Rejection.INSUFFICIENT_MEMORY),
+        (wanted.gpu, available.gpu, Rejection.INSUFFICIENT_GPU),
+        (wanted.storage, available.storage, Rejection.INSUFFICIENT_STORAGE),
     ]
     found = [refusal for asked, free, refusal in named if asked and asked > free]
     if any(asked > available.extended.get(name, 0) for name, asked in wanted.extended.items()):
-        found.append(Refusal.INSUFFICIENT_EXTENDED)
+        found.append(Rejection.INSUFFICIENT_EXTENDED)
     return found
 
 
-def _by_earmark(question: Question, cluster: Cluster, waiting: list[Reservation]) -> list[Refusal]:
+def _by_earmark(
+    question: PlacementQuery, cluster: Cluster, waiting: list[Reservation]
+) -> list[Rejection]:
     """Kept for somebody of higher priority, or of the same priority and older."""
     rank = (-question.request.priority, question.ticket)
     return [
-        Refusal.HELD_FOR_WAITER
+        Rejection.HELD_FOR_WAITER
         for waiter in waiting
-        if waiter.earmark == cluster.id and (-waiter.request.priority, waiter.ticket) < rank
+        if waiter.nominated_cluster == cluster.id
+        and (-waiter.request.priority, waiter.ticket) < rank
     ]
 
 
@@ -199,26 +202,26 @@ def policies(cluster: Cluster, ledger: Ledger) -> list[LendingPolicy]:
     return [policy for policy in both if policy is not None]
 
 
-def _by_policies(question: Question, cluster: Cluster, ledger: Ledger) -> Iterator[Refusal]:
+def _by_policies(question: PlacementQuery, cluster: Cluster, ledger: Ledger) -> Iterator[Rejection]:
     requester, wanted = question.request.requester, question.request.resources
     available, reserved = ledger.available(cluster.id), ledger.reserved(cluster.id)
     for policy in policies(cluster, ledger):
         if policy.allow and not is_named(requester, policy.allow):
-            yield Refusal.REQUESTER_NOT_ALLOWED
+            yield Rejection.REQUESTER_NOT_ALLOWED
         if is_named(requester, policy.deny):
-            yield Refusal.REQUESTER_DENIED
+            yield Rejection.REQUESTER_DENIED
         if not is_open((policy.hours,), question.now):
-            yield Refusal.OUTSIDE_OPENING_HOURS
+            yield Rejection.OUTSIDE_OPENING_HOURS
         has = sum((r.request.resources for r in loans(requester, cluster, ledger)), Resources())
         for name, amount in wanted.items():
             if available.amount(name) < amount:
                 continue  # it is not there at all: nothing is withheld
             if available.amount(name) - policy.keep_back.amount(name) < amount:
-                yield Refusal.KEPT_BACK
+                yield Rejection.KEPT_BACK
             if reserved.amount(name) + amount > policy.max_lent.get(name, math.inf):
-                yield Refusal.LENDING_CAP_REACHED
+                yield Rejection.LENDING_CAP_REACHED
             if has.amount(name) + amount > policy.max_per_requester.get(name, math.inf):
-                yield Refusal.REQUESTER_CAP_REACHED
+                yield Rejection.REQUESTER_CAP_REACHED
 
 
 def is_named(name: str, names: tuple[str, ...]) -> bool:
@@ -316,14 +319,14 @@ def agreed(request: Request, cluster: Cluster) -> int:
     return math.floor(exact + Fraction(1, 2))
 
 
-def _by_money(question: Question, cluster: Cluster) -> Iterator[Refusal]:
-    purse, prices = question.purse, cluster.advertisement.prices
+def _by_money(question: PlacementQuery, cluster: Cluster) -> Iterator[Rejection]:
+    purse, prices = question.budget, cluster.advertisement.prices
     if purse is None or prices is None:
         return
     if prices.currency != purse.currency:
-        yield Refusal.CURRENCY_MISMATCH
-    elif agreed(question.request, cluster) > purse.most:
-        yield Refusal.OVER_BUDGET
+        yield Rejection.CURRENCY_MISMATCH
+    elif agreed(question.request, cluster) > purse.max_hourly_price:
+        yield Rejection.OVER_BUDGET
 
 
 def most_per_hour(

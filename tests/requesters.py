@@ -19,9 +19,9 @@ from msgspec.structs import replace
 import make
 from desk_broker import DeskBroker
 from kubelend.agent.ports import LocalObjects
-from kubelend.agent.requesting import Requester
-from kubelend.agent.reservations import Reservations
-from kubelend.agent.standing import Standing
+from kubelend.agent.requesting import ResourceRequestReconciler
+from kubelend.agent.reservations import ReservationCache
+from kubelend.agent.standing import ComponentHealth
 from kubelend.core import durations, explanations
 from kubelend.core.decision import NoFit
 from kubelend.core.errors import BrokerUnreachable
@@ -39,7 +39,7 @@ from kubelend.wire.objects import (
 )
 from virtual_time import now, settled, stopped
 
-TERMS = conversion.Terms(make.HOUR, 24 * make.HOUR, make.HOUR)
+TERMS = conversion.RequestLimits(make.HOUR, 24 * make.HOUR, make.HOUR)
 OFFERS = {"p1": "cpu=8,memory=16Gi,gpu=2", "p2": "cpu=4,memory=8Gi"}
 GONE = BrokerUnreachable("nobody answers")
 
@@ -81,13 +81,13 @@ class LendingBroker(DeskBroker):
         asked = conversion.to_request(request, ClusterId(self.cluster), key, TERMS)
         answer = self.desk.ask(asked)
         if isinstance(answer, NoFit):
-            raise explanations.no_capacity(answer.explanation)
+            raise explanations.no_capacity_error(answer.explanation)
         return await self._answer(answer)
 
     async def renew(self, reservation: str, duration: str = "") -> bodies.Reservation:
         await self._called("renew", reservation)
         found = self.desk[ReservationId(reservation)]
-        longer = durations.parse(duration) if duration else found.request.duration
+        longer = durations.parse_duration(duration) if duration else found.request.duration
         self.desk.renew(found.id, longer)
         return await self._answer(found.id)
 
@@ -138,13 +138,13 @@ class Rig:
         broker: LendingBroker | None = None,
         clock: Callable[[], datetime] = now,
         chance: float = 0.0,
-        reservations: Reservations | None = None,
+        reservations: ReservationCache | None = None,
         **settings: Any,
     ) -> None:
         self.objects = objects or MemoryObjects(now)
         self.broker = broker or LendingBroker()
-        self.reservations, self.standing = reservations or Reservations(), Standing()
-        self.requester = Requester(
+        self.reservations, self.standing = reservations or ReservationCache(), ComponentHealth()
+        self.requester = ResourceRequestReconciler(
             self.objects,
             self.broker,
             self.reservations,

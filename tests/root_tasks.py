@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
-from kubelend.controllers.looking import Looks
+from kubelend.controllers.looking import ReconcileQueue
 
 
 @contextlib.asynccontextmanager
-async def working(looks: Looks) -> AsyncIterator[None]:
+async def working(looks: ReconcileQueue) -> AsyncIterator[None]:
     """What was noticed is looked at; the task may not end by itself."""
     task = asyncio.create_task(looks.run())
     try:

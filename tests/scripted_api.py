@@ -20,8 +20,8 @@ from typing import Any
 
 from aiohttp import web
 
-from kubelend.kube.access import Access
-from kubelend.kube.held import Held
+from kubelend.kube.access import KubeConfig
+from kubelend.kube.held import DataOrFile
 
 Script = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Answer = web.StreamResponse | Script
@@ -39,13 +39,13 @@ class Server:
         """The common name of the certificate that each call came with; empty without one."""
         self.port = 0
 
-    def access(self, **changed: Any) -> Access:
+    def access(self, **changed: Any) -> KubeConfig:
         """To this server; anybody may call it."""
         settings: dict[str, Any] = {
             "server": f"https://127.0.0.1:{self.port}",
-            "authorities": Held(path=self.directory / "ca.crt"),
+            "authorities": DataOrFile(path=self.directory / "ca.crt"),
         }
-        return Access(**(settings | changed))
+        return KubeConfig(**(settings | changed))
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         self.asked.append(request)

@@ -31,14 +31,14 @@ class ScriptedCommunicator:
         self.promises: list[bodies.Reservation] = []
         self._clock = clock
 
-    async def publish(self, advertisement: bodies.Advertisement) -> bodies.Published:
+    async def publish(self, advertisement: bodies.Advertisement) -> bodies.PublishResult:
         self.tries.append(self._clock())
         await asyncio.sleep(self.seconds)
         if self.trouble is not None:
             raise self.trouble()
         self.heard.append(Heard(self._clock(), advertisement))
         resources = replace(advertisement.resources, available=self.available)
-        return bodies.Published(replace(advertisement, resources=resources), self.promises)
+        return bodies.PublishResult(replace(advertisement, resources=resources), self.promises)
 
     async def request(self, request: bodies.ReservationRequest, key: str) -> bodies.Reservation:
         raise NotImplementedError

@@ -15,7 +15,7 @@ from kubelend.core.events import Change
 from kubelend.core.models import Cluster as Record
 from kubelend.core.models import ClusterId, Reservation, ReservationId
 from kubelend.kube import access
-from kubelend.lab.clusters import Cluster
+from kubelend.lab.clusters import LocalCluster
 from kubelend.stores.kubernetes import KubernetesStore
 from kubelend.stores.memory import MemoryStore
 from kubelend.stores.sqlite import SqliteStore
@@ -33,13 +33,13 @@ def in_a_file(directory: Path) -> Callable[[], ports.Store]:
     return lambda: SqliteStore.open(directory / "store.db", archive_for=ARCHIVE_FOR)
 
 
-def in_kubernetes(cluster: Cluster) -> Callable[[], ports.Store]:
+def in_kubernetes(cluster: LocalCluster) -> Callable[[], ports.Store]:
     namespace = new_namespace(cluster)
-    found = access.from_kubeconfig(cluster.admin_kubeconfig)
+    found = access.config_from_kubeconfig(cluster.admin_kubeconfig)
     return lambda: KubernetesStore.open(found, namespace, archive_for=ARCHIVE_FOR)
 
 
-def new_namespace(cluster: Cluster) -> str:
+def new_namespace(cluster: LocalCluster) -> str:
     name = f"shelf-{secrets.token_hex(4)}"
     body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
     cluster.call("POST", "/api/v1/namespaces", msgspec.json.encode(body))

@@ -18,7 +18,7 @@ from pathlib import Path
 import charts
 from charts import KUSTOMIZE, Json
 from kubelend.lab import assets
-from kubelend.lab.clusters import Cluster
+from kubelend.lab.clusters import LocalCluster
 
 HOME = "kubelend"
 """The namespace of all of it."""
@@ -42,20 +42,20 @@ def part(name: str) -> list[Json]:
         base, *components = (os.path.relpath(KUSTOMIZE / one, directory) for one in _PARTS[name])
         whole = json.dumps({"resources": [base], "components": components})
         Path(directory, "kustomization.yaml").write_text(whole)
-        kubectl = assets.locate() / "kubectl"
+        kubectl = assets.locate_assets() / "kubectl"
         done = subprocess.run(
             [kubectl, "kustomize", directory], check=True, capture_output=True, text=True
         )
     return charts.load(done.stdout)
 
 
-def install(cluster: Cluster, *names: str) -> None:
+def install(cluster: LocalCluster, *names: str) -> None:
     """Accounts and roles, and no Deployments: nobody would run them."""
     for name in names:
         apply(cluster, charts.of_kind(part(name), "ServiceAccount", *_ROLES, *_BINDINGS))
 
 
-def apply(cluster: Cluster, found: list[Json]) -> None:
+def apply(cluster: LocalCluster, found: list[Json]) -> None:
     path = cluster.directory / "applied.json"
     path.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": found}))
     cluster.kubectl("apply", "--server-side", f"--filename={path}")
@@ -71,7 +71,7 @@ def roles(name: str) -> list[Json]:
 def flags(name: str, *left_out: str, pod: str = "") -> list[str]:
     """Those of the Deployment, but for ports and what else is left out: these are the test's."""
     return [
-        argument.replace("$(POD_NAMESPACE)", HOME).replace("$(POD_NAME)", pod)
+        argument.update("$(POD_NAMESPACE)", HOME).update("$(POD_NAME)", pod)
         for argument in charts.container(part(name))["args"][1:]
         if not argument.startswith((*_PORTS, *left_out))
     ]

@@ -15,7 +15,10 @@ def state(ledger: Ledger) -> dict[str, object]:
     """All that a ledger answers, as plain values: ledgers with equal states are interchangeable."""
     fleet, names = ledger.fleet, _resource_names(ledger)
     known = sorted({*ledger.clusters, *(r.requester for r in ledger.reservations.values())})
-    columns = {name: (fleet.free(name), fleet.ceiling(name), fleet.shares(name)) for name in names}
+    columns = {
+        name: (fleet.free(name), fleet.ceiling(name), fleet.free_and_allocatable(name))
+        for name in names
+    }
     ranks = [(waiter.request.priority, waiter.ticket) for waiter in ledger.waiting()]
     return {
         "revision": ledger.revision,
@@ -23,7 +26,7 @@ def state(ledger: Ledger) -> dict[str, object]:
         "reservations": dict(ledger.reservations),
         "reserved": {name: ledger.reserved(name) for name in known},
         "lent": {name: [found.id for found in ledger.lent_by(name)] for name in known},
-        "touching": {name: sorted(found.id for found in ledger.touching(name)) for name in known},
+        "touching": {name: sorted(found.id for found in ledger.by_cluster(name)) for name in known},
         "by key": {
             (found.requester, key): same and same.id
             for found in ledger.reservations.values()
@@ -31,23 +34,34 @@ def state(ledger: Ledger) -> dict[str, object]:
             for same in [ledger.by_key(found.requester, key)]
         },
         "waiting": [waiter.id for waiter in ledger.waiting()],
-        "members": dict(ledger.registry.members),
-        "tokens": dict(ledger.registry.tokens),
-        "limits": dict(ledger.rulebook.limits),
-        "lending": {name: ledger.rulebook.lending(name) for name in known},
+        "members": dict(ledger.member_index.members),
+        "tokens": dict(ledger.member_index.tokens),
+        "limits": dict(ledger.limit_index.limits),
+        "lending": {name: ledger.limit_index.effective_policy(name) for name in known},
         "accounts": {
-            name: (found.held, found.holds, found.awaited, found.waits, found.spending.steps())
-            for name, found in ledger.accounts.by_requester.items()
+            name: (
+                found.held,
+                found.held_count,
+                found.pending,
+                found.pending_count,
+                found.daily_spend.steps(),
+            )
+            for name, found in ledger.quota_usages.by_requester.items()
         },
-        "loans": {name: dict(ledger.fleet.loans.of(name)) for name in known},
+        "loans": {name: dict(ledger.fleet.lent_by_requester.for_requester(name)) for name in known},
         "ids": list(fleet.ids),
         "labels": list(fleet.labels),
         "columns": {name: _plain(column) for name, column in columns.items()},
-        "rows": _plain((fleet.valid_until, fleet.open, fleet.currency, fleet.rates)),
+        "rows": _plain((fleet.valid_until, fleet.uncordoned, fleet.currency, fleet.rates)),
         "withheld": {name: _plain(fleet.available(name)) for name in names},
-        "shares": {name: _plain(fleet.share_left(name, R)) for name in names},
-        "admits": None if fleet.bounds is None else _plain(fleet.bounds.admission(R, len(fleet))),
-        "earmarks": (fleet.earmarks, [_plain(fleet.open_to(*rank)) for rank in ranks]),
+        "shares": {name: _plain(fleet.requester_cap_left(name, R)) for name in names},
+        "admits": None
+        if fleet.policy_columns is None
+        else _plain(fleet.policy_columns.requester_mask(R, len(fleet))),
+        "earmarks": (
+            fleet.nomination_count,
+            [_plain(fleet.not_nominated_above(*rank)) for rank in ranks],
+        ),
     }
 
 

@@ -7,9 +7,9 @@ from functools import partial
 
 import brokers
 from kubelend.core.events import Change
-from kubelend.core.journal import Head, Line
+from kubelend.core.journal import AuditLine, ChainHead
 from kubelend.core.models import Reservation, ReservationId
-from kubelend.core.records import Records
+from kubelend.core.records import WorkingSet
 from kubelend.stores.memory import MemoryStore
 from waiting import PATIENCE
 
@@ -39,7 +39,7 @@ class TroubledStore:
 
     # -- the port
 
-    def load(self) -> Records:
+    def load(self) -> WorkingSet:
         self._fail_if_broken()
         return self.kept.load()
 
@@ -60,15 +60,15 @@ class TroubledStore:
         self._fail_if_broken()
         return self.kept.archived(reservation)
 
-    def lines(self, after: int, limit: int) -> list[Line]:
+    def audit_lines(self, after: int, limit: int) -> list[AuditLine]:
         self._fail_if_broken()
-        return self.kept.lines(after, limit)
+        return self.kept.audit_lines(after, limit)
 
-    def journal_ends(self) -> tuple[Head, Head]:
+    def audit_log_bounds(self) -> tuple[ChainHead, ChainHead]:
         self._fail_if_broken()
-        return self.kept.journal_ends()
+        return self.kept.audit_log_bounds()
 
-    def check(self) -> None:
+    def check_fencing(self) -> None:
         self._fail_if_broken()
 
     def close(self) -> None:

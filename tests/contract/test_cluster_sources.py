@@ -14,20 +14,20 @@ import pytest
 import kube_objects
 import make
 from kube_objects import Machines
-from kubelend.agent.ports import ClusterSource, NodeGone, PodGone, Snapshot
+from kubelend.agent.ports import ClusterSource, NodeDeleted, PodDeleted, Snapshot
 from kubelend.core.nodes import Node
 from kubelend.core.pods import Pod
 from kubelend.sources import descriptions
 from kubelend.sources.kubernetes import KubernetesSource
 from kubelend.sources.simulated import SimulatedSource
-from kubelend.sources.worlds import World
+from kubelend.sources.worlds import SimulatedCluster
 from waiting import PATIENCE
 
 
 class SimulatedStage:
     """Its time passes by `stir` alone."""
 
-    DESCRIPTION = descriptions.parse(
+    DESCRIPTION = descriptions.parse_simulation_spec(
         """
         seed: 5
         nodes: [{count: 3, capacity: {cpu: 2, memory: 4Gi}, labels: {zone: a}}]
@@ -40,7 +40,7 @@ class SimulatedStage:
 
     def __init__(self):
         self._now = make.T0
-        self._world = World(self.DESCRIPTION)
+        self._world = SimulatedCluster(self.DESCRIPTION)
         self._source = self.another()
 
     @property
@@ -137,11 +137,11 @@ class Picture:
                 self.pods = {pod.id: pod for pod in change.pods}
             case Node():
                 self.nodes[change.name] = change
-            case NodeGone():
+            case NodeDeleted():
                 self.nodes.pop(change.name, None)
             case Pod():
                 self.pods[change.id] = change
-            case PodGone():
+            case PodDeleted():
                 self.pods.pop(change.id, None)
 
     def shows(self, truth):
@@ -191,7 +191,7 @@ async def test_nodes_that_leave_and_join_are_told(stage):
         async with asyncio.timeout(PATIENCE):
             while not (gone and new):
                 match await anext(changes):
-                    case NodeGone(name):
+                    case NodeDeleted(name):
                         gone.add(name)
                     case Node() as node if node.name not in known:
                         new.add(node.name)

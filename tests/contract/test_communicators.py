@@ -10,9 +10,9 @@ import pytest
 import make
 from in_process import InProcessCommunicator
 from kubelend.communicators import factory
-from kubelend.communicators.delayed import Delayed
-from kubelend.communicators.measured import Measured
-from kubelend.communicators.options import Options
+from kubelend.communicators.delayed import DelayMiddleware
+from kubelend.communicators.measured import MetricsMiddleware
+from kubelend.communicators.options import CommunicatorOptions
 from kubelend.core.errors import (
     BrokerUnreachable,
     Forbidden,
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.broker(fails=True)
 
 
 async def over_http(broker, cluster):
-    options = Options(
+    options = CommunicatorOptions(
         f"https://localhost:{broker.port}", broker.certificates.cluster(cluster), instance="one"
     )
     return await factory.open_communicator("http", options)
@@ -47,11 +47,11 @@ async def in_process(broker, cluster):
 
 
 async def delayed(broker, cluster):
-    return Delayed(await in_process(broker, cluster), timedelta(milliseconds=1))
+    return DelayMiddleware(await in_process(broker, cluster), timedelta(milliseconds=1))
 
 
 async def measured(broker, cluster):
-    return Measured(await in_process(broker, cluster), lambda *_: None)
+    return MetricsMiddleware(await in_process(broker, cluster), lambda *_: None)
 
 
 KINDS = {kind.__name__: kind for kind in (over_http, in_process, delayed, measured)}
@@ -273,7 +273,7 @@ async def test_what_is_in_the_archive_is_found_and_nothing_more_can_be_done(star
         over = await borrower.release(found.id)
         broker.clock.pass_time(2 * make.MINUTE)
         await broker.expire()
-        assert found.id not in broker.service.present()[0].reservations
+        assert found.id not in broker.service.current()[0].reservations
         await until_told(borrower, lender)
         assert await borrower.find(found.id) == await lender.find(found.id) == over
         assert await borrower.release(found.id) == over

@@ -5,11 +5,11 @@ import pytest
 import make
 from kubelend.core import journal
 from kubelend.core.errors import StoreFailed
-from kubelend.core.events import Archived, Cut, Erased
-from kubelend.core.journal import START, Actor, Entry
+from kubelend.core.events import Archived, AuditLogTruncated, RecordDeleted
+from kubelend.core.journal import CHAIN_START, Actor, AuditEntry
 from kubelend.core.lending import LendingPolicy
 from kubelend.core.limits import Limits, Quota
-from kubelend.core.members import Certificate, Member, Standing, Token, TokenId
+from kubelend.core.members import Certificate, Member, MembershipStatus, Token, TokenId
 from kubelend.core.models import ClusterId, ReservationId
 from kubelend.core.roles import Role
 from shelves import KINDS, Shelf
@@ -17,7 +17,7 @@ from shelves import KINDS, Shelf
 MEMBER = Member(
     Role.CLUSTER,
     "b\u00e9rlin",
-    Standing.REVOKED,
+    MembershipStatus.REVOKED,
     make.T0,
     key="sha256:01",
     asks="sha256:02",
@@ -47,7 +47,7 @@ def shelf(request):
 
 
 def entries(*names):
-    return [Entry(make.T0, Actor("alice", "admin"), "Cordoned", name) for name in names]
+    return [AuditEntry(make.T0, Actor("alice", "admin"), "Cordoned", name) for name in names]
 
 
 def documents(shelf):
@@ -56,18 +56,22 @@ def documents(shelf):
 
 
 def subjects(shelf, after=0, limit=100):
-    return [journal.told(line).subject for line in shelf.reopened().lines(after, limit)]
+    return [
+        journal.decode_line(line).subject for line in shelf.reopened().audit_lines(after, limit)
+    ]
 
 
 def cut(shelf, number):
-    (last,) = shelf.store.lines(number - 1, 1)
-    shelf.commit(Cut(number), journal.cut(last, make.T0, make.T0), revision=1)
+    (last,) = shelf.store.audit_lines(number - 1, 1)
+    shelf.commit(
+        AuditLogTruncated(number), journal.truncation_entry(last, make.T0, make.T0), revision=1
+    )
 
 
 def is_whole(shelf):
     store = shelf.reopened()
-    start, end = store.journal_ends()
-    return not list(journal.breaks(store.lines(0, 1000), start, end))
+    start, end = store.audit_log_bounds()
+    return not list(journal.verify_chain(store.audit_lines(0, 1000), start, end))
 
 
 def test_members_tokens_and_limits_are_kept_whole(shelf):
@@ -78,27 +82,33 @@ def test_members_tokens_and_limits_are_kept_whole(shelf):
 def test_later_one_wins_and_an_erased_one_is_gone(shelf):
     shelf.commit(MEMBER, TOKEN, LIMITS, revision=5)
     newer = Token(TOKEN.id, "d2", Role.VIEWER, make.T0, "alice", make.T0, 4)
-    shelf.commit(Erased("member", MEMBER.id), TOKEN, newer, Erased("limits", LIMITS.id), revision=6)
+    shelf.commit(
+        RecordDeleted("member", MEMBER.id),
+        TOKEN,
+        newer,
+        RecordDeleted("limits", LIMITS.id),
+        revision=6,
+    )
     assert documents(shelf) == ([], [newer], [])
-    shelf.commit(Erased("token", TOKEN.id), Erased("token", "nobody"), revision=7)
+    shelf.commit(RecordDeleted("token", TOKEN.id), RecordDeleted("token", "nobody"), revision=7)
     assert documents(shelf) == ([], [], [])
 
 
 def test_kinds_with_equal_ids_do_not_meet(shelf):
     token = Token(TokenId("paris"), "d", Role.CLUSTER, make.T0, "alice", make.T0)
     shelf.commit(token, LIMITS, revision=1)
-    shelf.commit(Erased("token", "paris"), revision=2)
+    shelf.commit(RecordDeleted("token", "paris"), revision=2)
     assert documents(shelf) == ([], [], [LIMITS])
 
 
 def test_lines_are_chained_over_commits_and_restarts(shelf):
-    assert shelf.store.journal_ends() == (START, START)
+    assert shelf.store.audit_log_bounds() == (CHAIN_START, CHAIN_START)
     shelf.commit(make.cluster("a"), *entries("1", "2"), revision=1)
     shelf.reopened()
     shelf.commit(*entries("3"), revision=1)
     assert subjects(shelf) == ["1", "2", "3"]
     assert subjects(shelf, after=1, limit=1) == ["2"]
-    assert shelf.store.journal_ends()[1].number == 3
+    assert shelf.store.audit_log_bounds()[1].number == 3
     assert is_whole(shelf)
 
 
@@ -121,19 +131,25 @@ def test_refused_commit_tells_nothing(shelf):
 def test_cut_leaves_where_the_chain_stood(shelf):
     shelf.commit(*entries("1", "2", "3", "4"), revision=1)
     cut(shelf, 3)
-    assert [journal.told(line).number for line in shelf.reopened().lines(0, 9)] == [4, 5]
-    start, end = shelf.reopened().journal_ends()
+    assert [journal.decode_line(line).number for line in shelf.reopened().audit_lines(0, 9)] == [
+        4,
+        5,
+    ]
+    start, end = shelf.reopened().audit_log_bounds()
     assert (start.number, end.number) == (3, 5)
     assert is_whole(shelf)
     cut(shelf, 5)
     shelf.commit(*entries("7"), revision=1)
-    assert [journal.told(line).number for line in shelf.reopened().lines(0, 9)] == [6, 7]
+    assert [journal.decode_line(line).number for line in shelf.reopened().audit_lines(0, 9)] == [
+        6,
+        7,
+    ]
     assert is_whole(shelf)
 
 
 @pytest.mark.parametrize("line", [0, 9])
 def test_cut_of_lines_that_are_not_there_changes_nothing(shelf, line):
     shelf.commit(*entries("1", "2"), revision=1)
-    shelf.commit(Cut(line), revision=1)
+    shelf.commit(AuditLogTruncated(line), revision=1)
     assert subjects(shelf) == ["1", "2"]
     assert is_whole(shelf)

@@ -265,8 +265,8 @@ async def test_no_finalizer_is_added_to_what_is_going(objects):
 
 def deleted(change):
     assert isinstance(change, Deleted)
-    assert isinstance(change.found, ResourceRequest)
-    return change.found
+    assert isinstance(change.last_state, ResourceRequest)
+    return change.last_state
 
 
 def without_finalizers(found, keep=()):

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 import make
 from kubelend.core.errors import KubelendError, StoreFailed
-from kubelend.core.events import Archived, Dropped
+from kubelend.core.events import Archived, ClusterDeleted
 from kubelend.core.ledger import Ledger
 from kubelend.core.lifecycle import Phase, Reason
 from kubelend.core.models import Charge, ClusterId, RequestKey, ReservationId
@@ -147,10 +147,14 @@ def test_last_change_of_a_record_in_a_commit_wins(shelf):
 @pytest.mark.parametrize(
     "changes, left",
     [
-        pytest.param([Dropped(ClusterId("a"))], {"b"}, id="one of two"),
-        pytest.param([Dropped(ClusterId("ghost"))], {"a", "b"}, id="one that is not there"),
-        pytest.param([make.cluster("c"), Dropped(ClusterId("c"))], {"a", "b"}, id="made before"),
-        pytest.param([Dropped(ClusterId("a")), make.cluster("a")], {"a", "b"}, id="made again"),
+        pytest.param([ClusterDeleted(ClusterId("a"))], {"b"}, id="one of two"),
+        pytest.param([ClusterDeleted(ClusterId("ghost"))], {"a", "b"}, id="one that is not there"),
+        pytest.param(
+            [make.cluster("c"), ClusterDeleted(ClusterId("c"))], {"a", "b"}, id="made before"
+        ),
+        pytest.param(
+            [ClusterDeleted(ClusterId("a")), make.cluster("a")], {"a", "b"}, id="made again"
+        ),
     ],
 )
 def test_dropped_clusters_are_gone(shelf, changes, left):
@@ -217,7 +221,7 @@ def test_commit_with_one_change_that_cannot_be_kept_keeps_nothing(shelf, bad):
     with pytest.raises(StoreFailed):
         shelf.commit(
             make.cluster("b"),
-            Dropped(ClusterId("a")),
+            ClusterDeleted(ClusterId("a")),
             make.reservation("rsv-1", message="changed"),
             Archived(ReservationId("rsv-2")),
             bad,
@@ -272,7 +276,7 @@ def test_strange_ids_stay_what_they_are_and_apart(shelf):
     shelf.commit(*clusters, *reservations, revision=1)
     assert shelf.contents() == (by_id(*clusters), by_id(*reservations), 1)
     shelf.commit(*(Archived(found.id) for found in reservations), revision=2)
-    shelf.commit(*(Dropped(found.id) for found in clusters), revision=3)
+    shelf.commit(*(ClusterDeleted(found.id) for found in clusters), revision=3)
     assert shelf.contents() == ({}, {}, 3)
     assert [shelf.archived(found.id) for found in reservations] == reservations
 

@@ -160,7 +160,10 @@ def test_a_certificate_that_is_due_is_renewed_while_it_runs(certificates, tmp_pa
         )
         # Now that the broker is there: all that is left of it is the agent's.
         directory = certificates.write(
-            "due", profiles.client("due"), at=datetime.now(UTC) - SPENT, lifetime=SPENT + LEFT
+            "due",
+            profiles.client_profile("due"),
+            at=datetime.now(UTC) - SPENT,
+            lifetime=SPENT + LEFT,
         )
         before, old = (directory / "tls.crt").read_bytes(), tls.own_certificate(directory)
         agent = running.enter_context(

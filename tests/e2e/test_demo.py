@@ -36,7 +36,7 @@ def test_the_demo_ends_well_and_leaves_nothing_behind(played):
 
 def test_the_demo_shows_every_step(played):
     out = played[1]
-    for step in (*story.LIFE, *story.END):
+    for step in (*story.LIFECYCLE_STEPS, *story.FINAL_STEPS):
         assert step.title in out
     for seen in (
         "is reserved in paris",
@@ -84,7 +84,7 @@ def test_a_demo_that_stays_tells_what_to_try_and_ends_with_ctrl_c(tmp_path):
     started.send_signal(signal.SIGINT)
     code, rest, err = processes.finished(started, LONGEST)
     assert (code, err) == (0, "")
-    assert story.END[-1].title in rest
+    assert story.FINAL_STEPS[-1].title in rest
     assert clean(tmp_path)
 
 

@@ -132,7 +132,7 @@ async def test_pages_are_followed(borrower, lender):
 
 
 async def test_a_request_is_explained_and_planned_without_a_change(borrower, lender, admin):
-    assert (await borrower.plan(REQUEST)).fitting == 1
+    assert (await borrower.reserve_dry_run(REQUEST)).fitting == 1
     explained = await borrower.explain(REQUEST, limit=1)
     assert [one.cluster_id for one in explained.candidates] == ["lender"]
     assert await admin.all_reservations() == []

@@ -14,7 +14,7 @@ from kubelend.transports.http_client import BrokerClient
 
 @pytest.fixture
 def trial(tmp_path):
-    return trials.Trial(tmp_path)
+    return trials.TemporaryDeployment(tmp_path)
 
 
 def test_a_trial_broker_answers_whoever_has_a_certificate_of_the_trial(trial):
@@ -25,7 +25,7 @@ def test_a_trial_broker_answers_whoever_has_a_certificate_of_the_trial(trial):
     with trial.broker() as broker:
         assert broker.wait_until_ready() > 0
         assert asyncio.run(version(broker.url)).api == "v1"
-        assert broker.loaded() == 0
+        assert broker.loaded_reservations() == 0
 
 
 def test_leaving_stops_the_broker_and_stopping_again_does_nothing(trial, tmp_path):
@@ -51,13 +51,13 @@ def test_settings_of_the_person_do_not_reach_the_trial(trial, monkeypatch):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["terminated", "hung up"])
 def test_the_directory_is_removed_when_the_process_is_told_to_end(number):
-    with pytest.raises(KeyboardInterrupt), trials.trial() as trial:
+    with pytest.raises(KeyboardInterrupt), trials.temporary_deployment() as trial:
         signal.raise_signal(number)
     assert not trial.directory.exists()
 
 
 def test_the_handlers_of_signals_are_put_back():
     before = signal.getsignal(signal.SIGTERM)
-    with trials.trial():
+    with trials.temporary_deployment():
         assert signal.getsignal(signal.SIGTERM) is not before
     assert signal.getsignal(signal.SIGTERM) is before

@@ -14,11 +14,11 @@ import make
 from kubelend.core import commands
 from kubelend.core.errors import KubelendError
 from kubelend.core.models import ReservationId
-from kubelend.core.records import Records
+from kubelend.core.records import WorkingSet
 from kubelend.stores.sqlite import SqliteStore
 
 
-def history(start: Records) -> Iterator[make.Desk]:
+def history(start: WorkingSet) -> Iterator[make.Desk]:
     """The desk after each group of commands; its changes are what the group did."""
     dice = random.Random(start.revision)
     ledger = make.Recorder.restore(start)

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 import agents
-from kubelend.communicators.wrapping import Wrapped
+from kubelend.communicators.wrapping import Middleware
 from kubelend.core.errors import KubelendError
 from kubelend.wire import bodies
 from waiting import until_resolved
@@ -19,7 +19,7 @@ MEMORY = 200
 """So many old words are said again and again."""
 
 
-class Disorderly(Wrapped):
+class Disorderly(Middleware):
     """A way to the broker on which all that it says of reservations comes again, and in another order."""
 
     def __init__(self, inner, dice):
@@ -29,7 +29,7 @@ class Disorderly(Wrapped):
         self._said = []
         self._instructions = []
 
-    async def around(self, name, call):
+    async def wrap_call(self, name, call):
         return await call()
 
     async def publish(self, advertisement):

@@ -78,7 +78,7 @@ async def test_whoever_is_killed_there_is_one_lock_for_each_request(broker, star
         await ready(running[victim])
     for number in range(AT_A_TIME):
         await borrower.becomes(f"w{number}-lender", "Active")
-        await borrower.misses(f"w{number}-borrower")
+        await borrower.wait_deleted(f"w{number}-borrower")
     assert len(await agents.until_agreed(broker, borrower, lender)) == AT_A_TIME
     await agents.until_over(broker, borrower, lender)
 

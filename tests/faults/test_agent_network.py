@@ -30,7 +30,7 @@ LATE = 1.2
 @pytest.fixture
 async def scene(certificates, tmp_path, monkeypatch):
     # A stream shows every moment that it lives, or a short silence would mean nothing.
-    monkeypatch.setattr(instructions, "HEARTBEAT", 0.2)
+    monkeypatch.setattr(instructions, "KEEP_ALIVE_SECONDS", 0.2)
     async with agents.scene(certificates, tmp_path) as scene:
         yield scene
 
@@ -87,7 +87,7 @@ async def test_cut_off_requester_keeps_what_it_has_and_gets_the_rest_afterwards(
     async def recover(way, line, agent):
         line.mend()
         await agent.becomes("late", "Active")
-        await agent.misses("dropped")
+        await agent.wait_deleted("dropped")
         assert (await agent.request("kept")).status.reservation_name == kept[way, "kept"]
 
     await at_once(settle, members)
@@ -146,7 +146,7 @@ async def test_cut_off_provider_keeps_its_promises_and_hears_of_the_rest_afterwa
     await at_once(suffer, members)
     await at_once(recover, members)
     for _, _, agent in members:
-        await borrower.misses(f"dropped-{agent.name}")
+        await borrower.wait_deleted(f"dropped-{agent.name}")
     lenders = [agent for _, _, agent in members]
 
     for agent in lenders:
@@ -197,7 +197,7 @@ async def test_what_arrives_too_late_takes_nothing_twice(scene, behind, way):
     await agent.unwish("dropped")
     line.mend()
     found = await agent.becomes("kept", "Active")
-    await agent.misses("dropped")
+    await agent.wait_deleted("dropped")
     assert found.status.reservation_name in taken
     assert len(await agents.until_agreed(scene.broker, lender, agent)) == 1
     await agents.until_over(scene.broker, lender, agent)

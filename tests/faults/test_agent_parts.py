@@ -4,7 +4,7 @@ import pytest
 import structlog
 
 import agents
-from kubelend.communicators.wrapping import Wrapped
+from kubelend.communicators.wrapping import Middleware
 from kubelend.wire.objects import ProviderInstruction, ResourceRequest
 
 
@@ -29,14 +29,14 @@ class BrokenObjects:
             yield event
 
 
-class BrokenCalls(Wrapped):
+class BrokenCalls(Middleware):
     """One call is broken."""
 
     def __init__(self, inner, name):
         super().__init__(inner)
         self._name = name
 
-    async def around(self, name, call):
+    async def wrap_call(self, name, call):
         if name == self._name:
             raise Unexpected(f"no {name}")
         return await call()

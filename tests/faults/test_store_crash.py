@@ -16,7 +16,7 @@ from faults import committing
 from kubelend.core import audit
 from kubelend.core.errors import StoreFailed
 from kubelend.core.ledger import Ledger
-from kubelend.core.records import Records
+from kubelend.core.records import WorkingSet
 from kubelend.stores.sqlite import SqliteStore
 
 
@@ -66,14 +66,14 @@ def live_again(start, revision):
 
 @pytest.mark.timeout(180)
 def test_killed_at_random_moments_it_has_lost_nothing_it_acknowledged(tmp_path):
-    path, dice, start = tmp_path / "store.db", random.Random(), Records([], [], 0)
+    path, dice, start = tmp_path / "store.db", random.Random(), WorkingSet([], [], 0)
     for _ in range(10):
         with committer(path) as process:
             acknowledged = acknowledge(process, dice.randint(1, 150))
             acknowledged = max(acknowledged, kill(process, within=dice.uniform(0, 0.02)))
         found = loaded(SqliteStore.open(path))
         assert found.revision >= acknowledged
-        assert audit.violations(Ledger.restore(found)) == []
+        assert audit.invariant_violations(Ledger.restore(found)) == []
         assert make.state(Ledger.restore(found)) == make.state(live_again(start, found.revision))
         start = found
     with closing(sqlite3.connect(path)) as shell:
@@ -91,7 +91,7 @@ def test_file_of_a_killed_process_can_be_read_before_it_is_opened_again(tmp_path
 
 
 def test_running_process_keeps_others_from_writing_and_lets_them_read(tmp_path):
-    path, nothing = tmp_path / "store.db", Records([], [], 0)
+    path, nothing = tmp_path / "store.db", WorkingSet([], [], 0)
     with committer(path) as process:
         acknowledge(process, 20)
         with pytest.raises(StoreFailed, match="in use by another broker"):

@@ -25,7 +25,7 @@ from waiting import PATIENCE, until_resolved
 
 pytestmark = pytest.mark.timeout(120)
 
-REQUESTS = resources.of(ResourceRequest)
+REQUESTS = resources.resource_for(ResourceRequest)
 
 ANYTHING = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
 LOOSE = [
@@ -163,7 +163,9 @@ async def test_missing_permission_is_told_and_waited_for(kube, namespace):
 
             async def problem():
                 told = f'resourcerequests.rear.fluidos.eu is forbidden: User "{user}" cannot list'
-                return "" if told in objects.unseen else f"unseen is {objects.unseen!r}"
+                return (
+                    "" if told in objects.watch_problem else f"unseen is {objects.watch_problem!r}"
+                )
 
             await until_resolved(problem)
             kube_roles.grant(kube, user)
@@ -171,7 +173,7 @@ async def test_missing_permission_is_told_and_waited_for(kube, namespace):
                 assert await first == Listed([])
 
             async def trouble():
-                return objects.unseen
+                return objects.watch_problem
 
             following = asyncio.ensure_future(anext(watch))
             await until_resolved(trouble)

@@ -12,8 +12,8 @@ import kube_objects
 import kube_roles
 from kube_objects import READY, Machines
 from kubelend.agent.collecting import Collector
-from kubelend.agent.ports import PodGone, Snapshot
-from kubelend.agent.standing import Standing
+from kubelend.agent.ports import PodDeleted, Snapshot
+from kubelend.agent.standing import ComponentHealth
 from kubelend.core.errors import Forbidden
 from kubelend.core.inventory import Inventory
 from kubelend.core.pods import Pod
@@ -40,7 +40,7 @@ class Watching:
     def __init__(self, source):
         self.source = source
         self.inventory = Inventory()
-        self.standing = Standing()
+        self.standing = ComponentHealth()
 
     @contextlib.asynccontextmanager
     async def running(self):
@@ -55,17 +55,17 @@ class Watching:
     async def until(self, look):
         """Wait for the sums to be as wanted."""
         await until(
-            lambda: self.inventory.is_measured and look(self.inventory.totals()),
-            explain=lambda: (self.inventory.totals(), self.standing.problems),
+            lambda: self.inventory.is_synced and look(self.inventory.totals()),
+            explain=lambda: (self.inventory.totals(), self.standing.errors),
         )
 
     async def until_standing(self, look):
         async def problem():
-            unready = self.standing.unready
+            unready = self.standing.not_ready_reason
             return "" if look(unready) else f"it stands at {unready!r}"
 
         await until_resolved(problem)
-        return self.standing.unready
+        return self.standing.not_ready_reason
 
 
 @contextlib.asynccontextmanager
@@ -139,7 +139,7 @@ async def test_pod_that_finishes_leaves_the_selection_as_if_it_were_deleted(
         assert isinstance(first, Snapshot)
         assert [pod.id for pod in first.pods] == [uid]
         await machines.pod_says("p", phase=phase)
-        assert await anext(changes) == PodGone(uid)
+        assert await anext(changes) == PodDeleted(uid)
     async with contextlib.aclosing(KubernetesSource(kube_client).changes()) as changes:
         assert await anext(changes) == Snapshot([], [])
 
@@ -150,7 +150,7 @@ async def test_pod_made_anew_under_its_name_is_another(kube_client, machines):
         await anext(changes)
         await machines.remove_pod("p")
         new = await machines.pod("p", "a", cpu="2")
-        assert await anext(changes) == PodGone(old)
+        assert await anext(changes) == PodDeleted(old)
         assert await anext(changes) == Pod(new, "a", resources(2000, 64 << 20))
 
 
@@ -164,7 +164,7 @@ async def test_what_says_nothing_new_is_not_told(kube_client, machines):
             "a", conditions=[*READY, {"type": "DiskPressure", "status": "False"}]
         )
         await machines.remove_pod("p")
-        assert await anext(changes) == PodGone(uid)
+        assert await anext(changes) == PodDeleted(uid)
 
 
 async def test_pod_that_cannot_be_read_is_left_out_and_said_once(kube_client, machines):
@@ -179,7 +179,7 @@ async def test_pod_that_cannot_be_read_is_left_out_and_said_once(kube_client, ma
             await machines.pod_says("odd", message="still here")
             await machines.remove_pod("odd")
             await machines.remove_pod("good")
-            assert await anext(changes) == PodGone(good)
+            assert await anext(changes) == PodDeleted(good)
     [told] = [line for line in logs if line["event"] == "left out"]
     assert told["object"] == "default/odd"
     assert "pod default/odd: cpu: is out of range" in told["problem"]

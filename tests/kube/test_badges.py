@@ -7,16 +7,16 @@ import pytest
 from structlog.testing import capture_logs
 
 import make
-from kubelend.broker.leadership import Alone
-from kubelend.controllers.badges import PODS, Badge, OwnPod
+from kubelend.broker.leadership import SingleReplica
+from kubelend.controllers.badges import PODS, LeaderLabel, OwnPod
 from kubelend.kube import access
-from kubelend.kube.access import Access
+from kubelend.kube.access import KubeConfig
 from kubelend.kube.client import Client
 from waiting import until
 
 
-class Vote(Alone):
-    leads = False
+class Vote(SingleReplica):
+    is_leader = False
 
 
 @pytest.fixture
@@ -40,41 +40,41 @@ async def labels(client, pod):
 
 async def test_the_label_follows_who_leads_and_leaves_others_alone(kube_client, pod):
     vote = Vote()
-    badge = Badge(kube_client, pod, vote)
+    badge = LeaderLabel(kube_client, pod, vote)
     for leads, role in ((False, "follower"), (True, "leader"), (False, "follower")):
-        vote.leads = leads
-        await badge.change()
+        vote.is_leader = leads
+        await badge.apply()
         assert await labels(kube_client, pod) == {"app": "kubelend", "kubelend.io/role": role}
 
 
 async def test_nothing_is_written_while_nothing_changes(kube_client, pod):
-    badge = Badge(kube_client, pod, Vote())
-    await badge.change()
+    badge = LeaderLabel(kube_client, pod, Vote())
+    await badge.apply()
     written = (await kube_client.find(PODS, *pod)).metadata.resource_version
-    await badge.change()
-    await badge.change(is_second_look=True)
+    await badge.apply()
+    await badge.apply(reread=True)
     assert (await kube_client.find(PODS, *pod)).metadata.resource_version == written
 
 
 async def test_a_label_that_somebody_took_off_is_put_on_again(kube_client, pod):
-    badge = Badge(kube_client, pod, Vote())
-    await badge.change()
+    badge = LeaderLabel(kube_client, pod, Vote())
+    await badge.apply()
     await kube_client.patch(PODS, *pod, {"metadata": {"labels": {"kubelend.io/role": None}}})
-    await badge.change(is_second_look=True)
+    await badge.apply(reread=True)
     assert (await labels(kube_client, pod))["kubelend.io/role"] == "follower"
 
 
 async def test_without_the_right_it_goes_on_and_tries_again(kube, kube_client, pod):
-    async with Client.open(access.from_kubeconfig(kube.kubeconfig_for("nobody"))) as client:
-        badge = Badge(client, pod, Vote())
-        await badge.change()
+    async with Client.open(access.config_from_kubeconfig(kube.kubeconfig_for("nobody"))) as client:
+        badge = LeaderLabel(client, pod, Vote())
+        await badge.apply()
         assert "kubelend.io/role" not in await labels(kube_client, pod)
         rule = ["--verb=patch", "--resource=pods", f"--namespace={pod.namespace}"]
         kube.kubectl("create", "role", "badge", *rule)
         binding = ["--role=badge", "--user=nobody", f"--namespace={pod.namespace}"]
         kube.kubectl("create", "rolebinding", "badge", *binding)
         for _ in range(100):
-            await badge.change()
+            await badge.apply()
             if "kubelend.io/role" in await labels(kube_client, pod):
                 return
         pytest.fail("not labelled")
@@ -82,8 +82,8 @@ async def test_without_the_right_it_goes_on_and_tries_again(kube, kube_client, p
 
 async def test_broker_that_stops_takes_its_label_off(kube_client, pod):
     vote = Vote()
-    vote.leads = True
-    task = asyncio.create_task(Badge(kube_client, pod, vote).run())
+    vote.is_leader = True
+    task = asyncio.create_task(LeaderLabel(kube_client, pod, vote).run())
 
     async def is_worn():
         return (await labels(kube_client, pod)).get("kubelend.io/role") == "leader"
@@ -96,10 +96,12 @@ async def test_broker_that_stops_takes_its_label_off(kube_client, pod):
 
 
 async def test_label_that_cannot_be_taken_off_keeps_nobody_from_stopping(kube, pod):
-    async with Client.open(access.from_kubeconfig(kube.kubeconfig_for("nobody-else"))) as client:
-        badge = Badge(client, pod, Vote())
+    async with Client.open(
+        access.config_from_kubeconfig(kube.kubeconfig_for("nobody-else"))
+    ) as client:
+        badge = LeaderLabel(client, pod, Vote())
         with capture_logs() as logs:
-            await badge.take_off()
+            await badge.remove()
         assert [one["event"] for one in logs] == ["Failed to remove leader label from pod"]
         assert "forbidden" in logs[0]["error"]
 
@@ -107,8 +109,8 @@ async def test_label_that_cannot_be_taken_off_keeps_nobody_from_stopping(kube, p
 async def test_server_that_does_not_answer_is_not_waited_for(pod):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
-        access = Access(server=f"https://127.0.0.1:{port}")
+        access = KubeConfig(server=f"https://127.0.0.1:{port}")
         async with Client.open(access, timeout=make.HOUR) as client:
             with capture_logs() as logs:
-                await Badge(client, pod, Vote()).take_off()
+                await LeaderLabel(client, pod, Vote()).remove()
     assert [one["error"] for one in logs] == ["the API server did not answer in time"]

@@ -94,7 +94,7 @@ async def test_advertisements_that_go_and_come_back_find_their_locks(home):
         for _ in range(3):
             for lender in (BY_OBJECT, BY_REST):
                 await load.objects.delete(ClusterAdvertisement, f"{lender}-adv")
-            await eventually(lambda: not home.broker.service.present()[0].clusters)
+            await eventually(lambda: not home.broker.service.current()[0].clusters)
             await load.offer()
 
     await load.check(await load.under(trouble))

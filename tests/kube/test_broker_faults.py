@@ -21,14 +21,14 @@ from shelves import new_namespace
 
 pytestmark = pytest.mark.timeout(240)
 
-RESERVATIONS = resources.of(Reservation)
+RESERVATIONS = resources.resource_for(Reservation)
 
 
 @pytest.fixture(scope="module")
 def own(lab):
     """A cluster whose API server may be stopped."""
     [cluster] = lab.start("broker-faults")
-    manifests.install_kinds(cluster)
+    manifests.install_crds(cluster)
     yield cluster
     cluster.kill()
 
@@ -114,7 +114,7 @@ async def settle_before(load):
 
 
 async def is_caught_up(home):
-    ledger, _ = home.broker.service.present()
+    ledger, _ = home.broker.service.current()
     lenders = ledger.clusters
     known = ledger.reservations
     return (

@@ -37,7 +37,7 @@ async def test_broker_killed_at_any_moment_leaves_one_lock_or_none(
     kube, namespace, certificates, tmp_path
 ):
     """Started anew at the same address each time, and with the same name: so it has not to wait."""
-    port, dice = ports.free(), random.Random(7)
+    port, dice = ports.free_port(), random.Random(7)
     options = (*flags(kube, namespace, "only"), f"--http-port={port}")
 
     def running():

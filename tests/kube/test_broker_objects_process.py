@@ -46,7 +46,7 @@ class Broker:
     def wait_until(self, condition):
         def holds():
             found = condition()
-            assert found or self.process.poll() is None, self._log.read_text()
+            assert found or self.process.poll_seconds() is None, self._log.read_text()
             return found
 
         wait_until(holds, explain=lambda: (self.readiness(), self._log.read_text()))
@@ -108,7 +108,7 @@ def test_missing_rights_are_told_by_the_probe(kube, namespace, tmp_path):
 
 
 async def test_both_interfaces_are_served_at_once(kube, namespace, certificates):
-    found = access.from_kubeconfig(kube.admin_kubeconfig)
+    found = access.config_from_kubeconfig(kube.admin_kubeconfig)
     async with brokers.running(
         certificates,
         open_store=lambda: KubernetesStore.open(found, namespace),
@@ -116,13 +116,13 @@ async def test_both_interfaces_are_served_at_once(kube, namespace, certificates)
         store=f"kubernetes://{kube.admin_kubeconfig}",
         http_namespace=namespace,
     ) as broker:
-        office = broker.process.office
+        office = broker.process.controller_manager
         assert office is not None
         await brokers.until(lambda: office.unready is None)
         await broker.cluster("lender").advertise()
         kube.kubectl(
             f"--namespace={namespace}", "apply", f"--filename={EXAMPLES / 'reservation.yaml'}"
         )
-        await brokers.until(lambda: "my-workload" in broker.service.present()[0].reservations)
+        await brokers.until(lambda: "my-workload" in broker.service.current()[0].reservations)
         held = await broker.cluster("user-team").read("reservations", "my-workload")
         assert held["targetClusterID"] == "lender"

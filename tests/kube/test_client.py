@@ -18,9 +18,9 @@ from kubelend.core.errors import (
     Unauthenticated,
 )
 from kubelend.kube import access
-from kubelend.kube.client import PAGE, Client
-from kubelend.kube.exec_plugins import VERSIONS, Plugin
-from kubelend.kube.held import Held
+from kubelend.kube.client import PAGE_SIZE, Client
+from kubelend.kube.exec_plugins import VERSIONS, ExecPlugin
+from kubelend.kube.held import DataOrFile
 from kubelend.kube.resources import Resource
 from waiting import until
 
@@ -85,7 +85,7 @@ async def test_object_lives_and_ends(kube_client, namespace):
     assert made.metadata.uid
     assert await kube_client.find(CONFIG_MAPS, "a", namespace) == made
     changed = msgspec.structs.replace(made, data={"x": "2"})
-    replaced = await kube_client.replace(CONFIG_MAPS, changed)
+    replaced = await kube_client.update(CONFIG_MAPS, changed)
     assert (await kube_client.find(CONFIG_MAPS, "a", namespace)).data == {"x": "2"}
     assert replaced.metadata.resource_version != made.metadata.resource_version
     await kube_client.delete(CONFIG_MAPS, "a", namespace)
@@ -104,15 +104,15 @@ async def test_two_objects_of_one_name_are_told_from_two_writers_of_one(kube_cli
     made = await kube_client.create(CONFIG_MAPS, config_maps.make("a", namespace))
     with pytest.raises(AlreadyExists, match='configmaps "a" already exists'):
         await kube_client.create(CONFIG_MAPS, made)
-    await kube_client.replace(CONFIG_MAPS, msgspec.structs.replace(made, data={"x": "1"}))
+    await kube_client.update(CONFIG_MAPS, msgspec.structs.replace(made, data={"x": "1"}))
     with pytest.raises(Conflict, match="has been modified") as caught:
-        await kube_client.replace(CONFIG_MAPS, msgspec.structs.replace(made, data={"x": "2"}))
+        await kube_client.update(CONFIG_MAPS, msgspec.structs.replace(made, data={"x": "2"}))
     assert type(caught.value) is Conflict
 
 
 async def test_replacing_what_is_gone_does_not_make_it(kube_client, namespace):
     with pytest.raises(NotFound):
-        await kube_client.replace(CONFIG_MAPS, config_maps.make("a", namespace))
+        await kube_client.update(CONFIG_MAPS, config_maps.make("a", namespace))
 
 
 async def test_patch_leaves_alone_what_it_does_not_name(kube_client, namespace):
@@ -152,9 +152,9 @@ async def test_spec_and_status_are_written_apart(kube_client, namespace, widgets
     made = await kube_client.create(widgets, wanted)
     assert made.status == {}
     both = msgspec.structs.replace(made, spec={"a": 2}, status={"b": 2})
-    stated = await kube_client.replace_status(widgets, both)
+    stated = await kube_client.update_status(widgets, both)
     assert (stated.spec, stated.status) == ({"a": 1}, {"b": 2})
-    replaced = await kube_client.replace(
+    replaced = await kube_client.update(
         widgets, msgspec.structs.replace(stated, spec={"a": 3}, status={"b": 3})
     )
     assert (replaced.spec, replaced.status) == ({"a": 3}, {"b": 2})
@@ -180,7 +180,7 @@ async def test_what_is_wrong_is_said_in_the_words_of_the_server(kube_client, nam
 
 
 async def test_all_pages_are_of_one_version(kube_client, namespace):
-    names = {f"many-{number:04}" for number in range(2 * PAGE + 50)}
+    names = {f"many-{number:04}" for number in range(2 * PAGE_SIZE + 50)}
     made = (config_maps.make(name, namespace, labels={"many": "yes"}) for name in names)
     await asyncio.gather(*(kube_client.create(CONFIG_MAPS, one) for one in made))
     listing = await kube_client.list(CONFIG_MAPS, namespace, labels="many=yes")
@@ -203,15 +203,17 @@ async def test_list_is_of_those_that_were_chosen(kube_client, namespace):
 
 
 async def test_stranger_may_nothing(kube, namespace):
-    own = access.from_kubeconfig(kube.kubeconfig_for("mallory"))
+    own = access.config_from_kubeconfig(kube.kubeconfig_for("mallory"))
     async with Client.open(own) as client:
         with pytest.raises(Forbidden, match='User "mallory" cannot list resource "configmaps"'):
             await client.list(CONFIG_MAPS, namespace)
 
 
 async def test_token_that_is_none_is_not_believed(kube):
-    known = access.from_kubeconfig(kube.admin_kubeconfig)
-    own = access.Access(server=known.server, authorities=known.authorities, token=Held(b"hunter2"))
+    known = access.config_from_kubeconfig(kube.admin_kubeconfig)
+    own = access.KubeConfig(
+        server=known.server, authorities=known.authorities, token=DataOrFile(b"hunter2")
+    )
     async with Client.open(own) as client:
         with pytest.raises(Unauthenticated) as caught:
             await client.raw("GET", "/api/v1/namespaces")
@@ -221,7 +223,7 @@ async def test_token_that_is_none_is_not_believed(kube):
 def account_of(kube, namespace, name):
     """A service account's access, by a token in the kubeconfig."""
     kube.kubectl("create", "serviceaccount", name, f"--namespace={namespace}")
-    return access.from_kubeconfig(kube.kubeconfig_of_account(name, namespace))
+    return access.config_from_kubeconfig(kube.kubeconfig_of_account(name, namespace))
 
 
 async def who(client):
@@ -236,7 +238,7 @@ async def test_account_is_known_by_a_token_in_a_file_that_is_replaced(kube, name
     first, second = (account_of(kube, namespace, name) for name in ("first", "second"))
     token = tmp_path / "token"
     token.write_bytes(first.token.read())
-    own = msgspec.structs.replace(first, token=Held(path=token), origin=None)
+    own = msgspec.structs.replace(first, token=DataOrFile(path=token), origin=None)
     async with Client.open(own) as client:
         assert await who(client) == "first"
         token.write_bytes(second.token.read())
@@ -247,8 +249,8 @@ async def test_account_is_known_by_what_a_plugin_says(kube, namespace):
     robot = account_of(kube, namespace, "robot")
     status = {"token": robot.token.read().decode()}
     said = {"apiVersion": VERSIONS[0], "kind": "ExecCredential", "status": status}
-    plugin = Plugin(sys.executable, VERSIONS[0], ("-c", f"print({json.dumps(said)!r})"))
-    own = msgspec.structs.replace(robot, token=Held(), plugin=plugin, origin=None)
+    plugin = ExecPlugin(sys.executable, VERSIONS[0], ("-c", f"print({json.dumps(said)!r})"))
+    own = msgspec.structs.replace(robot, token=DataOrFile(), plugin=plugin, origin=None)
     async with Client.open(own) as client:
         assert await who(client) == "robot"
 
@@ -256,14 +258,14 @@ async def test_account_is_known_by_what_a_plugin_says(kube, namespace):
 async def test_user_is_known_by_a_certificate_that_is_replaced(kube, tmp_path):
     path = tmp_path / "config"
     path.write_bytes(kube.kubeconfig_for("alice").read_bytes())
-    async with Client.open(access.from_kubeconfig(path)) as client:
+    async with Client.open(access.config_from_kubeconfig(path)) as client:
         assert await who(client) == "alice"
         path.write_bytes(kube.kubeconfig_for("bob").read_bytes())
         assert await who(client) == "bob"
 
 
 async def test_administrator_may_act_for_somebody(kube):
-    own = access.from_kubeconfig(kube.admin_kubeconfig)
+    own = access.config_from_kubeconfig(kube.admin_kubeconfig)
     for_jane = msgspec.structs.replace(
         own, impersonation=(("Impersonate-User", "jane"),), origin=None
     )

@@ -23,7 +23,7 @@ REQUEST = "resource-request.yaml"
 @pytest.fixture
 def rules(kube):
     """For tests of rules that older servers do not know."""
-    if kube.assets.version < manifests.RULES_SINCE:
+    if kube.assets.version < manifests.CEL_SINCE:
         pytest.skip(f"a server of version {kube.assets.version} has no rules")
 
 
@@ -54,7 +54,7 @@ def lines(table):
 def test_definitions_are_accepted_as_they_are(kube):
     found = json.loads(kube.kubectl("get", "crds", "--output=json"))["items"]
     ours = {one["metadata"]["name"]: one for one in found if "fluidos" in one["spec"]["group"]}
-    assert len(ours) == len(crds.KINDS)
+    assert len(ours) == len(crds.ALL_KINDS)
     for definition in ours.values():
         told = {one["type"]: one["status"] for one in definition["status"]["conditions"]}
         assert told["Established"] == told["NamesAccepted"] == "True"
@@ -63,15 +63,17 @@ def test_definitions_are_accepted_as_they_are(kube):
 
 def test_applying_the_files_again_changes_nothing(kube, rules):
     said = kube.kubectl("apply", f"--filename={ROOT / 'deploy' / 'crds'}").splitlines()
-    assert len(said) == len(crds.KINDS)
+    assert len(said) == len(crds.ALL_KINDS)
     assert all(line.endswith(" unchanged") for line in said), said
 
 
 @pytest.mark.timeout(120)
 def test_definitions_without_rules_refuse_what_their_patterns_can(lab, tmp_path):
     [cluster] = lab.start("without-rules")
-    made = manifests.install(cluster, [saved(crds.documents(cel=False), tmp_path / "crds")])
-    assert len(made) == len(crds.KINDS)
+    made = manifests.apply_manifests(
+        cluster, [saved(crds.crd_documents(cel=False), tmp_path / "crds")]
+    )
+    assert len(made) == len(crds.ALL_KINDS)
     cluster.kubectl("apply", f"--filename={EXAMPLES}")
     none = yaml.safe_load((EXAMPLES / RESERVATION).read_text("utf-8"))
     none["spec"]["requestedResources"]["cpu"] = "0"
@@ -212,7 +214,7 @@ def test_what_cannot_be_changed_is_not(apply, example, place, value, words):
 
 
 def patched(client, namespace, **spec):
-    kind = resources.of(broker_objects.Reservation)
+    kind = resources.resource_for(broker_objects.Reservation)
     return client.patch(kind, "my-workload", namespace, {"spec": spec})
 
 
@@ -234,7 +236,7 @@ async def test_broker_may_move_a_reservation_to_another_target(apply, kube_clien
 
 async def test_unknown_phase_is_refused(apply, kube_client, namespace):
     apply(RESERVATION)
-    kind = resources.of(broker_objects.Reservation)
+    kind = resources.resource_for(broker_objects.Reservation)
     change = {"status": {"phase": "Lost"}}
     with pytest.raises(InvalidInput, match='supported values: "Pending", "Reserved"'):
         await kube_client.patch(kind, "my-workload", namespace, change, subresource="status")
@@ -242,24 +244,28 @@ async def test_unknown_phase_is_refused(apply, kube_client, namespace):
 
 async def create(client, namespace, sample):
     """Make it in two steps, as the server wants it: the object, then its status."""
-    kind = resources.of(type(sample))
+    kind = resources.resource_for(type(sample))
     metadata = msgspec.structs.replace(sample.metadata, namespace=namespace)
     made = await client.create(kind, msgspec.structs.replace(sample, metadata=metadata))
     if not hasattr(sample, "status"):
         return made
-    return await client.replace_status(kind, msgspec.structs.replace(made, status=sample.status))
+    return await client.update_status(kind, msgspec.structs.replace(made, status=sample.status))
 
 
 async def finish(client, namespace, sample):
     """Without its finalizer, so that the namespace can go."""
     change = {"metadata": {"finalizers": None}}
-    await client.patch(resources.of(type(sample)), sample.metadata.name, namespace, change)
+    await client.patch(
+        resources.resource_for(type(sample)), sample.metadata.name, namespace, change
+    )
 
 
 @pytest.mark.parametrize("sample", object_samples.ALL, ids=lambda sample: sample.kind)
 async def test_no_field_is_lost_on_the_server(kube_client, namespace, sample):
     await create(kube_client, namespace, sample)
-    found = await kube_client.find(resources.of(type(sample)), sample.metadata.name, namespace)
+    found = await kube_client.find(
+        resources.resource_for(type(sample)), sample.metadata.name, namespace
+    )
     for part in {"spec", "status", "contents", "record"} & set(sample.__struct_fields__):
         assert getattr(found, part) == getattr(sample, part)
     await finish(kube_client, namespace, sample)

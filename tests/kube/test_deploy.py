@@ -145,7 +145,7 @@ def cluster(lab):
     path = cluster.directory / "foreign.json"
     items = {"apiVersion": "v1", "kind": "List", "items": foreign_kinds.definitions()}
     path.write_text(json.dumps(items))
-    manifests.install(cluster, [path])
+    manifests.apply_manifests(cluster, [path])
     yield cluster
     cluster.kill()
 

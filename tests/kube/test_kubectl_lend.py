@@ -14,7 +14,7 @@ from waiting import PATIENCE, wait_until
 
 pytestmark = pytest.mark.timeout(180)
 
-AGENT, PROVIDER = hosts.AGENTS
+AGENT, PROVIDER = hosts.AGENT_CLUSTERS
 REQUESTS = "resourcerequests.rear.fluidos.eu"
 BORROW = ("borrow", "--cpu", "500m", "--memory", "256Mi")
 LOOK, CHANGE = "get,list,watch", "get,list,watch,create,update,patch,delete"
@@ -53,7 +53,7 @@ class Site:
     def is_reserved(self, cpu):
         path = "{.spec.resources.reserved.cpu}"
         advertisement = f"clusteradvertisement/{PROVIDER}-adv"
-        return self.kubectl(hosts.BROKER, "get", advertisement, f"-ojsonpath={path}") == cpu
+        return self.kubectl(hosts.BROKER_CLUSTER, "get", advertisement, f"-ojsonpath={path}") == cpu
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def site(kube_assets, tmp_path_factory):
     code, out, err = lab("up")
     assert (code, err) == (0, ""), out
     site = Site(directory, kube_assets)
-    for name in (AGENT, hosts.BROKER):
+    for name in (AGENT, hosts.BROKER_CLUSTER):
         site.kubectl(name, "create", "namespace", "team")
     yield site
     lab("down")
@@ -202,15 +202,15 @@ def test_what_nobody_answers_is_taken_back(site):
     assert (
         "was not reconciled within 1s: Not reconciled by an agent yet; it was deleted" in said.err
     )
-    assert site.requests(hosts.BROKER) == []
+    assert site.requests(hosts.BROKER_CLUSTER) == []
 
 
 def test_interrupted_borrower_takes_it_back(site):
     started = site.operator.start("kubectl", "lend", *BORROW, "-nteam")
-    wait_until(lambda: site.requests(hosts.BROKER))
+    wait_until(lambda: site.requests(hosts.BROKER_CLUSTER))
     started.send_signal(signal.SIGINT)
     assert processes.finished(started) == (130, "", "")
-    assert site.requests(hosts.BROKER) == []
+    assert site.requests(hosts.BROKER_CLUSTER) == []
 
 
 def test_watch_shows_each_change_until_it_is_interrupted(site, developer):
@@ -236,11 +236,13 @@ def test_named_broker_wins_and_a_named_context_wins_over_its_variables(site):
     }
     # Only the broker has certificates to tell of.
     assert "Certificate:" in site.operator.lend("describe", "cluster", PROVIDER, **broker).out
-    named = site.operator.lend("describe", "cluster", PROVIDER, "--context", hosts.BROKER, **broker)
+    named = site.operator.lend(
+        "describe", "cluster", PROVIDER, "--context", hosts.BROKER_CLUSTER, **broker
+    )
     assert named.code == 0
     assert "Certificate:" not in named.out
     plain = site.operator.run(
-        "kubelend", "get", "clusters", "-oname", "--kube-context", hosts.BROKER
+        "kubelend", "get", "clusters", "-oname", "--kube-context", hosts.BROKER_CLUSTER
     )
     assert plain == (0, f"cluster/{AGENT}\ncluster/{PROVIDER}\n", "")
     assert site.operator.run("kubelend", "get", "clusters").code == 2
@@ -249,7 +251,10 @@ def test_named_broker_wins_and_a_named_context_wins_over_its_variables(site):
 def test_wrong_context_is_told_with_those_that_there_are(site):
     said = site.operator.lend("get", "reservations", "--context", "nowhere")
     assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
-    assert f"has no context 'nowhere'; use one of: {AGENT}, {PROVIDER}, {hosts.BROKER}" in said.err
+    assert (
+        f"has no context 'nowhere'; use one of: {AGENT}, {PROVIDER}, {hosts.BROKER_CLUSTER}"
+        in said.err
+    )
 
 
 def test_cluster_that_is_away_is_exit_code_7(site, tmp_path):

@@ -34,8 +34,8 @@ def operator(bare, tmp_path):
 def define(cluster, *kinds):
     paths = [cluster.directory / f"{kind.plural}.json" for kind in kinds]
     for kind, path in zip(kinds, paths, strict=True):
-        path.write_text(json.dumps(crds.definition(kind)))
-    manifests.install(cluster, paths)
+        path.write_text(json.dumps(crds.crd(kind)))
+    manifests.apply_manifests(cluster, paths)
 
 
 def make(cluster, namespace, **labels):
@@ -53,7 +53,7 @@ def keep(cluster, namespace, name):
         "metadata": {"name": f"{name}-adv", "namespace": namespace},
         "spec": {"clusterID": name, "resources": shares},
     }
-    path = resources.of(ClusterAdvertisement).path(namespace)
+    path = resources.resource_for(ClusterAdvertisement).path(namespace)
     found = json.loads(cluster.call("POST", path, json.dumps(found).encode()))
     found["status"] = {"phase": "Active", "active": True, "score": "50.00", "record": RECORD}
     cluster.call("PUT", f"{path}/{name}-adv/status", json.dumps(found).encode())
@@ -101,7 +101,7 @@ def test_where_both_kinds_are_the_brokers_namespace_is_the_brokers(bare, operato
 
 def test_who_borrows_in_a_mailbox_is_the_cluster_whose_it_is(bare, operator):
     define(bare, ClusterAdvertisement, Reservation)
-    make(bare, "mail-7", **{mailboxes.OWNER: "rome"})
+    make(bare, "mail-7", **{mailboxes.CLUSTER_LABEL: "rome"})
     make(bare, "team")
     for namespace in ("mail-7", "team"):
         wish = {
@@ -110,7 +110,7 @@ def test_who_borrows_in_a_mailbox_is_the_cluster_whose_it_is(bare, operator):
             "metadata": {"name": "mine", "namespace": namespace},
             "spec": {"requestedResources": AMOUNTS},
         }
-        path = resources.of(Reservation).path(namespace)
+        path = resources.resource_for(Reservation).path(namespace)
         bare.call("POST", path, json.dumps(wish).encode())
 
     def requesters(*flags):

@@ -76,7 +76,7 @@ def test_clusters_on_one_store_are_apart(clusters):
     assert "only-here" in names(one)
     assert "only-here" not in names(other)
     # Nor does anybody from one get into the other.
-    stranger = one.admin_kubeconfig.read_text().replace(one.url, other.url)
+    stranger = one.admin_kubeconfig.read_text().update(one.url, other.url)
     stolen = one.directory / "stolen.kubeconfig"
     stolen.write_text(stranger)
     with pytest.raises(UnexpectedAnswer, match="certificate signed by unknown authority"):
@@ -150,7 +150,7 @@ def test_compacted_store_forgets_what_was(kube, kube_assets, lab):
 
 def test_nothing_is_left_of_a_lab(kube_assets, tmp_path):
     def begin_and_be_interrupted():
-        with servers.running(kube_assets, tmp_path / "lab") as lab:
+        with servers.run_api_servers(kube_assets, tmp_path / "lab") as lab:
             [cluster] = lab.start("short")
             cluster.pause()
             assert len(processes.naming(lab.directory)) == 2
@@ -166,7 +166,7 @@ def test_server_that_cannot_start_says_why(kube_assets, tmp_path):
     crooked = msgspec.structs.replace(kube_assets, kube_apiserver=program)
     said = r"^the API server of crooked did not start; 7\n8\n9\n10\nno disk left$"
     with (
-        servers.running(crooked, tmp_path / "lab") as lab,
+        servers.run_api_servers(crooked, tmp_path / "lab") as lab,
         pytest.raises(Unavailable, match=said),
     ):
         lab.start("crooked")
@@ -174,19 +174,19 @@ def test_server_that_cannot_start_says_why(kube_assets, tmp_path):
 
 
 def test_missing_programs_are_one_clear_line(monkeypatch, tmp_path):
-    monkeypatch.setenv(assets.VARIABLE, str(tmp_path))
+    monkeypatch.setenv(assets.ASSETS_VARIABLE, str(tmp_path))
     line = "kube-apiserver, etcd and kubectl not found: run make kube-assets, or set KUBEBUILDER_ASSETS"
     with pytest.raises(InvalidSettings) as raised:
-        assets.find()
+        assets.find_assets()
     assert str(raised.value) == line
 
 
 def test_newest_programs_of_the_cache_are_taken(monkeypatch, tmp_path):
-    monkeypatch.delenv(assets.VARIABLE, raising=False)
+    monkeypatch.delenv(assets.ASSETS_VARIABLE, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for version, complete in [("1.9.1", True), ("1.36.3", True), ("1.40.0", False)]:
-        directory = assets.cache() / version
+        directory = assets.asset_cache() / version
         directory.mkdir(parents=True)
         for program in assets.PROGRAMS if complete else assets.PROGRAMS[:2]:
             make_program(directory / program, f"echo {program} v{version}")
-    assert assets.find().version == (1, 36, 3)
+    assert assets.find_assets().version == (1, 36, 3)

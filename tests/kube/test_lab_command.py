@@ -83,7 +83,7 @@ def kubectl(site, kube_assets, context, *arguments):
 
 def test_up_tells_the_kubeconfigs_and_what_to_try(started):
     site, out = started
-    for name in hosts.NAMES:
+    for name in hosts.CLUSTER_NAMES:
         assert f"    {site.directory / name}.kubeconfig\n" in out
     for command in (
         "kubectl --context broker-cluster get clusteradvertisements",
@@ -107,7 +107,11 @@ def test_second_up_says_that_they_run(site):
 def test_status_shows_all_parts_and_offers(site):
     code, out, err = site.run("status")
     assert (code, err) == (0, "All components are ready.\n")
-    for part in ("supervisor", "broker", *(f"API server of {name}" for name in hosts.NAMES)):
+    for part in (
+        "supervisor",
+        "broker",
+        *(f"API server of {name}" for name in hosts.CLUSTER_NAMES),
+    ):
         assert re.search(rf"^{part} +ready +\S", out, re.M)
     assert re.search(r"^agent of agent-cluster-1 +ready +agent-cluster-1\.log$", out, re.M)
     assert out.endswith(f"\nLogs and kubeconfigs are in {site.directory}\n")
@@ -288,7 +292,7 @@ def fake_kind(three_clusters, tmp_path, monkeypatch):
     """A `kind` that hands out clusters which are there already; gives what it was told."""
     path = tmp_path / "bin"
     path.mkdir()
-    for name, cluster in zip(hosts.NAMES, three_clusters, strict=True):
+    for name, cluster in zip(hosts.CLUSTER_NAMES, three_clusters, strict=True):
         (path / name).write_text(cluster.admin_kubeconfig.read_text())
     for program in ("kind", "docker"):
         (path / program).write_text(KIND.format(said=tmp_path / "said", sources=path))

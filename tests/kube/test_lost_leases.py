@@ -21,7 +21,7 @@ from kubelend.controllers.election import LEASES
 from kubelend.core.errors import Unavailable
 from kubelend.core.lifecycle import Phase
 from kubelend.core.models import ClusterId
-from kubelend.kits.backoff import NONE
+from kubelend.kits.backoff import NO_RETRIES
 from kubelend.kube import access
 from kubelend.stores.kubernetes import KubernetesStore
 from kubelend.transports.http_client import BrokerClient
@@ -88,7 +88,7 @@ async def home(kube, namespace, certificates, tmp_path):
                 certificates.server(), directory, *flags(kube, namespace, name)
             )
             broker = await asyncio.to_thread(stack.enter_context, running)
-            caller = BrokerClient(broker.url, certificates.cluster(BY_REST), backoff=NONE)
+            caller = BrokerClient(broker.url, certificates.cluster(BY_REST), backoff=NO_RETRIES)
             clients[name] = await stack.enter_async_context(caller)
             urls.append(broker.url)
         loading = kube_faults.loading(kube, namespace, urls, certificates)
@@ -121,7 +121,7 @@ async def test_broker_that_does_not_know_its_successor_deletes_nothing_of_it(kub
         reserved_at=make.T0,
         expires_at=make.T0 + make.HOUR,
     )
-    found = access.from_kubeconfig(kube.admin_kubeconfig)
+    found = access.config_from_kubeconfig(kube.admin_kubeconfig)
     with capture_logs() as logs:
         async with kube_broker.running(kube, namespace) as older:
 

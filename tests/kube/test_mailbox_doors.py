@@ -22,12 +22,12 @@ pytestmark = [pytest.mark.kube, pytest.mark.timeout(120)]
 
 SOME = bodies.Quantities("1", "1Gi")
 WISH = bodies.ReservationRequest(SOME, duration="1h")
-RESERVATIONS = resources.of(Reservation)
+RESERVATIONS = resources.resource_for(Reservation)
 
 
 @pytest.fixture
 async def admin(kube):
-    async with Client.open(access.from_kubeconfig(kube.admin_kubeconfig)) as client:
+    async with Client.open(access.config_from_kubeconfig(kube.admin_kubeconfig)) as client:
         yield client
 
 
@@ -38,7 +38,7 @@ async def lender(broker):
 
 
 def ledger(broker):
-    found, _ = broker.service.present()
+    found, _ = broker.service.current()
     return found
 
 
@@ -216,7 +216,7 @@ async def test_mailbox_that_closes_lets_go_and_keeps_what_was_reserved(
             await admin.delete(RESERVATIONS, "w", rome)
             await until(lambda: "Released" in phases(broker))
         assert sorted(phases(broker)) == ["Released", "Reserved"]
-        assert audit.violations(ledger(broker)) == []
+        assert audit.invariant_violations(ledger(broker)) == []
 
 
 def phases(broker):
@@ -228,7 +228,7 @@ async def test_mailbox_that_was_closed_while_nobody_looked_is_let_go(office, bro
     async with office.attended(broker.service):
         async with talking(office, rome) as talk:
             found = await talk.request(WISH, "k")
-        name = mailboxes.reservation_name("k")
+        name = mailboxes.request_object_name("k")
         assert is_held(await admin.find(RESERVATIONS, name, rome))
     office.label(rome, "")
     foreign = Metadata("foreign", rome, finalizers=(RESERVATION_FINALIZER,))
@@ -247,7 +247,7 @@ async def test_mailbox_of_another_cluster_now_shows_nothing_of_the_one_before(
         async with talking(office, mail) as talk:
             found = await talk.request(WISH, "k")
         office.label(mail, "bonn")
-        name = mailboxes.reservation_name("k")
+        name = mailboxes.request_object_name("k")
         await until_it(admin, name, mail, lambda one: one is None)
         async with talking(office, mail) as talk:
             [held] = await talk.instructions()

@@ -34,7 +34,11 @@ PATIENT = timedelta(seconds=60)
 """Of an agent, while one broker has gone and the other waits for the lease to end."""
 
 WISH = bodies.ReservationRequest(bodies.Quantities("1", "1Gi"), duration="1h")
-SLOTS: tuple[Any, ...] = (kube_asking.RESERVATIONS, kube_asking.INSTRUCTIONS, kube_asking.MAILBOXES)
+SLOTS: tuple[Any, ...] = (
+    kube_asking.RESERVATION_SLOT,
+    kube_asking.INSTRUCTION_SLOT,
+    kube_asking.SESSION_SLOT,
+)
 CPUS = 8
 
 
@@ -112,12 +116,12 @@ async def test_rest_objects_and_mailboxes_are_served_by_one_process(
         await rome.release(by_rest.id)
         assert await bonn.instructions() == []
     ledger = await asyncio.to_thread(stored, place)
-    assert audit.violations(ledger) == []
+    assert audit.invariant_violations(ledger) == []
 
 
 async def open_questions(kube, office):
     """How many were asked in mailboxes and have no answer."""
-    async with Client.open(access.from_kubeconfig(kube.admin_kubeconfig)) as client:
+    async with Client.open(access.config_from_kubeconfig(kube.admin_kubeconfig)) as client:
         listed = [
             (slot, found)
             for slot in SLOTS
@@ -125,7 +129,7 @@ async def open_questions(kube, office):
             for found in (await client.list(slot.resource, name)).objects
         ]
     asked = [(slot, found) for slot, found in listed if slot.question(found) is not None]
-    return sum(not slot.is_answered(found) for slot, found in asked)
+    return sum(not slot.has_response(found) for slot, found in asked)
 
 
 async def test_what_was_asked_of_a_leader_that_dies_is_answered_by_the_next(
@@ -157,7 +161,7 @@ async def test_what_was_asked_of_a_leader_that_dies_is_answered_by_the_next(
     new, *_ = await asyncio.gather(*asked)
     assert await open_questions(kube, office) == 0
     ledger = await asyncio.to_thread(stored, place)
-    assert audit.violations(ledger) == []
+    assert audit.invariant_violations(ledger) == []
     phases = {one.id: one.phase for one in ledger.reservations.values()}
     assert phases == {known.id: Phase.ACTIVE, new.id: Phase.RESERVED}
 
@@ -174,6 +178,6 @@ async def test_leader_that_ends_in_the_middle_of_many_questions_promises_nothing
     first.process.send_signal(end)
     answered = {one.id for one in await asyncio.gather(*asked)}
     ledger = await asyncio.to_thread(stored, place)
-    assert audit.violations(ledger) == []
+    assert audit.invariant_violations(ledger) == []
     assert {one.id for one in ledger.reservations.values() if one.is_live} == answered
     assert len(answered) == CPUS

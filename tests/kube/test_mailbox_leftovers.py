@@ -16,15 +16,18 @@ from kubelend.core.models import ClusterId
 from kubelend.kube import access, resources
 from kubelend.kube.client import Client
 from kubelend.wire import bodies
-from kubelend.wire.broker_objects import Mailbox, Reservation, ReservationSpec
-from kubelend.wire.objects import Metadata, Question
+from kubelend.wire.broker_objects import ClusterSession, Reservation, ReservationSpec
+from kubelend.wire.objects import AgentRequest, Metadata
 from post_offices import BROKER
 from waiting import until
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(120)]
 
 SOME = bodies.Quantities("1", "1Gi")
-RESERVATIONS, MAILBOXES = resources.of(Reservation), resources.of(Mailbox)
+RESERVATIONS, MAILBOXES = (
+    resources.resource_for(Reservation),
+    resources.resource_for(ClusterSession),
+)
 RETENTION = make.HOUR
 SILENCE = 15 * make.MINUTE
 
@@ -35,7 +38,7 @@ async def account(office):
     async with contextlib.AsyncExitStack() as stack:
 
         async def account(namespace):
-            found = access.from_kubeconfig(office.kubeconfig(namespace))
+            found = access.config_from_kubeconfig(office.kubeconfig(namespace))
             return await stack.enter_async_context(Client.open(found))
 
         yield account
@@ -45,7 +48,7 @@ async def account(office):
 
 
 def question(name, namespace, agent="", **spec):
-    asked = Question(f"q-{name}", "reserve", agent=agent) if agent else None
+    asked = AgentRequest(f"q-{name}", "reserve", agent=agent) if agent else None
     return Reservation(Metadata(name, namespace), ReservationSpec(SOME, request=asked, **spec))
 
 
@@ -147,7 +150,7 @@ async def listening(agent):
 
 
 async def test_session_of_a_killed_agent_ends_after_a_while(office, broker, account, monkeypatch):
-    monkeypatch.setattr(mailbox_sessions, "LOOK_UP_EVERY", 0.05)
+    monkeypatch.setattr(mailbox_sessions, "SESSION_CHECK_SECONDS", 0.05)
     rome, feeds = office.create("rome"), broker.service.feeds
     client = await account(rome)
 
@@ -176,7 +179,7 @@ async def test_session_of_a_killed_agent_ends_after_a_while(office, broker, acco
 
 
 async def test_session_of_an_agent_that_says_something_goes_on(office, broker, monkeypatch):
-    monkeypatch.setattr(mailbox_sessions, "LOOK_UP_EVERY", 0.05)
+    monkeypatch.setattr(mailbox_sessions, "SESSION_CHECK_SECONDS", 0.05)
     rome, feeds = office.create("rome"), broker.service.feeds
     async with office.attended(broker.service):
         agent = await office.open(rome)

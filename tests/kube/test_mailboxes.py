@@ -21,19 +21,19 @@ from kubelend.kube import access, resources
 from kubelend.kube.client import Client
 from kubelend.wire import bodies, mailboxes
 from kubelend.wire.broker_objects import (
-    Mailbox,
+    ClusterSession,
     Reservation,
     ReservationSpec,
 )
-from kubelend.wire.objects import Metadata, ProviderInstruction, Question
+from kubelend.wire.objects import AgentRequest, Metadata, ProviderInstruction
 from waiting import until
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(120)]
 
 SOME = bodies.Quantities("1", "1Gi")
 WISH = bodies.ReservationRequest(SOME, duration="1h")
-RESERVATIONS = resources.of(Reservation)
-INSTRUCTIONS = resources.of(ProviderInstruction)
+RESERVATIONS = resources.resource_for(Reservation)
+INSTRUCTIONS = resources.resource_for(ProviderInstruction)
 
 
 def offer(cluster, **amounts):
@@ -46,7 +46,7 @@ async def attended(office, broker):
     """The broker attends to the mailboxes; the audit is clean at the end."""
     async with office.attended(broker.service):
         yield broker
-        assert audit.violations(ledger(broker)) == []
+        assert audit.invariant_violations(ledger(broker)) == []
 
 
 @pytest.fixture
@@ -71,12 +71,12 @@ async def lent(office, talk):
 
 
 def ledger(broker):
-    found, _ = broker.service.present()
+    found, _ = broker.service.current()
     return found
 
 
 def by_account(office, namespace):
-    return Client.open(access.from_kubeconfig(office.kubeconfig(namespace)))
+    return Client.open(access.config_from_kubeconfig(office.kubeconfig(namespace)))
 
 
 async def seen(client, resource, name, namespace, wanted):
@@ -98,7 +98,7 @@ async def seen(client, resource, name, namespace, wanted):
 async def test_account_cannot_write_what_it_is_told_to_hold(office, attended, lent):
     _, bonn, requester, _ = lent
     found = await requester.request(WISH, "k")
-    name = mailboxes.instruction_name(found.id)
+    name = mailboxes.instruction_object_name(found.id)
     async with by_account(office, bonn) as client:
         assert await seen(client, INSTRUCTIONS, name, bonn, lambda _: True)
         with pytest.raises(Forbidden):
@@ -133,18 +133,18 @@ async def test_question_about_another_clusters_reservation_finds_nothing(office,
     _, _, requester, _ = lent
     found = await requester.request(WISH, "k")
     paris = office.create("paris")
-    forged = ReservationSpec(SOME, request=Question("q", "release"), target_cluster_id="bonn")
+    forged = ReservationSpec(SOME, request=AgentRequest("q", "release"), target_cluster_id="bonn")
     async with by_account(office, paris) as client:
         await client.create(RESERVATIONS, Reservation(Metadata(found.id, paris), forged))
         told = await seen(client, RESERVATIONS, found.id, paris, lambda one: one.status.response)
-    assert type(mailboxes.refusal(told.status.response)) is NotFound
+    assert type(mailboxes.error_from_response(told.status.response)) is NotFound
     assert (await requester.find(found.id)).status.phase == "Reserved"
 
 
 async def test_unlabelled_namespace_is_nobodys_mailbox(office, attended, talk, namespace, kube):
-    alone = Mailbox(Metadata("session", namespace))
-    async with Client.open(access.from_kubeconfig(kube.admin_kubeconfig)) as client:
-        await client.create(resources.of(Mailbox), alone)
+    alone = ClusterSession(Metadata("session", namespace))
+    async with Client.open(access.config_from_kubeconfig(kube.admin_kubeconfig)) as client:
+        await client.create(resources.resource_for(ClusterSession), alone)
         wish = Reservation(Metadata("w", namespace), ReservationSpec(SOME))
         await client.create(RESERVATIONS, wish)
         rome = await talk(office.create("rome"))
@@ -230,7 +230,7 @@ async def test_person_applies_uses_and_deletes_a_reservation(
         assert (held.requester_id, held.requested_resources.cpu) == ("rome", "500m")
         assert await requester.instructions() == [held]
         condition = {"type": "RequesterActive", "status": "True"}
-        async with Client.open(access.from_kubeconfig(kube.admin_kubeconfig)) as admin:
+        async with Client.open(access.config_from_kubeconfig(kube.admin_kubeconfig)) as admin:
             change = {"status": {"conditions": [condition]}}
             await admin.patch(RESERVATIONS, "wish", rome, change, subresource="status")
         await seen(client, RESERVATIONS, "wish", rome, lambda one: one.status.phase == "Active")
@@ -317,7 +317,7 @@ async def test_every_write_may_fail_once_before_it_is_sent_or_after(office, brok
         assert (await rome.release(found.id)).status.phase == "Released"
         assert await bonn.instructions() == []
         assert list(ledger(broker).reservations) == [found.id]
-        assert audit.violations(ledger(broker)) == []
+        assert audit.invariant_violations(ledger(broker)) == []
         assert writes > 8
         await rome.close()
         await bonn.close()

@@ -7,9 +7,9 @@ import pytest
 import kube_broker
 import make
 from kube_broker import quiet, told
-from kubelend.broker.service import Rules
+from kubelend.broker.service import BrokerRules
 from kubelend.controllers import ghosts, marks
-from kubelend.controllers.happenings import Teller
+from kubelend.controllers.happenings import EventRecorder
 from kubelend.core import revocation
 from kubelend.core.models import ClusterId
 from kubelend.core.roles import Role
@@ -23,8 +23,8 @@ OWN = {"broker.fluidos.eu/managed-by": "broker"}
 
 async def revoke(broker, cluster):
     def command(ledger, now):
-        return revocation.revoke(
-            ledger, Role.CLUSTER, cluster, now=now, why="stolen", by="admin", release=True
+        return revocation.revoke_member(
+            ledger, Role.CLUSTER, cluster, now=now, reason="stolen", by="admin", release=True
         )
 
     await broker.service.change(command, lambda _, done: done)
@@ -70,7 +70,7 @@ async def test_revoked_cluster_neither_lends_nor_borrows_by_objects(broker):
 
 
 async def test_wish_that_has_to_wait_for_a_place_says_so(kube, namespace):
-    rules = Rules(max_waiting=1)
+    rules = BrokerRules(max_waiting=1)
     async with kube_broker.running(kube, namespace, rules=rules) as broker:
         await broker.reserve("first", wait="30m")
         await broker.shows(Reservation, "first", kube_broker.has_phase("Pending"))
@@ -99,10 +99,12 @@ async def test_ghost_that_has_become_somebodys_is_not_deleted(kube, namespace):
         await objects.apply(Reservation, "mine", AMOUNTS, labels=OWN)
         seen: Any = await objects.find(Reservation, "mine")
         await objects.edit(Reservation, "mine", {"metadata": {"labels": None}})
-        teller = Teller(objects.client, lambda: make.T0)
-        assert not await ghosts.remove(objects.client, marks.RESERVATIONS, seen, teller)
+        teller = EventRecorder(objects.client, lambda: make.T0)
+        assert not await ghosts.delete_orphan(
+            objects.client, marks.RESERVATION_RESOURCE, seen, teller
+        )
         found: Any = await objects.find(Reservation, "mine")
-        assert await ghosts.remove(objects.client, marks.RESERVATIONS, found, teller)
+        assert await ghosts.delete_orphan(objects.client, marks.RESERVATION_RESOURCE, found, teller)
         assert await objects.find(Reservation, "mine") is None
 
 

@@ -9,9 +9,9 @@ import pytest
 import kube_broker
 import make
 from clocks import Clock
-from kubelend.broker.service import Rules
+from kubelend.broker.service import BrokerRules
 from kubelend.controllers import refusals
-from kubelend.controllers.suspicions import GRAVE_AT_LAST
+from kubelend.controllers.suspicions import DRIFT_DEADLINE
 from kubelend.core.models import ReservationId
 from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
 from waiting import until
@@ -70,9 +70,9 @@ async def test_refused_wish_goes_if_its_time_was_over_while_no_broker_ran(kube, 
 
 
 async def test_refusal_can_be_read_however_short_the_retention_is(kube, namespace):
-    rules = Rules(retention=0 * make.SECOND)
+    rules = BrokerRules(retention=0 * make.SECOND)
     async with kube_broker.running(kube, namespace, rules=rules) as broker:
-        await refused_one_after_the_other(broker, refusals.LEAST)
+        await refused_one_after_the_other(broker, refusals.MIN_REJECTION_RETENTION)
 
 
 # -- gone while nobody was watching
@@ -169,5 +169,5 @@ async def test_object_that_is_edited_all_the_time_is_put_right_all_the_same(brok
         return right in seen[seen.index("edit 3") :] if "edit 3" in seen else False
 
     async with edited_all_the_time(broker, "mine"):
-        await until(look, 4 * GRAVE_AT_LAST.total_seconds())
+        await until(look, 4 * DRIFT_DEADLINE.total_seconds())
     await broker.shows(Reservation, "mine", lambda one: one.status.message == right)

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import transcripts
-from kubelend.apps.programs import Program
+from kubelend.apps.programs import SupervisedProcess
 from kubelend.lab import ports
-from kubelend.lab.assets import Version
+from kubelend.lab.assets import KubernetesVersion
 from waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -44,7 +44,7 @@ def outcome(cluster, step):
     def is_right():
         nonlocal printed
         printed = kubectl(cluster, step)
-        return not step.looks or transcripts.same(step.printed, printed)
+        return not step.queue or transcripts.same(step.printed, printed)
 
     with contextlib.suppress(AssertionError):  # the caller says how they differ
         wait_until(is_right, poll=0.2)
@@ -54,14 +54,16 @@ def outcome(cluster, step):
 @contextlib.contextmanager
 def broker_of(cluster, directory):
     """As a person starts it."""
-    program, port = Path(sys.executable).with_name("kubelend"), ports.free()
+    program, port = Path(sys.executable).with_name("kubelend"), ports.free_port()
     flags = (
         "--broker-interface=kubernetes",
         f"--kubeconfig={cluster.admin_kubeconfig}",
         f"--health-probe-bind-address=127.0.0.1:{port}",
         "--metrics-bind-address=0",
     )
-    process = Program("broker", directory / "log", [str(program), "broker", *flags], os.environ)
+    process = SupervisedProcess(
+        "broker", directory / "log", [str(program), "broker", *flags], os.environ
+    )
     try:
         process.wait_until(lambda: is_ready(port), 0.1)
         yield
@@ -79,7 +81,7 @@ def is_ready(port):
 def test_page_shows_what_kubectl_prints(clusters, tmp_path):
     [cluster] = clusters()
     [number] = re.findall(r"`kubectl` v([\d.]+)", PAGE.read_text())
-    shown = Version(*map(int, number.split(".")))
+    shown = KubernetesVersion(*map(int, number.split(".")))
     if cluster.assets.version[:2] != shown[:2]:
         pytest.skip(
             f"the page was made with {shown}: others print columns and explanations otherwise"

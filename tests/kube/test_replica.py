@@ -8,12 +8,12 @@ import pytest
 import make
 from kube_stores import Place
 from kubelend.core.errors import StoreFailed
-from kubelend.core.events import Archived, Dropped, Erased
+from kubelend.core.events import Archived, ClusterDeleted, RecordDeleted
 from kubelend.core.ledger import Ledger
 from kubelend.core.limits import Limits
 from kubelend.core.models import ClusterId
-from kubelend.core.records import News, Records
-from kubelend.stores.kube_head import ROOM
+from kubelend.core.records import CommittedChanges, WorkingSet
+from kubelend.stores.kube_head import MAX_OBJECT_BYTES
 from kubelend.stores.kube_replica import KubernetesReplica
 from waiting import PATIENCE
 
@@ -50,7 +50,7 @@ async def test_all_comes_first_and_then_each_commit(place, store):
         assert (first.revision, [found.id for found in first.clusters]) == (1, ["a"])
         held = make.reservation("rsv-1", phase="Reserved", target=ClusterId("a"))
         await commit(store, held, make.cluster("b"), revision=3)
-        assert await heard() == News([make.cluster("b"), held], 3)
+        assert await heard() == CommittedChanges([make.cluster("b"), held], 3)
 
 
 async def test_before_the_first_broker_has_led_there_is_nothing_to_tell(place):
@@ -58,7 +58,7 @@ async def test_before_the_first_broker_has_led_there_is_nothing_to_tell(place):
         first = asyncio.create_task(heard())
         await asyncio.sleep(0)
         store = await asyncio.to_thread(place.open)
-        assert await first == Records([], [], 0, [], [], [])
+        assert await first == WorkingSet([], [], 0, [], [], [])
         await asyncio.to_thread(store.close)
 
 
@@ -67,8 +67,8 @@ async def test_what_goes_away_goes_away(place, store):
     limits = Limits(ClusterId("a"), policy=make.policy(deny=["x"]))
     await commit(store, make.cluster("a"), over, limits, revision=3)
     async with following(place) as heard:
-        assert isinstance(await heard(), Records)
-        gone = (Archived(over.id), Dropped(ClusterId("a")), Erased("limits", "a"))
+        assert isinstance(await heard(), WorkingSet)
+        gone = (Archived(over.id), ClusterDeleted(ClusterId("a")), RecordDeleted("limits", "a"))
         await commit(store, *gone, revision=6)
         news = await heard()
         assert {*news.changes} == {*gone}
@@ -80,9 +80,9 @@ async def test_with_a_new_leader_all_comes_again(place, store):
         await heard()
         second = await asyncio.to_thread(place.open)
         await asyncio.to_thread(second.load)
-        assert await heard() == Records([], [], 0, [], [], [])
+        assert await heard() == WorkingSet([], [], 0, [], [], [])
         await commit(second, make.cluster("late"), revision=1)
-        assert await heard() == News([make.cluster("late")], 1)
+        assert await heard() == CommittedChanges([make.cluster("late")], 1)
         await asyncio.to_thread(second.close)
 
 
@@ -91,19 +91,19 @@ async def test_the_archive_and_the_journal_can_be_asked(place, store):
     await commit(store, over, revision=1)
     await commit(store, Archived(over.id), revision=2)
     replica = KubernetesReplica(place.access, place.namespace)
-    assert await replica.ask(lambda found: found.archived(over.id)) == over
-    assert await replica.ask(lambda found: found.lines(0, 10)) == []
+    assert await replica.query(lambda found: found.archived(over.id)) == over
+    assert await replica.query(lambda found: found.audit_lines(0, 10)) == []
 
 
 async def test_a_commit_too_large_for_the_head_is_read_from_the_objects(place, store):
     labels = {f"label-{number}": "y" * 250 for number in range(12)}
     many = [make.cluster(f"c-{number}", labels=labels) for number in range(300)]
-    assert len(many) * sum(map(len, labels.values())) > ROOM
+    assert len(many) * sum(map(len, labels.values())) > MAX_OBJECT_BYTES
     async with following(place) as heard:
         await heard()
         await commit(store, *many, revision=300)
         found = await heard()
-        clusters = found.clusters if isinstance(found, Records) else found.changes
+        clusters = found.clusters if isinstance(found, WorkingSet) else found.changes
         assert len(clusters) == 300
 
 
@@ -119,7 +119,7 @@ async def test_a_follower_ends_with_what_the_leader_has(place, store):
             changes = [ledger.apply(event) for event in desk.ledger.events[ledger.revision :]]
             await commit(store, *changes, revision=ledger.revision)
             news = await heard()
-            follower.adopt(news.changes, news.revision)
+            follower.apply_changes(news.changes, news.revision)
             assert make.state(follower) == make.state(ledger)
 
 
@@ -136,10 +136,10 @@ async def test_a_server_that_is_away_is_said_and_not_waited_for(clusters):
 
 
 async def test_a_head_that_is_deleted_is_said(place, store, kube_client):
-    from kubelend.stores.kube_objects import HEAD, LEDGER
+    from kubelend.stores.kube_objects import HEAD_NAME, LEDGER_RECORDS
 
     async with following(place) as heard:
         await heard()
-        await kube_client.delete(LEDGER, HEAD, place.namespace)
+        await kube_client.delete(LEDGER_RECORDS, HEAD_NAME, place.namespace)
         with pytest.raises(StoreFailed, match="was deleted"):
             await heard()

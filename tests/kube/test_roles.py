@@ -34,7 +34,7 @@ MAILBOX = "cluster-bonn"
 ACCOUNTS = [
     ("hub", f"{HOME}/kubelend-broker"),
     ("hub", f"{HOME}/kubelend-agent"),
-    ("hub", f"{MAILBOX}/{mailbox_manifests.ACCOUNT}"),
+    ("hub", f"{MAILBOX}/{mailbox_manifests.AGENT_ACCOUNT}"),
     ("lender", f"{HOME}/kubelend-agent"),
 ]
 
@@ -106,7 +106,7 @@ def root(tmp_path_factory):
 def hub(lab):
     """Where the brokers are, the borrower's agent, and the lender's mailbox."""
     with installed(lab, "hub", "broker", "agent") as cluster:
-        shipped.apply(cluster, mailbox_manifests.documents("bonn", MAILBOX))
+        shipped.apply(cluster, mailbox_manifests.cluster_namespace_manifests("bonn", MAILBOX))
         asyncio.run(add_pods(cluster))
         yield cluster
 
@@ -124,7 +124,7 @@ def installed(lab, name, *parts):
     try:
         for namespace in (HOME, "team"):
             cluster.kubectl("create", "namespace", namespace)
-        manifests.install_kinds(cluster)
+        manifests.install_crds(cluster)
         shipped.install(cluster, *parts)
         asyncio.run(add_node(cluster))
         yield cluster
@@ -177,7 +177,7 @@ def agent(name, cluster, directory, *flags):
 @pytest.fixture(scope="module")
 def bonn(brokers, hub, lender, root):
     """Knows the API server of the brokers' cluster, and not the brokers."""
-    kubeconfig = hub.kubeconfig_of_account(mailbox_manifests.ACCOUNT, MAILBOX)
+    kubeconfig = hub.kubeconfig_of_account(mailbox_manifests.AGENT_ACCOUNT, MAILBOX)
     flags = (
         *shipped.flags(
             "agent-by-mailbox", "--broker-kubeconfig", "--broker-namespace", "--cluster-id"
@@ -307,7 +307,9 @@ def unused(roles, used):
 
 def roles(part):
     if part == "mailbox":
-        return charts.of_kind(mailbox_manifests.documents("bonn", MAILBOX), "Role")
+        return charts.of_kind(
+            mailbox_manifests.cluster_namespace_manifests("bonn", MAILBOX), "Role"
+        )
     return shipped.roles(part)
 
 
@@ -316,7 +318,7 @@ def roles(part):
     [
         ("broker", f"{HOME}/kubelend-broker"),
         ("agent", f"{HOME}/kubelend-agent"),
-        ("mailbox", f"{MAILBOX}/{mailbox_manifests.ACCOUNT}"),
+        ("mailbox", f"{MAILBOX}/{mailbox_manifests.AGENT_ACCOUNT}"),
     ],
 )
 def test_nothing_is_granted_that_nobody_uses(life, hub, lender, part, account):

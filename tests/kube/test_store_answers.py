@@ -19,7 +19,7 @@ import tcp_cuts
 from kube_stores import Gate, Place, told
 from kubelend.core.errors import StoreFailed
 from kubelend.kube.client import Client
-from kubelend.stores.kube_objects import HEAD, LEDGER
+from kubelend.stores.kube_objects import HEAD_NAME, LEDGER_RECORDS
 from kubelend.stores.kubernetes import KubernetesStore
 
 pytestmark = pytest.mark.timeout(120)
@@ -84,7 +84,7 @@ async def far_store(
 
 async def head_of(place: Place) -> tuple[str, str]:
     async with Client.open(place.access) as client:
-        found = await client.find(LEDGER, HEAD, place.namespace)
+        found = await client.find(LEDGER_RECORDS, HEAD_NAME, place.namespace)
     assert found is not None
     return found.metadata.resource_version, found.record.data
 

@@ -7,7 +7,7 @@ import pytest
 
 import make
 from kubelend.cli import main
-from kubelend.stores.kube_objects import RESERVATIONS
+from kubelend.stores.kube_objects import STORED_RESERVATIONS
 
 
 @pytest.fixture
@@ -22,8 +22,10 @@ def fill(place, desk):
 
 def remove(place, name):
     async def both(client):
-        await client.patch(RESERVATIONS, name, place.namespace, {"metadata": {"finalizers": None}})
-        await client.delete(RESERVATIONS, name, place.namespace)
+        await client.patch(
+            STORED_RESERVATIONS, name, place.namespace, {"metadata": {"finalizers": None}}
+        )
+        await client.delete(STORED_RESERVATIONS, name, place.namespace)
 
     place.run(both)
 

@@ -59,7 +59,7 @@ async def test_what_was_answered_survives_a_kill(certificates, tmp_path, kube_cl
         async with BrokerClient(broker.url, certificates.cluster("borrower")) as borrower:
             assert await borrower.reserve(REQUEST, key="k") == active
             await borrower.release(active.id)
-    kind = resources.of(broker_objects.Reservation)
+    kind = resources.resource_for(broker_objects.Reservation)
     found = await kube_client.find(kind, active.id, place.namespace)
     assert (found.status.phase, found.spec.target_cluster_id) == ("Released", "lender")
     assert kubelend("audit", "--json", "--store", store)["live"] == 0

@@ -15,14 +15,14 @@ from kubelend.core.lifecycle import Phase, Reason
 from kubelend.core.models import ClusterId
 from kubelend.kube import access, resources
 from kubelend.stores import kube_objects
-from kubelend.stores.kube_objects import ADVERTISEMENTS, LEDGER, RESERVATIONS
+from kubelend.stores.kube_objects import LEDGER_RECORDS, STORED_ADVERTISEMENTS, STORED_RESERVATIONS
 from kubelend.stores.kubernetes import KubernetesStore
 from kubelend.wire import broker_objects
 from kubelend.wire.broker_objects import RESERVATION_FINALIZER
 from kubelend.wire.objects import Metadata
 
-WHOLE = resources.of(broker_objects.Reservation)
-OFFERS = resources.of(broker_objects.ClusterAdvertisement)
+WHOLE = resources.resource_for(broker_objects.Reservation)
+OFFERS = resources.resource_for(broker_objects.ClusterAdvertisement)
 HELD = make.reservation("rsv-1", phase=Phase.RESERVED, target=ClusterId("a"), reserved_at=make.T0)
 ACTIVE = replace(HELD, phase=Phase.ACTIVE, activated_at=make.T0)
 OVER = replace(HELD, phase=Phase.RELEASED, reason=Reason.EXPIRED, finished_at=make.T0)
@@ -113,7 +113,7 @@ def test_object_that_somebody_else_made_keeps_its_own_words(place, store):
     path = WHOLE.path(place.namespace)
     place.run(lambda client: client.raw("POST", path, body))
     assert [found.id for found in store.load().reservations] == ["rsv-1"]
-    key = kube_objects.key_of(find(place, WHOLE, "mine").metadata.uid)
+    key = kube_objects.request_key_for_uid(find(place, WHOLE, "mine").metadata.uid)
     store.commit([replace(HELD, id="mine", request=replace(HELD.request, key=key))], 2)
     found = find(place, WHOLE, "mine")
     assert (found.spec.requested_resources.cpu, found.spec.priority) == ("0.5", 3)
@@ -135,13 +135,13 @@ def test_name_that_was_seen_as_a_wish_before_is_judged_by_what_has_it_now(place,
     store.load()
     place.run(lambda client: client.delete(WHOLE, "mine", place.namespace))
     place.run(lambda client: client.raw("POST", path, body))
-    key = kube_objects.key_of(find(place, WHOLE, "mine").metadata.uid)
+    key = kube_objects.request_key_for_uid(find(place, WHOLE, "mine").metadata.uid)
     store.commit([replace(HELD, id="mine", request=replace(HELD.request, key=key))], 2)
     assert find(place, WHOLE, "mine").status.phase == "Reserved"
 
 
 def test_deleted_object_is_made_anew_by_the_next_write(place, store):
-    remove(place, RESERVATIONS, "rsv-1")
+    remove(place, STORED_RESERVATIONS, "rsv-1")
     store.commit([ACTIVE], 2)
     assert find(place, WHOLE, "rsv-1").status.phase == "Active"
 
@@ -151,8 +151,8 @@ def test_deleted_objects_are_no_records_after_a_restart(place, store):
     second = make.reservation("rsv-2", phase=Phase.RESERVED, target=ClusterId("a"))
     store.commit([second], 2)
     store.commit([make.cluster("b")], 3)
-    remove(place, RESERVATIONS, "rsv-1")
-    remove(place, ADVERTISEMENTS, "a-adv")
+    remove(place, STORED_RESERVATIONS, "rsv-1")
+    remove(place, STORED_ADVERTISEMENTS, "a-adv")
     with closing(place.open()) as again:
         loaded = again.load()
     assert [found.id for found in loaded.clusters] == ["b"]
@@ -162,7 +162,7 @@ def test_deleted_objects_are_no_records_after_a_restart(place, store):
 
 
 def test_reservation_that_its_user_deletes_stays_until_it_is_over(place, store):
-    place.run(lambda client: client.delete(RESERVATIONS, "rsv-1", place.namespace))
+    place.run(lambda client: client.delete(STORED_RESERVATIONS, "rsv-1", place.namespace))
     store.commit([ACTIVE], 2)
     assert find(place, WHOLE, "rsv-1").metadata.deletion_timestamp is not None
     store.commit([OVER], 3)
@@ -174,7 +174,7 @@ def test_reservation_that_its_user_deletes_stays_until_it_is_over(place, store):
 
 def test_reservation_whose_object_is_gone_can_be_archived(place, store):
     store.commit([OVER], 2)
-    remove(place, RESERVATIONS, "rsv-1")
+    remove(place, STORED_RESERVATIONS, "rsv-1")
     store.commit([Archived(OVER.id)], 3)
     assert told(place.open(), ["rsv-1"])[2] == {"rsv-1": None}
 
@@ -195,7 +195,7 @@ DAMAGE = [
     ),
     pytest.param(WHOLE, "rsv-1", {"status": {"record": None}}, "status", id="no record"),
     pytest.param(OFFERS, "a-adv", {"status": {"record": {"data": "no"}}}, "status", id="a cluster"),
-    pytest.param(LEDGER, "head", {"record": {"data": "{}"}}, "", id="the head"),
+    pytest.param(LEDGER_RECORDS, "head", {"record": {"data": "{}"}}, "", id="the head"),
 ]
 
 
@@ -247,15 +247,15 @@ def test_advertisement_without_a_status_is_told_of_if_it_ever_had_one(
     place, store, amounts, warnings
 ):
     """One that a broker made before it was stopped has lost nothing."""
-    labels = {kube_objects.MADE_BY: kube_objects.BROKER}
-    spec = find(place, ADVERTISEMENTS, "a-adv").spec
+    labels = {kube_objects.MANAGED_BY: kube_objects.MANAGED_BY_BROKER}
+    spec = find(place, STORED_ADVERTISEMENTS, "a-adv").spec
     spec = {**spec, "clusterID": "b", "resources": {**spec["resources"], **amounts}}
-    blank = kube_objects.Stored(Metadata("b-adv", place.namespace, labels=labels), spec)
-    place.run(lambda client: client.create(ADVERTISEMENTS, blank))
+    blank = kube_objects.StoredObject(Metadata("b-adv", place.namespace, labels=labels), spec)
+    place.run(lambda client: client.create(STORED_ADVERTISEMENTS, blank))
     with closing(place.open()) as again, capture_logs() as logged:
         assert [found.id for found in again.load().clusters] == ["a"]
     assert [one["log_level"] for one in logged] == ["warning"] * warnings
-    assert find(place, ADVERTISEMENTS, "b-adv") is None
+    assert find(place, STORED_ADVERTISEMENTS, "b-adv") is None
 
 
 def test_advertisement_that_the_last_commit_wrote_is_filled_again_from_the_head(place, store):
@@ -278,7 +278,7 @@ def test_record_under_another_name_is_told(place, store):
 
 
 def test_store_whose_head_was_deleted_is_not_begun_anew(place, store):
-    place.run(lambda client: client.delete(LEDGER, "head", place.namespace))
+    place.run(lambda client: client.delete(LEDGER_RECORDS, "head", place.namespace))
     with pytest.raises(StoreFailed, match="head was deleted"):
         store.commit([ACTIVE], 2)
     with pytest.raises(StoreFailed, match=r"LedgerRecord head is missing.*backup"):
@@ -296,7 +296,7 @@ def test_namespace_that_is_not_there_is_told(place):
 def test_server_without_the_definitions_is_told(lab):
     [cluster] = lab.start("bare")
     try:
-        found = access.from_kubeconfig(cluster.admin_kubeconfig)
+        found = access.config_from_kubeconfig(cluster.admin_kubeconfig)
         with pytest.raises(StoreFailed, match="kubectl apply -f deploy/crds"):
             KubernetesStore.open(found, "default")
         with pytest.raises(StoreFailed, match="kubectl apply -f deploy/crds"):
@@ -306,7 +306,7 @@ def test_server_without_the_definitions_is_told(lab):
 
 
 def test_account_without_rights_is_told(kube, place):
-    stranger = access.from_kubeconfig(kube.kubeconfig_for("stranger"))
+    stranger = access.config_from_kubeconfig(kube.kubeconfig_for("stranger"))
     with pytest.raises(StoreFailed, match=r"cannot .* Role"):
         KubernetesStore.open(stranger, place.namespace)
 

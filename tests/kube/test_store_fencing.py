@@ -10,17 +10,17 @@ import kube_stores
 import make
 from kube_stores import Gate, told
 from kubelend.core.errors import StoreFailed
-from kubelend.core.events import Archived, Dropped, Erased
-from kubelend.core.journal import Actor, Entry
+from kubelend.core.events import Archived, ClusterDeleted, RecordDeleted
+from kubelend.core.journal import Actor, AuditEntry
 from kubelend.core.lifecycle import Phase, Reason
 from kubelend.core.members import Token, TokenId
 from kubelend.core.models import ClusterId, ReservationId
 from kubelend.core.roles import Role
-from kubelend.stores.kube_objects import ADVERTISEMENTS, LEDGER, RESERVATIONS
+from kubelend.stores.kube_objects import LEDGER_RECORDS, STORED_ADVERTISEMENTS, STORED_RESERVATIONS
 
 NAMES = ["rsv-1", "rsv-2", "rsv-3"]
 TOKEN = Token(TokenId("abc"), "d1", Role.VIEWER, make.T0, "alice", make.T0, 5)
-TOLD = Entry(make.T0, Actor("alice", "admin"), "Cordoned", "cluster/a")
+TOLD = AuditEntry(make.T0, Actor("alice", "admin"), "Cordoned", "cluster/a")
 HELD = make.reservation("rsv-1", phase=Phase.RESERVED, target=ClusterId("a"), reserved_at=make.T0)
 OVER = make.reservation("rsv-2", phase=Phase.RELEASED, reason=Reason.EXPIRED, finished_at=make.T0)
 
@@ -31,7 +31,7 @@ def versions(place):
     async def look(client):
         return {
             (resource.plural, found.metadata.name): found.metadata.resource_version
-            for resource in (ADVERTISEMENTS, RESERVATIONS, LEDGER)
+            for resource in (STORED_ADVERTISEMENTS, STORED_RESERVATIONS, LEDGER_RECORDS)
             for found in (await client.list(resource, place.namespace)).objects
         }
 
@@ -89,16 +89,16 @@ CHANGED = [
     replace(TOKEN, uses_left=4),
     TOLD,
 ]
-ENDED = [Archived(OVER.id), Dropped(ClusterId("b")), Erased("token", "abc"), TOLD]
+ENDED = [Archived(OVER.id), ClusterDeleted(ClusterId("b")), RecordDeleted("token", "abc"), TOLD]
 """What a broker is about to write when it falls asleep."""
 MEANWHILE = [
-    Dropped(ClusterId("a")),
-    Dropped(ClusterId("c")),
+    ClusterDeleted(ClusterId("a")),
+    ClusterDeleted(ClusterId("c")),
     make.cluster("b", "cpu=7,memory=7Gi"),
     replace(HELD, phase=Phase.ACTIVE, target=ClusterId("b")),
     make.reservation("rsv-3", message="newer"),
-    Erased("token", "abc"),
-    Erased("token", "new"),
+    RecordDeleted("token", "abc"),
+    RecordDeleted("token", "new"),
     replace(OVER, message="back again"),
     TOLD,
 ]

@@ -17,7 +17,7 @@ from kubelend.kube import resources
 from kubelend.wire import broker_objects
 from kubelend.wire.broker_objects import RESERVATION_FINALIZER
 
-WHOLE = resources.of(broker_objects.Reservation)
+WHOLE = resources.resource_for(broker_objects.Reservation)
 HELD = make.reservation("rsv-1", phase=Phase.RESERVED, target=ClusterId("a"), reserved_at=make.T0)
 ACTIVE = replace(HELD, phase=Phase.ACTIVE, activated_at=make.T0)
 OVER = replace(HELD, id="rsv-2", phase=Phase.RELEASED, reason=Reason.EXPIRED, finished_at=make.T0)
@@ -155,7 +155,7 @@ def test_forged_record_is_written_over_while_a_broker_runs(place, forge):
 
 def test_forged_record_that_is_hidden_too_is_refused(place):
     kept = find(place, "rsv-1").status.record
-    over = kept.data.replace('"phase":"Reserved"', '"phase":"Released"')
+    over = kept.data.update('"phase":"Reserved"', '"phase":"Released"')
     edit(place, "rsv-1", {"status": {"record": forged(kept, data=over)}}, "status")
     edit(place, "rsv-1", {"metadata": HIDDEN})
     with closing(place.open()) as store, pytest.raises(StoreFailed, match="Reservation rsv-1"):

@@ -11,11 +11,11 @@ import make
 from kube_stores import Fate, Place, told
 from kubelend.core import journal
 from kubelend.core.errors import StoreFailed
-from kubelend.core.events import Archived, Cut, Dropped, Erased
-from kubelend.core.journal import Actor, Entry
+from kubelend.core.events import Archived, AuditLogTruncated, ClusterDeleted, RecordDeleted
+from kubelend.core.journal import Actor, AuditEntry
 from kubelend.core.lifecycle import Phase, Reason
 from kubelend.core.limits import Limits, Quota
-from kubelend.core.members import Member, Standing, Token, TokenId
+from kubelend.core.members import Member, MembershipStatus, Token, TokenId
 from kubelend.core.models import ClusterId, ReservationId
 from kubelend.core.roles import Role
 from kubelend.stores import kube_head
@@ -24,7 +24,9 @@ from shelves import ARCHIVE_FOR
 
 
 def entries(count):
-    return [Entry(make.T0, Actor("alice", "admin"), "Cordoned", f"s/{n}") for n in range(count)]
+    return [
+        AuditEntry(make.T0, Actor("alice", "admin"), "Cordoned", f"s/{n}") for n in range(count)
+    ]
 
 
 def placed(name, target, **fields):
@@ -38,11 +40,11 @@ def finished(name, at=make.T0):
 
 def cutting(number):
     """The line that tells of a cut names the digest of the last line that goes."""
-    *_, last = journal.seal(entries(number), journal.START)
-    return [Cut(number), journal.cut(last, make.T0, make.T0)]
+    *_, last = journal.chain_entries(entries(number), journal.CHAIN_START)
+    return [AuditLogTruncated(number), journal.truncation_entry(last, make.T0, make.T0)]
 
 
-MEMBER = Member(Role.CLUSTER, "berlin", Standing.ACCEPTED, make.T0)
+MEMBER = Member(Role.CLUSTER, "berlin", MembershipStatus.ACCEPTED, make.T0)
 TOKEN = Token(TokenId("abc"), "d1", Role.VIEWER, make.T0, "alice", make.T0, 5)
 LIMITS = Limits(ClusterId("a"), None, Quota(reservations=3))
 BASE = [
@@ -78,8 +80,8 @@ COMMITS = {
         Archived(ReservationId("rsv-2")),
         Archived(ReservationId("rsv-3")),
     ],
-    "drops": [Dropped(ClusterId("a")), make.cluster("c")],
-    "erases": [Erased("member", MEMBER.id), Erased("token", TOKEN.id), LIMITS],
+    "drops": [ClusterDeleted(ClusterId("a")), make.cluster("c")],
+    "erases": [RecordDeleted("member", MEMBER.id), RecordDeleted("token", TOKEN.id), LIMITS],
 }
 
 
@@ -99,7 +101,7 @@ def expected(*commits):
 
 def interrupted(place, fate, after, changes):
     """Commit, and be cut off so many writes later; whether the store has said that it was kept."""
-    with closing(place.open(kube_stores.connecting(fate.around))) as store:
+    with closing(place.open(kube_stores.connecting(fate.wrap_call))) as store:
         store.load()
         fate.left = after
         try:
@@ -142,7 +144,7 @@ def test_commit_that_is_stopped_anywhere_is_kept_whole_or_not_at_all(kube, fate,
 
 @pytest.mark.timeout(120)
 def test_commit_too_large_for_one_object_is_kept_whole_or_not_at_all(kube, fate, monkeypatch):
-    monkeypatch.setattr(kube_head, "ROOM", 2000)
+    monkeypatch.setattr(kube_head, "MAX_OBJECT_BYTES", 2000)
     changes = [*COMMITS["creates"], *COMMITS["moves"], finished("rsv-2")]
     assert check_gaps(kube, fate, BASE, changes) > 8
 

@@ -15,13 +15,13 @@ import make
 from kube_stores import Place
 from kubelend.core import journal
 from kubelend.core.errors import Gone, StoreFailed
-from kubelend.core.events import Change, Cut
-from kubelend.core.journal import Actor, Entry
+from kubelend.core.events import AuditLogTruncated, Change
+from kubelend.core.journal import Actor, AuditEntry
 from kubelend.core.lifecycle import Phase
-from kubelend.core.records import Records
+from kubelend.core.records import WorkingSet
 from kubelend.kube.client import Client
 from kubelend.stores import kube_head
-from kubelend.stores.kube_objects import LEDGER
+from kubelend.stores.kube_objects import LEDGER_RECORDS
 from kubelend.stores.kube_replica import KubernetesReplica
 from kubelend.stores.kubernetes import KubernetesStore
 from waiting import PATIENCE
@@ -38,7 +38,7 @@ def changes(number: int) -> list[Change]:
     return [offer, held]
 
 
-def check_one_moment(seen: Records) -> None:
+def check_one_moment(seen: WorkingSet) -> None:
     """Nothing of a later commit, and all of those before."""
     newest = range(seen.revision, seen.revision - WIDTH, -1)
     expected = {str(number) for number in newest}
@@ -95,11 +95,13 @@ def reading(place: Place, happen: Callable[[bool], None]) -> KubernetesStore:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("room", [kube_head.ROOM, 1000], ids=["in the head", "beside the head"])
+@pytest.mark.parametrize(
+    "room", [kube_head.MAX_OBJECT_BYTES, 1000], ids=["in the head", "beside the head"]
+)
 def test_reader_sees_one_commit_whole_though_the_broker_writes_before_each_of_its_calls(
     place, monkeypatch, room
 ):
-    monkeypatch.setattr(kube_head, "ROOM", room)
+    monkeypatch.setattr(kube_head, "MAX_OBJECT_BYTES", room)
     with closing(place.open()) as store:
         busy = Busy(store)
         with closing(reading(place, lambda _: busy.commit())) as reader:
@@ -123,7 +125,7 @@ async def test_follower_begins_beside_a_busy_leader_and_misses_nothing(kube):
                 (await asyncio.wait_for(anext(heard), PATIENCE)).revision for _ in range(5)
             ]
     await asyncio.to_thread(store.close)
-    assert isinstance(first, Records)
+    assert isinstance(first, WorkingSet)
     check_one_moment(first)
     assert revisions == [first.revision + count for count in range(1, 6)]
 
@@ -173,7 +175,7 @@ LINES = 1200
 def journalled(place):
     """A broker's store with a journal."""
     with closing(place.open()) as store:
-        entry = Entry(make.T0, Actor("alice", "admin"), "Cordoned", "cluster/a")
+        entry = AuditEntry(make.T0, Actor("alice", "admin"), "Cordoned", "cluster/a")
         store.commit([entry] * LINES, 1)
         store.commit([entry], 2)
         yield store
@@ -181,9 +183,11 @@ def journalled(place):
 
 def cut(store: KubernetesStore) -> None:
     """Two blocks off, as the broker does with what is old."""
-    (last,) = store.lines(1099, 1)
-    store.commit([Cut(last.number), journal.cut(last, make.T0, make.T0)], 3)
-    assert store.journal_ends()[0].number == 1100
+    (last,) = store.audit_lines(1099, 1)
+    store.commit(
+        [AuditLogTruncated(last.number), journal.truncation_entry(last, make.T0, make.T0)], 3
+    )
+    assert store.audit_log_bounds()[0].number == 1100
 
 
 def test_journal_that_is_cut_while_it_is_read_is_read_as_it_was(place, journalled):
@@ -192,13 +196,13 @@ def test_journal_that_is_cut_while_it_is_read_is_read_as_it_was(place, journalle
         first = reader.lines(start.number, 100)
         cut(journalled)
         rest = reader.lines(first[-1].number, LINES)
-        assert list(journal.breaks([*first, *rest], start, end)) == []
+        assert list(journal.verify_chain([*first, *rest], start, end)) == []
     with closing(place.look()) as reader:
         assert reader.lines(0, 1)[0].number == 1101
 
 
 def test_journal_of_which_a_part_was_deleted_is_damaged_for_readers_too(place, journalled):
-    place.run(lambda client: client.delete(LEDGER, "audit-log-513", place.namespace))
+    place.run(lambda client: client.delete(LEDGER_RECORDS, "audit-log-513", place.namespace))
     told_so = pytest.raises(StoreFailed, match="audit-log-513 is missing")
     with closing(place.look()) as reader, told_so:
         reader.lines(0, LINES)
@@ -215,7 +219,7 @@ def test_journal_that_was_cut_so_long_ago_that_the_server_has_forgotten_is_no_da
     with closing(reading(place, forget)) as reader:
         cut(journalled)
         with told_so:
-            reader.lines(0, LINES)
+            reader.audit_lines(0, LINES)
 
 
 def test_broker_whose_successor_cuts_the_journal_is_told_of_it_and_of_no_damage(place, journalled):

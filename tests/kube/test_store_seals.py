@@ -10,7 +10,7 @@ from kube_broker import quiet
 from kubelend.kube import access
 from kubelend.kube.client import Client
 from kubelend.stores import kube_head, kube_seals
-from kubelend.stores.kube_objects import ADVERTISEMENTS, HEAD, LEDGER
+from kubelend.stores.kube_objects import HEAD_NAME, LEDGER_RECORDS, STORED_ADVERTISEMENTS
 from kubelend.stores.kubernetes import KubernetesStore
 from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
 
@@ -43,7 +43,7 @@ async def test_spoilt_seal_is_mended_once(kube, broker, kind, record, name, chan
     await broker.edit(kind, name, {"status": {"record": change}}, "status")
     key = await seal_key(broker.client, broker.namespace)
     mended = await broker.shows(
-        kind, name, lambda found: kube_seals.is_whole(key, record, name, found.status.record)
+        kind, name, lambda found: kube_seals.verify(key, record, name, found.status.record)
     )
     assert mended.status.record.data == before.data
     await quiet(broker)
@@ -54,28 +54,28 @@ async def test_spoilt_seal_is_mended_once(kube, broker, kind, record, name, chan
 
 async def test_seals_of_a_store_that_was_begun_anew_are_judged_by_its_own_key(kube, namespace):
     """By an office that has known another one."""
-    from kubelend.stores.kube_inspecting import Inspector
+    from kubelend.stores.kube_inspecting import RecordVerifier
 
-    async with Client.open(access.from_kubeconfig(kube.admin_kubeconfig)) as client:
-        inspector = Inspector(client, namespace)
+    async with Client.open(access.config_from_kubeconfig(kube.admin_kubeconfig)) as client:
+        inspector = RecordVerifier(client, namespace)
         for _ in range(2):
             async with kube_broker.running(kube, namespace) as broker:
                 await broker.advertise("lender")
                 found = await broker.shows(
                     ClusterAdvertisement, "lender-adv", lambda one: one.status.record is not None
                 )
-                assert await inspector.judged(found) is found
-            await client.delete(ADVERTISEMENTS, "lender-adv", namespace)
-            await client.delete(LEDGER, HEAD, namespace)
+                assert await inspector.verified(found) is found
+            await client.delete(STORED_ADVERTISEMENTS, "lender-adv", namespace)
+            await client.delete(LEDGER_RECORDS, HEAD_NAME, namespace)
 
 
 async def seal_key(client: Client, namespace: str) -> str:
-    head = await client.find(LEDGER, HEAD, namespace)
+    head = await client.find(LEDGER_RECORDS, HEAD_NAME, namespace)
     assert head is not None
-    return kube_head.state_of(head).key
+    return kube_head.state_from_object(head).key
 
 
 def check_that_another_can_start(cluster, namespace):
-    found = access.from_kubeconfig(cluster.admin_kubeconfig)
+    found = access.config_from_kubeconfig(cluster.admin_kubeconfig)
     with closing(KubernetesStore.open_readonly(found, namespace)) as store:
         assert len(store.load().reservations) == 1

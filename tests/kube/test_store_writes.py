@@ -13,7 +13,13 @@ from kubelend.core.events import Archived
 from kubelend.core.lifecycle import Phase, Reason
 from kubelend.core.models import ClusterId, ReservationId
 from kubelend.kube.client import Client
-from kubelend.stores.kube_objects import BROKER, MADE_BY, RESERVATIONS, Spec, Stored
+from kubelend.stores.kube_objects import (
+    MANAGED_BY,
+    MANAGED_BY_BROKER,
+    STORED_RESERVATIONS,
+    Spec,
+    StoredObject,
+)
 from kubelend.wire.objects import Metadata
 
 HELD = make.reservation("rsv-1", phase=Phase.RESERVED, target=ClusterId("a"), reserved_at=make.T0)
@@ -71,9 +77,9 @@ def test_object_that_nobody_has_seen_is_found_when_it_is_to_be_made(kube):
     place = Place(kube)
     with closing(place.open()) as store:
         store.load()
-        metadata = Metadata(HELD.id, place.namespace, labels={MADE_BY: BROKER})
+        metadata = Metadata(HELD.id, place.namespace, labels={MANAGED_BY: MANAGED_BY_BROKER})
         wanted: Spec = {"requestedResources": {"cpu": "9", "memory": "9Gi"}}
-        place.run(lambda client: client.create(RESERVATIONS, Stored(metadata, wanted)))
+        place.run(lambda client: client.create(STORED_RESERVATIONS, StoredObject(metadata, wanted)))
         store.commit([HELD], 1)
     with closing(place.open()) as again:
         assert again.load().reservations == [HELD]

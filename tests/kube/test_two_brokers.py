@@ -131,7 +131,7 @@ async def load_with(callers, trouble):
 def check(place, answered):
     """Nothing promised twice, nothing that was answered lost, and all that fits is used."""
     ledger = stored(place)
-    assert audit.violations(ledger) == []
+    assert audit.invariant_violations(ledger) == []
     live = {found.id for found in ledger.reservations.values() if found.is_live}
     assert live == set(answered)
     assert len(answered) == len(live) == CPUS

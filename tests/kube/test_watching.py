@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(180)
 
 def own(cluster, port=0):
     """The administrator's access; over another port if one is given."""
-    found = access.from_kubeconfig(cluster.admin_kubeconfig)
+    found = access.config_from_kubeconfig(cluster.admin_kubeconfig)
     if not port:
         return found
     return msgspec.structs.replace(found, server=f"https://127.0.0.1:{port}", origin=None)
@@ -76,7 +76,7 @@ async def test_object_of_nearly_a_megabyte_is_heard_of(kube_client, namespace):
 async def test_watch_that_the_server_ends_is_gone_on_with(kube, kube_client, namespace):
     ended = 0
     async with (
-        Client.open(own(kube), watch_for=timedelta(seconds=1)) as client,
+        Client.open(own(kube), watch_duration=timedelta(seconds=1)) as client,
         followers.following(client, namespace) as follower,
     ):
         while ended < 3:
@@ -95,7 +95,7 @@ async def test_bookmarks_move_the_version_on(kube, kube_client, namespace):
     since = (await kube_client.list(CONFIG_MAPS, namespace)).resource_version
     versions = []
     # The server sends one two seconds before the end of a watch, if there is something to tell by then.
-    async with Client.open(own(kube), watch_for=timedelta(seconds=8)) as client:
+    async with Client.open(own(kube), watch_duration=timedelta(seconds=8)) as client:
         async for event in client.watch(CONFIG_MAPS, namespace, since=since):
             assert event.type == "BOOKMARK"
             versions.append(int(event.resource_version))
@@ -129,7 +129,7 @@ async def test_server_that_keeps_silent_is_left_after_a_while(kube, kube_client,
     async with (
         tcp_cuts.network(port_of(kube)) as line,
         Client.open(
-            own(kube, line.port), timeout=second, watch_for=second, grace=second / 5
+            own(kube, line.port), timeout=second, watch_duration=second, grace=second / 5
         ) as client,
         followers.following(client, namespace) as follower,
     ):
@@ -198,7 +198,7 @@ def let_read(cluster, user, namespace):
 async def test_rights_that_come_later_are_waited_for(kube, kube_client, namespace):
     await make(kube_client, namespace, "a")
     user = f"late-{namespace}"
-    late = access.from_kubeconfig(kube.kubeconfig_for(user))
+    late = access.config_from_kubeconfig(kube.kubeconfig_for(user))
     async with Client.open(late) as client:
         follower = followers.Follower()
         task = asyncio.create_task(follower.run(client, namespace))
@@ -229,7 +229,7 @@ async def churn(client, namespace, seed, rounds):
 async def test_nothing_is_missed_or_invented_under_many_writers(kube, kube_client, namespace):
     async with (
         tcp_cuts.network(port_of(kube)) as line,
-        Client.open(own(kube, line.port), watch_for=timedelta(seconds=1)) as client,
+        Client.open(own(kube, line.port), watch_duration=timedelta(seconds=1)) as client,
         followers.following(client, namespace) as follower,
     ):
         writers = asyncio.gather(

@@ -133,9 +133,9 @@ async def test_digests_are_those_of_the_chain(certificates):
         await broker.cluster("a").post("advertisements", offer("a"))
         await broker.admin().post("clusters", "a", "cordon")
         digests = [line["digest"] for line in await log(broker)]
-    lines = stored.lines(0, 10)
+    lines = stored.audit_lines(0, 10)
     assert digests == [line.digest.hex() for line in reversed(lines)]
-    assert list(journal.breaks(lines, *stored.journal_ends())) == []
+    assert list(journal.verify_chain(lines, *stored.audit_log_bounds())) == []
 
 
 async def test_every_route_that_changes_something_tells_its_caller(broker):

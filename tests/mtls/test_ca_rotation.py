@@ -36,11 +36,15 @@ def directories(tmp_path_factory):
     root = tmp_path_factory.mktemp("rotation")
     old = Authority.create("kubelend", now=NOW - DAY)
     old.save(root / "ca")
-    new = rotation.rotate(root / "ca", now=NOW)
+    new = rotation.rotate_authority(root / "ca", now=NOW)
     signers = {"old": old, "new": Authority.load(root / "ca")}
     bundles = {"old": [old.certificate], "both": new.trusted, "new": [new.certificate]}
     for (leaf, trusts), end in itertools.product(SIDES, ["server", "client"]):
-        profile = profiles.server() if end == "server" else profiles.client("agent-cluster-1")
+        profile = (
+            profiles.server_profile()
+            if end == "server"
+            else profiles.client_profile("agent-cluster-1")
+        )
         directory = root / f"{end}-{leaf}-{trusts}"
         files.save_credentials(directory, signers[leaf].issue(profile, now=NOW))
         (directory / "ca.crt").write_bytes(files.to_pem(bundles[trusts]))
@@ -85,7 +89,10 @@ def test_a_cross_certificate_that_has_ended_harms_nobody_who_trusts_the_new(tmp_
     old = Authority.create("kubelend", DAY, now=NOW - 2 * DAY)
     new = old.successor(now=NOW - 2 * DAY)
     assert new.chain[0].not_valid_after_utc < NOW
-    for name, profile in [("server", profiles.server()), ("client", profiles.client("a"))]:
+    for name, profile in [
+        ("server", profiles.server_profile()),
+        ("client", profiles.client_profile("a")),
+    ]:
         files.save_credentials(tmp_path / name, new.issue(profile, now=NOW))
     seen = tls_peers.shake_hands(
         tls.server_context(tmp_path / "server"), tls.client_context(tmp_path / "client")
@@ -100,7 +107,10 @@ def test_a_client_that_trusts_only_the_root_verifies_a_server_below_an_intermedi
     files.save_authority(tmp_path / "ca", [*below.chain, root.certificate], below.key)
     intermediate = Authority.load(tmp_path / "ca")
     assert intermediate.certificate == below.chain[0]
-    for name, profile in [("server", profiles.server()), ("client", profiles.client("a"))]:
+    for name, profile in [
+        ("server", profiles.server_profile()),
+        ("client", profiles.client_profile("a")),
+    ]:
         files.save_credentials(tmp_path / name, intermediate.issue(profile, now=NOW))
         (tmp_path / name / "ca.crt").write_bytes(files.to_pem([root.certificate]))
     seen = tls_peers.shake_hands(

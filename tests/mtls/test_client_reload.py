@@ -11,7 +11,7 @@ import tls_peers
 from certificates import Certificates
 from holders import LATER, SOON, Holder
 from kubelend.core.errors import BrokerUnreachable, Forbidden
-from kubelend.kits.generations import Generations
+from kubelend.kits.generations import AtomicDirectory
 from kubelend.pki import files
 from kubelend.wire import bodies
 from scripted_broker import ScriptedBroker, body, hang_up, problem
@@ -191,7 +191,7 @@ async def test_a_client_that_starts_in_the_middle_of_an_exchange_reads_again(
 ):
     """Starts beside a writer that never rests, but exchanges all files at once."""
     names = ("tls.crt", "tls.key", "ca.crt")
-    generations, stop = Generations(holder.directory, names), asyncio.Event()
+    generations, stop = AtomicDirectory(holder.directory, names), asyncio.Event()
     files.save_credentials(tmp_path / "next", holder.issue())
     pairs = [
         {name: (directory / name).read_bytes() for name in names}
@@ -201,7 +201,7 @@ async def test_a_client_that_starts_in_the_middle_of_an_exchange_reads_again(
     def exchange():
         while not stop.is_set():
             for pair in pairs:
-                generations.take(generations.stage(pair))
+                generations.switch_to(generations.stage(pair))
 
     writing = asyncio.create_task(asyncio.to_thread(exchange))
     try:

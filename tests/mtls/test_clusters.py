@@ -40,7 +40,7 @@ async def test_clusters_are_shown_with_what_the_broker_makes_of_them(
         "lastUpdateTime": "2026-01-01T12:00:00Z",
         "validUntil": "2026-01-01T12:10:00Z",
         "reservations": 1,
-        "certificateUntil": f"{tls.expires_at(certificates.cluster('a')):%Y-%m-%dT%H:%M:%SZ}",
+        "certificateUntil": f"{tls.certificate_expiry(certificates.cluster('a')):%Y-%m-%dT%H:%M:%SZ}",
     }
     assert listed[0]["advertisement"]["resources"]["reserved"] == {"cpu": "2", "memory": "4Gi"}
 

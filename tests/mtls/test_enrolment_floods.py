@@ -13,7 +13,7 @@ import brokers
 import make
 import newcomers
 from kubelend.api import enrolment
-from kubelend.transports.admission import Room
+from kubelend.transports.admission import ConnectionLimits
 from newcomers import Newcomer
 from troubled import TroubledStore
 from waiting import PATIENCE
@@ -55,7 +55,11 @@ def refused(broker, reason):
 
 
 async def test_bodies_that_do_not_come_keep_no_newcomer_out(certificates, tmp_path, monkeypatch):
-    monkeypatch.setattr(enrolment, "ROOM", Room(connections=12, caller=4, handshakes=4))
+    monkeypatch.setattr(
+        enrolment,
+        "ENROLMENT_CONNECTIONS",
+        ConnectionLimits(connections=12, per_caller=4, handshakes_per_address=4),
+    )
     async with (
         newcomers.enrolling(certificates, tmp_path) as broker,
         holding(broker, 4, source="127.0.0.2"),
@@ -70,7 +74,11 @@ async def test_bodies_that_do_not_come_keep_no_newcomer_out(certificates, tmp_pa
 async def test_answered_call_whose_body_does_not_come_may_go_too(
     certificates, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(enrolment, "ROOM", Room(connections=4, caller=4, handshakes=4))
+    monkeypatch.setattr(
+        enrolment,
+        "ENROLMENT_CONNECTIONS",
+        ConnectionLimits(connections=4, per_caller=4, handshakes_per_address=4),
+    )
     nowhere = HEAD.replace(b"/enrol/v1/join", b"/nowhere")
     async with (
         newcomers.enrolling(certificates, tmp_path) as broker,
@@ -82,7 +90,7 @@ async def test_answered_call_whose_body_does_not_come_may_go_too(
 
 
 async def test_one_address_has_few_connections(broker):
-    async with holding(broker, enrolment.ROOM.caller + 3) as readers:
+    async with holding(broker, enrolment.ENROLMENT_CONNECTIONS.per_caller + 3) as readers:
         token = await newcomers.token(broker, name="berlin")
         answer = await Newcomer("berlin").ask(broker, token)  # from the same address
         assert answer.status == 200
@@ -97,12 +105,16 @@ async def test_body_is_not_waited_for_long(broker):
     async with holding(broker, 1) as (reader,):
         async with asyncio.timeout(PATIENCE):
             assert b" 408 " in await reader.readline()
-    assert time.monotonic() - began > enrolment.PATIENCE * 0.9
+    assert time.monotonic() - began > enrolment.READ_TIMEOUT * 0.9
 
 
 async def test_call_in_progress_is_not_ended_for_another(certificates, tmp_path, monkeypatch):
     """The whole body has come, and the answer waits for the store."""
-    monkeypatch.setattr(enrolment, "ROOM", Room(connections=2, caller=1, handshakes=2))
+    monkeypatch.setattr(
+        enrolment,
+        "ENROLMENT_CONNECTIONS",
+        ConnectionLimits(connections=2, per_caller=1, handshakes_per_address=2),
+    )
     store = TroubledStore()
     async with newcomers.enrolling(
         certificates, tmp_path, open_store=brokers.reopening(store)

@@ -6,7 +6,7 @@ import pytest
 import brokers
 import make
 from callers import offer
-from kubelend.pki.grants import KeySet, verify
+from kubelend.pki.grants import JwkSet, verify_grant
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def r(broker):
 async def keys(caller):
     answer = await caller.get("keys")
     assert answer.status == 200
-    return msgspec.json.decode(answer.content, type=KeySet).keys
+    return msgspec.json.decode(answer.content, type=JwkSet).keys
 
 
 async def test_both_parties_get_the_same_grant_and_it_says_what_was_promised(broker, r):
@@ -31,7 +31,7 @@ async def test_both_parties_get_the_same_grant_and_it_says_what_was_promised(bro
     mine = await r.read("reservations", made["id"], "grant")
     theirs = await broker.cluster("a").read("reservations", made["id"], "grant")
     assert mine == theirs
-    grant = verify(mine["grant"], await keys(broker.viewer()))
+    grant = verify_grant(mine["grant"], await keys(broker.viewer()))
     assert (grant.jti, grant.sub, grant.aud) == (made["id"], "r", "a")
     assert grant.resources == {"cpu": "1500m", "memory": "2Gi"}
     assert grant.exp == int((make.T0 + make.HOUR).timestamp())
@@ -45,7 +45,7 @@ async def test_grant_comes_with_the_instruction(broker, r):
         made = await r.reserve()
         hold, use = await provider.event(), await requester.event()
         assert hold.data["grant"] == use.data["grant"]
-        assert verify(hold.data["grant"], await keys(r)).jti == made["id"]
+        assert verify_grant(hold.data["grant"], await keys(r)).jti == made["id"]
         await r.delete("reservations", made["id"])
         assert "grant" not in (await provider.event()).data
 
@@ -54,7 +54,7 @@ async def test_renewal_gives_a_longer_grant(broker, r):
     made = await r.reserve()
     await r.post("reservations", made["id"], "renew", {"duration": "5h"})
     grant = (await r.read("reservations", made["id"], "grant"))["grant"]
-    assert verify(grant, await keys(r)).exp == int((make.T0 + 5 * make.HOUR).timestamp())
+    assert verify_grant(grant, await keys(r)).exp == int((make.T0 + 5 * make.HOUR).timestamp())
 
 
 async def test_nobody_else_gets_one(broker, r):
@@ -72,7 +72,9 @@ async def test_provider_that_it_was_moved_away_from_gets_none(broker, r):
     answer = await broker.cluster("a").get("reservations", made["id"], "grant")
     assert answer.refusal == (409, "WrongPhase")
     assert (
-        verify((await r.read("reservations", made["id"], "grant"))["grant"], await keys(r)).aud
+        verify_grant(
+            (await r.read("reservations", made["id"], "grant"))["grant"], await keys(r)
+        ).aud
         == "b"
     )
 

@@ -172,7 +172,7 @@ async def test_person_and_cluster_of_one_name_have_connections_of_their_own(star
 @pytest.mark.parametrize("trusted", [True, False])
 async def test_only_a_trusted_proxy_has_as_many_as_it_likes(start, certificates, trusted):
     broker = await start(max_connections_per_caller=2, trust_proxies=trusted)
-    directory = certificates.write("proxy-edge", profiles.client("edge", Role.PROXY))
+    directory = certificates.write("proxy-edge", profiles.client_profile("edge", Role.PROXY))
     proxy = broker.holder(directory, "edge")
     async with contextlib.AsyncExitStack() as stack:
         for _ in range(6):
@@ -305,9 +305,9 @@ async def test_running_out_of_files_neither_spins_nor_stops_the_server():
     async def answer(_):
         return web.Response(text="served")
 
-    limits = http_server.Limits()
+    limits = http_server.ServerLimits()
     watch = Noted()
-    async with http_server.listening(answer, "127.0.0.1", 0, limits, watch=watch) as port:
+    async with http_server.serve_http(answer, "127.0.0.1", 0, limits, observer=watch) as port:
         waiting = [socket.create_connection(("127.0.0.1", port)) for _ in range(3)]
         with no_files_left():
             spent, began = time.process_time(), time.monotonic()
@@ -323,11 +323,11 @@ async def test_running_out_of_files_neither_spins_nor_stops_the_server():
             connection.close()
 
 
-class Noted(http_server.Unwatched):
+class Noted(http_server.NullObserver):
     def __init__(self):
         self.limits = []
 
-    def turned_away(self, limit, remote, caller):
+    def connection_rejected(self, limit, remote, caller):
         self.limits.append(str(limit))
 
 

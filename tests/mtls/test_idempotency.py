@@ -109,7 +109,9 @@ async def test_key_is_known_until_its_reservation_is_archived(start):
     "key",
     [
         *("k" * 256, "a\u00a0b", "\u202e", "é"),
-        kube_objects.key_of("0b7c"),  # under which the ledger knows what an object asks for
+        kube_objects.request_key_for_uid(
+            "0b7c"
+        ),  # under which the ledger knows what an object asks for
     ],
     ids=ascii,
 )

@@ -9,7 +9,7 @@ from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from callers import offer, wish
-from kubelend.pki.profiles import BROKER, Profile
+from kubelend.pki.profiles import BROKER_NAME, Profile
 
 ODD_NAMES = [
     "Team A/Cluster_1",
@@ -98,7 +98,7 @@ async def test_organisations_of_people_are_roles(broker, certificates):
 
 async def test_brokers_own_certificate_is_no_caller(broker, certificates):
     """Not even of what everyone may call; `test_roles` tries all the rest."""
-    own = broker.holder(certificate(certificates, BROKER, "LiqoResourceBroker"))
+    own = broker.holder(certificate(certificates, BROKER_NAME, "LiqoResourceBroker"))
     assert (await own.get("version")).refusal == (403, "InvalidIdentity")
 
 

@@ -43,7 +43,7 @@ async def test_bound_token_gives_a_certificate_with_which_the_cluster_lends_and_
         "alice",
     )
     assert member["certificate"]["serial"] == f"{issued.serial_number:x}"
-    assert identities.holder(issued) == identities.Caller("berlin")
+    assert identities.caller_from_certificate(issued) == identities.Caller("berlin")
 
 
 @pytest.mark.parametrize("role", [Role.VIEWER, Role.ADMIN])

@@ -175,6 +175,6 @@ def test_what_is_not_in_it_is_noticed(answer):
 
 
 def test_paths_are_told_apart():
-    assert route_of("GET", "/api/v1/instructions/stream") is routes.BY_NAME["stream"]
-    assert route_of("GET", "/api/v1/reservations/x") is routes.BY_NAME["get_reservation"]
+    assert route_of("GET", "/api/v1/instructions/stream") is routes.ROUTES_BY_NAME["stream"]
+    assert route_of("GET", "/api/v1/reservations/x") is routes.ROUTES_BY_NAME["get_reservation"]
     assert route_of("GET", "/nowhere") is None

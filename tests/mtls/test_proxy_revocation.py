@@ -9,7 +9,7 @@ import make
 from callers import Stream, address
 from kubelend.api import instructions
 from kubelend.core.events import MemberChanged
-from kubelend.core.members import Member, Standing
+from kubelend.core.members import Member, MembershipStatus
 from kubelend.core.roles import Role
 from kubelend.pki import profiles
 from mtls_headers import passed_on
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.broker(since_now=True, trust_proxies=True)
 @pytest.fixture
 def edge(broker, certificates):
     return broker.holder(
-        certificates.write("proxy-edge", profiles.client("edge", Role.PROXY)), "edge"
+        certificates.write("proxy-edge", profiles.client_profile("edge", Role.PROXY)), "edge"
     )
 
 
@@ -49,7 +49,7 @@ async def test_streams_through_a_revoked_proxy_end_at_once_and_others_go_on(
     ):
         await past.event()
         await revoke(broker, "proxy", "edge")
-        assert {event.comment for event in await through.rest()} <= {"open", "alive"}
+        assert {event.comment for event in await through.mark_idle()} <= {"open", "alive"}
         assert broker.service.feeds.count("berlin") == 1
 
 
@@ -60,25 +60,27 @@ async def test_stream_asks_at_each_turn_whether_it_may_go_on(
     broker, edge, certificates, monkeypatch, role, name
 ):
     """Also where nobody closes it: here the registry knows without an event."""
-    monkeypatch.setattr(instructions, "HEARTBEAT", 0.02)
+    monkeypatch.setattr(instructions, "KEEP_ALIVE_SECONDS", 0.02)
     async with streaming(edge, certificates, "berlin") as stream:
-        gone = Member(role, name, Standing.REVOKED, broker.clock(), revoked_at=broker.clock())
+        gone = Member(
+            role, name, MembershipStatus.REVOKED, broker.clock(), revoked_at=broker.clock()
+        )
         broker.service.registry.apply(MemberChanged(broker.clock(), gone), 1)
         async with asyncio.timeout(PATIENCE):
-            await stream.rest()
+            await stream.mark_idle()
         assert broker.service.feeds.count("berlin") == 0
 
 
 async def test_stream_through_a_proxy_ends_with_the_proxys_certificate(
     broker, certificates, monkeypatch
 ):
-    monkeypatch.setattr(instructions, "HEARTBEAT", 0.02)
-    profile = profiles.client("brief", Role.PROXY)
+    monkeypatch.setattr(instructions, "KEEP_ALIVE_SECONDS", 0.02)
+    profile = profiles.client_profile("brief", Role.PROXY)
     brief = certificates.write("brief", profile, lifetime=make.HOUR)
     async with streaming(broker.holder(brief, "brief"), certificates, "berlin") as stream:
         broker.clock.pass_time(2 * make.HOUR)
         async with asyncio.timeout(PATIENCE):
-            await stream.rest()
+            await stream.mark_idle()
         assert broker.service.feeds.count("berlin") == 0
 
 

@@ -9,7 +9,7 @@ from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from callers import offer, wish
-from kubelend.pki.profiles import BROKER, Profile
+from kubelend.pki.profiles import BROKER_NAME, Profile
 
 
 def refused(broker, route, code):
@@ -37,7 +37,7 @@ async def test_wrong_role_is_logged_and_counted(broker, log):
 
 
 async def test_brokers_own_name_is_logged_and_counted(broker, certificates, log):
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, BROKER)])
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, BROKER_NAME)])
     profile = Profile(subject, ExtendedKeyUsageOID.CLIENT_AUTH)
     own = broker.holder(certificates.write("own-name", profile))
     assert (await own.get("version")).status == 403

@@ -15,7 +15,7 @@ import tls_peers
 from callers import Caller
 from certificates import Certificates
 from kubelend.pki import files
-from kubelend.pki.profiles import BROKER, Profile
+from kubelend.pki.profiles import BROKER_NAME, Profile
 
 SOON = make.SECOND / 100
 
@@ -83,7 +83,7 @@ async def test_names_of_the_broker_follow_its_certificate(broker, live, log):
     live.rename("another-broker")
     await reloaded(log)
     assert (await newcomer.get("version")).refusal == (403, "InvalidIdentity")
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, BROKER)])
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, BROKER_NAME)])
     profile = Profile(subject, ExtendedKeyUsageOID.CLIENT_AUTH)
     old = broker.holder(live.certificates.write("old-name", profile))
     assert (await old.get("version")).status == 200

@@ -45,10 +45,10 @@ class Scene:
         return shutil.copytree(due(self.certificates, name), self.root / f"live-{name}")
 
     def client(self, directory):
-        return BrokerClient(self.url, directory, backoff=backoff.NONE)
+        return BrokerClient(self.url, directory, backoff=backoff.NO_RETRIES)
 
     def renewer(self, client, directory):
-        return renewal.by_client(client, self.url, directory, TIMEOUT)
+        return renewal.renewer_for(client, self.url, directory, TIMEOUT)
 
     async def renew(self, directory):
         async with self.client(directory) as client:
@@ -90,26 +90,28 @@ async def test_a_client_that_lives_on_calls_with_its_new_certificate(scene):
         assert await scene.renewer(client, directory).renew_if_due(now()) is None
     new = files.load_credentials(directory)
     assert new.certificate == renewed.certificate != old
-    assert identities.holder(new.certificate) == identities.holder(old)
+    assert identities.caller_from_certificate(
+        new.certificate
+    ) == identities.caller_from_certificate(old)
     assert chains.is_issued_by(new.certificate, scene.certificates.authority.certificate)
 
 
 async def test_who_was_not_let_in_here_gets_no_longer_life_however_often_it_renews(scene):
     hour = timedelta(hours=1)
-    profile = profiles.client("temp", Role.ADMIN)
+    profile = profiles.client_profile("temp", Role.ADMIN)
     made = scene.certificates.write("temp", profile, at=now(), lifetime=hour)
     directory = shutil.copytree(made, scene.root / "live-temp")
     for _ in range(2):
         credentials = await scene.renew(directory)
-        assert lifetimes.life(credentials.certificate) == hour
+        assert lifetimes.lifetime_of(credentials.certificate) == hour
     async with scene.client(scene.certificates.admin("alice")) as admin:
-        await admin.members.accept(Role.ADMIN, "temp")
+        await admin.members.approve(Role.ADMIN, "temp")
     credentials = await scene.renew(directory)
-    assert lifetimes.life(credentials.certificate) == timedelta(days=365)
+    assert lifetimes.lifetime_of(credentials.certificate) == timedelta(days=365)
 
 
 async def test_nobody_renews_in_another_name(scene):
-    request = requests.make("root", Role.ADMIN, keys.generate(keys.Algorithm.P256))
+    request = requests.make_csr("root", Role.ADMIN, keys.generate(keys.Algorithm.P256))
     async with scene.client(scene.holder()) as client:
         with pytest.raises(Forbidden, match="not for cluster 'a'"):
             await client.certificates.renew(request)
@@ -129,7 +131,7 @@ async def test_many_renewers_of_one_directory_make_one_certificate(scene):
 async def test_holders_follow_a_new_authority_and_drop_the_old_one_when_all_have_moved(scene):
     directory, other = scene.holder("a"), scene.holder("b")
     first = scene.certificates.authority.certificate
-    successor = rotation.rotate(scene.root / "ca", now=now())
+    successor = rotation.rotate_authority(scene.root / "ca", now=now())
 
     async def is_followed(each):
         found = await scene.renew(each)
@@ -142,7 +144,7 @@ async def test_holders_follow_a_new_authority_and_drop_the_old_one_when_all_have
         await client.version()
 
     assert await is_followed(other)
-    finished, dropped = rotation.finish(scene.root / "ca")
+    finished, dropped = rotation.finish_rotation(scene.root / "ca")
     assert dropped == (first,)
 
     async def is_alone():

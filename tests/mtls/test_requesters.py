@@ -5,12 +5,12 @@ import contextlib
 
 import pytest
 
-from kubelend.agent.listening import Listener
-from kubelend.agent.requesting import Requester
-from kubelend.agent.reservations import Reservations
-from kubelend.agent.standing import Standing
+from kubelend.agent.listening import InstructionListener
+from kubelend.agent.requesting import ResourceRequestReconciler
+from kubelend.agent.reservations import ReservationCache
+from kubelend.agent.standing import ComponentHealth
 from kubelend.communicators import factory
-from kubelend.communicators.options import Options
+from kubelend.communicators.options import CommunicatorOptions
 from kubelend.kits.clock import utc_now
 from kubelend.sources.memory import MemoryObjects
 from kubelend.wire import bodies
@@ -30,7 +30,7 @@ async def talk(broker):
     async with contextlib.AsyncExitStack() as stack:
 
         async def talk(cluster):
-            options = Options(
+            options = CommunicatorOptions(
                 f"https://localhost:{broker.port}", broker.certificates.cluster(cluster)
             )
             found = await factory.open_communicator("http", options)
@@ -54,14 +54,14 @@ async def lenders(talk):
 @pytest.fixture
 async def objects(talk):
     """Those of a cluster whose requester and listener run."""
-    kept, reservations, standing = MemoryObjects(utc_now), Reservations(), Standing()
+    kept, reservations, standing = MemoryObjects(utc_now), ReservationCache(), ComponentHealth()
     communicator = await talk("borrower")
-    requester = Requester(
+    requester = ResourceRequestReconciler(
         kept, communicator, reservations, standing, utc_now, cluster_id="borrower"
     )
     running = [
         asyncio.create_task(requester.run()),
-        asyncio.create_task(Listener(communicator, reservations, standing).run()),
+        asyncio.create_task(InstructionListener(communicator, reservations, standing).run()),
     ]
     yield kept
     await stopped(*running)

@@ -65,7 +65,7 @@ async def test_open_stream_ends_at_once_and_does_not_open_again(broker, tmp_path
         await stream.event()
         await other.event()
         await revoke(broker)
-        assert {event.comment for event in await stream.rest()} <= {"open", "alive"}
+        assert {event.comment for event in await stream.mark_idle()} <= {"open", "alive"}
         assert broker.service.feeds.count("berlin") == 0
         assert broker.service.feeds.count("paris") == 1
     async with berlin.stream() as stream:
@@ -134,7 +134,9 @@ async def test_behind_a_proxy_the_revoked_one_is_refused_and_others_share_the_co
 ):
     await joined(broker, tmp_path)
     await joined(broker, tmp_path, "paris")
-    proxy = broker.holder(certificates.write("edge", profiles.client("envoy", Role.PROXY)), "envoy")
+    proxy = broker.holder(
+        certificates.write("edge", profiles.client_profile("envoy", Role.PROXY)), "envoy"
+    )
     headers = {name: passed_on(tmp_path / name) for name in ("berlin", "paris")}
     assert (await proxy.call("GET", "version", headers=headers["berlin"])).status == 200
     await revoke(broker)
@@ -250,7 +252,7 @@ async def test_removed_one_that_was_revoked_is_refused_for_good(broker, certific
     """With a certificate from elsewhere that the broker never saw, and that outlives all others."""
     berlin = await joined(broker, tmp_path)
     lifetime = timedelta(days=3000)
-    profile = profiles.client("berlin")
+    profile = profiles.client_profile("berlin")
     longer = certificates.write("longer", profile, at=datetime.now(UTC), lifetime=lifetime)
     await revoke(broker)
     answer = await broker.admin().delete("members", "cluster", "berlin")
@@ -266,7 +268,7 @@ async def test_longer_certificate_from_elsewhere_that_was_renewed_is_not_forgott
     broker, certificates
 ):
     lifetime = timedelta(days=3000)
-    profile = profiles.client("rome")
+    profile = profiles.client_profile("rome")
     path = certificates.write("long", profile, at=datetime.now(UTC), lifetime=lifetime)
     rome = broker.holder(path, "rome")
     answer = await rome.post("certificates", {"request": Newcomer("rome").request})
@@ -291,7 +293,7 @@ async def test_revocation_is_in_the_journal_with_who_and_why(broker, tmp_path):
 
 
 async def test_stream_ends_when_its_certificate_ends(certificates, tmp_path, monkeypatch):
-    monkeypatch.setattr(instructions, "HEARTBEAT", 0.02)
+    monkeypatch.setattr(instructions, "KEEP_ALIVE_SECONDS", 0.02)
     clock = Clock(datetime.now(UTC))
     lifetime = timedelta(minutes=1)
     async with newcomers.enrolling(
@@ -302,7 +304,7 @@ async def test_stream_ends_when_its_certificate_ends(certificates, tmp_path, mon
             await stream.event()
             clock.pass_time(lifetime + timedelta(seconds=1))
             async with asyncio.timeout(PATIENCE):
-                rest = await stream.rest()
+                rest = await stream.mark_idle()
             assert {event.comment for event in rest} <= {"open", "alive"}
 
 

@@ -61,12 +61,14 @@ NO_STATE = {"version", "openapi", "grant_keys", "audit_log"}
 
 def proxy(broker):
     """Trusted, but it passes on no certificate."""
-    return broker.holder(broker.certificates.write("proxy", profiles.client("envoy", Role.PROXY)))
+    return broker.holder(
+        broker.certificates.write("proxy", profiles.client_profile("envoy", Role.PROXY))
+    )
 
 
 def namesake_of_the_broker(broker):
     """The broker's own name, in a certificate that is good for clients."""
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, profiles.BROKER)])
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, profiles.BROKER_NAME)])
     profile = profiles.Profile(name, ExtendedKeyUsageOID.CLIENT_AUTH)
     return broker.holder(broker.certificates.write("namesake", profile))
 
@@ -267,4 +269,4 @@ def test_the_documentation_says_the_same():
 
 
 def test_the_table_has_no_row_too_many():
-    assert roles.TABLE.keys() == routes.BY_NAME.keys()
+    assert roles.TABLE.keys() == routes.ROUTES_BY_NAME.keys()

@@ -177,7 +177,7 @@ def flat(headers):
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def child(certificates, tmp_path_factory):
-    longest = durations.text(durations.LONGEST)
+    longest = durations.format_duration(durations.MAX_DURATION)
     directory = tmp_path_factory.mktemp("schemathesis")
     async with brokers.child(
         certificates,

@@ -14,10 +14,10 @@ import make
 from callers import Caller, offer, wish
 from clocks import Clock
 from kubelend.api import speaking
-from kubelend.broker.speakers import GRACE
+from kubelend.broker.speakers import RECONNECT_GRACE
 from kubelend.core.roles import Role
 from kubelend.pki import profiles
-from kubelend.wire.route import AGENT
+from kubelend.wire.route import AGENT_HEADER
 from mtls_headers import passed_on
 from waiting import PATIENCE
 
@@ -44,7 +44,7 @@ async def agent(broker, certificates):
 
     def agent(instance, name="a"):
         directory = certificates.cluster(name)
-        made.append(Agent(broker.port, directory, name, {AGENT: instance}))
+        made.append(Agent(broker.port, directory, name, {AGENT_HEADER: instance}))
         return made[-1]
 
     yield agent
@@ -63,7 +63,7 @@ async def is_refused(caller):
 async def is_free_after_the_grace(caller, broker):
     """The end of a connection takes a moment to arrive; then it is the clock that counts."""
     await brokers.until(lambda: not len(broker.service.feeds))
-    broker.clock.pass_time(GRACE - make.MOMENT)
+    broker.clock.pass_time(RECONNECT_GRACE - make.MOMENT)
     assert await is_refused(caller)
     broker.clock.pass_time(make.MOMENT)
     return not await is_refused(caller)
@@ -84,7 +84,7 @@ async def test_second_agent_is_refused_with_a_clear_reason(agent):
 
 
 def test_what_an_agent_does_in_its_clusters_name():
-    assert sorted(speaking.SPOKEN) == [
+    assert sorted(speaking.SESSION_ROUTES) == [
         "acknowledge",
         "activate",
         "publish",
@@ -135,7 +135,7 @@ async def test_people_are_not_concerned(agent, broker, certificates):
     await broker.cluster("b").advertise()
     await agent("one").advertise()
     held = (await agent("one").reserve())["id"]
-    alice = Agent(broker.port, certificates.admin("a"), "a", {AGENT: "two"})
+    alice = Agent(broker.port, certificates.admin("a"), "a", {AGENT_HEADER: "two"})
     assert (await alice.delete("reservations", held)).status == 200
     await alice.hang_up()
     await agent("one").advertise()
@@ -174,7 +174,7 @@ async def test_agent_that_opens_its_stream_again_keeps_its_place(agent, broker):
     for _ in range(2):
         async with one.stream() as stream:
             await stream.event()
-            broker.clock.pass_time(GRACE)
+            broker.clock.pass_time(RECONNECT_GRACE)
             assert await is_refused(two)
         await brokers.until(lambda: not len(broker.service.feeds))
         assert await is_refused(two)
@@ -227,7 +227,7 @@ async def test_silent_agent_loses_its_place_and_its_stream(agent, broker):
         assert await is_refused(two)
         broker.clock.pass_time(make.MOMENT)
         assert not await is_refused(two)
-        assert [event for event in await stream.rest() if not event.comment] == []
+        assert [event for event in await stream.mark_idle() if not event.comment] == []
     assert await is_refused(one)
 
 
@@ -243,7 +243,7 @@ async def test_polls_keep_the_place(agent, broker):
 async def test_how_long_it_may_be_silent_is_a_setting(start, certificates):
     broker = await start(agent_timeout=make.SECOND)
     directory = certificates.cluster("a")
-    one, two = (Agent(broker.port, directory, "a", {AGENT: name}) for name in ("one", "two"))
+    one, two = (Agent(broker.port, directory, "a", {AGENT_HEADER: name}) for name in ("one", "two"))
     await one.advertise()
     assert await is_refused(two)
     broker.clock.pass_time(make.SECOND)
@@ -253,7 +253,7 @@ async def test_how_long_it_may_be_silent_is_a_setting(start, certificates):
 
 
 async def test_behind_a_proxy_it_is_the_caller_that_counts(certificates):
-    proxy = certificates.write("edge", profiles.client("envoy", Role.PROXY))
+    proxy = certificates.write("edge", profiles.client_profile("envoy", Role.PROXY))
     clock = Clock(datetime.now(UTC))
     async with brokers.running(certificates, clock=clock, trust_proxies=True) as broker:
         found = {
@@ -261,7 +261,7 @@ async def test_behind_a_proxy_it_is_the_caller_that_counts(certificates):
                 broker.port,
                 proxy,
                 name,
-                {AGENT: instance, **passed_on(certificates.cluster(name))},
+                {AGENT_HEADER: instance, **passed_on(certificates.cluster(name))},
             )
             for name, instance in (("a", "one"), ("a", "two"), ("b", "two"))
         }

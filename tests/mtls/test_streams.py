@@ -204,7 +204,7 @@ async def test_what_is_no_id_is_refused(a, after):
 
 
 async def test_silent_stream_gives_signs_of_life(broker, a, monkeypatch):
-    monkeypatch.setattr(instructions, "HEARTBEAT", 0.02)
+    monkeypatch.setattr(instructions, "KEEP_ALIVE_SECONDS", 0.02)
     async with a.stream() as stream:
         await stream.event()
         comments = [(await stream.next()).comment for _ in range(4)]
@@ -260,7 +260,7 @@ async def test_client_that_goes_away_is_noticed_and_forgotten(broker, a, r):
 
 
 async def test_cluster_has_no_more_streams_than_it_may(broker, a, r):
-    streams = [a.stream() for _ in range(instructions.MOST_STREAMS)]
+    streams = [a.stream() for _ in range(instructions.MAX_STREAMS_PER_CLUSTER)]
     for stream in streams:
         await (await stream.__aenter__()).event()
     answer = await a.get("instructions", "stream")

@@ -58,7 +58,7 @@ def test_a_cluster_with_our_certificate_is_let_in_by_name(server, cluster, host)
     [
         (lambda made: made.stranger("agent-cluster-1"), "unable to get local issuer certificate"),
         (lambda made: made.expired("agent-cluster-1"), "certificate has expired"),
-        (lambda made: made.early("agent-cluster-1"), "certificate is not yet valid"),
+        (lambda made: made.renewal_margin("agent-cluster-1"), "certificate is not yet valid"),
         (lambda made: made.server(), "unsuitable certificate purpose"),
     ],
     ids=["wrong authority of the same name", "expired", "not yet valid", "the broker's own"],
@@ -147,8 +147,8 @@ def test_a_client_refuses_a_server_of_another_authority(tmp_path, certificates, 
 
 
 def test_a_client_refuses_a_cluster_that_plays_the_broker(certificates, cluster):
-    names = profiles.server().names
-    profile = profiles.client("agent-cluster-2")
+    names = profiles.server_profile().names
+    profile = profiles.client_profile("agent-cluster-2")
     directory = certificates.write(
         "imposter", profiles.Profile(profile.subject, profile.usage, names)
     )

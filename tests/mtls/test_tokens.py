@@ -27,7 +27,7 @@ async def test_new_token_comes_with_all_that_a_newcomer_needs(broker, certificat
     version, name, secret = body["token"].split(".")
     assert (version, name, len(secret)) == ("kl1", body["id"], 32)
     assert body["enrolPort"] == broker.process.ports["enrol"]
-    assert body["caHash"] == pins.pin(certificates.authority.certificate)
+    assert body["caHash"] == pins.ca_pin(certificates.authority.certificate)
     assert body["certificateLifetime"] == "8760h"
     assert (body["role"], body["name"], body["uses"]) == ("cluster", "berlin", 1)
 
@@ -121,7 +121,7 @@ def guess(number):
 
 async def crowd(calls):
     """All at once, as far as one address may have connections."""
-    room = asyncio.Semaphore(enrolment.ROOM.caller // 2)
+    room = asyncio.Semaphore(enrolment.ENROLMENT_CONNECTIONS.per_caller // 2)
 
     async def wait(call):
         async with room:
@@ -173,8 +173,8 @@ async def test_one_guesser_does_not_keep_another_address_out(broker):
 async def test_guessers_of_many_addresses_fill_no_log_and_keep_nobody_out(
     certificates, tmp_path, log, monkeypatch
 ):
-    monkeypatch.setattr(enrolment, "LOGGED", 0.001)
-    monkeypatch.setattr(enrolment, "LOGGED_AT_ONCE", 5)
+    monkeypatch.setattr(enrolment, "LOG_RATE", 0.001)
+    monkeypatch.setattr(enrolment, "LOG_BURST", 5)
     async with newcomers.enrolling(certificates, tmp_path) as broker:
         token = await newcomers.token(broker, name="edge-1")
         wrong = [
@@ -191,10 +191,10 @@ async def test_guessers_of_many_addresses_fill_no_log_and_keep_nobody_out(
 
 
 def test_tries_of_one_address_are_its_own():
-    tries = enrolment.Tries(clock=lambda: 0.0)
+    tries = enrolment.FailedTokenLimiter(clock=lambda: 0.0)
     for number in range(200):
         tries.take(f"10.0.{number}.1")
-    for _ in range(enrolment.WRONG_AT_ONCE):
+    for _ in range(enrolment.WRONG_TOKEN_BURST):
         tries.take("10.1.0.1")
     with pytest.raises(LimitExceeded, match="too many wrong tokens"):
         tries.take("10.1.0.1")

@@ -65,7 +65,9 @@ async def prove(plan: Plan, root: Path) -> Report:
     certificates = Certificates(root / "certificates")
     certificates.authority.save(root / "ca")
     report = Report()
-    server = certificates.write("live", profiles.server(), at=_now(), lifetime=plan.lifetime)
+    server = certificates.write(
+        "live", profiles.server_profile(), at=_now(), lifetime=plan.lifetime
+    )
     settings: dict[str, Any] = {
         "http_cert_path": str(server),
         "certificate_check_interval": "100ms",
@@ -98,10 +100,10 @@ class _Cluster:
         self._plan = plan
         self._report = report
         self._url = f"https://localhost:{port}"
-        profile = profiles.client(name)
+        profile = profiles.client_profile(name)
         self._directory = certificates.write(name, profile, at=_now(), lifetime=plan.lifetime)
         self._client = BrokerClient(
-            self._url, self._directory, backoff=backoff.NONE, check_every=plan.lifetime / 60
+            self._url, self._directory, backoff=backoff.NO_RETRIES, check_every=plan.lifetime / 60
         )
 
     async def offer(self) -> None:
@@ -110,7 +112,7 @@ class _Cluster:
             await self._client.publish(bodies.Advertisement(self._name, PLENTY))
 
     async def live(self) -> None:
-        renewer = renewal.by_client(
+        renewer = renewal.renewer_for(
             self._client, self._url, self._directory, timeout=self._plan.lifetime / 10
         )
         async with self._client, asyncio.TaskGroup() as group:

@@ -20,22 +20,22 @@ from kubelend.core.inventory import Totals
 from kubelend.core.resources import Resources
 from kubelend.wire import bodies, objects, quantities
 
-SHORTEST_VALIDITY: Final = timedelta(seconds=10)
+MIN_VALIDITY: Final = timedelta(seconds=10)
 """Lower bound of the default validity: with short intervals one slow call would make the cluster
 stale."""
 
-LESS_FREE: Final = 1
-MORE_FREE: Final = 5
+DECREASE_THRESHOLD_PERCENT: Final = 1
+INCREASE_THRESHOLD_PERCENT: Final = 5
 """In percent of allocatable. A decrease is sent earlier than an increase, because the broker may
 reserve what is no longer free."""
 
-MOST_EXTENDED: Final = 32
+MAX_EXTENDED_RESOURCES: Final = 32
 """How many extended resources a body may have."""
 
 _DIVISIBLE: Final = ("cpu", "memory", "storage")
 
 
-class Advertising(msgspec.Struct, frozen=True, kw_only=True):
+class AdvertisementConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of the advertisement: what is not measured, and how often it is sent."""
 
     cluster_id: str
@@ -58,59 +58,64 @@ class Advertising(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def validity(self) -> timedelta:
-        return self.valid_for or max(3 * self.interval, SHORTEST_VALIDITY)
+        return self.valid_for or max(3 * self.interval, MIN_VALIDITY)
 
-    def due(self, now: datetime) -> datetime:
+    def next_due(self, now: datetime) -> datetime:
         """When to advertise next, after an advertisement now.
 
         A due time that is almost reached counts as this one: a timer that fired slightly early must not
         cause two advertisements.
         """
-        offset = timetable.offset(self.cluster_id, self.interval)
+        offset = timetable.advertising_offset(self.cluster_id, self.interval)
         earliest = now + max(self.damping, self.interval / 10)
-        return timetable.next_moment(
-            earliest, self.interval, timetable.ON_THE_CLOCK if self.align else offset
+        return timetable.next_scheduled(
+            earliest, self.interval, timetable.NO_OFFSET if self.align else offset
         )
 
 
-def body(settings: Advertising, measured: Totals, now: datetime) -> bodies.Advertisement:
+def advertisement_body(
+    settings: AdvertisementConfig, measured: Totals, now: datetime
+) -> bodies.Advertisement:
     """The request body for the broker."""
-    measured = _nameable(measured)
+    measured = _limit_extended(measured)
     return bodies.Advertisement(
         cluster_id=settings.cluster_id,
         cluster_name=settings.cluster_name,
         resources=bodies.Metrics(
-            capacity=quantities.of(measured.capacity.clamped()),
-            allocatable=quantities.of(measured.allocatable.clamped()),
-            allocated=quantities.of(measured.allocated.clamped()),
+            capacity=quantities.to_quantities(measured.capacity.clamped()),
+            allocatable=quantities.to_quantities(measured.allocatable.clamped()),
+            allocated=quantities.to_quantities(measured.allocated.clamped()),
         ),
         timestamp=now,
         cost=settings.cost,
         labels=settings.labels,
         region=settings.region,
-        valid_for=durations.text(settings.validity),
+        valid_for=durations.format_duration(settings.validity),
         endpoint_url=settings.endpoint_url,
         policy=settings.policy,
     )
 
 
-def shown(
-    settings: Advertising, measured: Totals, now: datetime, answer: bodies.Published | None
+def advertisement_object(
+    settings: AdvertisementConfig,
+    measured: Totals,
+    now: datetime,
+    answer: bodies.PublishResult | None,
 ) -> objects.Advertisement:
     """The local Advertisement object. Without the broker's response, `available` is computed here."""
-    measured = _nameable(measured)
+    measured = _limit_extended(measured)
     available = None if answer is None else answer.advertisement.resources.available
     return objects.Advertisement(
         metadata=objects.Metadata(name=settings.name, namespace=settings.namespace),
         spec=objects.AdvertisementSpec(
             cluster_id=settings.cluster_id,
             resources=objects.MeasuredResources(
-                capacity=_amounts(measured.capacity),
-                allocatable=_amounts(measured.allocatable),
-                allocated=_amounts(measured.allocated),
-                available=_amounts(measured.free) if available is None else available,
-                pending=_amounts(measured.pending),
-                largest=_amounts(measured.largest),
+                capacity=_amounts_body(measured.capacity),
+                allocatable=_amounts_body(measured.allocatable),
+                allocated=_amounts_body(measured.allocated),
+                available=_amounts_body(measured.free) if available is None else available,
+                pending=_amounts_body(measured.pending),
+                largest=_amounts_body(measured.largest),
             ),
             timestamp=now,
             cost=settings.cost,
@@ -118,7 +123,7 @@ def shown(
     )
 
 
-def is_noticeable(published: Totals, found: Totals) -> bool:
+def is_significant_change(published: Totals, found: Totals) -> bool:
     """Whether a change has to be advertised now instead of at the next due time.
 
     Always for nodes, holds and devices; for other usage if it changes by a threshold, or if a resource
@@ -126,49 +131,49 @@ def is_noticeable(published: Totals, found: Totals) -> bool:
     """
     if found.capacity != published.capacity or found.allocatable != published.allocatable:
         return True
-    if _held(found) != _held(published):
+    if _held_amounts(found) != _held_amounts(published):
         return True
     change = found.allocated - published.allocated
-    return any(_matters(name, amount, published, found) for name, amount in change.items())
+    return any(_is_significant(name, amount, published, found) for name, amount in change.items())
 
 
-def _matters(name: str, change: int, published: Totals, found: Totals) -> bool:
+def _is_significant(name: str, change: int, published: Totals, found: Totals) -> bool:
     if name not in _DIVISIBLE:
         return True
-    percent = LESS_FREE if change > 0 else MORE_FREE
+    percent = DECREASE_THRESHOLD_PERCENT if change > 0 else INCREASE_THRESHOLD_PERCENT
     if abs(change) * 100 >= percent * found.allocatable.amount(name):
         return True
     return (published.free.amount(name) > 0) != (found.free.amount(name) > 0)
 
 
-def _held(totals: Totals) -> Resources:
+def _held_amounts(totals: Totals) -> Resources:
     return totals.allocatable - totals.allocated - totals.free
 
 
-def _nameable(totals: Totals) -> Totals:
+def _limit_extended(totals: Totals) -> Totals:
     """Limits the extended resources to the maximum of the API, so that the whole advertisement is
     not rejected.
     """
     names = totals.capacity.extended.keys() | totals.allocated.extended.keys()
     names |= totals.allocatable.extended.keys() | totals.pending.extended.keys()
-    if len(names) <= MOST_EXTENDED:
+    if len(names) <= MAX_EXTENDED_RESOURCES:
         return totals
-    kept = set(sorted(totals.allocatable.extended)[:MOST_EXTENDED])
+    kept = set(sorted(totals.allocatable.extended)[:MAX_EXTENDED_RESOURCES])
     return replace(
         totals,
-        capacity=_only(totals.capacity, kept),
-        allocatable=_only(totals.allocatable, kept),
-        allocated=_only(totals.allocated, kept),
-        pending=_only(totals.pending, kept),
-        largest=_only(totals.largest, kept),
-        free=_only(totals.free, kept),
+        capacity=_only_extended(totals.capacity, kept),
+        allocatable=_only_extended(totals.allocatable, kept),
+        allocated=_only_extended(totals.allocated, kept),
+        pending=_only_extended(totals.pending, kept),
+        largest=_only_extended(totals.largest, kept),
+        free=_only_extended(totals.free, kept),
     )
 
 
-def _only(amounts: Resources, names: Set[str]) -> Resources:
+def _only_extended(amounts: Resources, names: Set[str]) -> Resources:
     extended = {name: amount for name, amount in amounts.extended.items() if name in names}
     return replace(amounts, extended=extended)
 
 
-def _amounts(found: Resources) -> bodies.Amounts:
-    return bodies.Amounts(**asdict(quantities.of(found.clamped())))
+def _amounts_body(found: Resources) -> bodies.Amounts:
+    return bodies.Amounts(**asdict(quantities.to_quantities(found.clamped())))

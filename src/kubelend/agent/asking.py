@@ -12,37 +12,37 @@ from datetime import timedelta
 from typing import Final, TypeVar
 
 from kubelend.agent.ports import BrokerCommunicator
-from kubelend.agent.reservations import Reservations
+from kubelend.agent.reservations import ReservationCache
 from kubelend.core import durations
 from kubelend.core.errors import BrokerUnreachable, NotFound
 from kubelend.wire import bodies
 
-PATIENCE: Final = timedelta(seconds=10)
+CALL_TIMEOUT: Final = timedelta(seconds=10)
 """For one call, including the communicator's own retries."""
 
-Answer = TypeVar("Answer")
+CallResult = TypeVar("CallResult")
 
 
-async def bounded(call: Awaitable[Answer], limit: timedelta = PATIENCE) -> Answer:
+async def with_timeout(call: Awaitable[CallResult], limit: timedelta = CALL_TIMEOUT) -> CallResult:
     """The result of the call; `BrokerUnreachable`, which is retryable, after the timeout."""
     try:
         async with asyncio.timeout(limit.total_seconds()):
             return await call
     except TimeoutError:
         raise BrokerUnreachable(
-            f"the broker did not answer within {durations.short(limit)}"
+            f"the broker did not answer within {durations.format_duration_short(limit)}"
         ) from None
 
 
-async def newest(
-    communicator: BrokerCommunicator, reservations: Reservations, reservation: str
+async def fetch_latest(
+    communicator: BrokerCommunicator, reservations: ReservationCache, reservation: str
 ) -> bodies.Reservation | None:
     """Fetch a reservation into the cache. Returns the cached state; None if the broker does not know
     it.
     """
-    asked_at = reservations.now()
+    asked_at = reservations.sequence()
     try:
-        reservations.put(await bounded(communicator.find(reservation)), asked_at)
+        reservations.put(await with_timeout(communicator.find(reservation)), asked_at)
     except NotFound:
-        reservations.forget(reservation)
+        reservations.remove(reservation)
     return reservations.find(reservation)

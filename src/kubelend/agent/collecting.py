@@ -12,8 +12,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Final
 
-from kubelend.agent.ports import Change, ClusterSource, NodeGone, PodGone, Snapshot
-from kubelend.agent.standing import Standing
+from kubelend.agent.ports import Change, ClusterSource, NodeDeleted, PodDeleted, Snapshot
+from kubelend.agent.standing import ComponentHealth
 from kubelend.core.errors import KubelendError
 from kubelend.core.inventory import Inventory
 from kubelend.core.nodes import Node
@@ -21,12 +21,12 @@ from kubelend.core.pods import Pod
 from kubelend.kits import tasks
 from kubelend.kits.backoff import Backoff
 
-PART: Final = "collector"
+COMPONENT: Final = "collector"
 
-LOOK_EVERY: Final = timedelta(seconds=1)
+SOURCE_CHECK_INTERVAL: Final = timedelta(seconds=1)
 """How often the source's `problem` is polled."""
 
-REOPENING: Final = Backoff(sys.maxsize, timedelta(seconds=1), timedelta(seconds=30))
+REOPEN_BACKOFF: Final = Backoff(sys.maxsize, timedelta(seconds=1), timedelta(seconds=30))
 
 
 class Collector:
@@ -36,70 +36,70 @@ class Collector:
         self,
         source: ClusterSource,
         inventory: Inventory,
-        standing: Standing,
+        health: ComponentHealth,
         on_change: Callable[[], None],
     ) -> None:
         self.measured = asyncio.Event()
         self._source = source
         self._inventory = inventory
-        self._standing = standing
+        self._health = health
         self._on_change = on_change
-        self._broken = ""
+        self._stream_error = ""
         """Why the stream of changes ended; empty after the next snapshot."""
 
     async def run(self) -> None:
         """Apply changes and report health. Runs until cancelled."""
-        await tasks.run_all({"collect": self._collect(), "check source": self._look()})
+        await tasks.run_all({"collect": self._collect(), "check source": self._check_source()})
 
     async def _collect(self) -> None:
         """Reopens a source that ends; it starts with a snapshot, so nothing is missed."""
         loop = asyncio.get_running_loop()
-        pauses = REOPENING.delays()
+        pauses = REOPEN_BACKOFF.delays()
         while True:
             opened = loop.time()
-            self._broken = await self._end_of_changes()
-            self._report()
-            if loop.time() - opened > REOPENING.longest.total_seconds():
-                pauses = REOPENING.delays()
+            self._stream_error = await self._apply_changes()
+            self._set_health()
+            if loop.time() - opened > REOPEN_BACKOFF.longest.total_seconds():
+                pauses = REOPEN_BACKOFF.delays()
             await asyncio.sleep(next(pauses))
 
-    async def _end_of_changes(self) -> str:
+    async def _apply_changes(self) -> str:
         """Apply changes until the stream ends; returns why."""
         try:
             async with contextlib.aclosing(self._source.changes()) as changes:
                 async for change in changes:
-                    self._take(change)
+                    self._apply(change)
         except KubelendError as problem:
             return str(problem)
         return "the stream of cluster changes ended unexpectedly"
 
-    def _take(self, change: Change) -> None:
+    def _apply(self, change: Change) -> None:
         match change:
             case Snapshot(nodes, pods):
                 self._inventory.reset(nodes, pods)
-                self._seen()
+                self._on_snapshot()
             case Node():
                 self._inventory.put_node(change)
-            case NodeGone(name):
-                self._inventory.drop_node(name)
+            case NodeDeleted(name):
+                self._inventory.delete_node(name)
             case Pod():
                 self._inventory.put_pod(change)
-            case PodGone(id):
-                self._inventory.drop_pod(id)
+            case PodDeleted(id):
+                self._inventory.delete_pod(id)
         self._on_change()
 
-    def _seen(self) -> None:
-        self._broken = ""
+    def _on_snapshot(self) -> None:
+        self._stream_error = ""
         self.measured.set()
-        self._report()
+        self._set_health()
 
-    async def _look(self) -> None:
+    async def _check_source(self) -> None:
         while True:
-            self._report()
-            await asyncio.sleep(LOOK_EVERY.total_seconds())
+            self._set_health()
+            await asyncio.sleep(SOURCE_CHECK_INTERVAL.total_seconds())
 
-    def _report(self) -> None:
-        problem = self._source.problem or self._broken
+    def _set_health(self) -> None:
+        problem = self._source.problem or self._stream_error
         # Before the first snapshot the component is starting, not healthy.
         if problem or self.measured.is_set():
-            self._standing.report(PART, problem)
+            self._health.report(COMPONENT, problem)

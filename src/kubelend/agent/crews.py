@@ -16,17 +16,17 @@ from kubelend.kits.workqueue import Workqueue
 Key = TypeVar("Key", bound=Hashable)
 
 
-class Crew(Generic[Key]):
+class RetryQueue(Generic[Key]):
     """Reconciles keys that were added, and retries failures with backoff."""
 
     def __init__(
         self,
-        look: Callable[[Key], Awaitable[None]],
-        failed: Callable[[Key, KubelendError], Awaitable[None]],
+        reconcile: Callable[[Key], Awaitable[None]],
+        on_failure: Callable[[Key, KubelendError], Awaitable[None]],
     ) -> None:
         """`on_failure` is called with each failure. Exceptions other than `KubelendError` end `run`."""
-        self._look = look
-        self._failed = failed
+        self._reconcile = reconcile
+        self._on_failure = on_failure
         self._queue: Workqueue[Key] = Workqueue()
 
     def add(self, key: Key) -> None:
@@ -39,21 +39,21 @@ class Crew(Generic[Key]):
         """Retry with a backoff that grows until `forget` is called."""
         self._queue.retry(key)
 
-    def hurry(self) -> None:
+    def retry_now(self) -> None:
         """Retry failed keys now."""
-        self._queue.hurry()
+        self._queue.retry_now()
 
-    def succeeded(self, key: Key) -> None:
+    def forget(self, key: Key) -> None:
         """Reset the backoff."""
         self._queue.forget(key)
 
     async def run(self) -> None:
         """Runs until cancelled."""
-        await self._queue.work(self._attempt)
+        await self._queue.run(self._reconcile_once)
 
-    async def _attempt(self, key: Key) -> None:
+    async def _reconcile_once(self, key: Key) -> None:
         try:
-            await self._look(key)
+            await self._reconcile(key)
         except KubelendError as error:
             self.retry(key)
-            await self._failed(key, error)
+            await self._on_failure(key, error)

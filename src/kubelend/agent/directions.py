@@ -18,11 +18,11 @@ from kubelend.wire.objects import (
 FINISHED: Final = "Finished"
 
 
-def instruction(body: bodies.Reservation, namespace: str) -> ReservationInstruction:
+def reservation_instruction(body: bodies.Reservation, namespace: str) -> ReservationInstruction:
     """The object for a live reservation, without a status."""
-    amounts = quantities.asked(body.requested_resources, "requestedResources")
+    amounts = quantities.parse_requested(body.requested_resources, "requestedResources")
     spec = ReservationInstructionSpec(
-        *quantities.requested(amounts),
+        *quantities.requested_fields(amounts),
         reservation_name=body.id,
         target_cluster_id=body.target_cluster_id,
         message=f"Use {body.target_cluster_id} for {amounts.describe()}",
@@ -31,14 +31,14 @@ def instruction(body: bodies.Reservation, namespace: str) -> ReservationInstruct
     return ReservationInstruction(Metadata(body.id, namespace), spec)
 
 
-def delivered(
+def delivered_status(
     known: ReservationInstructionStatus, body: bodies.Reservation
 ) -> ReservationInstructionStatus:
     """The spec is up to date with the broker. The peering's part of the status stays."""
     return replace(known, delivered=True, observed_reservation_resource_version=str(body.revision))
 
 
-def finished(
+def finished_instruction_status(
     known: ReservationInstructionStatus, body: bodies.Reservation | None, now: datetime
 ) -> ReservationInstructionStatus:
     """The reservation has finished, or the broker does not know it. `now` is the agent's time, from

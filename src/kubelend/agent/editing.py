@@ -17,59 +17,64 @@ from kubelend.agent.ports import Clock, LocalObjects
 from kubelend.core.errors import Conflict
 from kubelend.wire.objects import Kind, with_status
 
-TRIES: Final = 5
+CONFLICT_ATTEMPTS: Final = 5
 
 
-async def edit(
-    objects: LocalObjects, found: Kind, change: Callable[[Kind], Kind], tries: int = TRIES
+async def update_object(
+    objects: LocalObjects,
+    found: Kind,
+    change: Callable[[Kind], Kind],
+    attempts: int = CONFLICT_ATTEMPTS,
 ) -> Kind | None:
     """Apply `change` to the current object; None if it is gone or was recreated."""
-    newest = await _newest(objects, found)
+    newest = await _current_object(objects, found)
     if newest is None:
         return None
     try:
         return await objects.apply(change(newest))
     except Conflict:
-        if tries <= 1:
+        if attempts <= 1:
             raise
-    return await edit(objects, found, change, tries - 1)
+    return await update_object(objects, found, change, attempts - 1)
 
 
-async def put(objects: LocalObjects, wanted: Kind, tries: int = TRIES) -> Kind:
+async def apply_object(
+    objects: LocalObjects, wanted: Kind, attempts: int = CONFLICT_ATTEMPTS
+) -> Kind:
     """Create the object or update its spec. Metadata that others added is kept."""
     found = await objects.find(type(wanted), wanted.key)
     parts: Any = wanted
     try:
         return await objects.apply(wanted if found is None else replace(found, spec=parts.spec))
     except Conflict:
-        if tries <= 1:
+        if attempts <= 1:
             raise
-    return await put(objects, wanted, tries - 1)
+    return await apply_object(objects, wanted, attempts - 1)
 
 
-async def state(
+async def update_status(
     objects: LocalObjects,
     found: Kind,
     change: Callable[[Kind], msgspec.Struct],
     clock: Clock,
-    tries: int = TRIES,
+    attempts: int = CONFLICT_ATTEMPTS,
 ) -> Kind | None:
     """Set the status that `change` returns for the current object, stamped with the time.
 
     Writes nothing if nothing changes. None if the object is gone or was recreated.
     """
-    newest = await _newest(objects, found)
+    newest = await _current_object(objects, found)
     if newest is None:
         return None
     status = change(newest)
-    if _says_the_same(newest, status):
+    if _is_status_equal(newest, status):
         return newest
     try:
         return await objects.set_status(with_status(newest, status, clock()))
     except Conflict:
-        if tries <= 1:
+        if attempts <= 1:
             raise
-    return await state(objects, found, change, clock, tries - 1)
+    return await update_status(objects, found, change, clock, attempts - 1)
 
 
 async def add_finalizer(objects: LocalObjects, found: Kind, finalizer: str) -> Kind | None:
@@ -77,9 +82,9 @@ async def add_finalizer(objects: LocalObjects, found: Kind, finalizer: str) -> K
 
     def change(newest: Kind) -> Kind:
         known = newest.metadata.finalizers
-        return _finalized(newest, known if finalizer in known else (*known, finalizer))
+        return _with_finalizers(newest, known if finalizer in known else (*known, finalizer))
 
-    return await edit(objects, found, change)
+    return await update_object(objects, found, change)
 
 
 async def remove_finalizer(objects: LocalObjects, found: Kind, finalizer: str) -> Kind | None:
@@ -87,21 +92,21 @@ async def remove_finalizer(objects: LocalObjects, found: Kind, finalizer: str) -
 
     def change(newest: Kind) -> Kind:
         others = (name for name in newest.metadata.finalizers if name != finalizer)
-        return _finalized(newest, tuple(others))
+        return _with_finalizers(newest, tuple(others))
 
-    return await edit(objects, found, change)
+    return await update_object(objects, found, change)
 
 
-async def _newest(objects: LocalObjects, found: Kind) -> Kind | None:
+async def _current_object(objects: LocalObjects, found: Kind) -> Kind | None:
     newest = await objects.find(type(found), found.key)
     is_same = newest is not None and newest.metadata.uid == found.metadata.uid
     return newest if is_same else None
 
 
-def _says_the_same(found: Any, status: msgspec.Struct) -> bool:
+def _is_status_equal(found: Any, status: msgspec.Struct) -> bool:
     said = replace(status, last_update_time=found.status.last_update_time)
     return bool(said == found.status)
 
 
-def _finalized(found: Kind, finalizers: tuple[str, ...]) -> Kind:
+def _with_finalizers(found: Kind, finalizers: tuple[str, ...]) -> Kind:
     return replace(found, metadata=replace(found.metadata, finalizers=finalizers))

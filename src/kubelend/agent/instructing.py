@@ -17,197 +17,205 @@ from typing import Final, NamedTuple
 import structlog
 
 from kubelend.agent import asking, directions, editing
-from kubelend.agent.leases import Leases
-from kubelend.agent.looking import Looks
+from kubelend.agent.leases import ExpiryTracker
+from kubelend.agent.looking import ReconcileQueue
 from kubelend.agent.ports import BrokerCommunicator, Clock, Deleted, Listed, LocalObjects
-from kubelend.agent.reservations import LIVE, OPEN, Reservations
+from kubelend.agent.reservations import LIVE_PHASES, UNFINISHED_PHASES, ReservationCache
 from kubelend.wire import bodies
 from kubelend.wire.objects import ReservationInstruction
 
 log = structlog.get_logger("kubelend.agent")
 
 DEFAULT_NAMESPACE: Final = "default"
-SOON: Final = timedelta(milliseconds=250)
+NAMESPACE_RETRY_INTERVAL: Final = timedelta(milliseconds=250)
 """When to look up the namespace again."""
 
-Place = Callable[[str], str | None]
+NamespaceLookup = Callable[[str], str | None]
 """The namespace of a reservation's instruction: empty if no ResourceRequest asked for it, None if
 that is not known yet."""
 
 
-class Outside(NamedTuple):
+class InstructionDependencies(NamedTuple):
     """What the reconciler works with."""
 
     objects: LocalObjects
     communicator: BrokerCommunicator
-    reservations: Reservations
+    reservations: ReservationCache
     clock: Clock
 
 
-class Instructor:
+class InstructionReconciler:
     """Feed it with `enqueue` and `handle_event`, and run `queue` as a task."""
 
     def __init__(
         self,
-        outside: Outside,
-        leases: Leases,
-        place: Place,
+        dependencies: InstructionDependencies,
+        expiry: ExpiryTracker,
+        namespace_lookup: NamespaceLookup,
         *,
         cluster_id: str,
-        finished_for: timedelta,
+        finished_ttl: timedelta,
         chance: Callable[[], float],
     ) -> None:
-        self.looks = Looks("ReservationInstruction", self._look, chance)
-        self._objects, self._communicator, self._reservations, self._clock = outside
-        self._leases = leases
-        self._place = place
+        self.queue = ReconcileQueue("ReservationInstruction", self._reconcile, chance)
+        self._objects, self._communicator, self._reservations, self._clock = dependencies
+        self._expiry = expiry
+        self._namespace_lookup = namespace_lookup
         self._cluster_id = cluster_id
-        self._finished_for = finished_for
-        self._places: defaultdict[str, set[str]] = defaultdict(set)
+        self._finished_ttl = finished_ttl
+        self._object_keys: defaultdict[str, set[str]] = defaultdict(set)
         """Keys of each reservation's objects: one, except for objects in a wrong namespace."""
-        self._over: dict[str, float] = {}
+        self._finished_since: dict[str, float] = {}
         """Loop time at which reservations without an object finished."""
         self._targets: dict[str, str] = {}
         """The provider in each reservation's instruction, to notice a failover."""
 
-    def add(self, reservation: str) -> None:
+    def enqueue(self, reservation: str) -> None:
         """The reservation has changed."""
-        self.looks.add(reservation)
+        self.queue.add(reservation)
 
-    def take(self, event: ReservationInstruction | Deleted | Listed) -> None:
+    def handle_event(self, event: ReservationInstruction | Deleted | Listed) -> None:
         """Handle a watch event."""
         match event:
             case Listed(objects):
-                for known in self._places:
-                    self.looks.add(known)
-                self._places.clear()
+                for known in self._object_keys:
+                    self.queue.add(known)
+                self._object_keys.clear()
                 for found in objects:
-                    self._see(found)
+                    self._on_update(found)
             case Deleted(found):
                 if isinstance(found, ReservationInstruction):
-                    self._places[found.metadata.name].discard(found.key)
-                    self.looks.add(found.metadata.name)
+                    self._object_keys[found.metadata.name].discard(found.key)
+                    self.queue.add(found.metadata.name)
             case found:
-                self._see(found)
+                self._on_update(found)
 
-    def _see(self, found: object) -> None:
+    def _on_update(self, found: object) -> None:
         if isinstance(found, ReservationInstruction):
-            self._places[found.metadata.name].add(found.key)
-            self.looks.add(found.metadata.name)
+            self._object_keys[found.metadata.name].add(found.key)
+            self.queue.add(found.metadata.name)
 
-    async def _look(self, reservation: str) -> None:
+    async def _reconcile(self, reservation: str) -> None:
         body = self._reservations.find(reservation)
-        if body is None and self._places[reservation]:
-            body = await self._ask(reservation)
+        if body is None and self._object_keys[reservation]:
+            body = await self._fetch_latest(reservation)
         if body is not None and body.requester_id != self._cluster_id:
             return
-        if body is None or body.status.phase not in OPEN:
+        if body is None or body.status.phase not in UNFINISHED_PHASES:
             await self._finish(reservation, body)
             return
-        if body.status.phase in LIVE:
-            await self._write(body)
-        await self._mind_the_end(body)
+        if body.status.phase in LIVE_PHASES:
+            await self._apply(body)
+        await self._track_expiry(body)
 
     # -- live reservations
 
-    async def _write(self, body: bodies.Reservation) -> None:
+    async def _apply(self, body: bodies.Reservation) -> None:
         namespace = self._namespace(body.id)
         if namespace is None:
-            self.looks.add_after(body.id, SOON)
+            self.queue.add_after(body.id, NAMESPACE_RETRY_INTERVAL)
             return
-        found = await editing.put(self._objects, directions.instruction(body, namespace))
+        found = await editing.apply_object(
+            self._objects, directions.reservation_instruction(body, namespace)
+        )
         was_delivered = found.status.delivered
-        await editing.state(
+        await editing.update_status(
             self._objects,
             found,
-            lambda newest: directions.delivered(newest.status, body),
+            lambda newest: directions.delivered_status(newest.status, body),
             self._clock,
         )
         known = self._targets.get(body.id)
         self._targets[body.id] = body.target_cluster_id
         if not was_delivered:
-            log.info("ReservationInstruction delivered", **_instruction_keys(found))
+            log.info("ReservationInstruction delivered", **_reservation_instruction_log_keys(found))
         elif known not in (None, body.target_cluster_id):
             log.info(
-                "ReservationInstruction moved", **_instruction_keys(found), previous_cluster=known
+                "ReservationInstruction moved",
+                **_reservation_instruction_log_keys(found),
+                previous_cluster=known,
             )
-        for misplaced in self._places[body.id] - {found.key}:
+        for misplaced in self._object_keys[body.id] - {found.key}:
             await self._objects.delete(ReservationInstruction, misplaced)
 
     def _namespace(self, reservation: str) -> str | None:
         """The namespace of its request; else that of the existing object; else the default, if there
         is no request.
         """
-        namespace = self._place(reservation)
+        namespace = self._namespace_lookup(reservation)
         if namespace:
             return namespace
-        for key in self._places[reservation]:
+        for key in self._object_keys[reservation]:
             return key.partition("/")[0]
         return None if namespace is None else DEFAULT_NAMESPACE
 
-    async def _mind_the_end(self, body: bodies.Reservation) -> None:
-        self._leases.hear(body)
-        if self._leases.left(body.id) == timedelta():
-            await self._ask(body.id)
-            self._leases.doubt(body.id)
-        left = self._leases.left(body.id)
+    async def _track_expiry(self, body: bodies.Reservation) -> None:
+        self._expiry.observe(body)
+        if self._expiry.remaining(body.id) == timedelta():
+            await self._fetch_latest(body.id)
+            self._expiry.recheck(body.id)
+        left = self._expiry.remaining(body.id)
         if left is not None:
-            self.looks.add_after(body.id, left)
+            self.queue.add_after(body.id, left)
 
-    async def _ask(self, reservation: str) -> bodies.Reservation | None:
-        return await asking.newest(self._communicator, self._reservations, reservation)
+    async def _fetch_latest(self, reservation: str) -> bodies.Reservation | None:
+        return await asking.fetch_latest(self._communicator, self._reservations, reservation)
 
     # -- finished reservations
 
     async def _finish(self, reservation: str, body: bodies.Reservation | None) -> None:
-        self._leases.forget(reservation)
+        self._expiry.forget(reservation)
         objects = [
             await self._objects.find(ReservationInstruction, key)
-            for key in sorted(self._places[reservation])
+            for key in sorted(self._object_keys[reservation])
         ]
         left = [found for found in objects if found is not None]
         for found in left:
-            await self._clean_up(found, body)
+            await self._finish_object(found, body)
         if not left:
-            self._forget(reservation)
+            self._evict_later(reservation)
 
-    async def _clean_up(
+    async def _finish_object(
         self, found: ReservationInstruction, body: bodies.Reservation | None
     ) -> None:
         now = self._clock()
         was_finished = found.status.finished_at is not None
-        written = await editing.state(
+        written = await editing.update_status(
             self._objects,
             found,
-            lambda newest: directions.finished(newest.status, body, now),
+            lambda newest: directions.finished_instruction_status(newest.status, body, now),
             self._clock,
         )
         if written is not None and not was_finished:
             reason = written.status.message
-            log.info("ReservationInstruction finished", **_instruction_keys(found), reason=reason)
+            log.info(
+                "ReservationInstruction finished",
+                **_reservation_instruction_log_keys(found),
+                reason=reason,
+            )
         finished_at = None if written is None else written.status.finished_at
-        left = (finished_at or now) + self._finished_for - now
+        left = (finished_at or now) + self._finished_ttl - now
         if left > timedelta():
-            self.looks.add_after(found.metadata.name, left)
+            self.queue.add_after(found.metadata.name, left)
         else:
             await self._objects.delete(ReservationInstruction, found.key)
-            log.debug("ReservationInstruction deleted", **_instruction_keys(found))
+            log.debug("ReservationInstruction deleted", **_reservation_instruction_log_keys(found))
 
-    def _forget(self, reservation: str) -> None:
+    def _evict_later(self, reservation: str) -> None:
         """Kept for a while, so that a late outdated update still finds the newer state in the cache."""
-        self._places.pop(reservation, None)  # a new list may have arrived in the meantime
+        self._object_keys.pop(reservation, None)  # a new list may have arrived in the meantime
         now = asyncio.get_running_loop().time()
-        over_since = self._over.setdefault(reservation, now)
-        left = over_since + self._finished_for.total_seconds() - now
+        over_since = self._finished_since.setdefault(reservation, now)
+        left = over_since + self._finished_ttl.total_seconds() - now
         if left > 0:
-            self.looks.add_after(reservation, timedelta(seconds=left))
+            self.queue.add_after(reservation, timedelta(seconds=left))
         else:
-            del self._over[reservation]
+            del self._finished_since[reservation]
             self._targets.pop(reservation, None)
-            self._reservations.forget(reservation)
+            self._reservations.remove(reservation)
 
 
-def _instruction_keys(found: ReservationInstruction) -> dict[str, str]:
+def _reservation_instruction_log_keys(found: ReservationInstruction) -> dict[str, str]:
     spec = found.spec
     return {
         "namespace": found.metadata.namespace,

@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from kubelend.agent.ports import Peer
-from kubelend.agent.reservations import LIVE
+from kubelend.agent.reservations import LIVE_PHASES
 from kubelend.core import resources
 from kubelend.core.errors import InvalidInput
 from kubelend.wire import bodies, quantities
 from kubelend.wire.objects import ReservationInstruction
 
-FINALIZER: Final = "reservationinstruction.rear.fluidos.eu/peering"
+PEERING_FINALIZER: Final = "reservationinstruction.rear.fluidos.eu/peering"
 CONNECTING, READY, FINISHED = "Connecting", "Ready", "Finished"
 
 
-class Joint(NamedTuple):
+class PeeringKey(NamedTuple):
     """One object's connection to one provider."""
 
     key: str
@@ -26,7 +26,7 @@ class Joint(NamedTuple):
         return f"{self.key} disconnecting from {self.cluster}"
 
 
-def target(found: ReservationInstruction, known: bodies.Reservation | None) -> str:
+def peering_target(found: ReservationInstruction, known: bodies.Reservation | None) -> str:
     """The provider to be connected with; empty if there is none now.
 
     `known` is the latest state of the reservation, which may be newer than the object: if it names
@@ -37,35 +37,35 @@ def target(found: ReservationInstruction, known: bodies.Reservation | None) -> s
     wanted = found.spec.target_cluster_id
     if known is None:
         return wanted
-    is_current = known.status.phase in LIVE and known.target_cluster_id == wanted
+    is_current = known.status.phase in LIVE_PHASES and known.target_cluster_id == wanted
     return wanted if is_current else ""
 
 
-def peer(found: ReservationInstruction, cluster: str) -> Peer:
+def peer_for(found: ReservationInstruction, cluster: str) -> Peer:
     """The provider with the reserved resources; `InvalidInput` if the spec is invalid."""
     spec = found.spec
-    return Peer(spec.reservation_name, cluster, quantities.asked(spec.amounts, "spec"))
+    return Peer(spec.reservation_name, cluster, quantities.parse_requested(spec.amounts, "spec"))
 
 
-def parted(found: ReservationInstruction, cluster: str) -> Peer:
+def peer_to_disconnect(found: ReservationInstruction, cluster: str) -> Peer:
     """The provider to disconnect from, which needs the names only."""
     try:
-        return peer(found, cluster)
+        return peer_for(found, cluster)
     except InvalidInput:
         return Peer(found.spec.reservation_name, cluster, resources.NOTHING)
 
 
-def with_peered(found: ReservationInstruction, cluster: str) -> tuple[str, ...]:
+def with_peered_cluster(found: ReservationInstruction, cluster: str) -> tuple[str, ...]:
     """The recorded providers, with this one added."""
     known = found.status.peered_cluster_ids
     return known if cluster in known else (*known, cluster)
 
 
-def without_peered(found: ReservationInstruction, cluster: str) -> tuple[str, ...]:
+def without_peered_cluster(found: ReservationInstruction, cluster: str) -> tuple[str, ...]:
     return tuple(other for other in found.status.peered_cluster_ids if other != cluster)
 
 
-def cause(found: ReservationInstruction) -> tuple[object, ...]:
+def trigger_fields(found: ReservationInstruction) -> tuple[object, ...]:
     """The fields that trigger a reconcile. The peering's own status writes are not among them."""
     known = found.metadata
     is_finished = found.status.phase == FINISHED

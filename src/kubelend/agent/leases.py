@@ -20,111 +20,115 @@ from kubelend.core import durations
 from kubelend.core.errors import InvalidDuration
 from kubelend.wire import bodies
 
-RENEWED_WITH: Final = 3
+RENEWAL_DIVISOR: Final = 3
 """Renew when a third of the duration is left, which leaves time for many attempts."""
-JITTER: Final = 30
+RENEWAL_JITTER_DIVISOR: Final = 30
 """And up to a thirtieth of the duration earlier, so that reservations made together are not renewed
 together."""
-ASKED_AGAIN: Final = timedelta(minutes=1)
+RECHECK_INTERVAL: Final = timedelta(minutes=1)
 """After the broker reported a reservation as live that should have expired by the local count."""
 
-_NONE: Final = timedelta()
+_ZERO: Final = timedelta()
 
 
-def renewal_left(duration: timedelta, chance: float) -> timedelta:
+def renewal_margin(duration: timedelta, chance: float) -> timedelta:
     """How much of a duration is left when it is renewed; `chance` is from 0 to 1."""
-    return duration / RENEWED_WITH + duration / JITTER * chance
+    return duration / RENEWAL_DIVISOR + duration / RENEWAL_JITTER_DIVISOR * chance
 
 
-class Leases:
+class ExpiryTracker:
     """Expiry times in the event loop's time."""
 
     def __init__(self, clock: Callable[[], datetime], chance: Callable[[], float]) -> None:
         self._clock = clock
         self._chance = chance
-        self._known: dict[str, _Lease] = {}
+        self._entries: dict[str, _ExpiryEntry] = {}
 
     def confirm(self, body: bodies.Reservation) -> None:
         """The broker has just restarted the duration because of the agent's own call."""
-        duration = _duration(body)
+        duration = _reservation_duration(body)
         if duration is None or body.status.expires_at is None:
             return
-        self._known[body.id] = self._lease(body.status.expires_at, duration, duration, is_sure=True)
+        self._entries[body.id] = self._new_entry(
+            body.status.expires_at, duration, duration, is_exact=True
+        )
 
-    def hear(self, body: bodies.Reservation) -> None:
+    def observe(self, body: bodies.Reservation) -> None:
         """Observe the expiry, or the end of the queueing time, that the broker reports. A changed
         end shifts the local one.
         """
-        end, duration = _end(body), _duration(body)
-        known = self._known.get(body.id)
+        end, duration = _end_time(body), _reservation_duration(body)
+        known = self._entries.get(body.id)
         if end is None:
             self.forget(body.id)
-        elif known is None or (known.duration == _NONE) != (duration is None):
-            left = max(end - self._clock(), _NONE)
+        elif known is None or (known.duration == _ZERO) != (duration is None):
+            left = max(end - self._clock(), _ZERO)
             left = left if duration is None else min(left, duration)
-            self._known[body.id] = self._lease(end, left, duration or _NONE, is_sure=False)
+            self._entries[body.id] = self._new_entry(end, left, duration or _ZERO, is_exact=False)
         elif known.end != end:
             moved = (end - known.end).total_seconds()
-            self._known[body.id] = replace(known, end=end, ends_at=known.ends_at + moved)
+            self._entries[body.id] = replace(known, end=end, ends_at=known.ends_at + moved)
 
-    def doubt(self, reservation: str) -> None:
+    def recheck(self, reservation: str) -> None:
         """The broker reports it as live: the local count was wrong by an unknown amount."""
-        known = self._known.get(reservation)
+        known = self._entries.get(reservation)
         if known is not None:
-            ends_at = _now() + ASKED_AGAIN.total_seconds()
-            self._known[reservation] = replace(known, ends_at=ends_at)
+            ends_at = _loop_time() + RECHECK_INTERVAL.total_seconds()
+            self._entries[reservation] = replace(known, ends_at=ends_at)
 
     def forget(self, reservation: str) -> None:
-        self._known.pop(reservation, None)
+        self._entries.pop(reservation, None)
 
-    def left(self, reservation: str) -> timedelta | None:
+    def remaining(self, reservation: str) -> timedelta | None:
         """Until it expires or its queueing time ends; zero if that has passed, None if it has no
         end.
         """
-        known = self._known.get(reservation)
+        known = self._entries.get(reservation)
         if known is None:
             return None
-        return max(timedelta(seconds=known.ends_at - _now()), _NONE)
+        return max(timedelta(seconds=known.ends_at - _loop_time()), _ZERO)
 
-    def until_renewal(self, reservation: str) -> timedelta | None:
+    def time_to_renewal(self, reservation: str) -> timedelta | None:
         """Until the renewal is due; zero if it is. Due at once if the remaining time is not known
         exactly.
         """
-        known, left = self._known.get(reservation), self.left(reservation)
-        if known is None or left is None or known.duration == _NONE:
+        known, left = self._entries.get(reservation), self.remaining(reservation)
+        if known is None or left is None or known.duration == _ZERO:
             return None
-        return max(left - known.early, _NONE) if known.is_sure else _NONE
+        return max(left - known.renewal_margin, _ZERO) if known.is_exact else _ZERO
 
-    def _lease(
-        self, end: datetime, left: timedelta, duration: timedelta, *, is_sure: bool
-    ) -> _Lease:
-        ends_at = _now() + left.total_seconds()
-        return _Lease(end, ends_at, duration, renewal_left(duration, self._chance()), is_sure)
+    def _new_entry(
+        self, end: datetime, remaining: timedelta, duration: timedelta, *, is_exact: bool
+    ) -> _ExpiryEntry:
+        ends_at = _loop_time() + remaining.total_seconds()
+        return _ExpiryEntry(
+            end, ends_at, duration, renewal_margin(duration, self._chance()), is_exact
+        )
 
 
-class _Lease(msgspec.Struct, frozen=True):
+class _ExpiryEntry(msgspec.Struct, frozen=True):
     end: datetime
     """In the broker's time."""
     ends_at: float
     """In the event loop's time."""
     duration: timedelta
     """Zero for a queued reservation, which is not renewed."""
-    early: timedelta
-    is_sure: bool
+    renewal_margin: timedelta
+    is_exact: bool
 
 
-def _end(body: bodies.Reservation) -> datetime | None:
+def _end_time(body: bodies.Reservation) -> datetime | None:
     return body.status.expires_at or body.status.wait_until
 
 
-def _duration(body: bodies.Reservation) -> timedelta | None:
+def _reservation_duration(body: bodies.Reservation) -> timedelta | None:
     if body.status.expires_at is None:
         return None
     try:
-        return durations.parse(body.duration)
+        return durations.parse_duration(body.duration)
     except InvalidDuration:  # older brokers do not send it: use the initial duration
         return body.status.expires_at - (body.status.reserved_at or body.created_at)
 
 
-def _now() -> float:
+def _loop_time() -> float:
     return asyncio.get_running_loop().time()

@@ -17,8 +17,8 @@ from typing import Final
 
 from kubelend.agent import asking, place
 from kubelend.agent.ports import BrokerCommunicator
-from kubelend.agent.reservations import LONG_AGO, Reservations
-from kubelend.agent.standing import HealthMessages, Standing
+from kubelend.agent.reservations import BEFORE_ANY_UPDATE, ReservationCache
+from kubelend.agent.standing import ComponentHealth, HealthMessages
 from kubelend.core import durations
 from kubelend.core.errors import (
     Conflict,
@@ -30,21 +30,21 @@ from kubelend.core.errors import (
 from kubelend.kits import tasks
 from kubelend.kits.backoff import Backoff
 
-PART: Final = "stream"
-POLL_EVERY: Final = timedelta(seconds=5)
-ASKED_AT_ONCE: Final = 100
+COMPONENT: Final = "stream"
+POLL_INTERVAL: Final = timedelta(seconds=5)
+MAX_FETCHES_PER_LIST: Final = 100
 """Reservations fetched one by one per list in which they are missing: a drained cluster must not
 fetch a thousand at once."""
-SLOWLY: Final = timedelta(seconds=30)
+PERMANENT_ERROR_INTERVAL: Final = timedelta(seconds=30)
 """Between two attempts after a permanent error."""
-WELL_AFTER: Final = timedelta(seconds=30)
+CONNECTED_AFTER: Final = timedelta(seconds=30)
 """A stream that stayed open for this long is connected although it delivered nothing."""
 BACKOFF: Final = Backoff(
     retries=sys.maxsize, first=timedelta(milliseconds=200), longest=timedelta(seconds=30)
 )
 
 
-class Listener:
+class InstructionListener:
     """Keeps a stream open. While it is disconnected it polls, and after a gap it lists everything once.
 
     A thousand agents that polled beside their streams would cost the broker 200 calls a second.
@@ -53,188 +53,209 @@ class Listener:
     def __init__(
         self,
         communicator: BrokerCommunicator,
-        reservations: Reservations,
-        standing: Standing,
+        reservations: ReservationCache,
+        health: ComponentHealth,
         *,
-        poll_every: timedelta = POLL_EVERY,
+        poll_interval: timedelta = POLL_INTERVAL,
         chance: Callable[[], float] = random.random,
     ) -> None:
         """`poll_interval` of zero disables polling."""
         self._communicator = communicator
         self._reservations = reservations
-        self._standing = standing
-        self._poll_every = poll_every
-        polling = f", polling every {durations.short(poll_every)}" if poll_every else ""
-        self._messages = HealthMessages(
+        self._health = health
+        self._poll_interval = poll_interval
+        polling = (
+            f", polling every {durations.format_duration_short(poll_interval)}"
+            if poll_interval
+            else ""
+        )
+        self._health_messages = HealthMessages(
             f"Broker stream disconnected{polling}", "Broker stream reconnected"
         )
         self._chance = chance
-        self._connected = False
-        self._try: object | None = None
+        self._is_connected = False
+        self._stream_attempt: object | None = None
         """The stream that is open or being opened; None in between."""
-        self._since = LONG_AGO
+        self._opened_at = BEFORE_ANY_UPDATE
         """The cache's sequence number when that stream was opened."""
-        self._missed = False
-        self._unread = ""
+        self._needs_list = False
+        self._list_error = ""
         """Why the list after a gap failed, although the stream is connected."""
-        self._unsettled: int | None = None
+        self._incomplete_since: int | None = None
         """Sequence number since which all reservations have to be updated, if that takes more than
         one list."""
-        self._refusal = ""
+        self._permanent_error_code = ""
         """The code of a permanent error; empty otherwise."""
-        self._woken = asyncio.Event()
+        self._wake = asyncio.Event()
 
     @property
-    def connected(self) -> bool:
+    def is_connected(self) -> bool:
         """Whether the stream is connected."""
-        return self._connected
+        return self._is_connected
 
     async def run(self) -> None:
         """Runs until cancelled."""
-        await tasks.run_all({"stream": self._listen(), "poll": self._catch_up()})
+        await tasks.run_all({"stream": self._stream_loop(), "poll": self._poll_loop()})
 
     # -- the stream
 
-    async def _listen(self) -> None:
+    async def _stream_loop(self) -> None:
         clock, pauses = asyncio.get_running_loop().time, BACKOFF.delays(self._chance)
         while True:
             began = clock()
-            delivered, error = await self._one_stream()
-            self._down(error)
-            if delivered or clock() - began >= WELL_AFTER.total_seconds():
+            delivered, error = await self._read_stream()
+            self._on_disconnected(error)
+            if delivered or clock() - began >= CONNECTED_AFTER.total_seconds():
                 pauses = BACKOFF.delays(self._chance)
-            await asyncio.sleep(_pause(error, next(pauses)))
+            await asyncio.sleep(_reconnect_delay(error, next(pauses)))
 
-    async def _one_stream(self) -> tuple[bool, KubelendError]:
+    async def _read_stream(self) -> tuple[bool, KubelendError]:
         """Read one stream until it fails: whether it delivered anything, and the error."""
-        delivered, self._try, self._since = False, object(), self._reservations.now()
-        with self._trusted_after_a_while():
+        delivered, self._stream_attempt, self._opened_at = (
+            False,
+            object(),
+            self._reservations.sequence(),
+        )
+        with self._connected_after_delay():
             try:
-                async with contextlib.aclosing(self._communicator.stream(self._reset)) as events:
+                async with contextlib.aclosing(self._communicator.stream(self._on_reset)) as events:
                     async for instruction in events:
                         delivered = True
-                        self._up()
+                        self._on_connected()
                         self._reservations.put_instruction(
-                            instruction.reservation, self._since, source="stream"
+                            instruction.reservation, self._opened_at, source="stream"
                         )
             except KubelendError as error:
                 return delivered, error
         return delivered, Unavailable("the broker closed the stream")
 
     @contextlib.contextmanager
-    def _trusted_after_a_while(self) -> Iterator[None]:
+    def _connected_after_delay(self) -> Iterator[None]:
         """A resumed stream may deliver nothing for long. Without polling only time shows that it
         works.
         """
         loop = asyncio.get_running_loop()
-        timer = loop.call_later(WELL_AFTER.total_seconds(), self._up)
-        if self._poll_every:
+        timer = loop.call_later(CONNECTED_AFTER.total_seconds(), self._on_connected)
+        if self._poll_interval:
             timer.cancel()
         try:
             yield
         finally:
             timer.cancel()
 
-    def _reset(self) -> None:
-        self._missed, self._unsettled = True, None
-        self._reservations.distrust()
-        self._up()
-        self._woken.set()
+    def _on_reset(self) -> None:
+        self._needs_list, self._incomplete_since = True, None
+        self._reservations.mark_gap()
+        self._on_connected()
+        self._wake.set()
 
-    def _up(self) -> None:
-        self._standing.report(PART, self._unread, is_partial=bool(self._unread))
-        if not self._connected:
-            self._connected, self._refusal = True, ""
-            self._woken.set()
-            self._reservations.contact()
+    def _on_connected(self) -> None:
+        self._health.report(COMPONENT, self._list_error, is_partial=bool(self._list_error))
+        if not self._is_connected:
+            self._is_connected, self._permanent_error_code = True, ""
+            self._wake.set()
+            self._reservations.notify_reconnected()
 
-    def _down(self, error: KubelendError) -> None:
+    def _on_disconnected(self, error: KubelendError) -> None:
         """Reported once, and again only if it turns into a permanent error or another one."""
-        refusal = error.code if _is_refusal(error) else ""
-        if self._unread or PART not in self._standing.problems or refusal != self._refusal:
-            self._standing.report(PART, str(error), messages=self._messages)
-        if self._connected:
-            self._woken.set()
-        self._connected, self._refusal, self._try, self._unread = False, refusal, None, ""
-        self._reservations.distrust()
+        refusal = error.code if _is_permanent(error) else ""
+        if (
+            self._list_error
+            or COMPONENT not in self._health.errors
+            or refusal != self._permanent_error_code
+        ):
+            self._health.report(COMPONENT, str(error), messages=self._health_messages)
+        if self._is_connected:
+            self._wake.set()
+        self._is_connected, self._permanent_error_code, self._stream_attempt, self._list_error = (
+            False,
+            refusal,
+            None,
+            "",
+        )
+        self._reservations.mark_gap()
 
     # -- the list
 
-    async def _catch_up(self) -> None:
+    async def _poll_loop(self) -> None:
         pauses = BACKOFF.delays(self._chance)
         while True:
-            await self._until_needed()
-            works = await self._read_all()
+            await self._wait_for_list()
+            works = await self._list_all()
             if works:
                 pauses = BACKOFF.delays(self._chance)
-            if self._missed and (not works or self._unsettled is not None):
-                await asyncio.sleep(self._until_poll() or next(pauses))
+            if self._needs_list and (not works or self._incomplete_since is not None):
+                await asyncio.sleep(self._poll_delay() or next(pauses))
 
-    async def _until_needed(self) -> None:
+    async def _wait_for_list(self) -> None:
         """Wait until a list is needed after a gap, or a poll is due."""
-        while not self._missed:
-            self._woken.clear()
+        while not self._needs_list:
+            self._wake.clear()
             try:
-                async with asyncio.timeout(self._until_poll()):
-                    await self._woken.wait()
+                async with asyncio.timeout(self._poll_delay()):
+                    await self._wake.wait()
             except TimeoutError:
                 return
 
-    def _until_poll(self) -> float | None:
+    def _poll_delay(self) -> float | None:
         """Seconds; None if no poll is needed. With jitter, because a broker restart disconnects all
         agents at once.
         """
-        if self._connected or not self._poll_every:
+        if self._is_connected or not self._poll_interval:
             return None
-        pause = max(self._poll_every, SLOWLY) if self._refusal else self._poll_every
+        pause = (
+            max(self._poll_interval, PERMANENT_ERROR_INTERVAL)
+            if self._permanent_error_code
+            else self._poll_interval
+        )
         return pause.total_seconds() * (1 - self._chance() / 5)
 
-    async def _read_all(self) -> bool:
+    async def _list_all(self) -> bool:
         """True if the broker responded; reservations that are still missing are listed again."""
-        missed, self._missed, tried = self._missed, False, self._try
+        missed, self._needs_list, tried = self._needs_list, False, self._stream_attempt
         try:
-            is_settled = await self._read_list()
+            is_settled = await self._list_and_fetch()
         except KubelendError as error:
-            self._missed = self._missed or missed
-            self._failed(error)
+            self._needs_list = self._needs_list or missed
+            self._on_list_failed(error)
             return False
-        self._missed, self._unread = self._missed or not is_settled, ""
-        if tried is not None and tried is self._try:
+        self._needs_list, self._list_error = self._needs_list or not is_settled, ""
+        if tried is not None and tried is self._stream_attempt:
             # The broker responds and the stream has not failed: it is connected, but idle.
-            self._up()
+            self._on_connected()
         return True
 
-    def _failed(self, error: KubelendError) -> None:
+    def _on_list_failed(self, error: KubelendError) -> None:
         """The stream may be connected all the same; the first error is reported, not each retry."""
-        if self._connected and self._missed and not self._unread:
-            self._unread = f"cannot list instructions after a gap: {error}"
-            self._up()
+        if self._is_connected and self._needs_list and not self._list_error:
+            self._list_error = f"cannot list instructions after a gap: {error}"
+            self._on_connected()
 
-    async def _read_list(self) -> bool:
+    async def _list_and_fetch(self) -> bool:
         """False if there are more missing reservations than one round may fetch."""
-        asked_at = self._reservations.now()
-        listed = await asking.bounded(self._communicator.instructions())
-        self._reservations.put_all(listed, asked_at, source="poll")
-        since = asked_at if self._unsettled is None else self._unsettled
+        asked_at = self._reservations.sequence()
+        listed = await asking.with_timeout(self._communicator.instructions())
+        self._reservations.put_instructions(listed, asked_at, source="poll")
+        since = asked_at if self._incomplete_since is None else self._incomplete_since
         # The list may lack what the stream delivered in the meantime: that proves nothing.
-        missing = self._reservations.unheard(since)
-        is_settled = len(missing) <= ASKED_AT_ONCE
+        missing = self._reservations.not_updated_since(since)
+        is_settled = len(missing) <= MAX_FETCHES_PER_LIST
         # After another reset everything has to be updated again, not only the rest.
-        self._unsettled = None if is_settled or self._missed else since
-        for found in missing[:ASKED_AT_ONCE]:
-            await asking.newest(self._communicator, self._reservations, found)
+        self._incomplete_since = None if is_settled or self._needs_list else since
+        for found in missing[:MAX_FETCHES_PER_LIST]:
+            await asking.fetch_latest(self._communicator, self._reservations, found)
         return is_settled
 
 
-def _is_refusal(error: KubelendError) -> bool:
+def _is_permanent(error: KubelendError) -> bool:
     """Whether retrying does not help, or only after another agent with this identity has stopped."""
     return not error.retryable or isinstance(error, Conflict)
 
 
-def _pause(error: KubelendError, delay: float) -> float:
+def _reconnect_delay(error: KubelendError, delay: float) -> float:
     """Seconds until the stream is opened again."""
     if isinstance(error, IdentityInUse):
-        return min(delay, place.TRY_EVERY.total_seconds())
-    if _is_refusal(error):
-        return SLOWLY.total_seconds()
+        return min(delay, place.TAKEOVER_RETRY_INTERVAL.total_seconds())
+    if _is_permanent(error):
+        return PERMANENT_ERROR_INTERVAL.total_seconds()
     return max(delay, error.retry_after) if isinstance(error, LimitExceeded) else delay

@@ -25,24 +25,24 @@ from kubelend.wire.objects import Kind
 
 log = structlog.get_logger("kubelend.agent")
 
-_PAUSES: Final = Backoff(retries=2**31, first=timedelta(milliseconds=500))
+_WATCH_BACKOFF: Final = Backoff(retries=2**31, first=timedelta(milliseconds=500))
 
 
-class Looks:
+class ReconcileQueue:
     """Reconciles keys one at a time each, and retries failures with backoff. Logs a failure once,
     not per retry.
     """
 
     def __init__(
         self,
-        name: str,
-        look: Callable[[str], Awaitable[None]],
+        kind: str,
+        reconcile: Callable[[str], Awaitable[None]],
         chance: Callable[[], float] = random.random,
     ) -> None:
-        self._name = name
-        self._look = look
+        self._kind = kind
+        self._reconcile = reconcile
         self._queue: Workqueue[str] = Workqueue(chance)
-        self._problems: dict[str, str] = {}
+        self._errors: dict[str, str] = {}
 
     def add(self, key: str) -> None:
         self._queue.add(key)
@@ -50,55 +50,55 @@ class Looks:
     def add_after(self, key: str, delay: timedelta) -> None:
         self._queue.add_after(key, delay)
 
-    def hurry(self) -> None:
+    def retry_now(self) -> None:
         """Retry failed keys now instead of after their backoff."""
-        self._queue.hurry()
+        self._queue.retry_now()
 
     async def run(self) -> None:
         """Runs until cancelled."""
-        await self._queue.work(self._attempt)
+        await self._queue.run(self._reconcile_once)
 
-    async def _attempt(self, key: str) -> None:
+    async def _reconcile_once(self, key: str) -> None:
         try:
-            await self._look(key)
+            await self._reconcile(key)
         except KubelendError as error:
-            delay = verdicts.patience(error)
+            delay = verdicts.retry_after(error)
             self._queue.retry(key, delay)
-            if self._problems.get(key) != error.code:
-                self._problems[key] = error.code
+            if self._errors.get(key) != error.code:
+                self._errors[key] = error.code
                 log.warning(
                     "Reconcile failed, will retry",
-                    kind=self._name,
+                    kind=self._kind,
                     name=key,
                     error=str(error),
                     retry_after=delay.total_seconds(),
                 )
         else:
             self._queue.forget(key)
-            if self._problems.pop(key, None) is not None:
-                log.info("Reconcile recovered", kind=self._name, name=key)
+            if self._errors.pop(key, None) is not None:
+                log.info("Reconcile recovered", kind=self._kind, name=key)
 
 
-async def follow(
+async def watch_objects(
     objects: LocalObjects,
     kind: type[Kind],
-    take: Callable[[Kind | Deleted | Listed], None],
-    report: Callable[[str], None],
+    on_event: Callable[[Kind | Deleted | Listed], None],
+    on_error: Callable[[str], None],
     chance: Callable[[], float],
 ) -> None:
     """Watch a kind, and hand each event to `on_event`. Runs until cancelled.
 
     `on_error` is called with the watch error, and with an empty text while the watch works.
     """
-    pauses = _PAUSES.delays(chance)
+    pauses = _WATCH_BACKOFF.delays(chance)
     while True:
         try:
             async with contextlib.aclosing(objects.watch(kind)) as events:
                 async for event in events:
-                    report("")
-                    pauses = _PAUSES.delays(chance)
-                    take(event)
+                    on_error("")
+                    pauses = _WATCH_BACKOFF.delays(chance)
+                    on_event(event)
             raise Unavailable("the watch ended")
         except KubelendError as error:
-            report(f"cannot watch {kind.plural}: {error}")
+            on_error(f"cannot watch {kind.plural}: {error}")
         await asyncio.sleep(next(pauses))

@@ -22,35 +22,50 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 import kubelend
-from kubelend.agent.reservations import Reservations
-from kubelend.agent.standing import Standing
+from kubelend.agent.reservations import ReservationCache
+from kubelend.agent.standing import ComponentHealth
 from kubelend.core.inventory import Inventory, Totals
 from kubelend.core.resources import Resources
 
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 
-_SECONDS: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
-_CORES: Final = 1000
+_DURATION_BUCKETS: Final = (
+    0.001,
+    0.002,
+    0.005,
+    0.01,
+    0.02,
+    0.05,
+    0.1,
+    0.2,
+    0.5,
+    1.0,
+    2.0,
+    5.0,
+    10.0,
+    30.0,
+)
+_MILLICORES_PER_CORE: Final = 1000
 
 
-class Watched(NamedTuple):
+class MetricsInput(NamedTuple):
     """What a scrape reads."""
 
     cluster: str
     inventory: Inventory
-    reservations: Reservations
-    standing: Standing
+    reservations: ReservationCache
+    health: ComponentHealth
     is_streaming: Callable[[], bool]
-    parts: tuple[str, ...]
+    components: tuple[str, ...]
     """The values of the label `component` of `kubelend_agent_component_healthy`."""
     published_at: Callable[[], datetime | None] = lambda: None
     """When the broker last accepted an advertisement."""
 
 
-class Metrics:
+class AgentMetrics:
     """All metrics of one agent, in a registry of their own."""
 
-    def __init__(self, watched: Watched) -> None:
+    def __init__(self, inputs: MetricsInput) -> None:
         self._registry = CollectorRegistry()
         info = Gauge(
             "kubelend_agent_info",
@@ -58,18 +73,18 @@ class Metrics:
             ("version", "cluster"),
             registry=self._registry,
         )
-        info.labels(kubelend.__version__, watched.cluster).set(1)
+        info.labels(kubelend.__version__, inputs.cluster).set(1)
         self._calls = Histogram(
             "kubelend_agent_broker_call_duration_seconds",
             "Duration of broker calls, by call and result: OK or the error code",
             ("call", "code"),
-            buckets=_SECONDS,
+            buckets=_DURATION_BUCKETS,
             registry=self._registry,
         )
-        self._registry.register(_Present(watched))
+        self._registry.register(_ScrapeCollector(inputs))
         ProcessCollector(registry=self._registry)
 
-    def called(self, call: str, code: str, seconds: float) -> None:
+    def observe_call(self, call: str, code: str, seconds: float) -> None:
         """Observe the duration of a broker call."""
         self._calls.labels(call, code).observe(seconds)
 
@@ -78,20 +93,20 @@ class Metrics:
         return generate_latest(self._registry)
 
 
-class _Present(Collector):
+class _ScrapeCollector(Collector):
     """Gauges whose values are read at scrape time."""
 
-    def __init__(self, watched: Watched) -> None:
-        self._watched = watched
+    def __init__(self, inputs: MetricsInput) -> None:
+        self._inputs = inputs
 
     def collect(self) -> Iterator[Metric]:
-        totals = self._watched.inventory.totals()
+        totals = self._inputs.inventory.totals()
         yield from self._amounts(totals)
         yield _gauge("kubelend_agent_nodes", "Number of nodes that the agent counts", totals.nodes)
         yield _gauge("kubelend_agent_pods", "Number of pods that the agent counts", totals.pods)
-        yield from self._conversation()
+        yield from self._broker_connection()
         yield self._reservations()
-        yield self._parts()
+        yield self._component_health()
 
     def _amounts(self, totals: Totals) -> Iterator[Metric]:
         for name, amounts, text in (
@@ -105,20 +120,20 @@ class _Present(Collector):
             yield _by_resource(
                 f"kubelend_agent_{name}", f"{text}, in cores, bytes or devices", amounts
             )
-        held = sum((hold.resources for hold in self._watched.inventory.holds.values()), Resources())
+        held = sum((hold.resources for hold in self._inputs.inventory.holds.values()), Resources())
         yield _by_resource(
             "kubelend_agent_reserved",
             "Resources reserved for other clusters, in cores, bytes or devices",
             held,
         )
 
-    def _conversation(self) -> Iterator[Metric]:
+    def _broker_connection(self) -> Iterator[Metric]:
         yield _gauge(
             "kubelend_agent_stream_connected",
             "Whether the instruction stream of the broker is connected",
-            int(self._watched.is_streaming()),
+            int(self._inputs.is_streaming()),
         )
-        published_at = self._watched.published_at()
+        published_at = self._inputs.published_at()
         yield _gauge(
             "kubelend_agent_last_advertisement_timestamp_seconds",
             "Time of the last advertisement that the broker accepted, in seconds since 1970",
@@ -137,22 +152,22 @@ class _Present(Collector):
 
     def _by_role(self) -> Counter[tuple[str, str]]:
         counts: Counter[tuple[str, str]] = Counter()
-        for found in self._watched.reservations.open():
+        for found in self._inputs.reservations.unfinished():
             for role, cluster in (
                 ("requester", found.requester_id),
                 ("provider", found.target_cluster_id),
             ):
-                counts[role, found.status.phase] += cluster == self._watched.cluster
+                counts[role, found.status.phase] += cluster == self._inputs.cluster
         return counts
 
-    def _parts(self) -> Metric:
-        problems = self._watched.standing.problems
+    def _component_health(self) -> Metric:
+        problems = self._inputs.health.errors
         metric = GaugeMetricFamily(
             "kubelend_agent_component_healthy",
             "Whether a component works: 1 healthy, 0 unhealthy",
             labels=("component",),
         )
-        for part in self._watched.parts:
+        for part in self._inputs.components:
             metric.add_metric((part,), part not in problems)
         return metric
 
@@ -164,5 +179,7 @@ def _gauge(name: str, help: str, value: float) -> Metric:
 def _by_resource(name: str, help: str, amounts: Resources) -> Metric:
     metric = GaugeMetricFamily(name, help, labels=("resource",))
     for resource, amount in {"cpu": 0, "memory": 0, **dict(amounts.items())}.items():
-        metric.add_metric((resource,), amount / _CORES if resource == "cpu" else amount)
+        metric.add_metric(
+            (resource,), amount / _MILLICORES_PER_CORE if resource == "cpu" else amount
+        )
     return metric

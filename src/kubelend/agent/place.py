@@ -14,34 +14,34 @@ from typing import Final
 
 from kubelend.core.errors import IdentityInUse, KubelendError
 
-TRY_EVERY: Final = timedelta(seconds=2)
+TAKEOVER_RETRY_INTERVAL: Final = timedelta(seconds=2)
 """Upper bound for the takeover time after the other agent has stopped."""
 
 
-class Place:
+class ActiveAgentGate:
     """Use `run` as a root task."""
 
     def __init__(self) -> None:
-        self._is_ours = asyncio.Event()
-        self._is_lost = asyncio.Event()
-        self._loss: IdentityInUse | None = None
+        self._is_active = asyncio.Event()
+        self._is_replaced = asyncio.Event()
+        self._replaced_error: IdentityInUse | None = None
 
-    def heard(self, problem: KubelendError | None = None) -> None:
+    def on_advertised(self, error: KubelendError | None = None) -> None:
         """Record the result of an advertisement."""
-        if not isinstance(problem, IdentityInUse):
-            self._is_ours.set()
-        elif self._is_ours.is_set():
-            self._loss = problem
-            self._is_lost.set()
+        if not isinstance(error, IdentityInUse):
+            self._is_active.set()
+        elif self._is_active.is_set():
+            self._replaced_error = error
+            self._is_replaced.set()
 
-    async def ours(self) -> None:
+    async def wait(self) -> None:
         """Wait until no other agent is known to be active."""
-        await self._is_ours.wait()
+        await self._is_active.wait()
 
     async def run(self) -> None:
         """Raises when another agent has taken over, which ends the process; after a restart it waits
         to take over.
         """
-        await self._is_lost.wait()
-        if self._loss is not None:
-            raise self._loss
+        await self._is_replaced.wait()
+        if self._replaced_error is not None:
+            raise self._replaced_error

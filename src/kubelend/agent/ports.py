@@ -31,15 +31,15 @@ class Snapshot(NamedTuple):
     pods: Sequence[Pod]
 
 
-class NodeGone(NamedTuple):
+class NodeDeleted(NamedTuple):
     name: str
 
 
-class PodGone(NamedTuple):
+class PodDeleted(NamedTuple):
     id: str
 
 
-Change = Snapshot | Node | NodeGone | Pod | PodGone
+Change = Snapshot | Node | NodeDeleted | Pod | PodDeleted
 """A node or a pod by itself means that it was added or modified."""
 
 
@@ -69,7 +69,7 @@ class Listed(NamedTuple):
 class Deleted(NamedTuple):
     """The object was deleted; `last_state` is its last known state."""
 
-    found: object
+    last_state: object
 
 
 class LocalObjects(Protocol):
@@ -117,7 +117,7 @@ class BrokerCommunicator(Protocol):
     Calls have a timeout (`BrokerUnreachable`), and are retried inside only where they are idempotent.
     """
 
-    async def publish(self, advertisement: bodies.Advertisement) -> bodies.Published: ...
+    async def publish(self, advertisement: bodies.Advertisement) -> bodies.PublishResult: ...
 
     async def request(self, request: bodies.ReservationRequest, key: str) -> bodies.Reservation:
         """Idempotent: the same key returns the same reservation."""

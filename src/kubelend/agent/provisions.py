@@ -18,50 +18,50 @@ HELD: Final = "Held"
 WITHDRAWN: Final = "Withdrawn"
 REFUSED: Final = "Refused"
 
-_SUFFIX: Final = "-provider"
+_NAME_SUFFIX: Final = "-provider"
 
 
-def name_of(reservation: str) -> str:
-    return f"{reservation}{_SUFFIX}"
+def provider_instruction_name(reservation: str) -> str:
+    return f"{reservation}{_NAME_SUFFIX}"
 
 
-def reservation_of(found: ProviderInstruction) -> str:
+def reservation_of_instruction(found: ProviderInstruction) -> str:
     """Empty if the name is not one that the agent gives."""
     name = found.metadata.name
-    return name.removesuffix(_SUFFIX) if name.endswith(_SUFFIX) else ""
+    return name.removesuffix(_NAME_SUFFIX) if name.endswith(_NAME_SUFFIX) else ""
 
 
-def hold_of(reservation: bodies.Reservation) -> Hold:
+def hold_from_reservation(reservation: bodies.Reservation) -> Hold:
     """What to hold, and for which requester."""
-    amounts = quantities.asked(reservation.requested_resources, "requestedResources")
+    amounts = quantities.parse_requested(reservation.requested_resources, "requestedResources")
     return Hold(reservation.requester_id, amounts)
 
 
-def hold_in(found: ProviderInstruction) -> Hold:
+def hold_from_instruction(found: ProviderInstruction) -> Hold:
     """The hold that an object describes; `InvalidInput` if its spec was edited to something invalid."""
     spec = found.spec
-    return Hold(spec.requester_cluster_id, quantities.asked(spec.amounts, "spec"))
+    return Hold(spec.requester_cluster_id, quantities.parse_requested(spec.amounts, "spec"))
 
 
-def instruction(reservation: bodies.Reservation, namespace: str) -> ProviderInstruction:
+def provider_instruction(reservation: bodies.Reservation, namespace: str) -> ProviderInstruction:
     """The object for a reservation, without a status."""
-    hold = hold_of(reservation)
+    hold = hold_from_reservation(reservation)
     spec = ProviderInstructionSpec(
-        *quantities.requested(hold.resources),
+        *quantities.requested_fields(hold.resources),
         reservation_name=reservation.id,
         requester_cluster_id=hold.requester,
         message=f"Hold {hold.resources.describe()} for requester {hold.requester}",
         expires_at=reservation.status.expires_at,
     )
-    return ProviderInstruction(Metadata(name_of(reservation.id), namespace), spec)
+    return ProviderInstruction(Metadata(provider_instruction_name(reservation.id), namespace), spec)
 
 
-def is_finished(found: ProviderInstruction) -> bool:
+def is_instruction_finished(found: ProviderInstruction) -> bool:
     """Whether the object is only kept for people to read."""
     return found.status.phase in (WITHDRAWN, REFUSED)
 
 
-def held(*, is_enforced: bool) -> ProviderInstructionStatus:
+def held_status(*, is_enforced: bool) -> ProviderInstructionStatus:
     """Counts as held either way. Without enforcement nobody has checked the capacity."""
     message = (
         "Resources held" if is_enforced else "Recorded without a capacity check: enforcement is off"
@@ -69,11 +69,11 @@ def held(*, is_enforced: bool) -> ProviderInstructionStatus:
     return ProviderInstructionStatus(enforced=is_enforced, phase=HELD, message=message)
 
 
-def finished(phase: str, message: str, now: datetime) -> ProviderInstructionStatus:
+def finished_status(phase: str, message: str, now: datetime) -> ProviderInstructionStatus:
     return ProviderInstructionStatus(phase=phase, message=message, finished_at=now)
 
 
-def farewell(reservation: bodies.Reservation | None, cluster: str) -> str:
+def withdrawal_reason(reservation: bodies.Reservation | None, cluster: str) -> str:
     """Why a cluster no longer holds a reservation."""
     if reservation is None:
         return "Reservation not found on the broker"

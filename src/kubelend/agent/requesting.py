@@ -17,46 +17,46 @@ from typing import Final
 import structlog
 
 from kubelend.agent import editing, verdicts, wishes
-from kubelend.agent.borrowing import Borrower
-from kubelend.agent.instructing import Instructor, Outside
-from kubelend.agent.leases import Leases
-from kubelend.agent.looking import Looks, follow
+from kubelend.agent.borrowing import ReservationClient
+from kubelend.agent.instructing import InstructionDependencies, InstructionReconciler
+from kubelend.agent.leases import ExpiryTracker
+from kubelend.agent.looking import ReconcileQueue, watch_objects
 from kubelend.agent.ports import BrokerCommunicator, Clock, LocalObjects
-from kubelend.agent.reservations import LIVE, Reservations
-from kubelend.agent.sightings import Sightings
-from kubelend.agent.standing import Standing
-from kubelend.agent.wishes import Stage
+from kubelend.agent.reservations import LIVE_PHASES, ReservationCache
+from kubelend.agent.sightings import RequestCache
+from kubelend.agent.standing import ComponentHealth
+from kubelend.agent.wishes import RequestState
 from kubelend.core.errors import InvalidInput, KubelendError, NotFound, WrongPhase
 from kubelend.core.lifecycle import Phase
 from kubelend.kits import tasks
 from kubelend.wire import bodies
 from kubelend.wire.objects import (
-    Asked,
     ReservationInstruction,
     ResourceRequest,
     ResourceRequestStatus,
+    SentRequest,
 )
 
-PART: Final = "requester"
-FINISHED_FOR: Final = timedelta(hours=1)
+COMPONENT: Final = "requester"
+FINISHED_TTL: Final = timedelta(hours=1)
 
 log = structlog.get_logger("kubelend.agent")
 
 
-class Requester:
+class ResourceRequestReconciler:
     """Use `run` as a root task."""
 
     def __init__(  # noqa: PLR0913 - explicit dependencies
         self,
         objects: LocalObjects,
         communicator: BrokerCommunicator,
-        reservations: Reservations,
-        standing: Standing,
+        reservations: ReservationCache,
+        health: ComponentHealth,
         clock: Clock,
         *,
         cluster_id: str,
         namespace: str = "",
-        finished_for: timedelta = FINISHED_FOR,
+        finished_ttl: timedelta = FINISHED_TTL,
         chance: Callable[[], float] = random.random,
     ) -> None:
         """`namespace` is that of the ReservationInstructions; empty for the namespace of each request.
@@ -65,229 +65,237 @@ class Requester:
         """
         self._objects = objects
         self._reservations = reservations
-        self._standing = standing
+        self._health = health
         self._clock = clock
         self._namespace = namespace
         self._chance = chance
-        self._looks = Looks("ResourceRequest", self._look, chance)
-        self._sightings = Sightings(self._looks.add)
-        self._leases = Leases(clock, chance)
-        self._borrower = Borrower(communicator, reservations, self._leases, cluster_id)
-        self._instructor = Instructor(
-            Outside(objects, communicator, reservations, clock),
-            self._leases,
-            self._place,
+        self._queue = ReconcileQueue("ResourceRequest", self._reconcile, chance)
+        self._cache = RequestCache(self._queue.add)
+        self._expiry = ExpiryTracker(clock, chance)
+        self._client = ReservationClient(communicator, reservations, self._expiry, cluster_id)
+        self._instructions = InstructionReconciler(
+            InstructionDependencies(objects, communicator, reservations, clock),
+            self._expiry,
+            self._instruction_namespace,
             cluster_id=cluster_id,
-            finished_for=finished_for,
+            finished_ttl=finished_ttl,
             chance=chance,
         )
-        self._asking: set[str] = set()
+        self._requesting: set[str] = set()
         """Requests for which the broker may be making a reservation at this moment."""
-        self._troubles: dict[str, KubelendError] = {}
+        self._renewal_errors: dict[str, KubelendError] = {}
         """The last renewal error of each reservation."""
-        self._unseen: dict[str, str] = {}
+        self._watch_errors: dict[str, str] = {}
         """The watch error of each kind."""
-        reservations.listen(self._heard)
-        reservations.on_contact(self._hurry)
+        reservations.subscribe(self._on_reservation_change)
+        reservations.on_reconnect(self._retry_now)
 
     async def run(self) -> None:
         """Reconcile requests and instructions. Runs until cancelled."""
-        for known in self._reservations.open():
-            self._instructor.add(known.id)
+        for known in self._reservations.unfinished():
+            self._instructions.enqueue(known.id)
         await tasks.run_all(
             {
-                "watch requests": self._follow_requests(),
-                "watch instructions": self._follow_instructions(),
-                "reconcile requests": self._looks.run(),
-                "reconcile instructions": self._instructor.looks.run(),
+                "watch requests": self._watch_requests(),
+                "watch instructions": self._watch_instructions(),
+                "reconcile requests": self._queue.run(),
+                "reconcile instructions": self._instructions.queue.run(),
             }
         )
 
     # -- triggers
 
-    async def _follow_requests(self) -> None:
-        kind, take = ResourceRequest, self._sightings.take
-        await follow(self._objects, kind, take, self._reporter(kind.plural), self._chance)
+    async def _watch_requests(self) -> None:
+        kind, take = ResourceRequest, self._cache.handle_event
+        await watch_objects(
+            self._objects, kind, take, self._health_reporter(kind.plural), self._chance
+        )
 
-    async def _follow_instructions(self) -> None:
-        kind, take = ReservationInstruction, self._instructor.take
-        await follow(self._objects, kind, take, self._reporter(kind.plural), self._chance)
+    async def _watch_instructions(self) -> None:
+        kind, take = ReservationInstruction, self._instructions.handle_event
+        await watch_objects(
+            self._objects, kind, take, self._health_reporter(kind.plural), self._chance
+        )
 
-    def _reporter(self, plural: str) -> Callable[[str], None]:
+    def _health_reporter(self, plural: str) -> Callable[[str], None]:
         def report(problem: str) -> None:
-            self._unseen[plural] = problem
-            self._standing.report(PART, "; ".join(filter(None, self._unseen.values())))
+            self._watch_errors[plural] = problem
+            self._health.report(COMPONENT, "; ".join(filter(None, self._watch_errors.values())))
 
         return report
 
-    def _heard(self, reservation: str) -> None:
-        self._instructor.add(reservation)
-        owner = self._sightings.owner(reservation)
+    def _on_reservation_change(self, reservation: str) -> None:
+        self._instructions.enqueue(reservation)
+        owner = self._cache.owner(reservation)
         if owner:
-            self._looks.add(owner)
+            self._queue.add(owner)
 
-    def _hurry(self) -> None:
+    def _retry_now(self) -> None:
         """The broker is reachable again: retry failed work without waiting for its backoff."""
-        self._looks.hurry()
-        self._instructor.looks.hurry()
+        self._queue.retry_now()
+        self._instructions.queue.retry_now()
 
-    def _place(self, reservation: str) -> str | None:
+    def _instruction_namespace(self, reservation: str) -> str | None:
         """The namespace of a reservation's instruction; see `NamespaceLookup`."""
-        owner = self._sightings.owner(reservation)
-        is_settled = self._sightings.is_complete and not self._asking
+        owner = self._cache.owner(reservation)
+        is_settled = self._cache.is_synced and not self._requesting
         wanted = self._namespace or owner.partition("/")[0]
         return wanted if wanted or is_settled else None
 
     # -- reconcile
 
-    async def _look(self, key: str) -> None:
-        for gone in self._sightings.lost(key):
-            await self._withdraw(gone)
-            self._sightings.bury(gone)
+    async def _reconcile(self, key: str) -> None:
+        for gone in self._cache.deleted_unfinalized(key):
+            await self._release(gone)
+            self._cache.forget_deleted(gone)
         found = await self._objects.find(ResourceRequest, key)
         if found is None:
             return
         if found.metadata.deletion_timestamp is not None:
-            await self._part(found)
+            await self._finalize(found)
         else:
-            await self._serve(found)
+            await self._sync(found)
 
-    async def _serve(self, found: ResourceRequest) -> None:
-        stage, asked = wishes.stage(found), found.status.asked
-        if stage is Stage.NEW:
-            await self._begin(found)
-        elif stage is Stage.BOUND:
-            await self._keep(found)
-        elif stage is Stage.ASKING and wishes.is_changed(found):
-            await self._start_over(found)
-        elif stage is Stage.ASKING and asked is not None:
-            await self._ask(found, asked)
+    async def _sync(self, found: ResourceRequest) -> None:
+        stage, asked = wishes.request_state(found), found.status.asked
+        if stage is RequestState.NEW:
+            await self._start(found)
+        elif stage is RequestState.BOUND:
+            await self._sync_bound(found)
+        elif stage is RequestState.REQUESTED and wishes.is_spec_changed(found):
+            await self._restart(found)
+        elif stage is RequestState.REQUESTED and asked is not None:
+            await self._request_reservation(found, asked)
 
     # -- requesting
 
-    async def _begin(self, found: ResourceRequest) -> None:
+    async def _start(self, found: ResourceRequest) -> None:
         """Write the request to the status, then send it."""
         try:
-            wishes.request(found.spec)
+            wishes.request_from_spec(found.spec)
         except InvalidInput as error:
-            await self._say(found, verdicts.of_unreadable(found, error))
+            await self._update_status(found, verdicts.status_for_invalid_spec(found, error))
             return
-        if not wishes.has_finalizer(found):
-            marked = await editing.add_finalizer(self._objects, found, wishes.FINALIZER)
-            if marked is None or not wishes.has_finalizer(marked):
+        if not wishes.has_request_finalizer(found):
+            marked = await editing.add_finalizer(self._objects, found, wishes.REQUEST_FINALIZER)
+            if marked is None or not wishes.has_request_finalizer(marked):
                 return  # deleted in the meantime
             found = marked
-        asked = Asked(found.metadata.generation, wishes.request(found.spec))
-        written = await self._say(found, verdicts.of_question(asked))
+        asked = SentRequest(found.metadata.generation, wishes.request_from_spec(found.spec))
+        written = await self._update_status(found, verdicts.status_for_request(asked))
         if written is not None:
-            await self._ask(written, asked, is_first=True)
+            await self._request_reservation(written, asked, is_first=True)
 
-    async def _ask(self, found: ResourceRequest, asked: Asked, *, is_first: bool = False) -> None:
-        with self._deciding(found):
+    async def _request_reservation(
+        self, found: ResourceRequest, sent: SentRequest, *, is_first: bool = False
+    ) -> None:
+        with self._in_progress(found):
             try:
-                body = await self._borrower.ask(found, asked, is_first=is_first)
+                body = await self._client.reserve(found, sent, is_first=is_first)
             except KubelendError as error:
-                await self._not_reserved(found, asked, error)
+                await self._on_request_error(found, sent, error)
                 return
             # Bind it before subscribers are notified, so that they find its owner.
-            self._sightings.own(body.id, found.key)
-            body = self._borrower.learn(body)
-            await self._say(found, verdicts.of_reservation(found, body))
+            self._cache.bind(body.id, found.key)
+            body = self._client.cache(body)
+            await self._update_status(found, verdicts.status_for_reservation(found, body))
         # The stream may have delivered it before it was bound.
-        self._heard(body.id)
+        self._on_reservation_change(body.id)
 
-    async def _not_reserved(
-        self, found: ResourceRequest, asked: Asked, error: KubelendError
+    async def _on_request_error(
+        self, found: ResourceRequest, sent: SentRequest, error: KubelendError
     ) -> None:
-        if verdicts.is_passing(error):
-            await self._say(found, verdicts.of_fault(asked, error))
+        if verdicts.is_transient(error):
+            await self._update_status(found, verdicts.status_for_transient_error(sent, error))
             raise error
-        await self._say(found, verdicts.of_refusal(asked, error))
+        await self._update_status(found, verdicts.status_for_rejection(sent, error))
 
-    async def _start_over(self, found: ResourceRequest) -> None:
+    async def _restart(self, found: ResourceRequest) -> None:
         """The spec has changed before a reservation was made: start again."""
-        await self._withdraw(found)
-        await self._say(found, verdicts.of_change(found))
-        self._looks.add(found.key)
+        await self._release(found)
+        await self._update_status(found, verdicts.status_for_spec_change(found))
+        self._queue.add(found.key)
 
     # -- bound
 
-    async def _keep(self, found: ResourceRequest) -> None:
+    async def _sync_bound(self, found: ResourceRequest) -> None:
         name = found.status.reservation_name
-        body = self._reservations.find(name) or await self._borrower.find(name)
+        body = self._reservations.find(name) or await self._client.fetch(name)
         if body is not None:
-            body = await self._renewed(found, body)
+            body = await self._renew_if_due(found, body)
         if body is None:
-            await self._say(found, verdicts.of_loss(found))
-        elif body.status.phase == Phase.PENDING and wishes.is_changed(found):
-            await self._start_over(found)
+            await self._update_status(found, verdicts.status_for_lost_reservation(found))
+        elif body.status.phase == Phase.PENDING and wishes.is_spec_changed(found):
+            await self._restart(found)
         else:
-            await self._tell(found, body)
+            await self._report_reservation(found, body)
 
-    async def _tell(self, found: ResourceRequest, body: bodies.Reservation) -> None:
-        trouble = self._troubles.get(body.id) if found.spec.renew else None
-        written = await self._say(found, verdicts.of_reservation(found, body, trouble))
-        if trouble is not None and body.status.phase in LIVE:
+    async def _report_reservation(self, found: ResourceRequest, body: bodies.Reservation) -> None:
+        trouble = self._renewal_errors.get(body.id) if found.spec.renew else None
+        written = await self._update_status(
+            found, verdicts.status_for_reservation(found, body, trouble)
+        )
+        if trouble is not None and body.status.phase in LIVE_PHASES:
             raise trouble
-        self._troubles.pop(body.id, None)
-        if written is not None and wishes.stage(written) is Stage.NEW:
-            self._looks.add(found.key)  # finished, and the spec has changed since the request
+        self._renewal_errors.pop(body.id, None)
+        if written is not None and wishes.request_state(written) is RequestState.NEW:
+            self._queue.add(found.key)  # finished, and the spec has changed since the request
 
-    async def _renewed(
+    async def _renew_if_due(
         self, found: ResourceRequest, body: bodies.Reservation
     ) -> bodies.Reservation | None:
         """Renew if it is due, and schedule the next renewal. Returns the state afterwards."""
-        if not found.spec.renew or body.status.phase not in LIVE:
+        if not found.spec.renew or body.status.phase not in LIVE_PHASES:
             return body
-        self._leases.hear(body)
+        self._expiry.observe(body)
         # Read once: it may become due between two reads of the clock.
-        left = self._leases.until_renewal(body.id)
+        left = self._expiry.time_to_renewal(body.id)
         renewed: bodies.Reservation | None = body
         if left == timedelta():
             renewed = await self._renew(body)
-            left = self._leases.until_renewal(body.id)
+            left = self._expiry.time_to_renewal(body.id)
         if left:
-            self._looks.add_after(found.key, left)
+            self._queue.add_after(found.key, left)
         return renewed
 
     async def _renew(self, body: bodies.Reservation) -> bodies.Reservation | None:
         try:
-            renewed = await self._borrower.renew(body.id)
+            renewed = await self._client.renew(body.id)
         except KubelendError as error:
-            self._troubles[body.id] = error
+            self._renewal_errors[body.id] = error
             is_over = isinstance(error, NotFound | WrongPhase)
-            return await self._borrower.find(body.id) if is_over else body
-        self._troubles.pop(body.id, None)
+            return await self._client.fetch(body.id) if is_over else body
+        self._renewal_errors.pop(body.id, None)
         expires_at = _time_text(renewed.status.expires_at)
         log.info("Reservation renewed", reservation=body.id, expires_at=expires_at)
         return renewed
 
     # -- releasing
 
-    async def _part(self, found: ResourceRequest) -> None:
+    async def _finalize(self, found: ResourceRequest) -> None:
         """The object is being deleted: release its reservation, then remove the finalizer."""
-        if not wishes.has_finalizer(found):
+        if not wishes.has_request_finalizer(found):
             return
         try:
-            await self._withdraw(found)
+            await self._release(found)
         except KubelendError as error:
-            await self._say(found, verdicts.of_parting(found, error))
+            await self._update_status(found, verdicts.status_for_pending_release(found, error))
             raise
         newest = await self._objects.find(ResourceRequest, found.key)
         if newest is not None and newest.metadata.uid == found.metadata.uid:
-            self._sightings.free(newest)
-            await editing.remove_finalizer(self._objects, newest, wishes.FINALIZER)
+            self._cache.mark_released(newest)
+            await editing.remove_finalizer(self._objects, newest, wishes.REQUEST_FINALIZER)
 
-    async def _withdraw(self, found: ResourceRequest) -> None:
-        with self._deciding(found):
-            released = await self._borrower.withdraw(found)
+    async def _release(self, found: ResourceRequest) -> None:
+        with self._in_progress(found):
+            released = await self._client.release(found)
         if released:
-            log.info("ResourceRequest released", **_object_keys(found), reservation=released)
-        self._sightings.disown(found.status.reservation_name)
+            log.info("ResourceRequest released", **_request_log_keys(found), reservation=released)
+        self._cache.unbind(found.status.reservation_name)
 
     # -- helpers
 
-    async def _say(
+    async def _update_status(
         self, found: ResourceRequest, status: ResourceRequestStatus
     ) -> ResourceRequest | None:
         """Write the status if it changes, and log the step. None if the object is gone.
@@ -301,21 +309,21 @@ class Requester:
             before = newest.status
             return status
 
-        written = await editing.state(self._objects, found, change, self._clock)
+        written = await editing.update_status(self._objects, found, change, self._clock)
         if written is not None:
             _log_step(written, before)
         return written
 
     @contextmanager
-    def _deciding(self, found: ResourceRequest) -> Iterator[None]:
-        self._asking.add(found.key)
+    def _in_progress(self, found: ResourceRequest) -> Iterator[None]:
+        self._requesting.add(found.key)
         try:
             yield
         finally:
-            self._asking.discard(found.key)
+            self._requesting.discard(found.key)
 
 
-_STEPS: Final = {
+_STEP_MESSAGES: Final = {
     "Reserved": "ResourceRequest reserved",
     "Active": "ResourceRequest active",
     "Released": "ResourceRequest released",
@@ -326,9 +334,9 @@ _STEPS: Final = {
 def _log_step(written: ResourceRequest, before: ResourceRequestStatus) -> None:
     """One line per step of a request, with what an operator searches for; nothing if none was made."""
     status = written.status
-    keys = _object_keys(written)
+    keys = _request_log_keys(written)
     if status.asked is not None and status.asked != before.asked:
-        log.info("ResourceRequest received", **keys, **_spec_keys(written))
+        log.info("ResourceRequest received", **keys, **_amount_log_keys(written))
     if _step(status) == _step(before):
         return
     if status.phase == "Failed":
@@ -341,13 +349,13 @@ def _log_step(written: ResourceRequest, before: ResourceRequestStatus) -> None:
             reservation=status.reservation_name,
             reason=status.reason,
         )
-    elif status.phase in _STEPS:
+    elif status.phase in _STEP_MESSAGES:
         log.info(
-            _STEPS[status.phase],
+            _STEP_MESSAGES[status.phase],
             **keys,
             reservation=status.reservation_name,
             cluster=status.target_cluster_id,
-            **_spec_keys(written),
+            **_amount_log_keys(written),
             expires_at=_time_text(status.expires_at),
         )
 
@@ -357,11 +365,11 @@ def _step(status: ResourceRequestStatus) -> tuple[str, str, str]:
     return status.phase, status.reservation_name, status.target_cluster_id
 
 
-def _object_keys(found: ResourceRequest) -> dict[str, str]:
+def _request_log_keys(found: ResourceRequest) -> dict[str, str]:
     return {"namespace": found.metadata.namespace, "name": found.metadata.name}
 
 
-def _spec_keys(found: ResourceRequest) -> dict[str, str]:
+def _amount_log_keys(found: ResourceRequest) -> dict[str, str]:
     return {"cpu": found.spec.requested_cpu, "memory": found.spec.requested_memory}
 
 

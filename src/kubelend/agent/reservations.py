@@ -21,83 +21,83 @@ from kubelend.wire import bodies
 
 log = structlog.get_logger("kubelend.agent")
 
-Listener = Callable[[str], None]
+ChangeListener = Callable[[str], None]
 """Called with the ID of a reservation that changed."""
 
-LONG_AGO: Final = -1
+BEFORE_ANY_UPDATE: Final = -1
 """A sequence number before any update: ordered by revision alone."""
 
-OPEN = frozenset({Phase.PENDING.value, Phase.RESERVED.value, Phase.ACTIVE.value})
-LIVE = frozenset({Phase.RESERVED.value, Phase.ACTIVE.value})
+UNFINISHED_PHASES = frozenset({Phase.PENDING.value, Phase.RESERVED.value, Phase.ACTIVE.value})
+LIVE_PHASES = frozenset({Phase.RESERVED.value, Phase.ACTIVE.value})
 
 
-class Reservations:
+class ReservationCache:
     """The latest state of each reservation, by ID."""
 
     def __init__(self) -> None:
         self._known: dict[str, bodies.Reservation] = {}
-        self._heard_at: dict[str, int] = {}
+        self._updated_at: dict[str, int] = {}
         """The sequence number of each reservation's last update."""
-        self._heard = 0
-        self._distrusted = LONG_AGO
+        self._sequence = 0
+        self._gap_at = BEFORE_ANY_UPDATE
         """States from up to this sequence number may be older than the gap."""
-        self._listeners: list[Listener] = []
-        self._on_contact: list[Callable[[], None]] = []
+        self._listeners: list[ChangeListener] = []
+        self._on_reconnect: list[Callable[[], None]] = []
 
-    def listen(self, listener: Listener) -> None:
+    def subscribe(self, listener: ChangeListener) -> None:
         self._listeners.append(listener)
 
-    def on_contact(self, callback: Callable[[], None]) -> None:
+    def on_reconnect(self, callback: Callable[[], None]) -> None:
         """Call it when the broker is reachable again: failed work is retried at once."""
-        self._on_contact.append(callback)
+        self._on_reconnect.append(callback)
 
-    def contact(self) -> None:
+    def notify_reconnected(self) -> None:
         """The broker is reachable again."""
-        for callback in self._on_contact:
+        for callback in self._on_reconnect:
             callback()
 
     def find(self, reservation: str) -> bodies.Reservation | None:
         return self._known.get(reservation)
 
-    def open(self) -> list[bodies.Reservation]:
+    def unfinished(self) -> list[bodies.Reservation]:
         """Unfinished reservations. A copy: updates may arrive during iteration."""
-        return [found for found in self._known.values() if found.status.phase in OPEN]
+        return [found for found in self._known.values() if found.status.phase in UNFINISHED_PHASES]
 
-    def now(self) -> int:
+    def sequence(self) -> int:
         """The sequence number of the last update: read it before a call, and pass it to `put` with
         the response.
         """
-        return self._heard
+        return self._sequence
 
-    def distrust(self) -> None:
+    def mark_gap(self) -> None:
         """Mark a gap in the stream, after which revisions may start anew."""
-        self._distrusted = self._heard
+        self._gap_at = self._sequence
 
-    def unheard(self, since: int) -> list[str]:
+    def not_updated_since(self, since: int) -> list[str]:
         """IDs of unfinished reservations without an update since that sequence number."""
-        return [found.id for found in self.open() if self._heard_at[found.id] <= since]
+        return [found.id for found in self.unfinished() if self._updated_at[found.id] <= since]
 
-    def put(self, found: bodies.Reservation, asked_at: int = LONG_AGO) -> bool:
+    def put(self, found: bodies.Reservation, requested_at: int = BEFORE_ANY_UPDATE) -> bool:
         """Store the state unless a newer one is known; True if it changed."""
         known = self._known.get(found.id)
-        if known is not None and self._is_old(found, known, asked_at):
+        if known is not None and self._is_outdated(found, known, requested_at):
             return False
-        self._heard += 1
-        self._heard_at[found.id] = self._heard
+        self._sequence += 1
+        self._updated_at[found.id] = self._sequence
         if found == known:
             return False
         self._known[found.id] = found
-        self._tell(found.id)
+        self._notify(found.id)
         return True
 
     def put_instruction(
-        self, found: bodies.Reservation, asked_at: int = LONG_AGO, *, source: str
+        self, found: bodies.Reservation, requested_at: int = BEFORE_ANY_UPDATE, *, source: str
     ) -> None:
         """Store a state that the broker sent as an instruction; logs it if it changed.
 
         `source` is how it arrived: stream, poll or advertisement.
         """
-        if self.put(found, asked_at):
+        if self.put(found, requested_at):
             log.info(
                 "Instruction received",
                 reservation=found.id,
@@ -108,22 +108,28 @@ class Reservations:
                 source=source,
             )
 
-    def put_all(
-        self, found: Iterable[bodies.Reservation], asked_at: int = LONG_AGO, *, source: str = "poll"
+    def put_instructions(
+        self,
+        found: Iterable[bodies.Reservation],
+        requested_at: int = BEFORE_ANY_UPDATE,
+        *,
+        source: str = "poll",
     ) -> None:
         for reservation in found:
-            self.put_instruction(reservation, asked_at, source=source)
+            self.put_instruction(reservation, requested_at, source=source)
 
-    def forget(self, reservation: str) -> None:
+    def remove(self, reservation: str) -> None:
         """Remove a reservation that the broker does not know or that is no longer needed."""
         if self._known.pop(reservation, None) is not None:
-            del self._heard_at[reservation]
-            self._tell(reservation)
+            del self._updated_at[reservation]
+            self._notify(reservation)
 
-    def _is_old(self, found: bodies.Reservation, known: bodies.Reservation, asked_at: int) -> bool:
-        believed_from = min(asked_at, self._distrusted)
-        return found.revision < known.revision and self._heard_at[found.id] > believed_from
+    def _is_outdated(
+        self, found: bodies.Reservation, known: bodies.Reservation, requested_at: int
+    ) -> bool:
+        believed_from = min(requested_at, self._gap_at)
+        return found.revision < known.revision and self._updated_at[found.id] > believed_from
 
-    def _tell(self, reservation: str) -> None:
+    def _notify(self, reservation: str) -> None:
         for listener in self._listeners:
             listener(reservation)

@@ -15,57 +15,59 @@ from msgspec.structs import replace
 
 from kubelend.agent import editing
 from kubelend.agent.ports import LocalObjects
-from kubelend.agent.standing import Standing
+from kubelend.agent.standing import ComponentHealth
 from kubelend.core import durations
 from kubelend.core.errors import Conflict, KubelendError
 from kubelend.wire.objects import Advertisement
 
-PART: Final = "advertisement"
+WRITER_COMPONENT: Final = "advertisement"
 """The component under which write errors are reported; the publisher's own is for errors of the
 broker."""
 
-PATIENCE: Final = timedelta(seconds=10)
+WRITE_TIMEOUT: Final = timedelta(seconds=10)
 
 
-class Display:
+class AdvertisementWriter:
     """Writes the latest submitted object; older ones that were not written in time are skipped."""
 
-    def __init__(self, objects: LocalObjects, standing: Standing) -> None:
+    def __init__(self, objects: LocalObjects, health: ComponentHealth) -> None:
         self._objects = objects
-        self._standing = standing
-        self._newest: Advertisement | None = None
-        self._news = asyncio.Event()
+        self._health = health
+        self._latest: Advertisement | None = None
+        self._submitted = asyncio.Event()
 
-    def show(self, wanted: Advertisement) -> None:
-        self._newest = wanted
-        self._news.set()
+    def submit(self, wanted: Advertisement) -> None:
+        self._latest = wanted
+        self._submitted.set()
 
     async def run(self) -> None:
         """Write submitted objects. Runs until cancelled; a failure is reported and the next object
         tried.
         """
         while True:
-            await self._news.wait()
-            self._news.clear()
-            if self._newest is not None:
-                self._standing.report(PART, await self._problem_of(self._newest))
+            await self._submitted.wait()
+            self._submitted.clear()
+            if self._latest is not None:
+                self._health.report(WRITER_COMPONENT, await self._write_error(self._latest))
 
-    async def _problem_of(self, wanted: Advertisement) -> str:
+    async def _write_error(self, wanted: Advertisement) -> str:
         try:
-            async with asyncio.timeout(PATIENCE.total_seconds()):
+            async with asyncio.timeout(WRITE_TIMEOUT.total_seconds()):
                 await self._write(wanted)
         except TimeoutError:
-            return f"Advertisement {wanted.key}: not written within {durations.short(PATIENCE)}"
+            return f"Advertisement {wanted.key}: not written within {durations.format_duration_short(WRITE_TIMEOUT)}"
         except KubelendError as problem:
             return str(problem)
         return ""
 
-    async def _write(self, wanted: Advertisement, tries: int = editing.TRIES) -> None:
-        kept = await editing.put(self._objects, wanted)
+    async def _write(
+        self, wanted: Advertisement, attempts: int = editing.CONFLICT_ATTEMPTS
+    ) -> None:
+        kept = await editing.apply_object(self._objects, wanted)
         try:
             await self._objects.set_status(replace(kept, status=wanted.status))
         except Conflict:
             # Modified concurrently: retry on the newer version.
-            if tries <= 1:
+            if attempts <= 1:
                 raise
-            await self._write(wanted, tries - 1)
+            await self._write(wanted, attempts - 1)

@@ -26,25 +26,25 @@ class HealthMessages(NamedTuple):
     healthy: str = "Component healthy"
 
 
-class Standing:
+class ComponentHealth:
     """The current error of each component that is unhealthy."""
 
     def __init__(self, timer: Callable[[], float] = time.monotonic) -> None:
         """`timer` returns seconds, to log how long an outage was."""
         self._timer = timer
-        self._problems: dict[str, str] = {}
+        self._errors: dict[str, str] = {}
         self._outages: dict[str, _Outage] = {}
         self._starting: set[str] = set()
         self._partial: set[str] = set()
 
-    def expect(self, part: str) -> None:
+    def require(self, component: str) -> None:
         """Not ready before this component has reported for the first time."""
-        self._starting.add(part)
+        self._starting.add(component)
 
     def report(
         self,
-        part: str,
-        problem: str = "",
+        component: str,
+        error: str = "",
         *,
         is_partial: bool = False,
         messages: HealthMessages = HealthMessages(),  # noqa: B008 - immutable
@@ -53,32 +53,36 @@ class Standing:
 
         A partial error affects some of the component's work; the agent stays ready.
         """
-        self._starting.discard(part)
-        (self._partial.add if is_partial else self._partial.discard)(part)
-        if self._problems.get(part, "") == problem:
+        self._starting.discard(component)
+        (self._partial.add if is_partial else self._partial.discard)(component)
+        if self._errors.get(component, "") == error:
             return
-        if problem:
-            self._problems[part] = problem
-            began = self._outages[part].began if part in self._outages else self._timer()
-            self._outages[part] = _Outage(began, messages)
-            log.warning(messages.unhealthy, component=part, error=problem)
+        if error:
+            self._errors[component] = error
+            began = self._outages[component].began if component in self._outages else self._timer()
+            self._outages[component] = _Outage(began, messages)
+            log.warning(messages.unhealthy, component=component, error=error)
         else:
-            del self._problems[part]
-            outage = self._outages.pop(part)
+            del self._errors[component]
+            outage = self._outages.pop(component)
             lasted = timedelta(seconds=round(self._timer() - outage.began))
-            log.info(outage.messages.healthy, component=part, outage=durations.short(lasted))
+            log.info(
+                outage.messages.healthy,
+                component=component,
+                outage=durations.format_duration_short(lasted),
+            )
 
     @property
-    def problems(self) -> dict[str, str]:
-        return dict(self._problems)
+    def errors(self) -> dict[str, str]:
+        return dict(self._errors)
 
     @property
-    def unready(self) -> str:
+    def not_ready_reason(self) -> str:
         """Why the agent is not ready; empty if it is."""
         starting = [f"{part}: starting" for part in sorted(self._starting)]
         unhealthy = [
             f"{part}: {problem}"
-            for part, problem in sorted(self._problems.items())
+            for part, problem in sorted(self._errors.items())
             if part not in self._partial
         ]
         return "; ".join(starting + unhealthy)

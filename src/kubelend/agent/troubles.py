@@ -8,42 +8,46 @@ from __future__ import annotations
 
 from typing import Final
 
-from kubelend.agent.standing import Standing
+from kubelend.agent.standing import ComponentHealth
 
-MOST_TOLD: Final = 3
+MAX_ERRORS_LISTED: Final = 3
 """How many errors are listed; the others are counted."""
 
 
-class Troubles:
+class PeerHealth:
     """Collects the errors of single peerings (partial) and the error that affects all of them."""
 
-    def __init__(self, standing: Standing, part: str) -> None:
-        self._standing = standing
-        self._part = part
-        self._known: dict[str, str] = {}
-        self._whole = ""
+    def __init__(self, health: ComponentHealth, component: str) -> None:
+        self._health = health
+        self._component = component
+        self._errors: dict[str, str] = {}
+        self._common_error = ""
 
-    def begin(self, what: str, problem: str) -> None:
+    def set_error(self, key: str, error: str) -> None:
         # The first error stands until it is cleared: retries word the same failure differently.
-        self._known.setdefault(what, problem)
+        self._errors.setdefault(key, error)
         self._report()
 
-    def end(self, *what: str) -> None:
+    def clear(self, *keys: str) -> None:
         """Clear the errors of these."""
-        for each in what:
-            self._known.pop(each, None)
+        for each in keys:
+            self._errors.pop(each, None)
         self._report()
 
-    def concern_all(self, problem: str) -> None:
+    def set_common_error(self, error: str) -> None:
         """Set the error that affects all peerings; empty if there is none."""
-        self._whole = problem
+        self._common_error = error
         self._report()
 
     def _report(self) -> None:
-        errors = [f"{what}: {problem}" for what, problem in sorted(self._known.items())]
-        more = [f"and {len(errors) - MOST_TOLD} more"] if len(errors) > MOST_TOLD else []
-        self._standing.report(
-            self._part,
-            "; ".join(filter(None, [self._whole, *errors[:MOST_TOLD], *more])),
-            is_partial=not self._whole,
+        errors = [f"{what}: {problem}" for what, problem in sorted(self._errors.items())]
+        more = (
+            [f"and {len(errors) - MAX_ERRORS_LISTED} more"]
+            if len(errors) > MAX_ERRORS_LISTED
+            else []
+        )
+        self._health.report(
+            self._component,
+            "; ".join(filter(None, [self._common_error, *errors[:MAX_ERRORS_LISTED], *more])),
+            is_partial=not self._common_error,
         )

@@ -12,7 +12,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from kubelend.agent import wishes
-from kubelend.agent.reservations import LIVE
+from kubelend.agent.reservations import LIVE_PHASES
 from kubelend.core.errors import (
     Conflict,
     InvalidInput,
@@ -22,104 +22,110 @@ from kubelend.core.errors import (
 )
 from kubelend.core.lifecycle import Phase, Reason
 from kubelend.wire import bodies
-from kubelend.wire.objects import Asked, ResourceRequest, ResourceRequestStatus
+from kubelend.wire.objects import ResourceRequest, ResourceRequestStatus, SentRequest
 
-ASKING: Final = "Asking"
+REQUESTING_REASON: Final = "Asking"
 """The reason while the first response of the broker is outstanding."""
-LOST: Final = "ReservationLost"
+RESERVATION_LOST_REASON: Final = "ReservationLost"
 """The reason when the broker does not know a reservation that it made."""
 
-_CHANGED: Final = (
+_SPEC_CHANGED_NOTE: Final = (
     "the spec has changed since, which has no effect: delete and recreate this object to apply it"
 )
-_PASSING: Final = (KubelendError, Conflict)
+_TRANSIENT_CLASSES: Final = (KubelendError, Conflict)
 """Exactly these classes say nothing about the request: an internal error of the broker, and a
 concurrent change."""
 
 
-def is_passing(error: KubelendError) -> bool:
+def is_transient(error: KubelendError) -> bool:
     """Whether the same call may succeed later although nobody changes the request.
 
     A response that is not the broker's comes from an intermediary, so it is transient too.
     """
-    return error.retryable or isinstance(error, UnexpectedAnswer) or type(error) in _PASSING
+    return (
+        error.retryable or isinstance(error, UnexpectedAnswer) or type(error) in _TRANSIENT_CLASSES
+    )
 
 
-def patience(error: KubelendError) -> timedelta:
+def retry_after(error: KubelendError) -> timedelta:
     """How long the broker wants the caller to wait."""
     return timedelta(seconds=error.retry_after if isinstance(error, LimitExceeded) else 0)
 
 
-def of_question(asked: Asked) -> ResourceRequestStatus:
+def status_for_request(sent: SentRequest) -> ResourceRequestStatus:
     """Written before the broker is called: from here on it may have made a reservation."""
     return ResourceRequestStatus(
         phase="Pending",
-        reason=ASKING,
+        reason=REQUESTING_REASON,
         message="Requesting a reservation from the broker",
-        observed_generation=asked.generation,
-        asked=asked,
+        observed_generation=sent.generation,
+        asked=sent,
     )
 
 
-def of_reservation(
-    found: ResourceRequest, body: bodies.Reservation, trouble: KubelendError | None = None
+def status_for_reservation(
+    found: ResourceRequest, body: bodies.Reservation, renewal_error: KubelendError | None = None
 ) -> ResourceRequestStatus:
     """The state of the reservation; `renewal_error` is why it could not be renewed."""
-    notes, is_live = [_text(body)], body.status.phase in LIVE
-    if is_live and wishes.is_changed(found):
-        notes.append(_CHANGED)
-    if trouble is not None:
-        notes.append(f"renewal failed: {trouble}")
+    notes, is_live = [_reservation_message(body)], body.status.phase in LIVE_PHASES
+    if is_live and wishes.is_spec_changed(found):
+        notes.append(_SPEC_CHANGED_NOTE)
+    if renewal_error is not None:
+        notes.append(f"renewal failed: {renewal_error}")
     return ResourceRequestStatus(
-        phase=_phase(body),
+        phase=_request_phase(body),
         target_cluster_id=body.target_cluster_id,
         reservation_name=body.id,
-        reason=trouble.code if is_live and trouble is not None else body.status.reason,
+        reason=renewal_error.code if is_live and renewal_error is not None else body.status.reason,
         message="; ".join(notes),
         expires_at=body.status.expires_at,
-        observed_generation=_observed(found, body),
+        observed_generation=_observed_generation(found, body),
         asked=found.status.asked,
     )
 
 
-def of_fault(asked: Asked, error: KubelendError) -> ResourceRequestStatus:
+def status_for_transient_error(sent: SentRequest, error: KubelendError) -> ResourceRequestStatus:
     """The broker could not be reached, or cannot respond now."""
-    return replace(of_question(asked), reason=error.code, message=f"Not reserved yet: {error}")
+    return replace(
+        status_for_request(sent), reason=error.code, message=f"Not reserved yet: {error}"
+    )
 
 
-def of_change(found: ResourceRequest) -> ResourceRequestStatus:
+def status_for_spec_change(found: ResourceRequest) -> ResourceRequestStatus:
     """The spec has changed, and the previous request holds nothing."""
     return ResourceRequestStatus(
         phase="Pending",
-        reason=ASKING,
+        reason=REQUESTING_REASON,
         message="The spec has changed: requesting a new reservation",
         observed_generation=found.status.observed_generation,
     )
 
 
-def of_refusal(asked: Asked, error: KubelendError) -> ResourceRequestStatus:
+def status_for_rejection(sent: SentRequest, error: KubelendError) -> ResourceRequestStatus:
     """The broker rejected the request; its message says what would fit."""
-    return _failed(asked.generation, error)
+    return _failed_status(sent.generation, error)
 
 
-def of_unreadable(found: ResourceRequest, error: InvalidInput) -> ResourceRequestStatus:
+def status_for_invalid_spec(found: ResourceRequest, error: InvalidInput) -> ResourceRequestStatus:
     """The spec is invalid."""
-    return _failed(found.metadata.generation, error)
+    return _failed_status(found.metadata.generation, error)
 
 
-def of_loss(found: ResourceRequest) -> ResourceRequestStatus:
+def status_for_lost_reservation(found: ResourceRequest) -> ResourceRequestStatus:
     """The broker does not know the reservation: it lost its store, or is another broker."""
     name = found.status.reservation_name
     return ResourceRequestStatus(
         phase="Failed",
         reservation_name=name,
-        reason=LOST,
+        reason=RESERVATION_LOST_REASON,
         message=f"Reservation {name} not found on the broker",
         observed_generation=found.metadata.generation,
     )
 
 
-def of_parting(found: ResourceRequest, error: KubelendError) -> ResourceRequestStatus:
+def status_for_pending_release(
+    found: ResourceRequest, error: KubelendError
+) -> ResourceRequestStatus:
     """The object is being deleted, and stays until the broker has released the reservation."""
     return replace(
         found.status,
@@ -128,17 +134,17 @@ def of_parting(found: ResourceRequest, error: KubelendError) -> ResourceRequestS
     )
 
 
-def _phase(body: bodies.Reservation) -> str:
+def _request_phase(body: bodies.Reservation) -> str:
     status = body.status
     is_expired = status.phase == Phase.RELEASED and status.reason == Reason.EXPIRED
     return "Expired" if is_expired else status.phase
 
 
-def _text(body: bodies.Reservation) -> str:
+def _reservation_message(body: bodies.Reservation) -> str:
     phase, message = body.status.phase, body.status.message
     if phase == Phase.RESERVED:
         message = f"Resources reserved in cluster {body.target_cluster_id}"
-    if phase in LIVE and body.previous_cluster_ids:
+    if phase in LIVE_PHASES and body.previous_cluster_ids:
         return f"{message}, moved there from cluster {body.previous_cluster_ids[-1]}"
     until = body.status.wait_until
     if phase == Phase.PENDING and until is not None:
@@ -146,17 +152,17 @@ def _text(body: bodies.Reservation) -> str:
     return message
 
 
-def _observed(found: ResourceRequest, body: bodies.Reservation) -> int:
+def _observed_generation(found: ResourceRequest, body: bodies.Reservation) -> int:
     """A live reservation has observed every change and applies none. A finished one can be requested
     again by a change that it has not observed.
     """
     asked = found.status.asked
-    if asked is None or body.status.phase in LIVE:
+    if asked is None or body.status.phase in LIVE_PHASES:
         return found.metadata.generation
     return max(asked.generation, found.status.observed_generation)
 
 
-def _failed(generation: int, error: KubelendError) -> ResourceRequestStatus:
+def _failed_status(generation: int, error: KubelendError) -> ResourceRequestStatus:
     return ResourceRequestStatus(
         phase="Failed", reason=error.code, message=str(error), observed_generation=generation
     )

@@ -20,34 +20,34 @@ from kubelend.core.errors import InvalidDuration, InvalidInput, InvalidQuantity
 from kubelend.wire import bodies, complaints
 from kubelend.wire.objects import ResourceRequest, ResourceRequestSpec
 
-FINALIZER: Final = "resourcerequest.rear.fluidos.eu/finalizer"
+REQUEST_FINALIZER: Final = "resourcerequest.rear.fluidos.eu/finalizer"
 
-FINAL: Final = frozenset({"Failed", "Released", "Expired"})
+FINAL_PHASES: Final = frozenset({"Failed", "Released", "Expired"})
 """Phases in which a ResourceRequest neither holds nor waits for resources."""
 
 
-class Stage(Enum):
+class RequestState(Enum):
     """The state of an object, derived from the object alone."""
 
     NEW = "new"  # no reservation requested yet
-    ASKING = "asking"  # requested, but the response is not recorded
+    REQUESTED = "asking"  # requested, but the response is not recorded
     BOUND = "bound"  # has a reservation
     DONE = "done"  # finished until its spec changes
 
 
-def stage(found: ResourceRequest) -> Stage:
+def request_state(found: ResourceRequest) -> RequestState:
     status = found.status
-    if status.phase in FINAL:
+    if status.phase in FINAL_PHASES:
         is_seen = status.observed_generation == found.metadata.generation
-        return Stage.DONE if is_seen else Stage.NEW
+        return RequestState.DONE if is_seen else RequestState.NEW
     if status.reservation_name:
-        return Stage.BOUND
-    return Stage.NEW if status.asked is None else Stage.ASKING
+        return RequestState.BOUND
+    return RequestState.NEW if status.asked is None else RequestState.REQUESTED
 
 
-def request(spec: ResourceRequestSpec) -> bodies.ReservationRequest:
+def request_from_spec(spec: ResourceRequestSpec) -> bodies.ReservationRequest:
     """The reservation request for a spec. `InvalidInput` names the invalid field."""
-    for field, name, text in _amounts(spec):
+    for field, name, text in _quantity_fields(spec):
         _check_amount(field, name, text)
     _check_times(spec)
     body = bodies.ReservationRequest(
@@ -63,7 +63,7 @@ def request(spec: ResourceRequestSpec) -> bodies.ReservationRequest:
     return _within_limits(body)
 
 
-def key(cluster: str, uid: str, generation: int) -> str:
+def idempotency_key(cluster: str, uid: str, generation: int) -> str:
     """The same for every attempt of one generation of one object; a recreated object gets another
     key.
     """
@@ -71,22 +71,22 @@ def key(cluster: str, uid: str, generation: int) -> str:
     return f"resourcerequest-{hashlib.sha256(identity).hexdigest()}"
 
 
-def is_changed(found: ResourceRequest) -> bool:
+def is_spec_changed(found: ResourceRequest) -> bool:
     """Whether the spec now asks for something else than the request that was sent."""
     asked = found.status.asked
     if asked is None or asked.generation == found.metadata.generation:
         return False
     try:
-        return request(found.spec) != asked.request
+        return request_from_spec(found.spec) != asked.request
     except InvalidInput:
         return True
 
 
-def has_finalizer(found: ResourceRequest) -> bool:
-    return FINALIZER in found.metadata.finalizers
+def has_request_finalizer(found: ResourceRequest) -> bool:
+    return REQUEST_FINALIZER in found.metadata.finalizers
 
 
-def _amounts(spec: ResourceRequestSpec) -> Iterator[tuple[str, str, str]]:
+def _quantity_fields(spec: ResourceRequestSpec) -> Iterator[tuple[str, str, str]]:
     yield "requestedCPU", "cpu", spec.requested_cpu
     yield "requestedMemory", "memory", spec.requested_memory
     if spec.requested_gpu:
@@ -99,7 +99,7 @@ def _amounts(spec: ResourceRequestSpec) -> Iterator[tuple[str, str, str]]:
 
 def _check_amount(field: str, name: str, text: str) -> None:
     try:
-        amounts = resources.asked({name: text})
+        amounts = resources.parse_requested({name: text})
     except InvalidInput as problem:
         what = problem.message.removeprefix(f"{name}: ")
         raise type(problem)(f"spec.{field}: {what}", hint=problem.hint) from None
@@ -111,20 +111,20 @@ def _check_amount(field: str, name: str, text: str) -> None:
 
 
 def _check_times(spec: ResourceRequestSpec) -> None:
-    if spec.duration and _time("duration", spec.duration) <= timedelta():
+    if spec.duration and _parse_duration_field("duration", spec.duration) <= timedelta():
         raise InvalidDuration(
             f"spec.duration: {spec.duration!r} must be greater than zero",
             hint="use a duration such as 1h30m",
         )
-    if spec.wait and _time("wait", spec.wait) < timedelta():
+    if spec.wait and _parse_duration_field("wait", spec.wait) < timedelta():
         raise InvalidDuration(
             f"spec.wait: {spec.wait!r} must not be negative", hint="use a duration such as 5m or 0s"
         )
 
 
-def _time(field: str, text: str) -> timedelta:
+def _parse_duration_field(field: str, text: str) -> timedelta:
     try:
-        return durations.parse(text)
+        return durations.parse_duration(text)
     except InvalidDuration as problem:
         raise InvalidDuration(f"spec.{field}: {problem.message}", hint=problem.hint) from None
 
@@ -134,4 +134,4 @@ def _within_limits(body: bodies.ReservationRequest) -> bodies.ReservationRequest
     try:
         return msgspec.json.decode(msgspec.json.encode(body), type=bodies.ReservationRequest)
     except msgspec.ValidationError as problem:
-        raise InvalidInput(f"spec.{complaints.readable(problem)}") from None
+        raise InvalidInput(f"spec.{complaints.readable_validation_error(problem)}") from None

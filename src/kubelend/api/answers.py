@@ -16,31 +16,31 @@ import msgspec
 from aiohttp import hdrs, web
 from aiohttp.abc import AbstractStreamWriter
 
-CONTENT_TYPE: Final = "application/json"
+JSON_CONTENT_TYPE: Final = "application/json"
 
-_encode = msgspec.json.Encoder().encode
+_encode_json = msgspec.json.Encoder().encode
 
 
-class JsonAnswer(web.StreamResponse):
+class JsonResponse(web.StreamResponse):
     """A response with a body of `wire.bodies`; can be sent once."""
 
     def __init__(self, body: Any, status: int = HTTPStatus.OK) -> None:
         super().__init__(status=status)
-        self.body = _encode(body)
-        self._stays_open = True
+        self.body = _encode_json(body)
+        self._keeps_alive = True
 
     @property
     def keep_alive(self) -> bool:
         """Whether the connection stays open after this response."""
-        return self._stays_open
+        return self._keeps_alive
 
     def force_close(self) -> None:
-        self._stays_open = False
+        self._keeps_alive = False
 
     async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter:
         """Sends head and body."""
-        self._stays_open = self._stays_open and request.keep_alive
-        head = _head(self.status, self._stays_open, int(time.time())) % len(self.body)
+        self._keeps_alive = self._keeps_alive and request.keep_alive
+        head = _response_head(self.status, self._keeps_alive, int(time.time())) % len(self.body)
         await request.writer.write(head if request.method == hdrs.METH_HEAD else head + self.body)
         return request.writer
 
@@ -49,10 +49,10 @@ class JsonAnswer(web.StreamResponse):
 
 
 @lru_cache(maxsize=64)
-def _head(status: int, stays_open: bool, now: int) -> bytes:
+def _response_head(status: int, stays_open: bool, now: int) -> bytes:
     lines = (
         f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
-        f"Content-Type: {CONTENT_TYPE}",
+        f"Content-Type: {JSON_CONTENT_TYPE}",
         "Content-Length: %d",
         f"Date: {formatdate(now, usegmt=True)}",
         f"Connection: {'keep-alive' if stays_open else 'close'}",

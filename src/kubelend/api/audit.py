@@ -8,22 +8,24 @@ from datetime import datetime
 import msgspec
 from aiohttp import web
 
-from kubelend.api.calls import Call, json
+from kubelend.api.calls import RequestContext, json_response
 from kubelend.core.errors import InvalidInput
-from kubelend.core.journal import Told
+from kubelend.core.journal import AuditRecord
 from kubelend.wire.audit_bodies import Actor, AuditLine, AuditLog
 
-LARGEST = 2**63 - 1
+MAX_LINE_NUMBER = 2**63 - 1
 
 
-async def audit_log(call: Call) -> web.StreamResponse:
-    before = call.number("continue", 0, LARGEST) or None
-    found = await call.context.journal.search(_wanted(call), before, call.page_size())
+async def audit_log(call: RequestContext) -> web.StreamResponse:
+    before = call.query_int("continue", 0, MAX_LINE_NUMBER) or None
+    found = await call.app.audit_log.search(_line_filter(call), before, call.page_size())
     more = "" if found.before is None else str(found.before)
-    return json(AuditLog([_line(told, digest) for told, digest in found.lines], more))
+    return json_response(
+        AuditLog([_audit_line_body(told, digest) for told, digest in found.lines], more)
+    )
 
 
-def _line(told: Told, digest: bytes) -> AuditLine:
+def _audit_line_body(told: AuditRecord, digest: bytes) -> AuditLine:
     return AuditLine(
         number=told.number,
         at=told.at,
@@ -38,17 +40,17 @@ def _line(told: Told, digest: bytes) -> AuditLine:
     )
 
 
-def _wanted(call: Call) -> Callable[[Told], bool]:
+def _line_filter(call: RequestContext) -> Callable[[AuditRecord], bool]:
     query = call.request.query
     actor, action, subject = query.get("actor"), query.get("action"), query.get("subject")
-    since, until = _moment(call, "since"), _moment(call, "until")
-    refused = call.flag("refused") if "refused" in query else None
+    since, until = _query_time(call, "since"), _query_time(call, "until")
+    refused = call.query_bool("refused") if "refused" in query else None
 
-    def wanted(told: Told) -> bool:
+    def wanted(told: AuditRecord) -> bool:
         return (
             (actor is None or told.actor.name == actor)
             and (action is None or told.action == action)
-            and (subject is None or _concerns(told, subject))
+            and (subject is None or _is_about(told, subject))
             and (refused is None or bool(told.code) is refused)
             and (since is None or told.at >= since)
             and (until is None or told.at < until)
@@ -57,17 +59,19 @@ def _wanted(call: Call) -> Callable[[Told], bool]:
     return wanted
 
 
-def _concerns(told: Told, subject: str) -> bool:
+def _is_about(told: AuditRecord, subject: str) -> bool:
     """Whether an entry is about the subject; reservations match their requester and target, too."""
     parties = {told.subject, told.subject.partition("/")[2]}
-    parties |= {str(facts.get(role)) for facts in (told.before, told.after) for role in _PARTIES}
+    parties |= {
+        str(facts.get(role)) for facts in (told.before, told.after) for role in _CLUSTER_FACTS
+    }
     return subject in parties
 
 
-_PARTIES = ("requester", "target")
+_CLUSTER_FACTS = ("requester", "target")
 
 
-def _moment(call: Call, name: str) -> datetime | None:
+def _query_time(call: RequestContext, name: str) -> datetime | None:
     text = call.request.query.get(name)
     if text is None:
         return None

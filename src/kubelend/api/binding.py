@@ -11,10 +11,10 @@ import structlog
 from aiohttp import web
 
 from kubelend.api import roots, speaking
-from kubelend.api.calls import Call, Context
-from kubelend.api.roots import Visit
-from kubelend.broker.journal import Journal
-from kubelend.broker.writer import ACTOR
+from kubelend.api.calls import AppContext, RequestContext
+from kubelend.api.roots import RequestScope
+from kubelend.broker.journal import AuditLog
+from kubelend.broker.writer import CURRENT_ACTOR
 from kubelend.core.errors import (
     Conflict,
     Forbidden,
@@ -30,29 +30,29 @@ from kubelend.core.errors import (
 )
 from kubelend.core.journal import Actor
 from kubelend.core.roles import Role
-from kubelend.kits.repeats import Repeats
+from kubelend.kits.repeats import LogThrottle
 from kubelend.pki.identities import Caller
 from kubelend.wire import matching
-from kubelend.wire.matching import Match
-from kubelend.wire.route import AGENT, Access, Route
+from kubelend.wire.matching import RouteMatch
+from kubelend.wire.route import AGENT_HEADER, Access, Route
 
-Handler = Callable[[Call], Awaitable[web.StreamResponse]]
+Handler = Callable[[RequestContext], Awaitable[web.StreamResponse]]
 
-PROBES = frozenset({"healthz", "readyz"})
+PROBE_ROUTES = frozenset({"healthz", "readyz"})
 """Routes that are served before the store, which holds the revocations, is loaded."""
 
-TOLD = (Forbidden, Hidden, InvalidIdentity, LimitExceeded, Conflict, KeyReused)
+AUDITED_ERRORS = (Forbidden, Hidden, InvalidIdentity, LimitExceeded, Conflict, KeyReused)
 """Errors that are written to the audit log. Malformed requests are not among them."""
 
-_LOGGED = (Forbidden, InvalidIdentity, IdentityInUse, LimitExceeded)
+_LOGGED_ERRORS = (Forbidden, InvalidIdentity, IdentityInUse, LimitExceeded)
 _DECISIONS = (QuotaExceeded, QueueFull)
 """Decisions about reservations, which the broker logs itself."""
 
-_PARTIES = frozenset({Role.CLUSTER, Role.VIEWER, Role.ADMIN})
-_ALLOWED: dict[Access, frozenset[Role]] = {
-    Access.ANYONE: _PARTIES,
+_ALL_ROLES = frozenset({Role.CLUSTER, Role.VIEWER, Role.ADMIN})
+_ALLOWED_ROLES: dict[Access, frozenset[Role]] = {
+    Access.ANYONE: _ALL_ROLES,
     Access.CLUSTER: frozenset({Role.CLUSTER}),
-    Access.OWNER: _PARTIES,
+    Access.OWNER: _ALL_ROLES,
     Access.PARTY: frozenset({Role.CLUSTER}),
     Access.REQUESTER: frozenset({Role.CLUSTER, Role.ADMIN}),
     Access.PROVIDER: frozenset({Role.CLUSTER}),
@@ -64,35 +64,37 @@ _ALLOWED: dict[Access, frozenset[Role]] = {
 log = structlog.get_logger("kubelend.api")
 
 
-def bind(handlers: Mapping[str, Handler], context: Context) -> roots.HttpHandler:
+def make_api(handlers: Mapping[str, Handler], context: AppContext) -> roots.HttpHandler:
     """Combines the handlers, by route name, into the one that the server calls."""
-    admit, check = context.limiter.admit, context.callers.check
-    holder_of, caller_of = context.callers.holder, context.callers.of
+    admit, check = context.rate_limiter.admit, context.authenticator.check
+    holder_of, caller_of = context.authenticator.connection_identity, context.authenticator.caller
 
-    def enter(visit: Visit) -> Awaitable[web.StreamResponse]:
+    def enter(visit: RequestScope) -> Awaitable[web.StreamResponse]:
         request = visit.request
-        found = matching.find(request.method, request.rel_url.raw_path)
-        if isinstance(found, Match):
-            visit.route, visit.names = found.route.name, found.names
+        found = matching.match_route(request.method, request.rel_url.raw_path)
+        if isinstance(found, RouteMatch):
+            visit.route, visit.path_params = found.route.name, found.names
         visit.caller = holder_of(request)  # set first, so that a rejected proxy is named
         visit.caller = caller = caller_of(visit.caller, request)
-        ACTOR.set(_actor(caller, request))
+        CURRENT_ACTOR.set(_audit_actor(caller, request))
         admit(f"{caller.role} {caller.name}")  # names are unique only within a role
-        if visit.route not in PROBES or context.broker.unready is None:
+        if visit.route not in PROBE_ROUTES or context.broker.unready is None:
             check(caller)
-        if not isinstance(found, Match):
+        if not isinstance(found, RouteMatch):
             raise found
         _check_role(caller, found.route)
-        instance = request.headers.get(AGENT)
+        instance = request.headers.get(AGENT_HEADER)
         if instance:
-            speaking.admit(context.speakers, visit.route, instance, caller, request.remote)
-        return handlers[visit.route](Call(request, caller, context, found.names))
+            speaking.claim_agent_session(
+                context.agent_sessions, visit.route, instance, caller, request.remote
+            )
+        return handlers[visit.route](RequestContext(request, caller, context, found.names))
 
-    return roots.root(enter, _teller(context.journal), context.metrics)
+    return roots.handle(enter, _rejection_recorder(context.audit_log), context.metrics)
 
 
 def _check_role(caller: Caller, route: Route) -> None:
-    allowed = _ALLOWED[route.access]
+    allowed = _ALLOWED_ROLES[route.access]
     if caller.role not in allowed:
         raise Forbidden(
             f"{route.name} is not allowed for the role {caller.role}",
@@ -100,46 +102,46 @@ def _check_role(caller: Caller, route: Route) -> None:
         )
 
 
-def _teller(journal: Journal) -> roots.Refused:
+def _rejection_recorder(journal: AuditLog) -> roots.OnRejected:
     """Returns a callback that logs and audits rejections."""
-    repeats = Repeats()
+    repeats = LogThrottle()
 
-    def tell(visit: Visit, error: KubelendError) -> None:
-        _log_refusal(visit, error, repeats)
-        if isinstance(error, TOLD):
-            actor = _actor(visit.caller, visit.request)
-            journal.refused(actor, visit.route, _subject(visit), error)
+    def tell(visit: RequestScope, error: KubelendError) -> None:
+        _log_rejection(visit, error, repeats)
+        if isinstance(error, AUDITED_ERRORS):
+            actor = _audit_actor(visit.caller, visit.request)
+            journal.append_rejection(actor, visit.route, _audit_subject(visit), error)
 
     return tell
 
 
-def _actor(caller: Caller | None, request: web.BaseRequest) -> Actor:
+def _audit_actor(caller: Caller | None, request: web.BaseRequest) -> Actor:
     remote = request.remote or ""
     if caller is None:
         return Actor("", "unknown", remote)
     return Actor(caller.name, caller.role, remote, caller.proxy)
 
 
-def _subject(visit: Visit) -> str:
+def _audit_subject(scope: RequestScope) -> str:
     """Returns the objects named in the path."""
-    return ",".join(f"{kind}/{name}" for kind, name in visit.names.items())
+    return ",".join(f"{kind}/{name}" for kind, name in scope.path_params.items())
 
 
-def _log_refusal(visit: Visit, error: KubelendError, repeats: Repeats) -> None:
+def _log_rejection(scope: RequestScope, error: KubelendError, throttle: LogThrottle) -> None:
     """Logs a request rejected for lack of permission or because of a limit.
 
     Errors that clients cause without a rate limit, or repeat automatically, are throttled.
     """
-    caller, remote = visit.caller, visit.request.remote
+    caller, remote = scope.caller, scope.request.remote
     suppressed: int | None = 0
     if isinstance(error, RateLimited | InvalidIdentity | IdentityInUse):
-        suppressed = repeats.left_out((error.code, caller or remote))
+        suppressed = throttle.suppressed((error.code, caller or remote))
     if isinstance(error, _DECISIONS):
         return
-    if suppressed is not None and isinstance(error, _LOGGED):
+    if suppressed is not None and isinstance(error, _LOGGED_ERRORS):
         log.warning(
             "Request rejected",
-            route=visit.route,
+            route=scope.route,
             caller=None if caller is None else caller.name,
             remote=remote,
             **({"via": caller.proxy} if caller is not None and caller.via else {}),

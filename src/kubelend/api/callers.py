@@ -17,22 +17,22 @@ from weakref import WeakKeyDictionary
 from aiohttp import web
 from cryptography import x509
 
-from kubelend.broker.writer import Writer
+from kubelend.broker.writer import LedgerWriter
 from kubelend.core.errors import InvalidIdentity, Revoked, Unavailable
 from kubelend.core.roles import Role
 from kubelend.pki import chains, forwarding, identities
-from kubelend.pki.forwarding import ForwardedCertificates
+from kubelend.pki.forwarding import ForwardedCertificateVerifier
 from kubelend.pki.identities import Caller
 from kubelend.transports.tls import ReloadingServerContext, ServerContext
 
 
-class Callers:
+class Authenticator:
     """Authenticates requests by certificate; knows revocations and current and former CAs."""
 
     def __init__(
         self,
         directory: Path,
-        writer: Writer,
+        writer: LedgerWriter,
         trust: ReloadingServerContext,
         *,
         trust_proxies: bool,
@@ -42,79 +42,86 @@ class Callers:
         self._trust = trust
         self._trust_proxies = trust_proxies
         self._own_names: frozenset[str] = frozenset()
-        self._former: set[x509.Certificate] = set()
+        self._former_authorities: set[x509.Certificate] = set()
         self._authorities: set[x509.Certificate] = set()
-        self._judged: dict[bytes, bool] = {}
+        self._issuer_checks: dict[bytes, bool] = {}
         """Results of re-checking certificates of connections older than the removal of a CA."""
-        self._forwarded: ForwardedCertificates | None = None
-        self._holders: WeakKeyDictionary[ssl.SSLObject, Caller] = WeakKeyDictionary()
+        self._forwarded: ForwardedCertificateVerifier | None = None
+        self._identities: WeakKeyDictionary[ssl.SSLObject, Caller] = WeakKeyDictionary()
         self.refresh()
 
     def refresh(self) -> None:
         """Reloads the certificates of the directory."""
         known = {x509.load_der_x509_certificate(each) for each in self._trust.authorities}
-        self._former = (self._former | self._authorities) - known
+        self._former_authorities = (self._former_authorities | self._authorities) - known
         self._authorities = known
-        self._judged = {}
+        self._issuer_checks = {}
         self._read_forwarded()
         # Last, because it may fail: a removed CA must lose its trust in any case.
-        self._own_names = identities.own_names(self._directory)
-        self._holders.clear()
+        self._own_names = identities.certificate_names(self._directory)
+        self._identities.clear()
         self._read_forwarded()
 
-    def holder(self, request: web.BaseRequest) -> Caller:
+    def connection_identity(self, request: web.BaseRequest) -> Caller:
         """Returns the identity of the connection; raises `InvalidIdentity` or `Revoked`."""
         transport = request.transport
         connection = None if transport is None else transport.get_extra_info("ssl_object")
         if connection is None:
             raise InvalidIdentity("no verified client certificate")
-        caller = self._holders.get(connection) or self._read(connection)
+        caller = self._identities.get(connection) or self._read_certificate(connection)
         if caller.until is not None and caller.until < self._writer.clock():
             raise InvalidIdentity(
                 f"the certificate of {caller.name} has expired", hint="renew the certificate"
             )
         generation = cast("ServerContext", connection.context).generation
         if generation != self._trust.generation:
-            self._judge(caller, connection, request)
+            self._recheck_issuer(caller, connection, request)
         return caller
 
-    def of(self, holder: Caller, request: web.BaseRequest) -> Caller:
+    def caller(self, identity: Caller, request: web.BaseRequest) -> Caller:
         """Returns the caller of a request: the connection's identity, or the one that a proxy forwards."""
-        return self._behind(holder, request) if holder.role is Role.PROXY else holder
+        return (
+            self._forwarded_caller(identity, request) if identity.role is Role.PROXY else identity
+        )
 
     def check(self, caller: Caller) -> None:
         """Rejects a revoked caller or proxy; raises `NotReady` while revocations are not loaded.
 
         One dictionary lookup, because it is done for every request.
         """
-        registry = self._writer.registry
+        registry = self._writer.members
         for each in (caller, caller.via):
             if each is not None and each.since is not None:
-                registry.check(each.role, each.name, each.since)
+                registry.check_not_revoked(each.role, each.name, each.since)
 
-    def check_again(self, request: web.BaseRequest) -> None:
+    def recheck(self, request: web.BaseRequest) -> None:
         """Authenticates again: for long requests and streams."""
-        self.check(self.of(self.holder(request), request))
+        self.check(self.caller(self.connection_identity(request), request))
 
-    def _read(self, connection: ssl.SSLObject) -> Caller:
+    def _read_certificate(self, connection: ssl.SSLObject) -> Caller:
         """Parses the certificate, once per connection."""
         peercert = connection.getpeercert()
         if not peercert:
             raise InvalidIdentity("no verified client certificate")
-        caller = identities.caller_of(peercert, broker_names=self._own_names)
-        since, until = _moment(str(peercert["notBefore"])), _moment(str(peercert["notAfter"]))
-        self._holders[connection] = caller = Caller(caller.name, caller.role, since, until)
+        caller = identities.caller_from_peercert(peercert, broker_names=self._own_names)
+        since, until = (
+            _parse_cert_time(str(peercert["notBefore"])),
+            _parse_cert_time(str(peercert["notAfter"])),
+        )
+        self._identities[connection] = caller = Caller(caller.name, caller.role, since, until)
         return caller
 
-    def _judge(self, caller: Caller, connection: ssl.SSLObject, request: web.BaseRequest) -> None:
+    def _recheck_issuer(
+        self, caller: Caller, connection: ssl.SSLObject, request: web.BaseRequest
+    ) -> None:
         """Rejects a certificate whose CA was removed since the handshake, and closes the connection."""
         der = connection.getpeercert(binary_form=True) or b""
-        if der not in self._judged:
-            self._judged[der] = _is_signed(der, self._authorities)
-        if self._judged[der]:
+        if der not in self._issuer_checks:
+            self._issuer_checks[der] = _is_signed_by_any(der, self._authorities)
+        if self._issuer_checks[der]:
             return
         request.protocol.close()  # after the response
-        if _is_signed(der, self._former):
+        if _is_signed_by_any(der, self._former_authorities):
             raise Revoked(
                 f"the CA of {caller.role} {caller.name}'s certificate is no longer trusted",
                 hint="join again with a token from an administrator",
@@ -124,9 +131,9 @@ class Callers:
 
     def _read_forwarded(self) -> None:
         if self._trust_proxies:
-            self._forwarded = ForwardedCertificates(list(self._authorities), self._own_names)
+            self._forwarded = ForwardedCertificateVerifier(list(self._authorities), self._own_names)
 
-    def _behind(self, proxy: Caller, request: web.BaseRequest) -> Caller:
+    def _forwarded_caller(self, proxy: Caller, request: web.BaseRequest) -> Caller:
         if self._forwarded is None:
             raise InvalidIdentity(
                 f"{proxy.name} is a proxy, and this broker trusts no proxies",
@@ -134,21 +141,21 @@ class Callers:
             )
         if self._writer.unready is None:
             self.check(proxy)
-        forwarded = request.headers.getall(forwarding.HEADER, [])
+        forwarded = request.headers.getall(forwarding.CLIENT_CERT_HEADER, [])
         if len(forwarded) != 1:
             raise InvalidIdentity(
                 f"{proxy.name} forwarded {len(forwarded)} certificates",
-                hint=f"send one {forwarding.HEADER} header with each request",
+                hint=f"send one {forwarding.CLIENT_CERT_HEADER} header with each request",
             )
-        caller, since, until = self._forwarded.read(forwarded[0], self._writer.clock())
+        caller, since, until = self._forwarded.verify(forwarded[0], self._writer.clock())
         return Caller(caller.name, caller.role, since, until, proxy)
 
 
-def _is_signed(der: bytes, authorities: Iterable[x509.Certificate]) -> bool:
+def _is_signed_by_any(der: bytes, authorities: Iterable[x509.Certificate]) -> bool:
     certificate = x509.load_der_x509_certificate(der)
     return any(chains.is_issued_by(certificate, each) for each in authorities)
 
 
 @lru_cache(maxsize=4096)
-def _moment(text: str) -> datetime:
+def _parse_cert_time(text: str) -> datetime:
     return datetime.fromtimestamp(ssl.cert_time_to_seconds(text), UTC)

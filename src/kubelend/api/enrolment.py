@@ -16,14 +16,14 @@ import structlog
 from aiohttp import web
 
 from kubelend.api import reading, roots
-from kubelend.api.calls import json
+from kubelend.api.calls import json_response
 from kubelend.api.limits import RateLimiter
-from kubelend.api.roots import Visit
-from kubelend.broker.journal import Journal
+from kubelend.api.roots import RequestScope
+from kubelend.broker.journal import AuditLog
 from kubelend.broker.membership import Membership
 from kubelend.broker.metrics import Metrics
 from kubelend.broker.ports import Issued
-from kubelend.broker.writer import ACTOR
+from kubelend.broker.writer import CURRENT_ACTOR
 from kubelend.core.errors import (
     Conflict,
     Forbidden,
@@ -37,32 +37,32 @@ from kubelend.core.errors import (
 from kubelend.core.journal import Actor
 from kubelend.core.members import TokenId
 from kubelend.core.roles import Role
-from kubelend.kits.networks import network
-from kubelend.kits.repeats import Repeats
+from kubelend.kits.networks import rate_limit_key
+from kubelend.kits.repeats import LogThrottle
 from kubelend.pki import identities, tokens
-from kubelend.transports.admission import Room
+from kubelend.transports.admission import ConnectionLimits
 from kubelend.wire import enrolment, membership_bodies
 from kubelend.wire.enrolment import EnrolmentRoute
 
-MOST_BYTES = 24 * 1024
+MAX_BODY_BYTES = 24 * 1024
 """Maximum size of a body: certificate signing request, token and name."""
 
-ROOM = Room(connections=512, caller=8, handshakes=16)
+ENROLMENT_CONNECTIONS = ConnectionLimits(connections=512, per_caller=8, handshakes_per_address=16)
 """Clients are unauthenticated and may use many addresses, so each address gets few connections."""
 
-PATIENCE = 3.0
+READ_TIMEOUT = 3.0
 """Maximum seconds for a request to arrive: requests are short and clients unauthenticated."""
 
-CALLS, CALLS_AT_ONCE = 5.0, 50
+REQUEST_RATE, REQUEST_BURST = 5.0, 50
 """Requests per second and burst of one address."""
 
-WRONG, WRONG_AT_ONCE = 10 / 60, 10
+WRONG_TOKEN_RATE, WRONG_TOKEN_BURST = 10 / 60, 10
 """Wrong tokens per second and burst of one address."""
 
-LOGGED, LOGGED_AT_ONCE = 5.0, 100
+LOG_RATE, LOG_BURST = 5.0, 100
 """Log lines per second and burst about rejections, for all addresses together."""
 
-NEWCOMER = "newcomer"
+APPLICANT_ROLE = "newcomer"
 """Role of an unauthenticated client in the audit log."""
 
 ACCEPTED = 202
@@ -70,7 +70,7 @@ ACCEPTED = 202
 log = structlog.get_logger("kubelend.api")
 
 
-class Tries:
+class FailedTokenLimiter:
     """Limits wrong tokens by network.
 
     An attempt is taken before the token is checked, and returned if the token is valid: so concurrent
@@ -78,7 +78,7 @@ class Tries:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._by_network = RateLimiter(WRONG, WRONG_AT_ONCE, clock)
+        self._by_network = RateLimiter(WRONG_TOKEN_RATE, WRONG_TOKEN_BURST, clock)
 
     def take(self, network: str) -> None:
         try:
@@ -89,91 +89,91 @@ class Tries:
             ) from None
 
     def give_back(self, network: str) -> None:
-        self._by_network.give_back(network)
+        self._by_network.refund(network)
 
 
-class Enrolment(NamedTuple):
+class EnrolmentContext(NamedTuple):
     """Dependencies of the handlers."""
 
     membership: Membership
     metrics: Metrics
-    journal: Journal
+    audit_log: AuditLog
     read_timeout: float
-    calls: RateLimiter
-    tries: Tries
-    repeats: Repeats
-    lines: RateLimiter
+    rate_limiter: RateLimiter
+    failed_tokens: FailedTokenLimiter
+    throttle: LogThrottle
+    log_limiter: RateLimiter
 
 
-def bind(
-    membership: Membership, metrics: Metrics, journal: Journal, read_timeout: float
+def make_enrolment_api(
+    membership: Membership, metrics: Metrics, audit_log: AuditLog, read_timeout: float
 ) -> roots.HttpHandler:
     """Combines both routes into the handler that the server calls."""
-    context = Enrolment(
+    context = EnrolmentContext(
         membership,
         metrics,
-        journal,
+        audit_log,
         read_timeout,
-        RateLimiter(CALLS, CALLS_AT_ONCE, time.monotonic),
-        Tries(),
-        Repeats(),
-        RateLimiter(LOGGED, LOGGED_AT_ONCE, time.monotonic),
+        RateLimiter(REQUEST_RATE, REQUEST_BURST, time.monotonic),
+        FailedTokenLimiter(),
+        LogThrottle(),
+        RateLimiter(LOG_RATE, LOG_BURST, time.monotonic),
     )
 
-    def enter(visit: Visit) -> Awaitable[web.StreamResponse]:
+    def enter(visit: RequestScope) -> Awaitable[web.StreamResponse]:
         request = visit.request
-        ACTOR.set(_actor(request))
+        CURRENT_ACTOR.set(_actor(request))
         found = _route(request, context.membership.api_port)
         if isinstance(found, EnrolmentRoute):
             visit.route = found.name
-        context.calls.admit(network(request.remote or ""))
+        context.rate_limiter.admit(rate_limit_key(request.remote or ""))
         if not isinstance(found, EnrolmentRoute):
             raise found
         return _HANDLERS[found](request, context)
 
-    return roots.root(enter, partial(_tell, context), metrics)
+    return roots.handle(enter, partial(_record_rejection, context), metrics)
 
 
-async def _authorities(_: web.BaseRequest, context: Enrolment) -> web.StreamResponse:
+async def _get_authorities(_: web.BaseRequest, context: EnrolmentContext) -> web.StreamResponse:
     return web.Response(
         text=context.membership.authority.authorities, content_type=enrolment.PEM_TYPE
     )
 
 
-async def _join(request: web.BaseRequest, context: Enrolment) -> web.StreamResponse:
-    body = await reading.body(request, membership_bodies.JoinRequest, context.read_timeout)
-    role = _role(body.role)
-    ACTOR.set(_actor(request, body.name))
-    source = network(request.remote or "")
-    context.tries.take(source)
+async def _post_join(request: web.BaseRequest, context: EnrolmentContext) -> web.StreamResponse:
+    body = await reading.read_body(request, membership_bodies.JoinRequest, context.read_timeout)
+    role = _parse_role(body.role)
+    CURRENT_ACTOR.set(_actor(request, body.name))
+    source = rate_limit_key(request.remote or "")
+    context.failed_tokens.take(source)
     try:
-        shown = tokens.parse(body.token)
+        shown = tokens.parse_token(body.token)
         answer = await context.membership.join(
-            TokenId(shown.id), tokens.digest(shown.secret), role, body.name, body.request
+            TokenId(shown.id), tokens.secret_digest(shown.secret), role, body.name, body.request
         )
     except TokenRefused:
         raise
     except KubelendError:
-        context.tries.give_back(source)
+        context.failed_tokens.give_back(source)
         raise
-    context.tries.give_back(source)
+    context.failed_tokens.give_back(source)
     if not isinstance(answer, Issued):
-        return json(membership_bodies.JoinWaits("Pending", answer.asks), ACCEPTED)
+        return json_response(membership_bodies.JoinPending("Pending", answer.asks), ACCEPTED)
     port = context.membership.api_port
-    return json(membership_bodies.Joined(answer.chain, answer.authorities, port))
+    return json_response(membership_bodies.JoinResult(answer.chain, answer.authorities, port))
 
 
 _HANDLERS: dict[
-    EnrolmentRoute, Callable[[web.BaseRequest, Enrolment], Awaitable[web.StreamResponse]]
+    EnrolmentRoute, Callable[[web.BaseRequest, EnrolmentContext], Awaitable[web.StreamResponse]]
 ] = {
-    enrolment.AUTHORITIES: _authorities,
-    enrolment.JOIN: _join,
+    enrolment.AUTHORITIES_ROUTE: _get_authorities,
+    enrolment.JOIN_ROUTE: _post_join,
 }
 
 
 def _route(request: web.BaseRequest, api_port: int) -> EnrolmentRoute | NotFound | MethodNotAllowed:
     path = request.rel_url.raw_path
-    known = [route for route in enrolment.ROUTES if route.path == path]
+    known = [route for route in enrolment.ENROLMENT_ROUTES if route.path == path]
     if not known:
         return NotFound("this is the enrolment port", hint=f"use {api_port} for the API")
     for route in known:
@@ -183,7 +183,7 @@ def _route(request: web.BaseRequest, api_port: int) -> EnrolmentRoute | NotFound
     return MethodNotAllowed(f"{request.method} is not allowed for {path}", allowed=allowed)
 
 
-def _role(text: str) -> Role | None:
+def _parse_role(text: str) -> Role | None:
     if text and text not in list(Role):
         raise InvalidInput(f"role: {text[:24]!r} is unknown", hint="use cluster, viewer or admin")
     return Role(text) if text else None
@@ -191,23 +191,23 @@ def _role(text: str) -> Role | None:
 
 def _actor(request: web.BaseRequest, name: str = "") -> Actor:
     # The name is unverified: an invalid one is not recorded.
-    known = name if len(name) <= identities.LONGEST_NAME and name.isprintable() else ""
-    return Actor(known, NEWCOMER, request.remote or "")
+    known = name if len(name) <= identities.MAX_NAME_LENGTH and name.isprintable() else ""
+    return Actor(known, APPLICANT_ROLE, request.remote or "")
 
 
-def _tell(context: Enrolment, visit: Visit, error: KubelendError) -> None:
+def _record_rejection(context: EnrolmentContext, scope: RequestScope, error: KubelendError) -> None:
     """Logs and audits rejections, throttled."""
     if not isinstance(error, Forbidden | LimitExceeded | Conflict):
         return
-    remote = visit.request.remote
+    remote = scope.request.remote
     # Without the name: a client could fill the audit log with different names.
-    actor = _actor(visit.request) if isinstance(error, LimitExceeded) else ACTOR.get()
-    context.journal.refused(actor, visit.route, "", error)
-    suppressed = context.repeats.left_out((error.code, network(remote or "")))
-    if suppressed is not None and _may_log(context.lines):
+    actor = _actor(scope.request) if isinstance(error, LimitExceeded) else CURRENT_ACTOR.get()
+    context.audit_log.append_rejection(actor, scope.route, "", error)
+    suppressed = context.throttle.suppressed((error.code, rate_limit_key(remote or "")))
+    if suppressed is not None and _may_log(context.log_limiter):
         log.warning(
             "Request rejected",
-            route=visit.route,
+            route=scope.route,
             caller=actor.name or None,
             remote=remote,
             code=error.code,
@@ -216,9 +216,9 @@ def _tell(context: Enrolment, visit: Visit, error: KubelendError) -> None:
         )
 
 
-def _may_log(lines: RateLimiter) -> bool:
+def _may_log(limiter: RateLimiter) -> bool:
     try:
-        lines.admit("")
+        limiter.admit("")
     except LimitExceeded:
         return False
     return True

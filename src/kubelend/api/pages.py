@@ -7,13 +7,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from aiohttp.web_request import BaseRequest
 from aiohttp.web_response import Response
 
-Answer = Callable[[], Awaitable[Response]]
+PageHandler = Callable[[], Awaitable[Response]]
 HttpHandler = Callable[[BaseRequest], Awaitable[Response]]
 
 SERVICE_UNAVAILABLE = 503
 
 
-def serve(pages: Mapping[str, Answer]) -> HttpHandler:
+def serve_pages(pages: Mapping[str, PageHandler]) -> HttpHandler:
     """Returns a handler of these paths; 404 for all others."""
 
     async def answer(request: BaseRequest) -> Response:
@@ -29,7 +29,7 @@ def serve(pages: Mapping[str, Answer]) -> HttpHandler:
     return answer
 
 
-def readiness(unready: str | None) -> Response:
+def readiness_response(unready: str | None) -> Response:
     """Returns the response of a readiness probe: `ok`, or 503 with the reason."""
     if not unready:
         return Response(text="ok")

@@ -12,35 +12,35 @@ from kubelend.core.errors import BodyTooLarge, InvalidInput, TooSlow
 
 Body = TypeVar("Body")
 
-_SEND_LESS = "send a smaller body"
+_HINT_SMALLER_BODY = "send a smaller body"
 
 
-async def body(request: web.BaseRequest, kind: type[Body], timeout: float) -> Body:
+async def read_body(request: web.BaseRequest, kind: type[Body], timeout: float) -> Body:
     """Reads and decodes the body, which has to arrive within `timeout` seconds."""
-    return _checked(await _read(request, timeout), kind)
+    return _decode_body(await _read_bytes(request, timeout), kind)
 
 
-async def optional_body(request: web.BaseRequest, kind: type[Body], timeout: float) -> Body:
+async def read_optional_body(request: web.BaseRequest, kind: type[Body], timeout: float) -> Body:
     """Reads a body that may be empty."""
-    text = await _read(request, timeout)
-    return _checked(text, kind) if text else kind()
+    text = await _read_bytes(request, timeout)
+    return _decode_body(text, kind) if text else kind()
 
 
-async def _read(request: web.BaseRequest, timeout: float) -> bytes:
+async def _read_bytes(request: web.BaseRequest, timeout: float) -> bytes:
     content = request.content
     if content.is_eof() and content.exception() is None:
-        return _checked_size(content.read_nowait(), request.client_max_size)
+        return _check_body_size(content.read_nowait(), request.client_max_size)
     return await _wait_for_body(request, timeout)
 
 
-def _checked_size(text: bytes, largest: int) -> bytes:
+def _check_body_size(text: bytes, largest: int) -> bytes:
     if len(text) > largest:
         raise _too_large(len(text), largest)
     return text
 
 
 def _too_large(size: int | None, largest: int) -> BodyTooLarge:
-    return BodyTooLarge(f"body: {size} bytes are more than {largest}", hint=_SEND_LESS)
+    return BodyTooLarge(f"body: {size} bytes are more than {largest}", hint=_HINT_SMALLER_BODY)
 
 
 async def _wait_for_body(request: web.BaseRequest, timeout: float) -> bytes:
@@ -48,40 +48,40 @@ async def _wait_for_body(request: web.BaseRequest, timeout: float) -> bytes:
         raise _too_large(request.content_length, request.client_max_size)
     try:
         async with asyncio.timeout(timeout):
-            await _ask_for_body(request)
+            await _send_continue(request)
             return await request.read()
     except TimeoutError:
         raise TooSlow(
             "body: timed out while reading", hint="send the body without pauses"
         ) from None
     except web.HTTPRequestEntityTooLarge as problem:
-        raise BodyTooLarge(f"body: {problem.text}", hint=_SEND_LESS) from None
+        raise BodyTooLarge(f"body: {problem.text}", hint=_HINT_SMALLER_BODY) from None
     except web.RequestPayloadError:
         # Otherwise the server would wait for the rest, and log our response.
         request.content.feed_eof()
         raise InvalidInput("body: invalid content or transfer encoding") from None
 
 
-async def _ask_for_body(request: web.BaseRequest) -> None:
+async def _send_continue(request: web.BaseRequest) -> None:
     """Answers `Expect: 100-continue`, which some clients send before a large body."""
     if request.headers.get("Expect", "").lower() == "100-continue":
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request.writer.output_size = 0  # the final response has not begun
 
 
-def _checked(text: bytes, kind: type[Body]) -> Body:
+def _decode_body(text: bytes, kind: type[Body]) -> Body:
     try:
-        body: Body = _decoder(kind).decode(text)
+        body: Body = _body_decoder(kind).decode(text)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as problem:
         raise InvalidInput(f"body: {problem}") from None
     return body
 
 
-def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
-    known = _DECODERS.get(kind)
+def _body_decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    known = _BODY_DECODERS.get(kind)
     if known is None:
-        known = _DECODERS[kind] = msgspec.json.Decoder(kind)
+        known = _BODY_DECODERS[kind] = msgspec.json.Decoder(kind)
     return known
 
 
-_DECODERS: dict[Any, msgspec.json.Decoder[Any]] = {}
+_BODY_DECODERS: dict[Any, msgspec.json.Decoder[Any]] = {}

@@ -30,77 +30,79 @@ from kubelend.pki.identities import Caller
 from kubelend.wire import problems
 
 OK = 200
-GONE = 499
+CLIENT_CLOSED_REQUEST = 499
 """Status in metrics for a client that disconnected before the response; never sent."""
 UNKNOWN_ROUTE = "unknown"
-RETRY_AFTER = "2"
+RETRY_AFTER_SECONDS = "2"
 """Seconds in the Retry-After header of a broker that is unavailable."""
 
 log = structlog.get_logger("kubelend.api")
 
 
-class Visit:
+class RequestScope:
     """A request and what is known about it so far, for the log of a rejection."""
 
-    __slots__ = ("caller", "names", "request", "route")
+    __slots__ = ("caller", "path_params", "request", "route")
 
     def __init__(self, request: web.BaseRequest) -> None:
         self.request = request
         self.route = UNKNOWN_ROUTE
-        self.names: Mapping[str, str] = {}
+        self.path_params: Mapping[str, str] = {}
         """Parameters of the path."""
         self.caller: Caller | None = None
 
 
 HttpHandler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
-Enter = Callable[[Visit], Awaitable[web.StreamResponse]]
+Dispatch = Callable[[RequestScope], Awaitable[web.StreamResponse]]
 """Authenticates a request and calls its handler. Not a coroutine, to save one per request."""
-Refused = Callable[[Visit, KubelendError], None]
+OnRejected = Callable[[RequestScope, KubelendError], None]
 
 
-def root(enter: Enter, refused: Refused, metrics: Metrics) -> HttpHandler:
+def handle(dispatch: Dispatch, on_rejected: OnRejected, metrics: Metrics) -> HttpHandler:
     """Returns the handler for the server; calls `refused` for every `KubelendError`."""
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
         began = time.perf_counter()
-        visit = Visit(request)
+        visit = RequestScope(request)
         try:
-            response = await enter(visit)
+            response = await dispatch(visit)
         except KubelendError as error:
-            metrics.refused(visit.route, error.code)
-            refused(visit, error)
-            response = problem(error, request)
+            metrics.count_rejected_request(visit.route, error.code)
+            on_rejected(visit, error)
+            response = error_response(error, request)
         except asyncio.CancelledError:
             # The client disconnected, which is how streams end, or the broker is stopping.
-            status = OK if request.writer.output_size else GONE
-            metrics.answered(visit.route, request.method, status, time.perf_counter() - began)
+            status = OK if request.writer.output_size else CLIENT_CLOSED_REQUEST
+            metrics.observe_request(
+                visit.route, request.method, status, time.perf_counter() - began
+            )
             raise
         except Exception:  # log, respond, and serve the next request
             log.exception("Request failed", route=visit.route)
             failure = KubelendError("internal error", hint="see the log of the broker")
-            response = problem(failure, request)
+            response = error_response(failure, request)
         took = time.perf_counter() - began
-        metrics.answered(visit.route, request.method, response.status, took)
+        metrics.observe_request(visit.route, request.method, response.status, took)
         return response
 
     return answer
 
 
-def problem(error: KubelendError, request: web.BaseRequest) -> web.StreamResponse:
+def error_response(error: KubelendError, request: web.BaseRequest) -> web.StreamResponse:
     """Converts an error to a response."""
     body = problems.to_problem(error)
     headers = {"Content-Type": problems.CONTENT_TYPE}
     if isinstance(error, LimitExceeded) and error.retryable:
         headers["Retry-After"] = str(max(1, round(error.retry_after)))
     if isinstance(error, Unavailable):
-        headers["Retry-After"] = RETRY_AFTER
+        headers["Retry-After"] = RETRY_AFTER_SECONDS
     if isinstance(error, MethodNotAllowed):
         headers["Allow"] = ", ".join(error.allowed)
     response = web.Response(body=msgspec.json.encode(body), status=body.status, headers=headers)
     broken = request.content.exception() is not None
     if broken or isinstance(error, TooSlow | BodyTooLarge):
         response.force_close()  # do not wait for the rest of the body
-    if isinstance(error, Revoked) and forwarding.HEADER not in request.headers:
+    if isinstance(error, Revoked) and forwarding.CLIENT_CERT_HEADER not in request.headers:
         response.force_close()  # a proxy's connection is shared by many callers
     if isinstance(error, NotLeader):
         response.force_close()  # the next connection may reach the leader

@@ -6,24 +6,24 @@ from collections.abc import Hashable, Mapping
 
 import structlog
 
-from kubelend.broker.journal import Journal
-from kubelend.broker.metrics import HANDSHAKE, Metrics
+from kubelend.broker.journal import AuditLog
+from kubelend.broker.metrics import HANDSHAKE_ROUTE, Metrics
 from kubelend.core.errors import InvalidIdentity
 from kubelend.core.journal import Actor
 from kubelend.core.roles import Role
-from kubelend.kits.repeats import Repeats
+from kubelend.kits.repeats import LogThrottle
 from kubelend.pki import identities
-from kubelend.transports.admission import Limit
+from kubelend.transports.admission import ConnectionLimit
 
-CONNECTION = "connection"
+CONNECTION_ACTION = "connection"
 """Action in the audit log for a rejected connection."""
 
-REFUSED = "HandshakeRefused"
+HANDSHAKE_REJECTED_CODE = "HandshakeRefused"
 
-NAMELESS = "nameless"
+NO_IDENTITY_KEY = "nameless"
 """Key of all connections whose certificate has no valid identity; their requests are rejected."""
 
-_TEXTS = {
+_HANDSHAKE_TEXTS = {
     "CERTIFICATE_VERIFY_FAILED": "TLS handshake rejected: client certificate not trusted or expired",
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": "TLS handshake rejected: client sent no certificate",
 }
@@ -31,21 +31,21 @@ _TEXTS = {
 log = structlog.get_logger("kubelend.api")
 
 
-class Visitors:
+class ConnectionMetrics:
     """Observes the connections of one broker."""
 
-    def __init__(self, metrics: Metrics, journal: Journal, *, trust_proxies: bool) -> None:
+    def __init__(self, metrics: Metrics, journal: AuditLog, *, trust_proxies: bool) -> None:
         self._metrics = metrics
-        self._journal = journal
+        self._audit_log = journal
         self._trust_proxies = trust_proxies
-        self._repeats = Repeats()
+        self._throttle = LogThrottle()
 
-    def who(self, certificate: Mapping[str, object]) -> Hashable:
+    def caller_key(self, certificate: Mapping[str, object]) -> Hashable:
         """Returns the key by which connections are limited; None (no limit) for a trusted proxy."""
         try:
-            caller = identities.caller_of(certificate)
+            caller = identities.caller_from_peercert(certificate)
         except InvalidIdentity:
-            return NAMELESS
+            return NO_IDENTITY_KEY
         if caller.role is Role.PROXY and self._trust_proxies:
             return None
         return f"{caller.role} {caller.name}"
@@ -56,10 +56,12 @@ class Visitors:
     def closed(self) -> None:
         self._metrics.connection_closed()
 
-    def turned_away(self, limit: Limit, remote: str, caller: Hashable) -> None:
-        self._metrics.connection_refused(limit)
-        self._journal.turned_away(_stranger(remote), CONNECTION, "", str(limit))
-        suppressed = self._repeats.left_out((limit, remote, caller))
+    def connection_rejected(self, limit: ConnectionLimit, remote: str, caller: Hashable) -> None:
+        self._metrics.connection_rejected(limit)
+        self._audit_log.append_rejected_connection(
+            _unauthenticated_actor(remote), CONNECTION_ACTION, "", str(limit)
+        )
+        suppressed = self._throttle.suppressed((limit, remote, caller))
         if suppressed is not None:
             log.warning(
                 "Connection rejected",
@@ -69,18 +71,20 @@ class Visitors:
                 suppressed=suppressed,
             )
 
-    def handshake_refused(self, remote: str, reason: str) -> None:
-        self._metrics.refused(HANDSHAKE, REFUSED)
-        self._journal.turned_away(_stranger(remote), HANDSHAKE, "", REFUSED, reason)
-        suppressed = self._repeats.left_out((HANDSHAKE, remote, reason))
+    def handshake_rejected(self, remote: str, reason: str) -> None:
+        self._metrics.count_rejected_request(HANDSHAKE_ROUTE, HANDSHAKE_REJECTED_CODE)
+        self._audit_log.append_rejected_connection(
+            _unauthenticated_actor(remote), HANDSHAKE_ROUTE, "", HANDSHAKE_REJECTED_CODE, reason
+        )
+        suppressed = self._throttle.suppressed((HANDSHAKE_ROUTE, remote, reason))
         if suppressed is not None:
             log.warning(
-                _TEXTS.get(reason, "TLS handshake rejected"),
+                _HANDSHAKE_TEXTS.get(reason, "TLS handshake rejected"),
                 remote=remote,
                 reason=reason,
                 suppressed=suppressed,
             )
 
 
-def _stranger(remote: str) -> Actor:
+def _unauthenticated_actor(remote: str) -> Actor:
     return Actor("", "unknown", remote)

@@ -21,47 +21,47 @@ import structlog
 from aiohttp.web_response import Response
 
 from kubelend.agent.collecting import Collector
-from kubelend.agent.listening import Listener
-from kubelend.agent.measuring import Meter
-from kubelend.agent.metrics import CONTENT_TYPE, Metrics, Watched
-from kubelend.agent.peering import PeeringKeeper
-from kubelend.agent.place import Place
+from kubelend.agent.listening import InstructionListener
+from kubelend.agent.measuring import LocalPublisher
+from kubelend.agent.metrics import CONTENT_TYPE, AgentMetrics, MetricsInput
+from kubelend.agent.peering import PeeringReconciler
+from kubelend.agent.place import ActiveAgentGate
 from kubelend.agent.ports import BrokerCommunicator
-from kubelend.agent.promises import Promises
-from kubelend.agent.providing import Lender, Provider
+from kubelend.agent.promises import HoldTable
+from kubelend.agent.providing import ProviderConfig, ProviderReconciler
 from kubelend.agent.publishing import Publisher
-from kubelend.agent.requesting import Requester
-from kubelend.agent.reservations import Reservations
-from kubelend.agent.standing import Standing
+from kubelend.agent.requesting import ResourceRequestReconciler
+from kubelend.agent.reservations import ReservationCache
+from kubelend.agent.standing import ComponentHealth
 from kubelend.api import pages
 from kubelend.apps import launching, stopping, surroundings
-from kubelend.apps.agent_certificate import CertificateKeeper
+from kubelend.apps.agent_certificate import AgentCertificateRenewer
 from kubelend.apps.agent_settings import AgentSettings
 from kubelend.apps.flags import Address
-from kubelend.apps.launching import Launch
-from kubelend.apps.surroundings import Surroundings
+from kubelend.apps.launching import AgentLaunch
+from kubelend.apps.surroundings import AgentEnvironment
 from kubelend.communicators import factory
-from kubelend.communicators.delayed import Delayed
-from kubelend.communicators.measured import Measured
-from kubelend.communicators.options import Options
-from kubelend.communicators.placed import Placed
+from kubelend.communicators.delayed import DelayMiddleware
+from kubelend.communicators.measured import MetricsMiddleware
+from kubelend.communicators.options import CommunicatorOptions
+from kubelend.communicators.placed import SessionMiddleware
 from kubelend.core.errors import InvalidInput, InvalidSettings, KubelendError
 from kubelend.core.inventory import Inventory
 from kubelend.kits import logs, tasks
 from kubelend.transports import http_server
-from kubelend.transports.admission import Room
+from kubelend.transports.admission import ConnectionLimits
 
-PARTS = (
+COMPONENTS = (
     *("collector", "publisher", "advertisement", "stream"),
     *("requester", "provider", "peering", "certificate", "objects"),
 )
 
-LOOK_EVERY = timedelta(seconds=2)
+OBJECT_CHECK_INTERVAL = timedelta(seconds=2)
 
 UNEXPECTED, USAGE = 1, 2
 """Exit codes, the same as in `cli.exit_codes`."""
 
-Root = Coroutine[object, object, None]
+RootCoroutine = Coroutine[object, object, None]
 
 log = structlog.get_logger("kubelend.agent")
 
@@ -69,57 +69,57 @@ log = structlog.get_logger("kubelend.agent")
 def main() -> None:
     """Entry point of the agent process; reads its settings from the environment."""
     try:
-        run(launching.read(os.environ))
+        run_agent(launching.read_launch(os.environ))
     except KubelendError as problem:
         print("error:", " ".join(str(problem).split()), file=sys.stderr)  # noqa: T201 - as `kubelend` prints it
         sys.exit(USAGE if isinstance(problem, InvalidInput | InvalidSettings) else UNEXPECTED)
 
 
-def run(launched: Launch) -> None:
+def run_agent(launched: AgentLaunch) -> None:
     """Runs until SIGINT or SIGTERM; raises if it cannot start or a root task fails."""
     logs.setup(launched.settings.log_level, launched.settings.log_format)
-    asyncio.run(serve(launched))
+    asyncio.run(serve_agent(launched))
 
 
-async def serve(launched: Launch) -> None:
+async def serve_agent(launched: AgentLaunch) -> None:
     """Runs the agent in the current event loop."""
-    async with started(launched) as process:
-        ended = await tasks.run_all(process.roots() | {"signals": stopping.told()})
+    async with open_agent(launched) as process:
+        ended = await tasks.run_all(process.root_tasks() | {"signals": stopping.wait_for_signal()})
     if ended != "signals":
         raise KubelendError(f"root task {ended} ended unexpectedly")
 
 
-class Process:
+class AgentApp:
     """An agent whose probe and metrics listeners are open; `roots` returns the tasks to run."""
 
     def __init__(
         self,
         settings: AgentSettings,
-        around: Surroundings,
+        around: AgentEnvironment,
         cluster: str,
         renew_at: datetime | None = None,
     ) -> None:
-        self.standing = Standing()
+        self.health = ComponentHealth()
         self.ports: dict[str, int] = {}
         """Ports by listener: probes, metrics."""
         self._settings = settings
         self._renew_at = renew_at
-        self._around = around
+        self._environment = around
         self._cluster = cluster
-        self._advertising = surroundings.advertising(settings, around, cluster)
+        self._advertising = surroundings.advertising_settings(settings, around, cluster)
         self._inventory = Inventory()
-        self._reservations = Reservations()
-        self._place = Place()
-        self._listener: Listener | None = None
-        self._advertiser: Publisher | None = None
-        self.metrics = Metrics(
-            Watched(
+        self._reservation_cache = ReservationCache()
+        self._active_gate = ActiveAgentGate()
+        self._listener: InstructionListener | None = None
+        self._publisher: Publisher | None = None
+        self.metrics = AgentMetrics(
+            MetricsInput(
                 cluster,
                 self._inventory,
-                self._reservations,
-                self.standing,
-                self._streams,
-                PARTS,
+                self._reservation_cache,
+                self.health,
+                self._is_streaming,
+                COMPONENTS,
                 self._published_at,
             )
         )
@@ -128,135 +128,153 @@ class Process:
         for part in (
             ("collector", "publisher", "stream") if settings.broker_transport else ("collector",)
         ):
-            self.standing.expect(part)
+            self.health.require(part)
 
-    def roots(self) -> dict[str, Root]:
+    def root_tasks(self) -> dict[str, RootCoroutine]:
         """Returns the root tasks. They stop in reverse order, so each may depend on those before it."""
-        dies_after = self._around.dies_after
-        roots = self._alone() if self.communicator is None else self._with(self.communicator)
-        roots["objects"] = self._look_at_objects()
-        return roots | ({"fate": _die(dies_after)} if dies_after else {})
+        dies_after = self._environment.dies_after
+        roots = (
+            self._tasks_without_broker()
+            if self.communicator is None
+            else self._tasks_with_broker(self.communicator)
+        )
+        roots["objects"] = self._report_object_health()
+        return roots | ({"fate": _crash_after(dies_after)} if dies_after else {})
 
-    def _alone(self) -> dict[str, Root]:
-        around = self._around
-        collector = self._collector(lambda: None)
-        meter = Meter(
-            self._advertising, self._inventory, around.objects, self.standing, around.clock
+    def _tasks_without_broker(self) -> dict[str, RootCoroutine]:
+        around = self._environment
+        collector = self._make_collector(lambda: None)
+        meter = LocalPublisher(
+            self._advertising, self._inventory, around.objects, self.health, around.clock
         )
         return {"collector": collector.run(), "publisher": meter.run(collector.measured)}
 
-    def _with(self, broker: BrokerCommunicator) -> dict[str, Root]:
-        publisher = self._advertiser = self._publisher(Placed(broker, self._place))
-        collector = self._collector(publisher.changed)
-        provider = self._provider(broker, publisher)
-        self._listener = self._new_listener(broker)
+    def _tasks_with_broker(self, broker: BrokerCommunicator) -> dict[str, RootCoroutine]:
+        publisher = self._publisher = self._make_publisher(
+            SessionMiddleware(broker, self._active_gate)
+        )
+        collector = self._make_collector(publisher.notify_changed)
+        provider = self._make_provider(broker, publisher)
+        self._listener = self._make_listener(broker)
         return {
             "collector": collector.run(),
-            "publisher": _publish(publisher, provider, collector),
+            "publisher": _restore_and_publish(publisher, provider, collector),
             "stream": self._listener.run(),
-            "place": self._place.run(),
-            "requester": self._in_its_place(self._requester(broker).run),
-            "provider": self._in_its_place(provider.run),
-            "peering": self._in_its_place(self._peering(broker).run),
-            **self._renewal(),
+            "place": self._active_gate.run(),
+            "requester": self._run_when_active(self._make_requester(broker).run),
+            "provider": self._run_when_active(provider.run),
+            "peering": self._run_when_active(self._make_peering(broker).run),
+            **self._renewal_task(),
         }
 
-    async def _in_its_place(self, work: Callable[[], Root]) -> None:
-        await self._place.ours()
+    async def _run_when_active(self, work: Callable[[], RootCoroutine]) -> None:
+        await self._active_gate.wait()
         await work()
 
-    def _collector(self, on_change: surroundings.Callback) -> Collector:
-        return Collector(self._around.source, self._inventory, self.standing, on_change)
+    def _make_collector(self, on_change: surroundings.Callback) -> Collector:
+        return Collector(self._environment.source, self._inventory, self.health, on_change)
 
-    def _publisher(self, broker: BrokerCommunicator) -> Publisher:
+    def _make_publisher(self, broker: BrokerCommunicator) -> Publisher:
         return Publisher(
             settings=self._advertising,
             inventory=self._inventory,
             communicator=broker,
-            reservations=self._reservations,
-            objects=self._around.objects,
-            standing=self.standing,
-            clock=self._around.clock,
+            reservations=self._reservation_cache,
+            objects=self._environment.objects,
+            health=self.health,
+            clock=self._environment.clock,
         )
 
-    def _new_listener(self, broker: BrokerCommunicator) -> Listener:
+    def _make_listener(self, broker: BrokerCommunicator) -> InstructionListener:
         poll_every = self._settings.instruction_poll_interval
-        return Listener(broker, self._reservations, self.standing, poll_every=poll_every)
+        return InstructionListener(
+            broker, self._reservation_cache, self.health, poll_interval=poll_every
+        )
 
-    def _requester(self, broker: BrokerCommunicator) -> Requester:
-        return Requester(
-            self._around.objects,
+    def _make_requester(self, broker: BrokerCommunicator) -> ResourceRequestReconciler:
+        return ResourceRequestReconciler(
+            self._environment.objects,
             broker,
-            self._reservations,
-            self.standing,
-            self._around.clock,
+            self._reservation_cache,
+            self.health,
+            self._environment.clock,
             cluster_id=self._cluster,
-            namespace=self._around.namespace,
-            finished_for=self._settings.finished_for,
+            namespace=self._environment.namespace,
+            finished_ttl=self._settings.finished_for,
         )
 
-    def _provider(self, broker: BrokerCommunicator, publisher: Publisher) -> Provider:
-        settings, around = self._settings, self._around
-        promises = Promises(
-            self._inventory, around.policy, enforce=settings.enforce, on_holds=publisher.changed
+    def _make_provider(
+        self, broker: BrokerCommunicator, publisher: Publisher
+    ) -> ProviderReconciler:
+        settings, around = self._settings, self._environment
+        promises = HoldTable(
+            self._inventory,
+            around.policy,
+            enforce=settings.enforce,
+            on_change=publisher.notify_changed,
         )
-        lender = Lender(self._cluster, around.namespace or "default", settings.finished_for)
-        return Provider(
+        lender = ProviderConfig(self._cluster, around.namespace or "default", settings.finished_for)
+        return ProviderReconciler(
             lender,
             around.objects,
             broker,
-            self._reservations,
+            self._reservation_cache,
             promises,
-            self.standing,
+            self.health,
             around.clock,
         )
 
-    def _peering(self, broker: BrokerCommunicator) -> PeeringKeeper:
-        around = self._around
-        peering = surroundings.peering(self._settings, self._cluster)
-        return PeeringKeeper(
-            around.objects, broker, self._reservations, peering, self.standing, around.clock
+    def _make_peering(self, broker: BrokerCommunicator) -> PeeringReconciler:
+        around = self._environment
+        peering = surroundings.make_peering(self._settings, self._cluster)
+        return PeeringReconciler(
+            around.objects, broker, self._reservation_cache, peering, self.health, around.clock
         )
 
-    def _renewal(self) -> dict[str, Root]:
+    def _renewal_task(self) -> dict[str, RootCoroutine]:
         if not self._settings.auto_renew or self._settings.broker_transport != "http":
             return {}
         directory, url = Path(self._settings.broker_cert_path), self._settings.broker_url
-        keeper = CertificateKeeper(
-            directory, url, self.standing, self._around.clock, self._renew_at
+        keeper = AgentCertificateRenewer(
+            directory, url, self.health, self._environment.clock, self._renew_at
         )
         return {"certificate": keeper.run()}
 
-    async def _look_at_objects(self) -> None:
+    async def _report_object_health(self) -> None:
         """Reports objects that cannot be watched or decoded; single bad objects do not make it unready."""
         while True:
-            unseen = self._around.unseen()
-            problem = unseen or self._around.problem()
-            self.standing.report("objects", problem, is_partial=not unseen)
-            await asyncio.sleep(LOOK_EVERY.total_seconds())
+            unseen = self._environment.watch_error()
+            problem = unseen or self._environment.object_error()
+            self.health.report("objects", problem, is_partial=not unseen)
+            await asyncio.sleep(OBJECT_CHECK_INTERVAL.total_seconds())
 
-    def _streams(self) -> bool:
-        return self._listener is not None and self._listener.connected
+    def _is_streaming(self) -> bool:
+        return self._listener is not None and self._listener.is_connected
 
     def _published_at(self) -> datetime | None:
-        return None if self._advertiser is None else self._advertiser.published_at
+        return None if self._publisher is None else self._publisher.published_at
 
 
 @asynccontextmanager
-async def started(launched: Launch) -> AsyncIterator[Process]:
+async def open_agent(launched: AgentLaunch) -> AsyncIterator[AgentApp]:
     """Builds the agent and opens its listeners. At exit the agent session at the broker is closed."""
     settings = launched.settings
     async with AsyncExitStack() as stack:
-        around = await stack.enter_async_context(surroundings.opened(settings))
+        around = await stack.enter_async_context(surroundings.open_environment(settings))
         cluster = settings.cluster_id or await around.source.identity()
-        process = Process(settings, around, cluster, launched.renew_at)
+        process = AgentApp(settings, around, cluster, launched.renew_at)
         process.communicator = await _connect(settings, around, process.metrics, stack)
         process.ports = await _listen(settings, process, stack)
-        log.info("Agent started", cluster=cluster, source=settings.source, broker=_place(settings))
+        log.info(
+            "Agent started",
+            cluster=cluster,
+            source=settings.source,
+            broker=_broker_description(settings),
+        )
         yield process
 
 
-def _place(settings: AgentSettings) -> str:
+def _broker_description(settings: AgentSettings) -> str:
     """Describes the broker for the log: its URL, or the namespace with the kubernetes transport."""
     if settings.broker_transport == "kubernetes":
         return f"namespace {settings.broker_namespace}"
@@ -264,24 +282,26 @@ def _place(settings: AgentSettings) -> str:
 
 
 async def _connect(
-    settings: AgentSettings, around: Surroundings, metrics: Metrics, stack: AsyncExitStack
+    settings: AgentSettings, around: AgentEnvironment, metrics: AgentMetrics, stack: AsyncExitStack
 ) -> BrokerCommunicator | None:
-    options = Options(
+    options = CommunicatorOptions(
         url=settings.broker_url,
         certificates=Path(settings.broker_cert_path),
         timeout=settings.broker_timeout,
         instance=uuid.uuid4().hex,
         kubeconfig=settings.broker_kubeconfig,
         namespace=settings.broker_namespace,
-        report=lambda problem: log.warning("Certificate reload failed", error=str(problem)),
+        on_reload_error=lambda problem: log.warning(
+            "Certificate reload failed", error=str(problem)
+        ),
     )
     communicator = await factory.open_communicator(settings.broker_transport, options)
     if communicator is None:
         return None
     stack.push_async_callback(communicator.close)
     if around.network_delay:
-        communicator = Delayed(communicator, around.network_delay)
-    return Measured(communicator, metrics.called)
+        communicator = DelayMiddleware(communicator, around.network_delay)
+    return MetricsMiddleware(communicator, metrics.observe_call)
 
 
 class _Listener(NamedTuple):
@@ -291,46 +311,48 @@ class _Listener(NamedTuple):
 
 
 async def _listen(
-    settings: AgentSettings, process: Process, stack: AsyncExitStack
+    settings: AgentSettings, process: AgentApp, stack: AsyncExitStack
 ) -> dict[str, int]:
     ports = {}
-    limits = http_server.Limits(room=Room(connections=64))
+    limits = http_server.ServerLimits(connections=ConnectionLimits(connections=64))
     for name, address, handler in (
-        _Listener("probes", settings.health_probe_bind_address, _probes(process.standing)),
-        _Listener("metrics", settings.metrics_bind_address, _scrape(process.metrics)),
+        _Listener("probes", settings.health_probe_bind_address, _probe_handler(process.health)),
+        _Listener("metrics", settings.metrics_bind_address, _metrics_handler(process.metrics)),
     ):
         if address is not None:
             ports[name] = await stack.enter_async_context(
-                http_server.listening(handler, address.host, address.port, limits)
+                http_server.serve_http(handler, address.host, address.port, limits)
             )
             log.info("Listening", component=name, host=address.host, port=ports[name])
     return ports
 
 
-def _probes(standing: Standing) -> pages.HttpHandler:
+def _probe_handler(standing: ComponentHealth) -> pages.HttpHandler:
     async def healthz() -> Response:
         return Response(text="ok")
 
     async def readyz() -> Response:
-        return pages.readiness(standing.unready)
+        return pages.readiness_response(standing.not_ready_reason)
 
-    return pages.serve({"/healthz": healthz, "/readyz": readyz})
+    return pages.serve_pages({"/healthz": healthz, "/readyz": readyz})
 
 
-def _scrape(metrics: Metrics) -> pages.HttpHandler:
+def _metrics_handler(metrics: AgentMetrics) -> pages.HttpHandler:
     async def scrape() -> Response:
         return Response(body=metrics.render(), headers={"Content-Type": CONTENT_TYPE})
 
-    return pages.serve({"/metrics": scrape})
+    return pages.serve_pages({"/metrics": scrape})
 
 
-async def _publish(publisher: Publisher, provider: Provider, collector: Collector) -> None:
+async def _restore_and_publish(
+    publisher: Publisher, provider: ProviderReconciler, collector: Collector
+) -> None:
     """Restores the holds of the previous process first: the advertisement must not offer them."""
     await provider.restore()
     await publisher.run(collector.measured)
 
 
-async def _die(after: timedelta) -> None:
+async def _crash_after(after: timedelta) -> None:
     """Simulates a crash (`diesAfter` in the description of a simulated cluster)."""
     await asyncio.sleep(after.total_seconds())
     os.kill(os.getpid(), signal.SIGKILL)

@@ -17,78 +17,85 @@ from pathlib import Path
 
 import msgspec
 
-from kubelend.agent.standing import Standing
+from kubelend.agent.standing import ComponentHealth
 from kubelend.core.errors import InvalidSettings, KubelendError, Unavailable, UnexpectedAnswer
 from kubelend.kits import keyfiles
 from kubelend.kits.backoff import Backoff
 
-LOOK_EVERY = timedelta(hours=1)
+CERTIFICATE_CHECK_INTERVAL = timedelta(hours=1)
 """Upper bound of the interval: other programs may replace the files, and clocks are adjusted."""
 
-BACKOFF = Backoff(retries=sys.maxsize, first=timedelta(seconds=10), longest=timedelta(minutes=30))
-PATIENCE = timedelta(minutes=2)
-PART = "certificate"
+RENEWAL_BACKOFF = Backoff(
+    retries=sys.maxsize, first=timedelta(seconds=10), longest=timedelta(minutes=30)
+)
+COMMAND_TIMEOUT = timedelta(minutes=2)
+CERTIFICATE_COMPONENT = "certificate"
 
-_MOMENT = timedelta(seconds=1)
+_MIN_PAUSE = timedelta(seconds=1)
 
 
-class _Shown(msgspec.Struct, rename="camel"):
+class _CertificateStatus(msgspec.Struct, rename="camel"):
     name: str
     renew_at: datetime
 
 
-class CertificateKeeper:
+class AgentCertificateRenewer:
     """Renews the certificate in one directory; `run` is a root task."""
 
     def __init__(
         self,
         directory: Path,
         url: str,
-        standing: Standing,
+        standing: ComponentHealth,
         clock: Callable[[], datetime],
         renew_at: datetime | None = None,
     ) -> None:
         """`renew_at` is when the current certificate is due for renewal, if known."""
-        self._path = directory / keyfiles.CERTIFICATE
-        self._seen = _changed_at(self._path)
-        self._due = renew_at
-        self._files = ("--cert-path", str(directory))
+        self._path = directory / keyfiles.TLS_CERTIFICATE
+        self._loaded_at = _modified_at(self._path)
+        self._renew_at = renew_at
+        self._cert_flags = ("--cert-path", str(directory))
         self._url = url
-        self._standing = standing
+        self._health = standing
         self._clock = clock
-        self._delays = BACKOFF.delays()
+        self._delays = RENEWAL_BACKOFF.delays()
 
     async def run(self) -> None:
         while True:
             try:
-                pause = await self._look()
+                pause = await self._renew_if_due()
             except KubelendError as problem:
-                self._standing.report(PART, str(problem))
+                self._health.report(CERTIFICATE_COMPONENT, str(problem))
                 pause = timedelta(seconds=next(self._delays))
             else:
-                self._standing.report(PART)
-                self._delays = BACKOFF.delays()
+                self._health.report(CERTIFICATE_COMPONENT)
+                self._delays = RENEWAL_BACKOFF.delays()
             await asyncio.sleep(pause.total_seconds())
 
-    async def _look(self) -> timedelta:
+    async def _renew_if_due(self) -> timedelta:
         """Renews the certificate if due; returns the time until the next check."""
-        changed_at = _changed_at(self._path)
-        if self._due is None or changed_at != self._seen:
-            self._due, self._seen = await self._ask(), changed_at
-        if self._due <= self._clock():
-            await _child("certificate", "renew", *self._files, "--broker-url", self._url)
-            self._due, self._seen = await self._ask(), _changed_at(self._path)
-        return min(max(self._due - self._clock(), _MOMENT), LOOK_EVERY)
+        changed_at = _modified_at(self._path)
+        if self._renew_at is None or changed_at != self._loaded_at:
+            self._renew_at, self._loaded_at = await self._read_renewal_time(), changed_at
+        if self._renew_at <= self._clock():
+            await _run_kubelend(
+                "certificate", "renew", *self._cert_flags, "--broker-url", self._url
+            )
+            self._renew_at, self._loaded_at = (
+                await self._read_renewal_time(),
+                _modified_at(self._path),
+            )
+        return min(max(self._renew_at - self._clock(), _MIN_PAUSE), CERTIFICATE_CHECK_INTERVAL)
 
-    async def _ask(self) -> datetime:
-        shown = await _child("certificate", "show", *self._files, "--output", "json")
+    async def _read_renewal_time(self) -> datetime:
+        shown = await _run_kubelend("certificate", "show", *self._cert_flags, "--output", "json")
         try:
-            return msgspec.json.decode(shown, type=_Shown).renew_at
+            return msgspec.json.decode(shown, type=_CertificateStatus).renew_at
         except msgspec.MsgspecError as error:
             raise UnexpectedAnswer(f"`kubelend certificate show`: {error}") from error
 
 
-def _changed_at(path: Path) -> int:
+def _modified_at(path: Path) -> int:
     """Returns 0 if the file does not exist."""
     try:
         return path.stat().st_mtime_ns
@@ -96,13 +103,13 @@ def _changed_at(path: Path) -> int:
         return 0
 
 
-async def _child(*arguments: str) -> bytes:
+async def _run_kubelend(*arguments: str) -> bytes:
     """Runs a `kubelend` command and returns its output; raises with its error message if it fails."""
     command = f"`kubelend {arguments[0]} {arguments[1]}`"
     try:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "kubelend", *arguments),
-            env=_environment(),
+            env=_without_settings(),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -110,7 +117,7 @@ async def _child(*arguments: str) -> bytes:
     except OSError as error:
         raise Unavailable(f"{command} cannot be started: {error.strerror}") from error
     try:
-        async with asyncio.timeout(PATIENCE.total_seconds()):
+        async with asyncio.timeout(COMMAND_TIMEOUT.total_seconds()):
             out, err = await process.communicate()
     except TimeoutError:
         raise Unavailable(f"{command} timed out") from None
@@ -124,6 +131,6 @@ async def _child(*arguments: str) -> bytes:
     return out
 
 
-def _environment() -> dict[str, str]:
+def _without_settings() -> dict[str, str]:
     """Returns the environment without the agent's settings, which the command would misread."""
     return {name: text for name, text in os.environ.items() if not name.startswith("KUBELEND_")}

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-UNUSED: Final = ("rich",)
+UNUSED_LIBRARIES: Final = ("rich",)
 """Optional dependencies of libraries. structlog would use rich to colour tracebacks, for 3 MB."""
 
-VARIABLES: Final = {
+IMPORT_VARIABLES: Final = {
     # aiohttp loads the system's CA certificates on import (2 MB). Ours are in --broker-cert-path.
     "SSL_CERT_FILE": os.devnull,
     # The C++ extension of frozenlist takes 1 MB, for lists of a few callbacks.
@@ -32,10 +32,10 @@ def main() -> None:
 
 @contextmanager
 def _without_unused_imports() -> Iterator[None]:
-    for name in UNUSED:
+    for name in UNUSED_LIBRARIES:
         sys.modules[name] = None  # type: ignore[assignment]  # makes the import fail
-    before = {name: os.environ.get(name) for name in VARIABLES}
-    os.environ.update(VARIABLES)
+    before = {name: os.environ.get(name) for name in IMPORT_VARIABLES}
+    os.environ.update(IMPORT_VARIABLES)
     try:
         yield
     finally:

@@ -155,9 +155,14 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
 
     def problems(self) -> list[str]:
         """Returns one sentence per invalid value, beginning with the flag's name."""
-        return [*self._broker(), *self._cluster(), *self._texts(), *self._out_of_range()]
+        return [
+            *self._broker_problems(),
+            *self._cluster_problems(),
+            *self._value_problems(),
+            *self._out_of_range(),
+        ]
 
-    def _broker(self) -> list[str]:
+    def _broker_problems(self) -> list[str]:
         if self.broker_transport not in TRANSPORTS:
             return [
                 f"--broker-transport: {self.broker_transport!r} is not supported; use http,"
@@ -166,18 +171,18 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
         if self.broker_transport != "http":
             return []
         found = []
-        if problem := settings.address_problem(self.broker_url, "--broker-url"):
+        if problem := settings.broker_url_problem(self.broker_url, "--broker-url"):
             found.append(problem)
         if not self.broker_cert_path:
             found.append("--broker-cert-path: required; set the flag or KUBELEND_BROKER_CERT_PATH")
         return found
 
-    def _cluster(self) -> list[str]:
+    def _cluster_problems(self) -> list[str]:
         found = []
         if self.source == "simulated" and not self.simulation:
             found.append("--simulation: required with --source=simulated")
         if self.source == "kubernetes":
-            for attribute, flag in _OF_SIMULATED.items():
+            for attribute, flag in _SIMULATION_FLAGS.items():
                 if getattr(self, attribute):
                     found.append(f"{flag}: only valid with --source=simulated")
         if self.peering == "liqoctl" and not self.kubeconfigs_dir:
@@ -186,17 +191,24 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
         found += [f"--labels: {pair!r} is not KEY=VALUE" for pair in pairs if pair.find("=") < 1]
         return found
 
-    def _texts(self) -> list[str]:
+    def _value_problems(self) -> list[str]:
         """Validates what the broker or the API server would reject later."""
         found = []
         for flag, check, text in (
-            *((f"--{name}-cost", _price, getattr(self, f"{name}_cost")) for name in _PRICED),
-            ("--currency", _currency, self.currency),
-            ("--broker-namespace", _name, f"{self.broker_namespace or 'default'}/any"),
-            ("--advertisement-name", _name, f"default/{self.advertisement_name}"),
-            ("--advertisement-namespace", _name, f"{self.advertisement_namespace}/any"),
-            ("--instruction-namespace", _name, f"{self.instruction_namespace or 'default'}/any"),
-            ("--request-namespace", _name, f"{self.request_namespace or 'default'}/any"),
+            *(
+                (f"--{name}-cost", _check_price, getattr(self, f"{name}_cost"))
+                for name in _PRICED_RESOURCES
+            ),
+            ("--currency", _check_currency, self.currency),
+            ("--broker-namespace", _check_name, f"{self.broker_namespace or 'default'}/any"),
+            ("--advertisement-name", _check_name, f"default/{self.advertisement_name}"),
+            ("--advertisement-namespace", _check_name, f"{self.advertisement_namespace}/any"),
+            (
+                "--instruction-namespace",
+                _check_name,
+                f"{self.instruction_namespace or 'default'}/any",
+            ),
+            ("--request-namespace", _check_name, f"{self.request_namespace or 'default'}/any"),
         ):
             try:
                 check(text)
@@ -212,34 +224,34 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
                 "--advertisement-validity: must be 0 or at least --advertisement-requeue-interval"
             )
         return found + [
-            f"--{attribute.replace('_', '-')}: must be at least {durations.short(least)}"
-            for attribute, least in _LEAST.items()
+            f"--{attribute.replace('_', '-')}: must be at least {durations.format_duration_short(least)}"
+            for attribute, least in _MINIMUM.items()
             if getattr(self, attribute) < least
         ]
 
 
-def _price(text: str) -> None:
+def _check_price(text: str) -> None:
     if text:
-        prices.parse(text, "price")
+        prices.parse_price(text, "price")
 
 
-def _currency(text: str) -> None:
+def _check_currency(text: str) -> None:
     prices.parse_currency(text, "currency")
 
 
-def _name(key: str) -> None:
-    names.parse(key)
+def _check_name(key: str) -> None:
+    names.parse_object_key(key)
 
 
-_OF_SIMULATED = {"simulation": "--simulation", "objects_dir": "--objects-dir"}
-_PRICED = ("cpu", "memory", "gpu", "storage")
-_MOMENT = timedelta(milliseconds=1)
-_LEAST = {
-    "broker_timeout": _MOMENT,
+_SIMULATION_FLAGS = {"simulation": "--simulation", "objects_dir": "--objects-dir"}
+_PRICED_RESOURCES = ("cpu", "memory", "gpu", "storage")
+_SHORTEST = timedelta(milliseconds=1)
+_MINIMUM = {
+    "broker_timeout": _SHORTEST,
     "advertisement_requeue_interval": timedelta(milliseconds=100),
     "advertisement_damping": timedelta(),
     "advertisement_validity": timedelta(),
     "instruction_poll_interval": timedelta(),
     "finished_for": timedelta(),
-    "peering_timeout": _MOMENT,
+    "peering_timeout": _SHORTEST,
 }

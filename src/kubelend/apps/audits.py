@@ -10,52 +10,54 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from kubelend.core import audit
-from kubelend.core.journal import Line
+from kubelend.core.journal import AuditLine
 from kubelend.core.ledger import Ledger
 from kubelend.core.models import ReservationId
-from kubelend.core.testimony import Witness
+from kubelend.core.testimony import AuditLogReplay
 from kubelend.stores import opening
 from kubelend.stores.opening import AnyStore
 
-PORTION = 1024
+LINES_PER_READ = 1024
 """Number of audit log lines read at a time, which bounds the memory for a long log."""
 
 
-class Audit(NamedTuple):
+class StoreAudit(NamedTuple):
     """The ledger that was read, and the violations found."""
 
     ledger: Ledger
     violations: list[str]
-    gone: list[ReservationId]
+    deleted: list[ReservationId]
     """Reservations whose objects were deleted in Kubernetes with their finalizer; they count as released."""
 
 
-def of(store: str) -> Audit:
+def audit_store(store: str) -> StoreAudit:
     """Reads the store and runs all checks."""
     opened = opening.open_readonly(store)
     try:
-        return _audit(opened, may_delete=opening.is_of_objects(store))
+        return _audit_opened(opened, may_delete=opening.is_kubernetes_url(store))
     finally:
         opened.close()
 
 
-def _audit(opened: AnyStore, *, may_delete: bool) -> Audit:
-    settled = opened.journal_ends()[1].number
+def _audit_opened(opened: AnyStore, *, may_delete: bool) -> StoreAudit:
+    settled = opened.audit_log_bounds()[1].number
     ledger = Ledger.restore(opened.load())
-    witness = Witness(ledger, settled)
-    start, end = opened.journal_ends()
-    for line in _lines(opened, start.number, end.number):
-        witness.hear(line)
+    witness = AuditLogReplay(ledger, settled)
+    start, end = opened.audit_log_bounds()
+    for line in _audit_lines(opened, start.number, end.number):
+        witness.feed(line)
     # Read again: the broker may have truncated the log meanwhile.
-    found = witness.violations(opened.journal_ends()[0].number, end.number)
-    lost = witness.lost()
+    found = witness.violations(opened.audit_log_bounds()[0].number, end.number)
+    lost = witness.missing()
     promises = [] if may_delete else list(lost.values())
-    return Audit(
-        ledger, [*audit.violations(ledger), *promises, *found], list(lost) if may_delete else []
+    return StoreAudit(
+        ledger,
+        [*audit.invariant_violations(ledger), *promises, *found],
+        list(lost) if may_delete else [],
     )
 
 
-def _lines(opened: AnyStore, after: int, last: int) -> Iterator[Line]:
-    while after < last and (lines := opened.lines(after, min(PORTION, last - after))):
+def _audit_lines(opened: AnyStore, after: int, last: int) -> Iterator[AuditLine]:
+    while after < last and (lines := opened.audit_lines(after, min(LINES_PER_READ, last - after))):
         yield from lines
         after = lines[-1].number

@@ -19,50 +19,50 @@ import uvloop
 
 import kubelend
 from kubelend.api import binding, enrolment, probes, routing
-from kubelend.api.calls import Context
-from kubelend.api.granting import Granting
+from kubelend.api.calls import AppContext
+from kubelend.api.granting import GrantSigner
 from kubelend.api.limits import RateLimiter
-from kubelend.api.visitors import Visitors
+from kubelend.api.visitors import ConnectionMetrics
 from kubelend.apps import descriptors, leading, objects, stopping
 from kubelend.apps.flags import Address
-from kubelend.apps.leading import Seat
+from kubelend.apps.leading import LeadershipSetup
 from kubelend.apps.settings import BrokerSettings
-from kubelend.apps.trust import Trust
-from kubelend.broker.journal import Journal
-from kubelend.broker.limiting import Limiting
+from kubelend.apps.trust import CertificateManager
+from kubelend.broker.journal import AuditLog
+from kubelend.broker.limiting import LimitService
 from kubelend.broker.membership import Membership
 from kubelend.broker.metrics import Metrics
 from kubelend.broker.ports import Clock, OpenStore
-from kubelend.broker.service import Broker, Rules
-from kubelend.broker.speakers import Speakers
-from kubelend.core.enrolment import Door
+from kubelend.broker.service import Broker, BrokerRules
+from kubelend.broker.speakers import AgentSessions
+from kubelend.core.enrolment import JoinPolicy
 from kubelend.kits import clock, logs, modes, tasks
-from kubelend.kits.rhythm import Rhythm
+from kubelend.kits.rhythm import CoalescingTimer
 from kubelend.pki.grants import GrantKeys
 from kubelend.stores import opening
 from kubelend.transports import http_server, tls
-from kubelend.transports.admission import Room
-from kubelend.transports.http_server import Gathering
-from kubelend.wire.conversion import Terms
+from kubelend.transports.admission import ConnectionLimits
+from kubelend.transports.http_server import ReadBatching
+from kubelend.wire.conversion import RequestLimits
 from kubelend.wire.routes import ROUTES
 
 if TYPE_CHECKING:
-    from kubelend.controllers.mailboxes import Mailboxes
-    from kubelend.controllers.office import Office
+    from kubelend.controllers.mailboxes import ClusterNamespaces
+    from kubelend.controllers.office import ControllerManager
 
-BEAT = 0.2
+READ_BATCH_SECONDS = 0.2
 """Seconds for which advertisements are batched. No agent waits for the response to its advertisement."""
 
 log = structlog.get_logger("kubelend.broker")
 
 
-def run(settings: BrokerSettings) -> None:
+def run_broker(settings: BrokerSettings) -> None:
     """Serves until SIGINT or SIGTERM; raises if it cannot start or a root task fails."""
     logs.setup(settings.log_level, settings.log_format)
     _tune_interpreter()
-    descriptors.raise_limit()
+    descriptors.raise_file_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(settings))
+        runner.run(serve_broker(settings))
     log.info("Stopped", exit_code=0)
 
 
@@ -77,105 +77,113 @@ def _tune_interpreter() -> None:
     sys.setswitchinterval(0.0005)
 
 
-async def serve(settings: BrokerSettings) -> None:
+async def serve_broker(settings: BrokerSettings) -> None:
     """Runs the broker in the current event loop."""
-    async with started(settings) as process:
-        await tasks.run_all(process.roots() | {"signals": stopping.told()})
+    async with open_broker(settings) as process:
+        await tasks.run_all(process.root_tasks() | {"signals": stopping.wait_for_signal()})
 
 
-class Process(NamedTuple):
+class BrokerApp(NamedTuple):
     """A broker whose listeners are open; `roots` returns the tasks to run."""
 
     broker: Broker
-    journal: Journal
+    audit_log: AuditLog
     metrics: Metrics
     ports: dict[str, int]
     """Ports by listener: probes, metrics, enrol, api."""
-    trust: Trust | None = None
+    certificates: CertificateManager | None = None
     """Set if the REST interface is served."""
-    office: Office | None = None
+    controller_manager: ControllerManager | None = None
     """Set if custom resources are served."""
-    seat: Seat = Seat()
-    mailboxes: Mailboxes | None = None
+    leadership: LeadershipSetup = LeadershipSetup()
+    cluster_namespaces: ClusterNamespaces | None = None
     """Set if agents with the kubernetes transport are served."""
 
-    def roots(self) -> dict[str, Coroutine[object, object, None]]:
+    def root_tasks(self) -> dict[str, Coroutine[object, object, None]]:
         # First, so that it stops last: the leader keeps its lease until everything else has stopped.
-        roots = {name: task.run() for name, task in self.seat.tasks.items()}
-        roots |= {"broker": self.broker.run(), "journal": self.journal.run()}
-        if self.trust is not None:
-            roots["certificates"] = self.trust.follow()
-        if self.office is not None:
-            roots["objects"] = self.office.run()
-        if self.mailboxes is not None:
-            roots["cluster namespaces"] = self.mailboxes.run()
+        roots = {name: task.run() for name, task in self.leadership.tasks.items()}
+        roots |= {"broker": self.broker.run(), "journal": self.audit_log.run()}
+        if self.certificates is not None:
+            roots["certificates"] = self.certificates.run()
+        if self.controller_manager is not None:
+            roots["objects"] = self.controller_manager.run()
+        if self.cluster_namespaces is not None:
+            roots["cluster namespaces"] = self.cluster_namespaces.run()
         return roots
 
 
 @asynccontextmanager
-async def started(
+async def open_broker(
     settings: BrokerSettings, *, open_store: OpenStore | None = None, now: Clock = clock.utc_now
-) -> AsyncIterator[Process]:
+) -> AsyncIterator[BrokerApp]:
     """Builds the broker and opens its listeners. At exit, calls in progress are finished."""
-    _look_at_modes(settings)
+    _warn_about_file_modes(settings)
     metrics = Metrics()
     async with AsyncExitStack() as stack:
-        seat = await stack.enter_async_context(leading.seat(settings, now))
-        opener = open_store or _opener(settings)
+        seat = await stack.enter_async_context(leading.open_leadership(settings, now))
+        opener = open_store or _store_opener(settings)
         broker = Broker(opener, now, _rules(settings), metrics, seat.leadership, seat.replica)
-        journal = Journal(broker, settings.audit_retention)
-        trust = Trust(settings, broker, metrics) if settings.serves_http else None
+        journal = AuditLog(broker, settings.audit_retention)
+        trust = CertificateManager(settings, broker, metrics) if settings.serves_http else None
         stack.push_async_callback(broker.close)
-        office = await _office(stack, settings, broker)
-        visitors = Visitors(metrics, journal, trust_proxies=settings.trust_proxies)
-        listen = partial(_listen, stack, limits=_limits(settings), visitors=visitors)
-        seeing: list[Office | Mailboxes] = [] if office is None else [office]
+        office = await _open_controllers(stack, settings, broker)
+        visitors = ConnectionMetrics(metrics, journal, trust_proxies=settings.trust_proxies)
+        listen = partial(_listen, stack, limits=_server_limits(settings), visitors=visitors)
+        seeing: list[ControllerManager | ClusterNamespaces] = [] if office is None else [office]
         # Probes first, so that the start can be observed.
-        ports = await listen(_watched(settings, broker, metrics, seeing))
+        ports = await listen(_probe_listeners(settings, broker, metrics, seeing))
         context = None
         if trust is not None:
-            context = _context(settings, broker, metrics, trust, journal)
-            stack.callback(context.granting.close)
-            ports |= await listen(_served(settings, context, trust))
+            context = _app_context(settings, broker, metrics, trust, journal)
+            stack.callback(context.grant_signer.close)
+            ports |= await listen(_api_listeners(settings, context, trust))
             context.membership.enrol_port = ports.get("enrol", 0)
             context.membership.api_port = ports["api"]
-        mailboxes = await _mailboxes(stack, settings, broker, context)
+        mailboxes = await _open_cluster_namespaces(stack, settings, broker, context)
         seeing += [] if mailboxes is None else [mailboxes]
-        stack.callback(broker.feeds.close_all)
-        yield Process(broker, journal, metrics, ports, trust, office, seat, mailboxes)
+        stack.callback(broker.streams.close_all)
+        yield BrokerApp(broker, journal, metrics, ports, trust, office, seat, mailboxes)
 
 
-async def _office(stack: AsyncExitStack, settings: BrokerSettings, broker: Broker) -> Office | None:
+async def _open_controllers(
+    stack: AsyncExitStack, settings: BrokerSettings, broker: Broker
+) -> ControllerManager | None:
     if not settings.serves_objects:
         return None
-    return await stack.enter_async_context(objects.office(settings, broker, _terms(settings)))
+    return await stack.enter_async_context(
+        objects.open_controllers(settings, broker, _terms(settings))
+    )
 
 
-async def _mailboxes(
-    stack: AsyncExitStack, settings: BrokerSettings, broker: Broker, context: Context | None
-) -> Mailboxes | None:
+async def _open_cluster_namespaces(
+    stack: AsyncExitStack, settings: BrokerSettings, broker: Broker, context: AppContext | None
+) -> ClusterNamespaces | None:
     """Shares agent sessions and grant signing with the REST interface, if that is served."""
     if not settings.cluster_namespaces:
         return None
-    speakers = context.speakers if context else Speakers(broker.clock, settings.agent_timeout)
-    granting = context.granting.grant if context else None
-    attended = objects.mailboxes(settings, broker, _terms(settings), speakers, granting)
+    speakers = (
+        context.agent_sessions if context else AgentSessions(broker.clock, settings.agent_timeout)
+    )
+    granting = context.grant_signer.grant if context else None
+    attended = objects.open_cluster_namespaces(
+        settings, broker, _terms(settings), speakers, granting
+    )
     return await stack.enter_async_context(attended)
 
 
-def _terms(settings: BrokerSettings) -> Terms:
-    return Terms(settings.default_duration, settings.max_duration, settings.max_wait)
+def _terms(settings: BrokerSettings) -> RequestLimits:
+    return RequestLimits(settings.default_duration, settings.max_duration, settings.max_wait)
 
 
-def _opener(settings: BrokerSettings) -> OpenStore:
+def _store_opener(settings: BrokerSettings) -> OpenStore:
     """Validates the store URL now; opening it is retried by the writer."""
-    store = objects.ledger(settings)
-    opening.check(store)
+    store = objects.resolved_store_url(settings)
+    opening.check_store_url(store)
     return partial(opening.open_store, store, namespace=settings.http_namespace)
 
 
-def _rules(settings: BrokerSettings) -> Rules:
-    return Rules(
+def _rules(settings: BrokerSettings) -> BrokerRules:
+    return BrokerRules(
         stale_after=settings.stale_after,
         retention=settings.retention,
         max_waiting=settings.max_waiting,
@@ -183,14 +191,17 @@ def _rules(settings: BrokerSettings) -> Rules:
     )
 
 
-def _look_at_modes(settings: BrokerSettings) -> None:
+def _warn_about_file_modes(settings: BrokerSettings) -> None:
     """Warns about files that other users can read or replace; does not prevent the start."""
-    complaints = list(opening.exposures(settings.ledger))
+    complaints = list(opening.store_mode_problems(settings.store_url))
     if settings.serves_http:
-        certificates = settings.certificates
-        complaints += [tls.exposed_key(certificates), modes.exposed_directory(certificates)]
+        certificates = settings.certificate_directory
+        complaints += [
+            tls.key_mode_warning(certificates),
+            modes.directory_mode_problem(certificates),
+        ]
     if settings.ca_path:
-        complaints.append(modes.exposed_directory(Path(settings.ca_path)))
+        complaints.append(modes.directory_mode_problem(Path(settings.ca_path)))
     for complaint in filter(None, complaints):
         log.warning(complaint)
 
@@ -198,101 +209,115 @@ def _look_at_modes(settings: BrokerSettings) -> None:
 class _Listener(NamedTuple):
     name: str
     address: Address
-    handler: http_server.Handler
+    handler: http_server.RequestHandlerFunction
     context: ssl.SSLContext | None = None
 
 
-def _watched(
+def _probe_listeners(
     settings: BrokerSettings,
     broker: Broker,
     metrics: Metrics,
-    seeing: Sequence[Office | Mailboxes],
+    watchers: Sequence[ControllerManager | ClusterNamespaces],
 ) -> Iterator[_Listener]:
     """Listeners for probes and metrics. Watchers of objects may be added to `seeing` later."""
 
     def unready() -> str | None:
-        problems = (broker.silent_because, *(one.unready for one in seeing))
+        problems = (broker.not_serving_reason, *(one.unready for one in watchers))
         return next(filter(None, problems), None)
 
     if settings.health_probe_bind_address is not None:
-        yield _Listener("probes", settings.health_probe_bind_address, probes.health(unready))
+        yield _Listener("probes", settings.health_probe_bind_address, probes.serve_probes(unready))
     if settings.metrics_bind_address is not None:
-        scrape = probes.metrics(metrics, broker.clock)
+        scrape = probes.serve_metrics(metrics, broker.clock)
         yield _Listener("metrics", settings.metrics_bind_address, scrape)
 
 
-def _served(settings: BrokerSettings, context: Context, trust: Trust) -> Iterator[_Listener]:
+def _api_listeners(
+    settings: BrokerSettings, context: AppContext, trust: CertificateManager
+) -> Iterator[_Listener]:
     """Listeners of the REST interface and, with a CA, of the enrolment interface."""
     if trust.authority is not None:
         enrol = Address(settings.http_host, settings.enrol_port)
-        patience = min(context.read_timeout, enrolment.PATIENCE)
-        handler = enrolment.bind(context.membership, context.metrics, context.journal, patience)
-        yield _Listener("enrol", enrol, handler, trust.enrolment)
+        patience = min(context.read_timeout, enrolment.READ_TIMEOUT)
+        handler = enrolment.make_enrolment_api(
+            context.membership, context.metrics, context.audit_log, patience
+        )
+        yield _Listener("enrol", enrol, handler, trust.enrolment_context)
     api = Address(settings.http_host, settings.http_port)
-    yield _Listener("api", api, binding.bind(routing.HANDLERS, context), trust.server)
+    yield _Listener("api", api, binding.make_api(routing.HANDLERS, context), trust.server_context)
 
 
 async def _listen(
     stack: AsyncExitStack,
     listeners: Iterable[_Listener],
-    limits: http_server.Limits,
-    visitors: Visitors,
+    limits: http_server.ServerLimits,
+    visitors: ConnectionMetrics,
 ) -> dict[str, int]:
     ports = {}
     for name, (host, port), handler, context in listeners:
         # The other listeners have few clients, and must respond when the REST interface is saturated.
-        own = limits._replace(gathers=_gathering()) if name == "api" else limits._replace(room=_FEW)
+        own = (
+            limits._replace(read_batching=_read_batching())
+            if name == "api"
+            else limits._replace(connections=_FEW_CONNECTIONS)
+        )
         if name == "enrol":
-            own = _for_strangers(limits)
+            own = _enrolment_limits(limits)
         watch = visitors if context else None
         ports[name] = await stack.enter_async_context(
-            http_server.listening(handler, host, port, own, context, watch, visitors.who)
+            http_server.serve_http(handler, host, port, own, context, watch, visitors.caller_key)
         )
         log.info("Listening", component=name, host=host, port=ports[name])
     return ports
 
 
-def _gathering() -> Gathering:
+def _read_batching() -> ReadBatching:
     """Batches the reads of advertisements, whose responses no agent waits for."""
     (publish,) = (route for route in ROUTES if route.name == "publish")
-    return Gathering(f"{publish.method} {publish.path} ".encode(), Rhythm(BEAT))
-
-
-_FEW = Room(connections=128)
-"""Connection limits of the probe and metrics listeners."""
-
-
-def _for_strangers(limits: http_server.Limits) -> http_server.Limits:
-    """Limits of the enrolment listener: a client that sends no body must not block others."""
-    return limits._replace(
-        read=min(limits.read, timedelta(seconds=enrolment.PATIENCE)),
-        body=min(limits.body, enrolment.MOST_BYTES),
-        room=enrolment.ROOM,
-        spares_bodies=False,
+    return ReadBatching(
+        f"{publish.method} {publish.path} ".encode(), CoalescingTimer(READ_BATCH_SECONDS)
     )
 
 
-def _context(
-    settings: BrokerSettings, broker: Broker, metrics: Metrics, trust: Trust, journal: Journal
-) -> Context:
-    return Context(
+_FEW_CONNECTIONS = ConnectionLimits(connections=128)
+"""Connection limits of the probe and metrics listeners."""
+
+
+def _enrolment_limits(limits: http_server.ServerLimits) -> http_server.ServerLimits:
+    """Limits of the enrolment listener: a client that sends no body must not block others."""
+    return limits._replace(
+        read=min(limits.read, timedelta(seconds=enrolment.READ_TIMEOUT)),
+        body=min(limits.body, enrolment.MAX_BODY_BYTES),
+        connections=enrolment.ENROLMENT_CONNECTIONS,
+        body_wait_is_busy=False,
+    )
+
+
+def _app_context(
+    settings: BrokerSettings,
+    broker: Broker,
+    metrics: Metrics,
+    trust: CertificateManager,
+    journal: AuditLog,
+) -> AppContext:
+    return AppContext(
         broker=broker,
         metrics=metrics,
         terms=_terms(settings),
-        callers=trust.callers,
-        limiter=RateLimiter(settings.rate_limit, settings.rate_burst, time.monotonic),
-        membership=Membership(broker, trust.authority, _door(settings)),
-        limiting=Limiting(broker),
-        journal=journal,
-        granting=Granting(_grant_keys(settings)),
-        speakers=Speakers(broker.clock, settings.agent_timeout),
+        authenticator=trust.authenticator,
+        rate_limiter=RateLimiter(settings.rate_limit, settings.rate_burst, time.monotonic),
+        membership=Membership(broker, trust.authority, _join_policy(settings)),
+        limits=LimitService(broker),
+        audit_log=journal,
+        grant_signer=GrantSigner(_grant_keys(settings)),
+        agent_sessions=AgentSessions(broker.clock, settings.agent_timeout),
         version=kubelend.__version__,
         read_timeout=settings.read_timeout.total_seconds(),
     )
 
 
-def _door(settings: BrokerSettings) -> Door:
-    return Door(_patterns(settings.allow_join), _patterns(settings.auto_accept))
+def _join_policy(settings: BrokerSettings) -> JoinPolicy:
+    return JoinPolicy(_patterns(settings.allow_join), _patterns(settings.auto_accept))
 
 
 def _patterns(text: str) -> tuple[str, ...]:
@@ -301,29 +326,33 @@ def _patterns(text: str) -> tuple[str, ...]:
 
 def _grant_keys(settings: BrokerSettings) -> GrantKeys:
     """Opens the key file, by default next to the store. Without a file store the keys are in memory only."""
-    beside = opening.beside(settings.ledger, "grants.key")
+    beside = opening.path_beside(settings.store_url, "grants.key")
     path = Path(settings.grant_key) if settings.grant_key else beside
-    return GrantKeys.create() if path is None else GrantKeys.open(path)
+    return GrantKeys.create() if path is None else GrantKeys.load_or_create(path)
 
 
-def _limits(settings: BrokerSettings) -> http_server.Limits:
-    return http_server.Limits(
+def _server_limits(settings: BrokerSettings) -> http_server.ServerLimits:
+    return http_server.ServerLimits(
         handshake=settings.handshake_timeout,
         read=settings.read_timeout,
         idle=settings.idle_timeout,
         shutdown=settings.shutdown_timeout,
         body=settings.max_body_bytes,
-        room=_room(settings),
+        connections=_connection_limits(settings),
     )
 
 
-def _room(settings: BrokerSettings) -> Room:
+def _connection_limits(settings: BrokerSettings) -> ConnectionLimits:
     """Returns the connection limits, reduced to what the limit of open files allows."""
-    connections = descriptors.connections(settings.max_connections, descriptors.limits().soft)
+    connections = descriptors.connection_limit(
+        settings.max_connections, descriptors.file_limits().soft
+    )
     if connections < settings.max_connections:
         log.warning(
             "Limit of open files is too low for --max-connections; raise it (ulimit -Hn)",
             connections=connections,
             requested=settings.max_connections,
         )
-    return Room(connections, settings.max_connections_per_caller, settings.max_handshakes)
+    return ConnectionLimits(
+        connections, settings.max_connections_per_caller, settings.max_handshakes
+    )

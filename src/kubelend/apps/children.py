@@ -15,14 +15,14 @@ from pathlib import Path
 import msgspec
 
 from kubelend.apps import flags
-from kubelend.apps.programs import Program
+from kubelend.apps.programs import SupervisedProcess
 
-_POLL = 0.02
+_READY_POLL = 0.02
 """Seconds between two readiness probes: the maximum error of a measured start time. Each probe costs the
 process CPU time while it is being measured."""
 
 
-class _Line(msgspec.Struct, frozen=True):
+class _LogLine(msgspec.Struct, frozen=True):
     """The fields of a log line that are used here."""
 
     event: str = ""
@@ -31,22 +31,22 @@ class _Line(msgspec.Struct, frozen=True):
     reservations: int = 0
 
 
-class Child(Program):
+class ChildProcess(SupervisedProcess):
     """A running `kubelend` process."""
 
-    lines_told = 1  # its last line contains the whole error
+    error_lines = 1  # its last line contains the whole error
 
     def __init__(self, command: str, log: Path, arguments: list[str]) -> None:
         program = [sys.executable, "-P", "-m", "kubelend", command, *arguments]
-        super().__init__(command, log, program, _environment())
+        super().__init__(command, log, program, _without_settings())
 
     def wait_until_ready(self) -> float:
         """Waits until /readyz is ok; returns the seconds since the process was started."""
-        return self.wait_until(self._is_ready, _POLL)
+        return self.wait_until(self._is_ready, _READY_POLL)
 
     def port_of(self, component: str) -> int:
         """Returns the port of a listener, or 0 while it is not open."""
-        listening = (line for line in self._lines() if line.event == "Listening")
+        listening = (line for line in self._log_lines() if line.event == "Listening")
         return next((line.port for line in listening if line.component == component), 0)
 
     def _is_ready(self) -> bool:
@@ -62,14 +62,14 @@ class Child(Program):
         finally:
             connection.close()
 
-    def _lines(self) -> Iterator[_Line]:
+    def _log_lines(self) -> Iterator[_LogLine]:
         for line in self.log.read_bytes().splitlines():
             # The last line may be incomplete, and tracebacks are not JSON.
             with suppress(msgspec.MsgspecError):
-                yield msgspec.json.decode(line, type=_Line)
+                yield msgspec.json.decode(line, type=_LogLine)
 
 
-class BrokerProcess(Child):
+class BrokerProcess(ChildProcess):
     """A running broker."""
 
     def __init__(self, log: Path, arguments: list[str]) -> None:
@@ -84,12 +84,14 @@ class BrokerProcess(Child):
     def url(self) -> str:
         return f"https://localhost:{self.port}"
 
-    def loaded(self) -> int:
+    def loaded_reservations(self) -> int:
         """Returns the number of reservations that it loaded from its store."""
-        return next(line.reservations for line in self._lines() if line.event == "Ledger loaded")
+        return next(
+            line.reservations for line in self._log_lines() if line.event == "Ledger loaded"
+        )
 
 
-class AgentProcess(Child):
+class AgentProcess(ChildProcess):
     """A running agent."""
 
     def __init__(self, log: Path, arguments: list[str], objects: Path) -> None:
@@ -98,6 +100,10 @@ class AgentProcess(Child):
         """Directory with the objects of its cluster."""
 
 
-def _environment() -> dict[str, str]:
+def _without_settings() -> dict[str, str]:
     """Returns the environment without the user's KUBELEND_ variables, which are for another broker."""
-    return {name: text for name, text in os.environ.items() if not name.startswith(flags.PREFIX)}
+    return {
+        name: text
+        for name, text in os.environ.items()
+        if not name.startswith(flags.VARIABLE_PREFIX)
+    }

@@ -19,7 +19,7 @@ import msgspec
 from kubelend.core import durations
 from kubelend.core.errors import InvalidDuration, InvalidSettings
 
-PREFIX = "KUBELEND_"
+VARIABLE_PREFIX = "KUBELEND_"
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,41 +70,41 @@ class Flag(NamedTuple):
 
     @property
     def variable(self) -> str:
-        return PREFIX + self.attribute.upper()
+        return VARIABLE_PREFIX + self.attribute.upper()
 
 
-Record = TypeVar("Record", bound=Settings)
+SettingsT = TypeVar("SettingsT", bound=Settings)
 
 
 @functools.cache
-def of(record: type[Settings]) -> tuple[Flag, ...]:
+def flags_of(record: type[Settings]) -> tuple[Flag, ...]:
     """Returns the flags of a settings class in the order of its attributes."""
     # Imported here: parsing source code is only needed for help, and would cost the agent memory.
     from kubelend.wire import docstrings
 
-    kinds, helps = typing.get_type_hints(record), docstrings.of_fields(record)
+    kinds, helps = typing.get_type_hints(record), docstrings.field_docstrings(record)
     return tuple(
         Flag(
             attribute=field.name,
             help=helps[field.name],
-            metavar=_metavar(kinds[field.name]),
-            default=None if field.required else _default(kinds[field.name], field.default),
+            metavar=_metavar_of(kinds[field.name]),
+            default=None if field.required else _default_text(kinds[field.name], field.default),
             is_switch=kinds[field.name] is bool,
         )
         for field in msgspec.structs.fields(record)
     )
 
 
-def parse(record: type[Record], texts: Mapping[str, str]) -> Record:
+def parse_settings(record: type[SettingsT], texts: Mapping[str, str]) -> SettingsT:
     """Builds the settings from texts by attribute. Reports all problems in one `InvalidSettings`."""
     kinds = typing.get_type_hints(record)
     values: dict[str, object] = {}
     problems: list[str] = []
-    for flag in of(record):
+    for flag in flags_of(record):
         kind, text = kinds[flag.attribute], texts.get(flag.attribute)
         try:
             if text is not None or flag.default is None:
-                values[flag.attribute] = _value(kind, text or "", flag)
+                values[flag.attribute] = _parse_value(kind, text or "", flag)
         except ValueError as problem:
             problems.append(f"{flag.name}: {problem}")
             if flag.default is None:
@@ -117,23 +117,23 @@ def parse(record: type[Record], texts: Mapping[str, str]) -> Record:
     return settings
 
 
-def _value(kind: Any, text: str, flag: Flag) -> object:
+def _parse_value(kind: Any, text: str, flag: Flag) -> object:
     if not text and kind == Path | None:
         return None
     if not text and kind is not str:
         raise ValueError(f"required; set the flag or {flag.variable}")
     if typing.get_origin(kind) is Literal:
-        return _choice(typing.get_args(kind), text)
-    return _READERS[kind](text)
+        return _parse_choice(typing.get_args(kind), text)
+    return _PARSERS[kind](text)
 
 
-def _choice(choices: tuple[str, ...], text: str) -> str:
+def _parse_choice(choices: tuple[str, ...], text: str) -> str:
     if text not in choices:
         raise ValueError(f"{text!r} is not supported; use one of {', '.join(choices)}")
     return text
 
 
-def _integer(text: str) -> int:
+def _parse_integer(text: str) -> int:
     if (
         len(text) > 18
         or not text.removeprefix("-").isascii()
@@ -143,7 +143,7 @@ def _integer(text: str) -> int:
     return int(text)
 
 
-def _switch(text: str) -> bool:
+def _parse_boolean(text: str) -> bool:
     # The values that Go's strconv.ParseBool accepts: existing manifests contain --leader-elect=true.
     if text in {"1", "t", "T", "true", "TRUE", "True"}:
         return True
@@ -152,20 +152,20 @@ def _switch(text: str) -> bool:
     raise ValueError(f"{text!r} is not a boolean; use true or false")
 
 
-def _duration(text: str) -> timedelta:
+def _parse_duration(text: str) -> timedelta:
     try:
-        return durations.parse(text)
+        return durations.parse_duration(text)
     except InvalidDuration as problem:
         raise ValueError(str(problem)) from None
 
 
-_READERS: dict[Any, Callable[[str], object]] = {
+_PARSERS: dict[Any, Callable[[str], object]] = {
     str: str,
-    int: _integer,
-    bool: _switch,
+    int: _parse_integer,
+    bool: _parse_boolean,
     Path: Path,
     Path | None: Path,
-    timedelta: _duration,
+    timedelta: _parse_duration,
     Address | None: Address.parse,
 }
 
@@ -180,18 +180,18 @@ _METAVARS: dict[Any, str] = {
 }
 
 
-def _metavar(kind: Any) -> str:
+def _metavar_of(kind: Any) -> str:
     choices = typing.get_args(kind) if typing.get_origin(kind) is Literal else ()
     return "|".join(choices) or _METAVARS[kind]
 
 
-def _default(kind: Any, value: object) -> str:
-    return "" if value is None and kind == Path | None else _text(value)
+def _default_text(kind: Any, value: object) -> str:
+    return "" if value is None and kind == Path | None else _format_value(value)
 
 
-def _text(value: object) -> str:
+def _format_value(value: object) -> str:
     if value is None:
         return "0"
     if isinstance(value, bool):
         return str(value).lower()
-    return durations.short(value) if isinstance(value, timedelta) else str(value)
+    return durations.format_duration_short(value) if isinstance(value, timedelta) else str(value)

@@ -10,25 +10,27 @@ from types import FrameType
 
 
 @contextmanager
-def like_ctrl_c() -> Iterator[None]:
+def signals_as_interrupt() -> Iterator[None]:
     """Python dies of these two on the spot, and would leave processes and directories behind."""
-    with _handling((signal.SIGTERM, signal.SIGHUP), lambda *_: signal.raise_signal(signal.SIGINT)):
+    with _signal_handlers(
+        (signal.SIGTERM, signal.SIGHUP), lambda *_: signal.raise_signal(signal.SIGINT)
+    ):
         yield
 
 
 @contextmanager
-def put_off() -> Iterator[None]:
+def defer_signals() -> Iterator[None]:
     """What comes in between has its effect afterwards."""
     come: list[int] = []
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    with _handling(numbers, lambda number, _: come.append(number)):
+    with _signal_handlers(numbers, lambda number, _: come.append(number)):
         yield
     for number in come:
         signal.raise_signal(number)
 
 
 @contextmanager
-def _handling(
+def _signal_handlers(
     numbers: Sequence[signal.Signals], handler: Callable[[int, FrameType | None], None]
 ) -> Iterator[None]:
     # Signals are the main thread's: others are not interrupted, and must not set handlers.

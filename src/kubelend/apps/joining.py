@@ -33,13 +33,13 @@ from kubelend.pki.identities import Caller
 from kubelend.pki.keys import Algorithm, PrivateKey
 from kubelend.pki.pins import Pin
 from kubelend.transports import enrolling
-from kubelend.wire.membership_bodies import Joined, JoinRequest, JoinWaits
+from kubelend.wire.membership_bodies import JoinPending, JoinRequest, JoinResult
 
-POLL = Backoff(retries=2**31, first=timedelta(seconds=1), longest=timedelta(seconds=5))
-FIRST = Backoff(retries=3)
+APPROVAL_BACKOFF = Backoff(retries=2**31, first=timedelta(seconds=1), longest=timedelta(seconds=5))
+CONNECT_BACKOFF = Backoff(retries=3)
 
 
-class Invitation(msgspec.Struct, frozen=True):
+class JoinParameters(msgspec.Struct, frozen=True):
     """The parameters of the `kubelend join` command: enrolment URL, token, pinned CA hash and own name."""
 
     url: str
@@ -49,10 +49,10 @@ class Invitation(msgspec.Struct, frozen=True):
     role: Role = Role.CLUSTER
 
     def __repr__(self) -> str:
-        return f"Invitation({self.url}, {self.role} {self.name})"
+        return f"JoinParameters({self.url}, {self.role} {self.name})"
 
 
-class Welcome(NamedTuple):
+class JoinOutcome(NamedTuple):
     """The result of a successful join."""
 
     credentials: Credentials
@@ -60,78 +60,80 @@ class Welcome(NamedTuple):
     """Port of the REST interface, on the same host."""
 
 
-async def join(
-    invitation: Invitation,
+async def join_broker(
+    invitation: JoinParameters,
     directory: Path,
     *,
     wait: timedelta,
     algorithm: Algorithm = Algorithm.P256,
-    waits: Callable[[JoinWaits], None] = lambda _: None,
-) -> Welcome:
-    """Joins and writes the three files to the directory; calls `waits` once if approval is required."""
-    tokens.parse(invitation.token)  # validated before a key is created
-    profiles.client(invitation.name, invitation.role)
-    key = prepare(directory, algorithm, invitation.pin)
+    on_pending: Callable[[JoinPending], None] = lambda _: None,
+) -> JoinOutcome:
+    """Joins and writes the three files to the directory; calls `on_pending` once if approval is required."""
+    tokens.parse_token(invitation.token)  # validated before a key is created
+    profiles.client_profile(invitation.name, invitation.role)
+    key = prepare_key(directory, algorithm, invitation.pin)
     body = JoinRequest(
         token=invitation.token.strip(),
         name=invitation.name,
-        request=requests.make(invitation.name, invitation.role, key),
+        request=requests.make_csr(invitation.name, invitation.role, key),
         role=invitation.role.value,
     )
-    trusted = await recognise(invitation)
-    answer = await _let_in(invitation.url, body, trusted, wait, waits)
+    trusted = await verify_broker(invitation)
+    answer = await _request_certificate(invitation.url, body, trusted, wait, on_pending)
     asked = Caller(invitation.name, invitation.role)
-    credentials = renewals.checked(
+    credentials = renewals.verify_issued(
         key, asked, answer.certificate, answer.authorities, clock.utc_now()
     )
-    _save(directory, credentials)
-    return Welcome(credentials, answer.port)
+    _save_credentials(directory, credentials)
+    return JoinOutcome(credentials, answer.port)
 
 
-def prepare(directory: Path, algorithm: Algorithm, pin: Pin) -> PrivateKey:
+def prepare_key(directory: Path, algorithm: Algorithm, pin: Pin) -> PrivateKey:
     """Returns the key of an earlier attempt, or creates and writes one. Never overwrites other files."""
-    certificate, path = directory / keyfiles.CERTIFICATE, directory / keyfiles.KEY
+    certificate, path = directory / keyfiles.TLS_CERTIFICATE, directory / keyfiles.TLS_KEY
     if certificate.exists():
         raise InvalidSettings(
             f"{certificate} already exists",
             hint="certificates are renewed automatically; to join again, use another directory",
         )
-    _check_authorities(directory, pin)
+    _check_directory(directory, pin)
     if path.exists():
-        return _earlier(path)
-    files.make_directory(directory)
+        return _existing_key(path)
+    files.make_private_directory(directory)
     key = keys.generate(algorithm)
-    keyfiles.write(path, keys.to_pem(key), mode=keyfiles.PRIVATE)
+    keyfiles.write_atomic(path, keys.to_pem(key), mode=keyfiles.PRIVATE_MODE)
     return key
 
 
-def _check_authorities(directory: Path, pin: Pin) -> None:
+def _check_directory(directory: Path, pin: Pin) -> None:
     """Allows the `ca.crt` that an earlier attempt has left, if it contains the pinned CA, and no other."""
-    key, path = directory / files.AUTHORITY_KEY, directory / keyfiles.AUTHORITIES
-    if key.exists() or (path.exists() and not pins.pinned(files.load_certificates(path), pin)):
+    key, path = directory / files.CA_KEY, directory / keyfiles.CA_CERTIFICATES
+    if key.exists() or (
+        path.exists() and not pins.pinned_certificates(files.load_certificates(path), pin)
+    ):
         raise InvalidSettings(
             f"{directory} contains files of another CA", hint="use another directory"
         )
 
 
-def _earlier(path: Path) -> PrivateKey:
-    if complaint := keyfiles.exposure(path):
+def _existing_key(path: Path) -> PrivateKey:
+    if complaint := keyfiles.mode_problem(path):
         raise InvalidSettings(complaint, hint="delete it; a new key is created")
     return files.load_key(path)
 
 
-async def recognise(invitation: Invitation) -> str:
+async def verify_broker(invitation: JoinParameters) -> str:
     """Returns the CA certificates that match the pin in PEM form; raises if the broker presents none."""
-    text = await enrolling.authorities(invitation.url)
+    text = await enrolling.fetch_authorities(invitation.url)
     try:
         shown = x509.load_pem_x509_certificates(text.encode())
     except ValueError as error:
         raise UnexpectedAnswer(
             f"{invitation.url} presents no CA certificate", hint="check address and port"
         ) from error
-    pinned = pins.pinned(shown, invitation.pin)
+    pinned = pins.pinned_certificates(shown, invitation.pin)
     if not pinned:
-        seen = " and ".join(dict.fromkeys(pins.pin(each) for each in shown))
+        seen = " and ".join(dict.fromkeys(pins.ca_pin(each) for each in shown))
         raise InvalidInput(
             f"the broker at {invitation.url} presents a CA with hash {seen},"
             f" not {invitation.pin}; the token was not sent",
@@ -140,43 +142,48 @@ async def recognise(invitation: Invitation) -> str:
     return files.to_pem(pinned).decode()
 
 
-async def _let_in(
+async def _request_certificate(
     url: str,
     body: JoinRequest,
     trusted: str,
     wait: timedelta,
-    waits: Callable[[JoinWaits], None],
-) -> Joined:
+    on_pending: Callable[[JoinPending], None],
+) -> JoinResult:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + wait.total_seconds()
-    delays, told = FIRST.delays(), False
+    delays, told = CONNECT_BACKOFF.delays(), False
     while True:
         error: KubelendError | None = None
         try:
-            answer = await enrolling.join(url, body, trusted)
+            answer = await enrolling.send_join_request(url, body, trusted)
         except KubelendError as problem:
             # Retrying does not make an untrusted certificate trusted.
             if not problem.retryable or isinstance(problem.__cause__, aiohttp.ClientSSLError):
                 raise
             error = problem
         else:
-            if isinstance(answer, Joined):
+            if isinstance(answer, JoinResult):
                 return answer
             if not told:
-                waits(answer)
-                told, delays = True, POLL.delays()
-        await _pause(error, next(delays, None), deadline, told=told, name=body.name)
+                on_pending(answer)
+                told, delays = True, APPROVAL_BACKOFF.delays()
+        await _wait_or_raise(error, next(delays, None), deadline, is_pending=told, name=body.name)
 
 
-async def _pause(
-    error: KubelendError | None, delay: float | None, deadline: float, *, told: bool, name: str
+async def _wait_or_raise(
+    error: KubelendError | None,
+    delay: float | None,
+    deadline: float,
+    *,
+    is_pending: bool,
+    name: str,
 ) -> None:
     asked = error.retry_after if isinstance(error, LimitExceeded) else 0.0
     if error is not None and delay is None:
         raise error
     delay = max(delay or 0.0, asked)
     if asyncio.get_running_loop().time() + delay > deadline:
-        if told or error is None:
+        if is_pending or error is None:
             raise Unavailable(
                 f"the join request of {name} has not been accepted yet",
                 hint=f"ask an administrator to run `kubelend approve {name}`, then run this command again",
@@ -185,8 +192,10 @@ async def _pause(
     await asyncio.sleep(delay)
 
 
-def _save(directory: Path, credentials: Credentials) -> None:
+def _save_credentials(directory: Path, credentials: Credentials) -> None:
     """Writes the certificate last: if it exists, the directory is complete."""
-    contents = renewals.contents(credentials)
-    for name in (keyfiles.AUTHORITIES, keyfiles.CERTIFICATE):
-        keyfiles.write(directory / name, contents[name], mode=keyfiles.PUBLIC, overwrite=True)
+    contents = renewals.credential_files(credentials)
+    for name in (keyfiles.CA_CERTIFICATES, keyfiles.TLS_CERTIFICATE):
+        keyfiles.write_atomic(
+            directory / name, contents[name], mode=keyfiles.PUBLIC_MODE, overwrite=True
+        )

@@ -22,10 +22,10 @@ from kubelend.apps.agent_settings import AgentSettings
 from kubelend.core.errors import InvalidSettings
 from kubelend.core.roles import Role
 
-VARIABLE = "KUBELEND_AGENT_SETTINGS"
+SETTINGS_VARIABLE = "KUBELEND_AGENT_SETTINGS"
 
 
-class Launch(msgspec.Struct, frozen=True):
+class AgentLaunch(msgspec.Struct, frozen=True):
     """The input of the agent process."""
 
     settings: AgentSettings
@@ -33,20 +33,20 @@ class Launch(msgspec.Struct, frozen=True):
     """When the certificate is due for renewal, as of the start of the agent."""
 
 
-def launch(settings: AgentSettings) -> NoReturn:
+def launch_agent(settings: AgentSettings) -> NoReturn:
     """Replaces this process by the agent; the process ID and open files stay the same."""
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execve(sys.executable, command(), environment(prepared(settings)))  # noqa: S606 - our own interpreter
+    os.execve(sys.executable, agent_command(), launch_environment(prepare_launch(settings)))  # noqa: S606 - our own interpreter
 
 
-def prepared(settings: AgentSettings) -> Launch:
+def prepare_launch(settings: AgentSettings) -> AgentLaunch:
     """Returns the settings with the cluster ID from the certificate; raises if the two contradict."""
     if settings.broker_transport != "http":
-        return Launch(settings)
+        return AgentLaunch(settings)
     from kubelend.pki import holdings
 
-    found = holdings.inspect(Path(settings.broker_cert_path))
+    found = holdings.inspect_certificate(Path(settings.broker_cert_path))
     if found.role != Role.CLUSTER:
         raise InvalidSettings(
             f"--broker-cert-path: the certificate of {found.name} has role {found.role}, not cluster",
@@ -57,25 +57,29 @@ def prepared(settings: AgentSettings) -> Launch:
             f"--cluster-id: {settings.cluster_id} differs from the certificate's name {found.name}",
             hint="omit the flag, or use the certificate of that cluster",
         )
-    return Launch(replace(settings, cluster_id=found.name), found.renew_at)
+    return AgentLaunch(replace(settings, cluster_id=found.name), found.renew_at)
 
 
-def command() -> list[str]:
+def agent_command() -> list[str]:
     """Disables column positions in tracebacks, which take half a megabyte."""
     return [sys.executable, "-P", "-X", "no_debug_ranges", "-m", "kubelend.apps.agent_process"]
 
 
-def environment(launched: Launch) -> dict[str, str]:
+def launch_environment(launched: AgentLaunch) -> dict[str, str]:
     """Returns the environment of the agent process. The variables of single flags have been consumed."""
-    kept = {name: text for name, text in os.environ.items() if not name.startswith(flags.PREFIX)}
-    return kept | {VARIABLE: msgspec.json.encode(launched).decode()}
+    kept = {
+        name: text
+        for name, text in os.environ.items()
+        if not name.startswith(flags.VARIABLE_PREFIX)
+    }
+    return kept | {SETTINGS_VARIABLE: msgspec.json.encode(launched).decode()}
 
 
-def read(environment: Mapping[str, str]) -> Launch:
+def read_launch(environment: Mapping[str, str]) -> AgentLaunch:
     """Reads what `environment` has encoded."""
-    text = environment.get(VARIABLE)
+    text = environment.get(SETTINGS_VARIABLE)
     if text is None:
         raise InvalidSettings(
-            f"{VARIABLE} is not set", hint="start the agent with `kubelend agent`"
+            f"{SETTINGS_VARIABLE} is not set", hint="start the agent with `kubelend agent`"
         )
-    return msgspec.json.decode(text, type=Launch)
+    return msgspec.json.decode(text, type=AgentLaunch)

@@ -15,14 +15,14 @@ from typing import ClassVar
 
 from kubelend.core.errors import Unavailable
 
-READY_WITHIN = 60.0
-_STOPPED_WITHIN = 30.0
+READY_TIMEOUT = 60.0
+_STOP_TIMEOUT = 30.0
 
 
-class Program:
+class SupervisedProcess:
     """A running process whose stderr is written to a file."""
 
-    lines_told: ClassVar[int] = 5
+    error_lines: ClassVar[int] = 5
     """Number of last log lines that an error message contains."""
 
     def __init__(
@@ -55,8 +55,8 @@ class Program:
         """Polls every `poll` seconds; returns the seconds since the process was started."""
         while not is_ready():
             waited = time.perf_counter() - self.started_at
-            if not self.is_running or waited > READY_WITHIN:
-                raise Unavailable(f"the {self.name} did not start", hint=self.last_words())
+            if not self.is_running or waited > READY_TIMEOUT:
+                raise Unavailable(f"the {self.name} did not start", hint=self.log_tail())
             time.sleep(poll)
         return time.perf_counter() - self.started_at
 
@@ -74,12 +74,12 @@ class Program:
             # A suspended process would not handle the signal.
             self.resume()
 
-    def stop(self, within: float = _STOPPED_WITHIN) -> int:
+    def stop(self, timeout: float = _STOP_TIMEOUT) -> int:
         """Terminates the process, by force after `within` seconds; returns its exit code. Idempotent."""
         self.terminate()
         try:
             with suppress(subprocess.TimeoutExpired):
-                self._process.wait(within)
+                self._process.wait(timeout)
         finally:
             if self.is_running:
                 self._process.kill()
@@ -90,6 +90,6 @@ class Program:
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
 
-    def last_words(self) -> str:
+    def log_tail(self) -> str:
         lines = self.log.read_text(errors="replace").strip().splitlines()
-        return "\n".join(lines[-self.lines_told :]) or "its log is empty"
+        return "\n".join(lines[-self.error_lines :]) or "its log is empty"

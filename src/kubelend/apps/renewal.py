@@ -19,33 +19,35 @@ from cryptography import x509
 from kubelend.core.errors import InvalidSettings, KubelendError
 from kubelend.kits import backoff, clock, keyfiles
 from kubelend.kits.backoff import Backoff
-from kubelend.kits.generations import Generations
+from kubelend.kits.generations import AtomicDirectory
 from kubelend.pki import files, lifetimes, renewals
 from kubelend.pki.files import Credentials
 from kubelend.transports.http_client import BrokerClient
 from kubelend.wire import certificate_bodies
 
-BACKOFF = Backoff(retries=sys.maxsize, first=timedelta(seconds=10), longest=timedelta(minutes=30))
-LOOK_EVERY = timedelta(hours=1)
+RENEWAL_BACKOFF = Backoff(
+    retries=sys.maxsize, first=timedelta(seconds=10), longest=timedelta(minutes=30)
+)
+CHECK_INTERVAL = timedelta(hours=1)
 """Upper bound of the interval: other programs may replace the files, and clocks are adjusted."""
 
-_MOMENT = timedelta(milliseconds=100)
-_NAMES = (keyfiles.CERTIFICATE, keyfiles.KEY, keyfiles.AUTHORITIES)
+_MIN_PAUSE = timedelta(milliseconds=100)
+_CERTIFICATE_FILES = (keyfiles.TLS_CERTIFICATE, keyfiles.TLS_KEY, keyfiles.CA_CERTIFICATES)
 
 log = structlog.get_logger("kubelend.renewal")
 
-Ask = Callable[[str], Awaitable[certificate_bodies.IssuedCertificate]]
+RequestCertificate = Callable[[str], Awaitable[certificate_bodies.IssuedCertificate]]
 """Sends a CSR to the broker over a connection authenticated with the old certificate."""
 
-Prove = Callable[[Path], Awaitable[object]]
+VerifyCredentials = Callable[[Path], Awaitable[object]]
 """Calls the broker with the certificate in another directory; raises if that fails."""
 
 
-def by_client(client: BrokerClient, url: str, directory: Path, timeout: timedelta) -> Renewer:
+def renewer_for(client: BrokerClient, url: str, directory: Path, timeout: timedelta) -> Renewer:
     """Returns a renewer that uses an open client."""
 
     async def prove(staged: Path) -> None:
-        async with BrokerClient(url, staged, timeout=timeout, backoff=backoff.NONE) as fresh:
+        async with BrokerClient(url, staged, timeout=timeout, backoff=backoff.NO_RETRIES) as fresh:
             await fresh.version()
 
     return Renewer(directory, client.certificates.renew, prove)
@@ -55,22 +57,26 @@ class Renewer:
     """Renews the certificate in one directory. A file lock ensures that one process at a time does so."""
 
     def __init__(
-        self, directory: Path, ask: Ask, prove: Prove, now: Callable[[], datetime] = clock.utc_now
+        self,
+        directory: Path,
+        request: RequestCertificate,
+        verify: VerifyCredentials,
+        now: Callable[[], datetime] = clock.utc_now,
     ) -> None:
         self._directory = directory
-        self._ask = ask
-        self._prove = prove
+        self._request = request
+        self._verify = verify
         self._now = now
-        self._files = Generations(directory, _NAMES)
-        self._delays = BACKOFF.delays()
-        self._not_before: datetime | None = None
-        self._told = ""
+        self._files = AtomicDirectory(directory, _CERTIFICATE_FILES)
+        self._delays = RENEWAL_BACKOFF.delays()
+        self._retry_at: datetime | None = None
+        self._last_message = ""
 
     def renew_at(self) -> datetime:
         """When renewal is due: with 20 to 25 % of the lifetime left, random but equal in all processes."""
-        return lifetimes.renew_at(self._certificate())
+        return lifetimes.renewal_time(self._certificate())
 
-    def due(self, now: datetime) -> bool:
+    def is_due(self, now: datetime) -> bool:
         return now >= self.renew_at()
 
     async def run(self) -> None:
@@ -81,70 +87,70 @@ class Renewer:
 
     async def renew_if_due(self, now: datetime) -> Credentials | None:
         """Renews if due; returns the new credentials. A failure is logged once and retried later."""
-        if self._not_before is not None and now < self._not_before:
+        if self._retry_at is not None and now < self._retry_at:
             return None
         try:
-            if not self.due(now):
+            if not self.is_due(now):
                 return None
-            if reason := self._files.obstacle():
-                self._leave(reason, now)
+            if reason := self._files.write_problem():
+                self._on_managed_externally(reason, now)
                 return None
             renewed = await self.renew(now)
         except KubelendError as error:
-            self._put_off(error, now)
+            self._on_failure(error, now)
             return None
-        self._tell(renewed, now)
+        self._on_renewed(renewed, now)
         return renewed
 
     async def renew(self, now: datetime, *, force: bool = False) -> Credentials | None:
         """Renews and installs the new credentials; returns None if another process was faster."""
-        if reason := self._files.obstacle():
+        if reason := self._files.write_problem():
             raise InvalidSettings(reason, hint="renew the files with the tool that manages them")
-        with self._files.lock() as is_ours:
-            if not is_ours or not (force or self.due(now)):
+        with self._files.try_lock() as is_ours:
+            if not is_ours or not (force or self.is_due(now)):
                 return None
             old = files.load_credentials(self._directory)
             # In a thread: creating an RSA key and writing to disk take time.
-            renewal = await asyncio.to_thread(renewals.begin, old)
-            answer = await self._ask(renewal.request)
-            new = renewals.accept(renewal, answer.certificate, answer.authorities, now)
-            await self._exchange(new)
+            renewal = await asyncio.to_thread(renewals.begin_renewal, old)
+            answer = await self._request(renewal.request)
+            new = renewals.accept_renewal(renewal, answer.certificate, answer.authorities, now)
+            await self._install(new)
             return new
 
-    async def _exchange(self, new: Credentials) -> None:
+    async def _install(self, new: Credentials) -> None:
         """Installs files only after a successful call with them; broken ones would lock the client out."""
         try:
-            staged = await asyncio.to_thread(self._files.stage, renewals.contents(new))
-            await self._prove(staged)
-            await asyncio.to_thread(self._files.take, staged)
+            staged = await asyncio.to_thread(self._files.stage, renewals.credential_files(new))
+            await self._verify(staged)
+            await asyncio.to_thread(self._files.switch_to, staged)
         finally:
-            self._files.sweep()
+            self._files.remove_unused()
 
-    def _tell(self, renewed: Credentials | None, now: datetime) -> None:
+    def _on_renewed(self, renewed: Credentials | None, now: datetime) -> None:
         if renewed is None:
             # Another process is renewing; try again in case it fails.
-            self._not_before = now + self._delay(now)
+            self._retry_at = now + self._delay(now)
             return
-        self._delays, self._not_before, self._told = BACKOFF.delays(), None, ""
+        self._delays, self._retry_at, self._last_message = RENEWAL_BACKOFF.delays(), None, ""
         end = renewed.certificate.not_valid_after_utc
         log.info("Certificate renewed", path=str(self._directory), expires_at=end.isoformat())
 
-    def _leave(self, reason: str, now: datetime) -> None:
-        if self._is_news(reason):
+    def _on_managed_externally(self, reason: str, now: datetime) -> None:
+        if self._is_new_message(reason):
             log.info("Certificate is managed externally, not renewing it", reason=reason)
-        self._not_before = now + LOOK_EVERY
+        self._retry_at = now + CHECK_INTERVAL
 
-    def _put_off(self, error: KubelendError, now: datetime) -> None:
-        if self._is_news(str(error)):
+    def _on_failure(self, error: KubelendError, now: datetime) -> None:
+        if self._is_new_message(str(error)):
             log.warning(
                 "Certificate renewal failed, will retry",
                 path=str(self._directory),
                 error=str(error),
             )
-        self._not_before = now + self._delay(now)
+        self._retry_at = now + self._delay(now)
 
-    def _is_news(self, text: str) -> bool:
-        before, self._told = self._told, text
+    def _is_new_message(self, text: str) -> bool:
+        before, self._last_message = self._last_message, text
         return text != before
 
     def _delay(self, now: datetime) -> timedelta:
@@ -153,15 +159,15 @@ class Renewer:
         with contextlib.suppress(InvalidSettings):
             left = self._certificate().not_valid_after_utc - now
             delay = min(delay, left / 8) if left > timedelta(0) else delay
-        return max(delay, _MOMENT)
+        return max(delay, _MIN_PAUSE)
 
     def _pause(self, now: datetime) -> timedelta:
         """Returns the time until the next check."""
         try:
-            wanted = self._not_before or self.renew_at()
+            wanted = self._retry_at or self.renew_at()
         except InvalidSettings:
             wanted = now
-        return min(max(wanted - now, _MOMENT), LOOK_EVERY)
+        return min(max(wanted - now, _MIN_PAUSE), CHECK_INTERVAL)
 
     def _certificate(self) -> x509.Certificate:
-        return files.load_certificates(self._directory / keyfiles.CERTIFICATE)[0]
+        return files.load_certificates(self._directory / keyfiles.TLS_CERTIFICATE)[0]

@@ -196,12 +196,12 @@ class BrokerSettings(Settings, frozen=True, kw_only=True):
         return "kubernetes" in self.interfaces
 
     @property
-    def ledger(self) -> str:
+    def store_url(self) -> str:
         """The effective store: `--store` or its default."""
-        return self.store or (KUBERNETES if self.serves_objects else DEFAULT_STORE)
+        return self.store or (KUBERNETES_PREFIX if self.serves_objects else DEFAULT_STORE)
 
     @property
-    def certificates(self) -> Path:
+    def certificate_directory(self) -> Path:
         """Directory with the certificates of the REST interface, which requires them."""
         if self.http_cert_path is None:
             raise InvalidSettings(_NO_CERTIFICATES, hint="see --help")
@@ -209,9 +209,9 @@ class BrokerSettings(Settings, frozen=True, kw_only=True):
 
     def problems(self) -> list[str]:
         """Returns one sentence per invalid value, beginning with the flag's name."""
-        return [*self._unusable(), *self._out_of_range(), *self._contradictions()]
+        return [*self._unsupported_values(), *self._out_of_range(), *self._contradictions()]
 
-    def _unusable(self) -> list[str]:
+    def _unsupported_values(self) -> list[str]:
         found = []
         if unknown := sorted(self.interfaces - {"http", "kubernetes"}):
             found.append(
@@ -228,22 +228,22 @@ class BrokerSettings(Settings, frozen=True, kw_only=True):
 
     def _out_of_range(self) -> list[str]:
         found = [
-            f"{_flag(attribute)}: must be from 0 to 65535"
+            f"{_flag_name(attribute)}: must be from 0 to 65535"
             for attribute in ("http_port", "enrol_port")
             if not 0 <= getattr(self, attribute) <= 65535
         ]
         return found + [
-            f"{_flag(attribute)}: must be at least {_text(least)}"
-            for attribute, least in _LEAST.items()
+            f"{_flag_name(attribute)}: must be at least {_value_text(least)}"
+            for attribute, least in _MINIMUM.items()
             if getattr(self, attribute) < least
         ]
 
     def _contradictions(self) -> list[str]:
         found = []
-        if self.serves_objects and not self.ledger.startswith(KUBERNETES):
+        if self.serves_objects and not self.store_url.startswith(KUBERNETES_PREFIX):
             found.append(
                 f"--store: {self.store} cannot be used with --broker-interface={self.broker_interface},"
-                f" which requires {KUBERNETES}"
+                f" which requires {KUBERNETES_PREFIX}"
             )
         times = (
             self.leader_elect_retry_period,
@@ -275,24 +275,24 @@ class BrokerSettings(Settings, frozen=True, kw_only=True):
         return found
 
 
-KUBERNETES = "kubernetes:"
+KUBERNETES_PREFIX = "kubernetes:"
 """Prefix of a `--store` value for the Kubernetes store."""
 
 _NO_CERTIFICATES = "--http-cert-path: required; set the flag or KUBELEND_HTTP_CERT_PATH"
 
 # Where 0 does not mean "disabled", a zero duration would expire immediately.
-_MOMENT = timedelta(milliseconds=1)
-_LEAST: dict[str, int | timedelta] = {
-    "stale_after": _MOMENT,
+_SHORTEST = timedelta(milliseconds=1)
+_MINIMUM: dict[str, int | timedelta] = {
+    "stale_after": _SHORTEST,
     "lost_after": timedelta(),
-    "agent_timeout": _MOMENT,
-    "default_duration": _MOMENT,
-    "max_duration": _MOMENT,
+    "agent_timeout": _SHORTEST,
+    "default_duration": _SHORTEST,
+    "max_duration": _SHORTEST,
     "max_wait": timedelta(),
     "max_waiting": 0,
     "leader_elect_lease_duration": timedelta(seconds=1),
-    "leader_elect_renew_deadline": _MOMENT,
-    "leader_elect_retry_period": _MOMENT,
+    "leader_elect_renew_deadline": _SHORTEST,
+    "leader_elect_retry_period": _SHORTEST,
     "retention": timedelta(),
     "audit_retention": timedelta(),
     "rate_limit": 0,
@@ -301,12 +301,12 @@ _LEAST: dict[str, int | timedelta] = {
     "max_connections": 0,
     "max_connections_per_caller": 1,
     "max_handshakes": 1,
-    "handshake_timeout": _MOMENT,
-    "read_timeout": _MOMENT,
-    "idle_timeout": _MOMENT,
+    "handshake_timeout": _SHORTEST,
+    "read_timeout": _SHORTEST,
+    "idle_timeout": _SHORTEST,
     "shutdown_timeout": timedelta(),
     "certificate_lifetime": timedelta(seconds=10),
-    "certificate_check_interval": _MOMENT,
+    "certificate_check_interval": _SHORTEST,
 }
 
 
@@ -327,27 +327,29 @@ class ClientSettings(Settings, frozen=True, kw_only=True):
 
     def problems(self) -> list[str]:
         """Returns one sentence per invalid value, beginning with the flag's name."""
-        found = [problem] if (problem := address_problem(self.broker_url, "--broker-url")) else []
-        if self.timeout < _MOMENT:
-            found.append(f"--timeout: must be at least {_text(_MOMENT)}")
+        found = (
+            [problem] if (problem := broker_url_problem(self.broker_url, "--broker-url")) else []
+        )
+        if self.timeout < _SHORTEST:
+            found.append(f"--timeout: must be at least {_value_text(_SHORTEST)}")
         return found
 
 
-class HolderSettings(Settings, frozen=True, kw_only=True):
+class CertificateSettings(Settings, frozen=True, kw_only=True):
     """Settings of commands that only read a certificate directory."""
 
     cert_path: Path
     """Directory with tls.crt, tls.key and ca.crt."""
 
 
-def address_problem(url: str, where: str) -> str:
+def broker_url_problem(url: str, flag: str) -> str:
     """Returns the error for an invalid broker URL, prefixed with the flag `where`; empty if valid."""
-    if _is_address(url):
+    if _is_broker_url(url):
         return ""
-    return f"{where}: {url!r} is not a broker URL; use the form https://broker.example.org:8443"
+    return f"{flag}: {url!r} is not a broker URL; use the form https://broker.example.org:8443"
 
 
-def _is_address(url: str) -> bool:
+def _is_broker_url(url: str) -> bool:
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -357,9 +359,9 @@ def _is_address(url: str) -> bool:
     return parts.scheme == "https" and bool(parts.hostname) and plain and port != 0
 
 
-def _text(value: int | timedelta) -> str:
-    return str(value) if isinstance(value, int) else durations.short(value)
+def _value_text(value: int | timedelta) -> str:
+    return str(value) if isinstance(value, int) else durations.format_duration_short(value)
 
 
-def _flag(attribute: str) -> str:
+def _flag_name(attribute: str) -> str:
     return "--" + attribute.replace("_", "-")

@@ -10,7 +10,7 @@ import structlog
 log = structlog.get_logger("kubelend.process")
 
 
-async def told() -> None:
+async def wait_for_signal() -> None:
     """Until SIGINT or SIGTERM comes: a root task whose end stops the others."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

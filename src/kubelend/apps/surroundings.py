@@ -13,7 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 
-from kubelend.agent.advertising import Advertising
+from kubelend.agent.advertising import AdvertisementConfig
 from kubelend.agent.ports import Clock, ClusterSource, LocalObjects, Peering
 from kubelend.apps.agent_settings import AgentSettings
 from kubelend.core.errors import InvalidInput, InvalidSettings
@@ -26,10 +26,10 @@ from kubelend.wire import bodies, limit_conversion
 Callback = Callable[[], None]
 
 
-async def _nothing() -> None: ...
+async def _no_close() -> None: ...
 
 
-class Surroundings(NamedTuple):
+class AgentEnvironment(NamedTuple):
     """The dependencies of an agent on its cluster."""
 
     source: ClusterSource
@@ -38,17 +38,17 @@ class Surroundings(NamedTuple):
     namespace: str
     """Namespace of instruction objects; empty for the namespace of each ResourceRequest."""
     policy: LendingPolicy | None
-    offer: Offer
-    problem: Callable[[], str] = lambda: ""
+    offer: OfferSettings
+    object_error: Callable[[], str] = lambda: ""
     """Returns why some objects cannot be used; empty if all can."""
-    unseen: Callable[[], str] = lambda: ""
+    watch_error: Callable[[], str] = lambda: ""
     """Returns why objects cannot be watched at all, which makes the agent unready."""
-    close: Callable[[], Awaitable[None]] = _nothing
+    close: Callable[[], Awaitable[None]] = _no_close
     network_delay: timedelta = timedelta()
     dies_after: timedelta = timedelta()
 
 
-class Offer(NamedTuple):
+class OfferSettings(NamedTuple):
     """What a cluster advertises besides its measured resources."""
 
     cost: bodies.Cost | None
@@ -57,29 +57,31 @@ class Offer(NamedTuple):
     policy: bodies.LendingPolicy | None
 
 
-NO_OFFER = Offer(None, {}, "", None)
+NO_OFFER_SETTINGS = OfferSettings(None, {}, "", None)
 
 
 @asynccontextmanager
-async def opened(settings: AgentSettings) -> AsyncIterator[Surroundings]:
+async def open_environment(settings: AgentSettings) -> AsyncIterator[AgentEnvironment]:
     """Opens the environment that the settings select."""
     if settings.source == "kubernetes":
         from kubelend.apps import real_cluster
 
-        async with real_cluster.opened(settings) as around:
+        async with real_cluster.open_kubernetes_environment(settings) as around:
             yield around
     else:
         from kubelend.apps import simulated_cluster
 
-        around = simulated_cluster.of(settings)
+        around = simulated_cluster.simulated_environment(settings)
         try:
             yield around
         finally:
             await around.close()
 
 
-def advertising(settings: AgentSettings, around: Surroundings, cluster: str) -> Advertising:
-    return Advertising(
+def advertising_settings(
+    settings: AgentSettings, around: AgentEnvironment, cluster: str
+) -> AdvertisementConfig:
+    return AdvertisementConfig(
         cluster_id=cluster,
         cluster_name=settings.cluster_name,
         cost=around.offer.cost,
@@ -96,7 +98,7 @@ def advertising(settings: AgentSettings, around: Surroundings, cluster: str) -> 
     )
 
 
-def peering(settings: AgentSettings, cluster: str) -> Peering:
+def make_peering(settings: AgentSettings, cluster: str) -> Peering:
     """Returns the peering implementation; `auto` selects liqoctl if there are kubeconfigs."""
     if settings.peering == "none" or not settings.kubeconfigs_dir:
         return NoPeering()
@@ -113,40 +115,42 @@ def pod_namespace() -> str:
     """Returns the validated POD_NAMESPACE, or an empty string."""
     found = os.environ.get("POD_NAMESPACE", "")
     try:
-        names.parse(f"{found or 'default'}/any")
+        names.parse_object_key(f"{found or 'default'}/any")
     except InvalidInput as problem:
         raise InvalidSettings(f"POD_NAMESPACE: {problem}") from problem
     return found
 
 
-def offer(settings: AgentSettings, otherwise: Offer = NO_OFFER) -> Offer:
+def offer_settings(
+    settings: AgentSettings, default: OfferSettings = NO_OFFER_SETTINGS
+) -> OfferSettings:
     """Returns the offer from the flags, with values from `otherwise` where flags are not set."""
     pairs = (pair.partition("=") for pair in settings.labels.split(",") if pair)
     labels = {key.strip(): value.strip() for key, _, value in pairs}
     costs = (settings.cpu_cost, settings.memory_cost, settings.gpu_cost, settings.storage_cost)
-    return Offer(
-        cost=bodies.Cost(*costs, currency=settings.currency) if any(costs) else otherwise.cost,
-        labels=otherwise.labels | labels,
-        region=settings.region or otherwise.region,
-        policy=_policy(settings.policy_file),
+    return OfferSettings(
+        cost=bodies.Cost(*costs, currency=settings.currency) if any(costs) else default.cost,
+        labels=default.labels | labels,
+        region=settings.region or default.region,
+        policy=_read_policy(settings.policy_file),
     )
 
 
-def lending(settings: AgentSettings, offered: Offer) -> LendingPolicy | None:
+def lending_policy(settings: AgentSettings, offered: OfferSettings) -> LendingPolicy | None:
     """Returns the advertised lending policy in the form that the agent enforces."""
     if offered.policy is None:
         return None
     return limit_conversion.to_policy(offered.policy, settings.policy_file)
 
 
-def _policy(path: str) -> bodies.LendingPolicy | None:
+def _read_policy(path: str) -> bodies.LendingPolicy | None:
     if not path:
         return None
     from kubelend.sources import documents
 
     try:
-        found = documents.values(Path(path).read_bytes()) or {}
-        return documents.written(found, bodies.LendingPolicy)
+        found = documents.load_yaml(Path(path).read_bytes()) or {}
+        return documents.convert_strict(found, bodies.LendingPolicy)
     except OSError as problem:
         reason = problem.strerror
         raise InvalidSettings(f"--policy-file: {path} cannot be read: {reason}") from problem

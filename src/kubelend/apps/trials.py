@@ -14,27 +14,31 @@ from pathlib import Path
 from typing import TypeVar
 
 from kubelend.apps import interrupts
-from kubelend.apps.children import AgentProcess, BrokerProcess, Child
+from kubelend.apps.children import AgentProcess, BrokerProcess, ChildProcess
 from kubelend.core.roles import Role
 from kubelend.kits import clock
 from kubelend.pki import files, profiles
 from kubelend.pki.authority import Authority
 
-Process = TypeVar("Process", bound=Child)
+ChildT = TypeVar("ChildT", bound=ChildProcess)
 
-_LIFETIME = timedelta(days=1)
+_CERTIFICATE_LIFETIME = timedelta(days=1)
 
 
-class Trial:
+class TemporaryDeployment:
     """A directory with a CA, the broker's certificate and its store."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.store = directory / "kubelend.db"
         self.log = directory / "broker.log"
-        self.authority = Authority.create("kubelend-trial", _LIFETIME, now=clock.utc_now())
+        self.authority = Authority.create(
+            "kubelend-trial", _CERTIFICATE_LIFETIME, now=clock.utc_now()
+        )
         self._broker_certificate = directory / "broker"
-        issued = self.authority.issue(profiles.server(), _LIFETIME, now=clock.utc_now())
+        issued = self.authority.issue(
+            profiles.server_profile(), _CERTIFICATE_LIFETIME, now=clock.utc_now()
+        )
         files.save_credentials(self._broker_certificate, issued)
 
     def certificate(self, name: str, role: Role = Role.CLUSTER) -> Path:
@@ -42,14 +46,16 @@ class Trial:
         directory = self.directory / "certs" / name
         if directory.exists():
             return directory
-        issued = self.authority.issue(profiles.client(name, role), _LIFETIME, now=clock.utc_now())
+        issued = self.authority.issue(
+            profiles.client_profile(name, role), _CERTIFICATE_LIFETIME, now=clock.utc_now()
+        )
         files.save_credentials(directory, issued)
         return directory
 
     def broker(self, *arguments: str) -> AbstractContextManager[BrokerProcess]:
         """Starts the broker with additional flags; stops it at exit."""
-        return _stopped_at_the_end(
-            lambda: BrokerProcess(self.log, [*self._arguments(), *arguments])
+        return _stopping_at_exit(
+            lambda: BrokerProcess(self.log, [*self._broker_flags(), *arguments])
         )
 
     def agent(
@@ -68,9 +74,9 @@ class Trial:
             "--metrics-bind-address=0",
         ]
         log = self.directory / f"agent-{name}.log"
-        return _stopped_at_the_end(lambda: AgentProcess(log, [*needed, *arguments], objects))
+        return _stopping_at_exit(lambda: AgentProcess(log, [*needed, *arguments], objects))
 
-    def _arguments(self) -> list[str]:
+    def _broker_flags(self) -> list[str]:
         return [
             "--http-host=127.0.0.1",
             "--http-port=0",
@@ -82,18 +88,21 @@ class Trial:
 
 
 @contextmanager
-def trial() -> Iterator[Trial]:
+def temporary_deployment() -> Iterator[TemporaryDeployment]:
     """Creates a deployment in a temporary directory, which is removed at exit, also after a signal."""
-    with interrupts.like_ctrl_c(), tempfile.TemporaryDirectory(prefix="kubelend-") as directory:
-        yield Trial(Path(directory))
+    with (
+        interrupts.signals_as_interrupt(),
+        tempfile.TemporaryDirectory(prefix="kubelend-") as directory,
+    ):
+        yield TemporaryDeployment(Path(directory))
 
 
 @contextmanager
-def _stopped_at_the_end(start: Callable[[], Process]) -> Iterator[Process]:
-    process: Process | None = None
+def _stopping_at_exit(start: Callable[[], ChildT]) -> Iterator[ChildT]:
+    process: ChildT | None = None
     try:
         # Ctrl-C between start and assignment would leave the process running.
-        with interrupts.put_off():
+        with interrupts.defer_signals():
             process = start()
         yield process
     finally:

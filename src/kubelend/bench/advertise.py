@@ -17,11 +17,11 @@ import msgspec
 
 from kubelend.apps import trials
 from kubelend.apps.children import BrokerProcess
-from kubelend.apps.trials import Trial
+from kubelend.apps.trials import TemporaryDeployment
 from kubelend.bench import fleets, processes, progress, requests, running, strategies, windows
-from kubelend.bench.identities import Identities
-from kubelend.bench.strategies import Direct, Proxied, Strategy
-from kubelend.bench.windows import Window
+from kubelend.bench.identities import FleetCertificates
+from kubelend.bench.strategies import ConnectionStrategy, Direct, Proxied
+from kubelend.bench.windows import UsageWindow
 from kubelend.core.errors import InvalidInput
 from kubelend.core.models import Cluster
 from kubelend.core.roles import Role
@@ -31,7 +31,7 @@ from kubelend.transports import tls
 _SPARE_FILES = 100
 
 
-class Result(msgspec.Struct, frozen=True):
+class AdvertiseResult(msgspec.Struct, frozen=True):
     """The result; its keys are API."""
 
     clusters: int
@@ -47,13 +47,15 @@ class Result(msgspec.Struct, frozen=True):
     """Peak resident memory in MB (10^6 bytes)."""
 
 
-def measure(clusters: int, interval: float, seconds: float, *, direct: bool) -> Result:
+def measure_advertise(
+    clusters: int, interval: float, seconds: float, *, direct: bool
+) -> AdvertiseResult:
     """Measures for `seconds` after all clusters have advertised once."""
-    if processes.allow_many_files() < clusters + _SPARE_FILES and direct:
+    if processes.raise_open_files() < clusters + _SPARE_FILES and direct:
         raise InvalidInput(f"{clusters} connections exceed the limit of open files (`ulimit -Hn`)")
-    with trials.trial() as trial:
-        known = fleets.clusters(clusters, clock.utc_now())
-        identities = _identities(trial, known)
+    with trials.temporary_deployment() as trial:
+        known = fleets.make_clusters(clusters, clock.utc_now())
+        identities = _issue_certificates(trial, known)
         joining = _messages(known, identities, direct)
         news = _messages(map(fleets.with_other_pods, known), identities, direct)
         proxy = tls.client_context(trial.certificate("proxy", Role.PROXY))
@@ -62,34 +64,40 @@ def measure(clusters: int, interval: float, seconds: float, *, direct: bool) -> 
             strategy = (
                 Direct(broker.port, identities.context) if direct else Proxied(broker.port, proxy)
             )
-            load = running.run(_load(strategy, broker, joining, news, interval, seconds))
-    progress.done()
+            load = running.run_on_uvloop(
+                _run_load(strategy, broker, joining, news, interval, seconds)
+            )
+    progress.clear_progress()
     return load.result(clusters, interval, direct)
 
 
-def _identities(trial: Trial, known: list[Cluster]) -> Identities:
-    identities = Identities(trial, [cluster.id for cluster in known])
+def _issue_certificates(trial: TemporaryDeployment, known: list[Cluster]) -> FleetCertificates:
+    identities = FleetCertificates(trial, [cluster.id for cluster in known])
     for number in identities.issue():
         if number % 100 == 0:
-            progress.say(f"advertise: {number:,} of {len(known):,} certificates")
+            progress.show_progress(f"advertise: {number:,} of {len(known):,} certificates")
     return identities
 
 
-def _messages(clusters: Iterable[Cluster], identities: Identities, direct: bool) -> list[bytes]:
+def _messages(
+    clusters: Iterable[Cluster], identities: FleetCertificates, direct: bool
+) -> list[bytes]:
     return [
-        requests.advertisement(cluster, b"" if direct else identities.passed_on(number))
+        requests.advertisement_request(
+            cluster, b"" if direct else identities.client_cert_header(number)
+        )
         for number, cluster in enumerate(clusters)
     ]
 
 
-class Load(NamedTuple):
+class AdvertiseLoad(NamedTuple):
     """The number of advertisements sent, and the resource usage of the broker."""
 
     sent: int
-    window: Window
+    window: UsageWindow
 
-    def result(self, clusters: int, interval: float, direct: bool) -> Result:
-        return Result(
+    def result(self, clusters: int, interval: float, direct: bool) -> AdvertiseResult:
+        return AdvertiseResult(
             clusters=clusters,
             interval=interval,
             direct=direct,
@@ -101,41 +109,41 @@ class Load(NamedTuple):
         )
 
 
-async def _load(
-    strategy: Strategy,
+async def _run_load(
+    strategy: ConnectionStrategy,
     broker: BrokerProcess,
     joining: list[bytes],
     news: list[bytes],
     interval: float,
     seconds: float,
-) -> Load:
+) -> AdvertiseLoad:
     try:
-        await strategies.send_each(strategy, joining, "advertise")
+        await strategies.send_advertisements(strategy, joining, "advertise")
         return await _advertise(strategy, broker, news, interval, seconds)
     finally:
         strategy.close()
 
 
 async def _advertise(
-    strategy: Strategy,
+    strategy: ConnectionStrategy,
     broker: BrokerProcess,
     messages: list[bytes],
     interval: float,
     seconds: float,
-) -> Load:
+) -> AdvertiseLoad:
     """Sends at a constant rate, without waiting for responses (open loop)."""
-    window, sent = Window(broker.pid), 0
+    window, sent = UsageWindow(broker.pid), 0
     begin = sampled = time.perf_counter()
     gap = interval / len(messages)
     async with asyncio.TaskGroup() as group:
         while (due := begin + sent * gap) < begin + seconds:
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
             number = sent % len(messages)
-            group.create_task(strategies.send(strategy, number, messages[number]))
+            group.create_task(strategies.send_advertisement(strategy, number, messages[number]))
             sent += 1
             if due - sampled >= windows.SAMPLE_SECONDS:
                 sampled = due
                 window.sample()
-                progress.say(f"advertise: {due - begin:.0f} of {seconds:.0f} s measured")
+                progress.show_progress(f"advertise: {due - begin:.0f} of {seconds:.0f} s measured")
     window.sample()
-    return Load(sent, window)
+    return AdvertiseLoad(sent, window)

@@ -11,10 +11,10 @@ from kubelend.core import audit
 from kubelend.wire import bodies
 
 
-def violations(store: str, answers: Sequence[bytes]) -> int:
+def count_violations(store: str, responses: Sequence[bytes]) -> int:
     """Counts violated invariants, and confirmed reservations that are missing or duplicate."""
-    ledger, found, _ = audits.of(store)
-    promised = {msgspec.json.decode(body, type=bodies.Reservation).id for body in answers}
+    ledger, found, _ = audits.audit_store(store)
+    promised = {msgspec.json.decode(body, type=bodies.Reservation).id for body in responses}
     lost = promised - ledger.reservations.keys()
-    doubled = len(answers) - len(promised)
-    return len(found) + len(audit.overcommitted(ledger)) + len(lost) + doubled
+    doubled = len(responses) - len(promised)
+    return len(found) + len(audit.overcommitted_clusters(ledger)) + len(lost) + doubled

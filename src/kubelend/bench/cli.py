@@ -34,7 +34,7 @@ Interval = Annotated[
 ]
 Reservations = Annotated[int, typer.Option(help="Number of reservations in the store.", min=1)]
 
-_KUBE = in_kubernetes.Size()
+_KUBE_SIZE = in_kubernetes.KubeSize()
 
 
 @app.callback(invoke_without_command=True)
@@ -47,18 +47,18 @@ def bench(context: typer.Context) -> None:
 def measure_all(json: Json = False) -> None:
     """Run all benchmarks; exit code 1 if a target is missed."""
     results = {
-        "decide": _figures(deciding.measure_all(deciding.SIZES)),
-        "reserve": _figures(reserving.measure(1_000, 32, 10.0)),
-        "advertise": _figures(advertising.measure(10_000, 30.0, 30.0, direct=False)),
-        "restart": _figures(restarting.measure(100_000, 3)),
-        "agent": _figures(agent_process.measure(3_000, 100, 30.0)),
-        "deliver": _figures(delivering.measure(200)),
-        "agents": _figures(many_agents.measure(1_000, 30.0)),
-        **_kube_if_there(),
+        "decide": _figures(deciding.measure_decide_sizes(deciding.DECIDE_SIZES)),
+        "reserve": _figures(reserving.measure_reserve(1_000, 32, 10.0)),
+        "advertise": _figures(advertising.measure_advertise(10_000, 30.0, 30.0, direct=False)),
+        "restart": _figures(restarting.measure_restart(100_000, 3)),
+        "agent": _figures(agent_process.measure_agent(3_000, 100, 30.0)),
+        "deliver": _figures(delivering.measure_deliver(200)),
+        "agents": _figures(many_agents.measure_agents(1_000, 30.0)),
+        **_measure_kube_if_possible(),
     }
-    lines = targets.compare(results)
-    print(_json(results) if json else targets.table(lines))
-    if targets.missed(lines):
+    lines = targets.compare_with_targets(results)
+    print(_to_json(results) if json else targets.targets_table(lines))
+    if targets.missed_targets(lines):
         raise typer.Exit(1)
 
 
@@ -70,8 +70,10 @@ def decide(
     json: Json = False,
 ) -> None:
     """Measure placement decisions without I/O, in microseconds."""
-    found = deciding.measure_all(deciding.SIZES if clusters is None else (clusters,))
-    _show(found, json, lambda: _sizes(found.sizes))
+    found = deciding.measure_decide_sizes(
+        deciding.DECIDE_SIZES if clusters is None else (clusters,)
+    )
+    _print_result(found, json, lambda: _decide_table(found.sizes))
 
 
 @app.command()
@@ -82,7 +84,7 @@ def reserve(
     json: Json = False,
 ) -> None:
     """Measure durable reservations per second over mutual TLS."""
-    _report("reserve", reserving.measure(clusters, connections, seconds), json)
+    _report("reserve", reserving.measure_reserve(clusters, connections, seconds), json)
 
 
 @app.command()
@@ -100,7 +102,9 @@ def advertise(
 ) -> None:
     """Measure CPU and memory of a broker with many clusters."""
     window = interval if seconds is None else seconds
-    _report("advertise", advertising.measure(clusters, interval, window, direct=direct), json)
+    _report(
+        "advertise", advertising.measure_advertise(clusters, interval, window, direct=direct), json
+    )
 
 
 @app.command()
@@ -110,7 +114,7 @@ def restart(
     json: Json = False,
 ) -> None:
     """Measure the start-up time of a broker with a large store."""
-    _report("restart", restarting.measure(reservations, starts), json)
+    _report("restart", restarting.measure_restart(reservations, starts), json)
 
 
 @app.command()
@@ -121,7 +125,7 @@ def agent(
     json: Json = False,
 ) -> None:
     """Measure CPU and memory of an agent."""
-    _report("agent", agent_process.measure(pods, nodes, seconds), json)
+    _report("agent", agent_process.measure_agent(pods, nodes, seconds), json)
 
 
 @app.command()
@@ -130,7 +134,7 @@ def deliver(
     json: Json = False,
 ) -> None:
     """Measure the latency until a provider's agent has stored a ProviderInstruction."""
-    _report("deliver", delivering.measure(count), json)
+    _report("deliver", delivering.measure_deliver(count), json)
 
 
 @app.command()
@@ -140,61 +144,61 @@ def agents(
     json: Json = False,
 ) -> None:
     """Measure CPU and memory of a broker with many agents, and missed instructions."""
-    _report("agents", many_agents.measure(count, seconds), json)
+    _report("agents", many_agents.measure_agents(count, seconds), json)
 
 
 @app.command()
 def kube(
-    clusters: Clusters = _KUBE.clusters,
-    connections: Connections = _KUBE.connections,
+    clusters: Clusters = _KUBE_SIZE.clusters,
+    connections: Connections = _KUBE_SIZE.connections,
     reservations: Annotated[
         int, typer.Option(help="Number of reservations to create.", min=1)
-    ] = _KUBE.reservations,
+    ] = _KUBE_SIZE.reservations,
     idle_seconds: Annotated[
         float, typer.Option(help="Seconds to measure an idle broker.", min=0.1)
-    ] = _KUBE.idle_seconds,
+    ] = _KUBE_SIZE.idle_seconds,
     advertisements: Annotated[
         int, typer.Option(help="Number of advertisements in the store at start-up.", min=1)
-    ] = _KUBE.advertisements,
+    ] = _KUBE_SIZE.advertisements,
     history: Annotated[
         int, typer.Option(help="Number of reservations in the store at start-up.", min=0)
-    ] = _KUBE.history,
+    ] = _KUBE_SIZE.history,
     json: Json = False,
 ) -> None:
     """Measure rates, writes and start-up time of a broker with a Kubernetes store."""
-    size = in_kubernetes.Size(
+    size = in_kubernetes.KubeSize(
         clusters, connections, reservations, idle_seconds, advertisements, history
     )
-    _report("kube", in_kubernetes.measure(size), json)
+    _report("kube", in_kubernetes.measure_kube(size), json)
 
 
-def _kube_if_there() -> dict[str, dict[str, Any]]:
-    if missing := in_kubernetes.lacking():
+def _measure_kube_if_possible() -> dict[str, dict[str, Any]]:
+    if missing := in_kubernetes.missing_programs():
         print(f"skipping kube: {missing}", file=sys.stderr)
         return {}
-    return {"kube": _figures(in_kubernetes.measure(_KUBE))}
+    return {"kube": _figures(in_kubernetes.measure_kube(_KUBE_SIZE))}
 
 
-def _sizes(found: Iterable[deciding.Result]) -> str:
+def _decide_table(found: Iterable[deciding.DecideResult]) -> str:
     rows = [
         (f"{one.clusters:,}", f"{one.small_us:.1f} us", f"{one.large_us:.1f} us") for one in found
     ]
     headers = ("CLUSTERS", "SMALL REQUESTS", "LARGE REQUESTS")
-    return "\n".join(columns.aligned(headers, rows, right=range(3)))
+    return "\n".join(columns.align_columns(headers, rows, right=range(3)))
 
 
 def _report(name: str, result: msgspec.Struct, json: bool) -> None:
-    lines = targets.compare({name: _figures(result)})
-    _show(result, json, lambda: targets.table(lines))
+    lines = targets.compare_with_targets({name: _figures(result)})
+    _print_result(result, json, lambda: targets.targets_table(lines))
 
 
-def _show(result: msgspec.Struct, json: bool, text: Callable[[], str]) -> None:
-    print(_json(result) if json else text())
+def _print_result(result: msgspec.Struct, json: bool, text: Callable[[], str]) -> None:
+    print(_to_json(result) if json else text())
 
 
 def _figures(result: msgspec.Struct) -> dict[str, Any]:
     return msgspec.structs.asdict(result)
 
 
-def _json(result: object) -> str:
+def _to_json(result: object) -> str:
     return msgspec.json.encode(result).decode()

@@ -14,61 +14,61 @@ from typing import NamedTuple, cast
 
 from kubelend.core.errors import BrokerUnreachable, UnexpectedAnswer
 
-PATIENCE = 30.0
+RESPONSE_TIMEOUT = 30.0
 """Timeout of a response in seconds."""
 
-_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)\r\n", re.IGNORECASE)
+_CONTENT_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)\r\n", re.IGNORECASE)
 _HEAD_END = b"\r\n\r\n"
 
 
-class Answer(NamedTuple):
+class RawResponse(NamedTuple):
     """Status and body of a response."""
 
     status: int
     body: bytes
 
 
-def parse(received: bytes) -> Answer | None:
+def parse_response(received: bytes) -> RawResponse | None:
     """Parses a response; returns None while it is incomplete."""
     end = received.find(_HEAD_END)
     if end < 0:
         return None
-    length = _LENGTH.search(received, 0, end + 2)
+    length = _CONTENT_LENGTH.search(received, 0, end + 2)
     if length is None or not received.startswith(b"HTTP/1.1 "):
         raise UnexpectedAnswer(f"response not supported by this client: {received[:80]!r}")
     start = end + len(_HEAD_END)
     whole = start + int(length[1])
     if len(received) < whole:
         return None
-    return Answer(int(received[9:12]), received[start:whole])
+    return RawResponse(int(received[9:12]), received[start:whole])
 
 
-class Connection(asyncio.Protocol):
+class LoadConnection(asyncio.Protocol):
     """One connection; calls `on_answer` and `on_lost`."""
 
     def __init__(self) -> None:
-        self.on_answer: Callable[[Answer], None] = _ignore
+        self.on_response: Callable[[RawResponse], None] = _ignore
         self.on_lost: Callable[[Exception], None] = _ignore
         self._transport: asyncio.Transport | None = None
         self._received = b""
 
     def send(self, request: bytes) -> None:
         if self._transport is None or self._transport.is_closing():
-            self.on_lost(_lost(None))
+            self.on_lost(_connection_lost(None))
             return
         self._transport.write(request)
 
-    async def call(self, request: bytes) -> Answer:
+    async def call(self, request: bytes) -> RawResponse:
         """Sends a request and waits for the response."""
-        answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        answered: asyncio.Future[RawResponse] = asyncio.get_running_loop().create_future()
 
         def lost(problem: Exception) -> None:
             if not answered.done():
                 answered.set_exception(problem)
 
-        self.on_answer, self.on_lost = answered.set_result, lost
+        self.on_response, self.on_lost = answered.set_result, lost
         self.send(request)
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(RESPONSE_TIMEOUT):
             return await answered
 
     def close(self) -> None:
@@ -86,20 +86,20 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._received = self._received + data if self._received else data
-        answer = parse(self._received)
+        answer = parse_response(self._received)
         if answer is not None:
             self._received = b""
-            self.on_answer(answer)
+            self.on_response(answer)
 
     def connection_lost(self, problem: Exception | None) -> None:
         self._transport = None
-        self.on_lost(_lost(problem))
+        self.on_lost(_connection_lost(problem))
 
 
-async def connect(port: int, context: ssl.SSLContext) -> Connection:
+async def open_connection(port: int, context: ssl.SSLContext) -> LoadConnection:
     loop = asyncio.get_running_loop()
     _, connection = await loop.create_connection(
-        Connection, "127.0.0.1", port, ssl=context, server_hostname="localhost"
+        LoadConnection, "127.0.0.1", port, ssl=context, server_hostname="localhost"
     )
     return connection
 
@@ -108,5 +108,5 @@ def _ignore(_: object) -> None:
     """Default callback."""
 
 
-def _lost(problem: Exception | None) -> BrokerUnreachable:
+def _connection_lost(problem: Exception | None) -> BrokerUnreachable:
     return BrokerUnreachable(f"the broker closed a connection: {problem or 'no reason given'}")

@@ -14,12 +14,12 @@ from kubelend.wire.objects import Kind, ProviderInstruction
 Timer = Callable[[], float]
 
 
-class Deliveries:
+class DeliveryTracker:
     """All reservations of a run. The provider may be notified before the requester."""
 
     def __init__(self, timer: Timer = time.perf_counter) -> None:
         self._timer = timer
-        self._promised: dict[str, tuple[str, float]] = {}
+        self._reserved: dict[str, tuple[str, float]] = {}
         """Provider, and time of the requester's response, by reservation."""
         self._released: set[str] = set()
         self._held: dict[tuple[str, str], float] = {}
@@ -28,15 +28,15 @@ class Deliveries:
 
     # -- requester
 
-    def promised(self, answer: bodies.Reservation) -> None:
-        self._promised[answer.id] = answer.target_cluster_id, self._timer()
+    def on_reserved(self, answer: bodies.Reservation) -> None:
+        self._reserved[answer.id] = answer.target_cluster_id, self._timer()
 
-    def released(self, reservation: str) -> None:
+    def on_released(self, reservation: str) -> None:
         self._released.add(reservation)
 
     # -- provider
 
-    def written(self, cluster: str, found: ProviderInstruction) -> None:
+    def on_instruction(self, cluster: str, found: ProviderInstruction) -> None:
         key = found.spec.reservation_name, cluster
         self._held.setdefault(key, self._timer())
         if found.status.phase == provisions.WITHDRAWN:
@@ -46,41 +46,43 @@ class Deliveries:
 
     @property
     def count(self) -> int:
-        return len(self._promised)
+        return len(self._reserved)
 
     @property
     def missed(self) -> int:
         """Number of holds and withdrawals that have not arrived."""
-        keys = {name: (name, provider) for name, (provider, _) in self._promised.items()}
+        keys = {name: (name, provider) for name, (provider, _) in self._reserved.items()}
         unheld = sum(key not in self._held for key in keys.values())
         return unheld + sum(keys.get(name) not in self._withdrawn for name in self._released)
 
     @property
-    def seconds(self) -> list[float]:
+    def latencies(self) -> list[float]:
         """Latencies from the requester's response to the provider's object."""
         return [
             max(0.0, self._held[name, provider] - answered)
-            for name, (provider, answered) in self._promised.items()
+            for name, (provider, answered) in self._reserved.items()
             if (name, provider) in self._held
         ]
 
 
-class NotedObjects(MemoryObjects):
+class RecordingObjects(MemoryObjects):
     """In-memory objects of one cluster that record written ProviderInstructions."""
 
-    def __init__(self, cluster: str, deliveries: Deliveries, clock: Callable[[], datetime]) -> None:
+    def __init__(
+        self, cluster: str, deliveries: DeliveryTracker, clock: Callable[[], datetime]
+    ) -> None:
         super().__init__(clock)
         self._cluster = cluster
         self._deliveries = deliveries
 
     async def apply(self, wanted: Kind) -> Kind:
-        return self._noted(await super().apply(wanted))
+        return self._record(await super().apply(wanted))
 
     async def set_status(self, wanted: Kind) -> Kind | None:
         kept = await super().set_status(wanted)
-        return None if kept is None else self._noted(kept)
+        return None if kept is None else self._record(kept)
 
-    def _noted(self, kept: Kind) -> Kind:
+    def _record(self, kept: Kind) -> Kind:
         if isinstance(kept, ProviderInstruction):
-            self._deliveries.written(self._cluster, kept)
+            self._deliveries.on_instruction(self._cluster, kept)
         return kept

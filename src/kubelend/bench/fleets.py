@@ -26,19 +26,21 @@ GIB, MIB = 2**30, 2**20
 REQUESTER = ClusterId("requester")
 DURATION = timedelta(hours=1)
 
-_NODES = ((3, 40), (6, 30), (20, 20), (60, 8), (250, 2))
-_CORES = (4, 8, 16, 32, 64)
+_NODE_COUNTS = ((3, 40), (6, 30), (20, 20), (60, 8), (250, 2))
+_CORES_PER_NODE = (4, 8, 16, 32, 64)
 _GIB_PER_CORE = (2, 4, 8)
 _REGIONS = ("eu-central", "eu-west", "us-east", "us-west", "ap-south")
 
 
-def clusters(count: int, now: datetime, *, seed: int = 1, all_open: bool = False) -> list[Cluster]:
+def make_clusters(
+    count: int, now: datetime, *, seed: int = 1, all_open: bool = False
+) -> list[Cluster]:
     """Returns clusters ordered by ID, valid for a day. With `all_open`, none is cordoned or stale."""
     random = Random(seed)  # noqa: S311 - must be reproducible
-    return [_cluster(name(number), now, random, all_open) for number in range(count)]
+    return [_make_cluster(cluster_name(number), now, random, all_open) for number in range(count)]
 
 
-def name(number: int) -> ClusterId:
+def cluster_name(number: int) -> ClusterId:
     """Returns names of equal length, so that they sort by number."""
     return ClusterId(f"cluster-{number:06d}")
 
@@ -47,7 +49,7 @@ def small_requests(count: int, *, seed: int = 2) -> list[Request]:
     """Returns requests for a few pods, which fit nearly every cluster."""
     random = Random(seed)  # noqa: S311 - as above
     return [
-        _request(
+        _make_request(
             Resources(cpu=random.randint(1, 20) * 100, memory=random.randint(1, 32) * GIB // 8)
         )
         for _ in range(count)
@@ -58,7 +60,7 @@ def tiny_requests(count: int, *, seed: int = 5) -> list[Request]:
     """Returns requests so small that no run exhausts the fleet."""
     random = Random(seed)  # noqa: S311 - as above
     return [
-        _request(Resources(cpu=random.randint(1, 9), memory=random.randint(1, 9) * MIB))
+        _make_request(Resources(cpu=random.randint(1, 9), memory=random.randint(1, 9) * MIB))
         for _ in range(count)
     ]
 
@@ -70,7 +72,7 @@ def large_requests(
     random = Random(seed)  # noqa: S311 - as above
     usable = [one.ceiling for one in fleet if one.cordon is None and not one.is_stale(now)]
     freest = sorted(usable, key=lambda free: (free.gpu > 0, free.cpu), reverse=True)[:count]
-    return [_request(_most_of(random.choice(freest))) for _ in range(count)]
+    return [_make_request(_most_of(random.choice(freest))) for _ in range(count)]
 
 
 def with_other_pods(cluster: Cluster) -> Cluster:
@@ -80,8 +82,8 @@ def with_other_pods(cluster: Cluster) -> Cluster:
     return replace(cluster, advertisement=replace(offer, allocated=offer.allocated + change))
 
 
-def _cluster(id: ClusterId, now: datetime, random: Random, all_open: bool) -> Cluster:
-    allocatable = _size(random)
+def _make_cluster(id: ClusterId, now: datetime, random: Random, all_open: bool) -> Cluster:
+    allocatable = _random_size(random)
     used = random.uniform(0.15, 0.9)
     stale = random.random() < 0.02 and not all_open
     cordoned = random.random() < 0.02 and not all_open
@@ -92,7 +94,7 @@ def _cluster(id: ClusterId, now: datetime, random: Random, all_open: bool) -> Cl
         allocated=_share(allocatable, used),
         sent_at=now,
         name=f"Cluster {id}",
-        prices=_prices(random) if random.random() < 0.7 else None,
+        prices=_random_prices(random) if random.random() < 0.7 else None,
         labels={REGION_LABEL: random.choice(_REGIONS), "tier": random.choice(("spot", "regular"))},
         endpoint=f"https://{id}.example.org:6443",
     )
@@ -100,10 +102,10 @@ def _cluster(id: ClusterId, now: datetime, random: Random, all_open: bool) -> Cl
     return Cluster(advertisement, now, until, "maintenance" if cordoned else None)
 
 
-def _size(random: Random) -> Resources:
-    sizes, weights = zip(*_NODES, strict=True)
+def _random_size(random: Random) -> Resources:
+    sizes, weights = zip(*_NODE_COUNTS, strict=True)
     (nodes,) = random.choices(sizes, weights)
-    cores, ratio = random.choice(_CORES), random.choice(_GIB_PER_CORE)
+    cores, ratio = random.choice(_CORES_PER_NODE), random.choice(_GIB_PER_CORE)
     # The kubelet reserves a part of each node, so amounts are never round.
     return Resources(
         cpu=nodes * (cores * 1000 - random.randint(60, 200)),
@@ -122,7 +124,7 @@ def _share(amounts: Resources, share: float) -> Resources:
     )
 
 
-def _prices(random: Random) -> Prices:
+def _random_prices(random: Random) -> Prices:
     def cents(least: float, most: float) -> int:
         return round(random.uniform(least, most) * 1000) * BILLIONTHS // 1000
 
@@ -134,5 +136,5 @@ def _most_of(free: Resources) -> Resources:
     return Resources(max(most.cpu, 1), max(most.memory, 1), most.gpu, most.storage)
 
 
-def _request(wanted: Resources) -> Request:
+def _make_request(wanted: Resources) -> Request:
     return Request(REQUESTER, wanted, DURATION)

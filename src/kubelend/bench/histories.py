@@ -18,32 +18,38 @@ from kubelend.core.models import Cluster, Request, RequestKey, Reservation, Rese
 from kubelend.core.resources import Resources
 from kubelend.stores import opening
 
-_GROUP = 2_000
+_COMMIT_SIZE = 2_000
 _LIVE_SHARE = 5
 """One reservation in this many is live; the others have ended, but are still within their retention."""
 
 
-def write(store: Path | str, clusters: Sequence[Cluster], reservations: int, now: datetime) -> None:
+def fill_store(
+    store: Path | str, clusters: Sequence[Cluster], reservations: int, now: datetime
+) -> None:
     """Creates a store with these clusters and a number of reservations."""
-    changes = _changes(clusters, reservations, now)
+    changes = _make_changes(clusters, reservations, now)
     opened = opening.open_store(str(store))
     try:
         revision = 0
-        while group := list(islice(changes, _GROUP)):
+        while group := list(islice(changes, _COMMIT_SIZE)):
             revision += len(group)
             opened.commit(group, revision)
     finally:
         opened.close()
 
 
-def _changes(clusters: Sequence[Cluster], reservations: int, now: datetime) -> Iterator[Change]:
+def _make_changes(
+    clusters: Sequence[Cluster], reservations: int, now: datetime
+) -> Iterator[Change]:
     random = Random(4)  # noqa: S311 - must be reproducible
     yield from clusters
     for number in range(reservations):
-        yield _reservation(number, random.choice(clusters), len(clusters) + number + 1, now, random)
+        yield _make_reservation(
+            number, random.choice(clusters), len(clusters) + number + 1, now, random
+        )
 
 
-def _reservation(
+def _make_reservation(
     number: int, provider: Cluster, revision: int, now: datetime, random: Random
 ) -> Reservation:
     live = number % _LIVE_SHARE == 0

@@ -14,20 +14,20 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from kubelend.apps.trials import Trial
+from kubelend.apps.trials import TemporaryDeployment
 from kubelend.core.models import ClusterId
 from kubelend.kits import clock
 from kubelend.pki import files, keys, profiles
 from kubelend.pki.files import Credentials
 from kubelend.transports import tls
 
-_LIFETIME = timedelta(days=1)
+_CERTIFICATE_LIFETIME = timedelta(days=1)
 
 
-class Identities:
+class FleetCertificates:
     """The certificates of clusters, in the forms that a client or a proxy presents."""
 
-    def __init__(self, trial: Trial, names: Sequence[ClusterId]) -> None:
+    def __init__(self, trial: TemporaryDeployment, names: Sequence[ClusterId]) -> None:
         self._names = names
         self._authority = trial.authority
         self._directory = trial.directory / "fleet"
@@ -38,11 +38,13 @@ class Identities:
         """Issues the certificates and yields the number issued so far, for progress output."""
         now, public = clock.utc_now(), self._key.public_key()
         for number, name in enumerate(self._names, 1):
-            signed = self._authority.sign(profiles.client(name), public, _LIFETIME, now=now)
+            signed = self._authority.sign(
+                profiles.client_profile(name), public, _CERTIFICATE_LIFETIME, now=now
+            )
             self._certificates.append(signed)
             yield number
 
-    def passed_on(self, number: int) -> bytes:
+    def client_cert_header(self, number: int) -> bytes:
         """Returns the Client-Cert header value (RFC 9440) of a cluster."""
         return b":%s:" % base64.b64encode(self._certificates[number].public_bytes(Encoding.DER))
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import msgspec
 
 from kubelend.apps import trials
-from kubelend.apps.trials import Trial
+from kubelend.apps.trials import TemporaryDeployment
 from kubelend.bench import (
     api_writes,
     audits,
@@ -29,21 +29,21 @@ from kubelend.bench import (
     timings,
 )
 from kubelend.bench.api_writes import Writes
-from kubelend.bench.identities import Identities
-from kubelend.bench.loads import Load
+from kubelend.bench.identities import FleetCertificates
+from kubelend.bench.loads import ReservationLoad
 from kubelend.bench.strategies import Direct
 from kubelend.core import models
 from kubelend.core.errors import InvalidSettings, KubelendError, Unavailable
 from kubelend.kits import clock
 from kubelend.lab import assets, manifests, servers
-from kubelend.lab.clusters import Cluster
+from kubelend.lab.clusters import LocalCluster
 
-_SILENCE = 3.0
+_IDLE_AFTER = 3.0
 """Seconds without writes after which the broker counts as idle: longer than the controllers' delays."""
-_SILENT_WITHIN = 60.0
+_IDLE_TIMEOUT = 60.0
 
 
-class Size(msgspec.Struct, frozen=True):
+class KubeSize(msgspec.Struct, frozen=True):
     """The size of a run."""
 
     clusters: int = 100
@@ -56,7 +56,7 @@ class Size(msgspec.Struct, frozen=True):
     """Reservations in the store at start-up."""
 
 
-class Result(msgspec.Struct, frozen=True):
+class KubeResult(msgspec.Struct, frozen=True):
     """The result; its keys are API."""
 
     kubernetes: str
@@ -79,35 +79,35 @@ class Result(msgspec.Struct, frozen=True):
     violations: int
 
 
-def lacking() -> str:
+def missing_programs() -> str:
     """Returns why no API server can be started; empty if it can."""
     try:
-        assets.locate()
+        assets.locate_assets()
     except InvalidSettings as error:
         return str(error)
     return ""
 
 
-def measure(size: Size) -> Result:
+def measure_kube(size: KubeSize) -> KubeResult:
     """Runs the benchmark; raises `InvalidSettings` if the programs are missing."""
-    found = assets.find()
+    found = assets.find_assets()
     with (
-        trials.trial() as trial,
-        servers.running(found, trial.directory / "lab", durable=True) as lab,
+        trials.temporary_deployment() as trial,
+        servers.run_api_servers(found, trial.directory / "lab", durable=True) as lab,
     ):
-        progress.say("kube: starting an API server")
+        progress.show_progress("kube: starting an API server")
         [cluster] = lab.start("bench")
-        manifests.install_kinds(cluster)
-        use = _use(trial, _Home(cluster, "load"), size)
-        seconds = _start(trial, _Home(cluster, "history"), size)
-    progress.done()
+        manifests.install_crds(cluster)
+        use = _run_load(trial, _BrokerNamespace(cluster, "load"), size)
+        seconds = _measure_start(trial, _BrokerNamespace(cluster, "history"), size)
+    progress.clear_progress()
     return _result(str(found.version), size, use, seconds)
 
 
-class _Home:
+class _BrokerNamespace:
     """A namespace of the cluster with the store of one broker."""
 
-    def __init__(self, cluster: Cluster, namespace: str) -> None:
+    def __init__(self, cluster: LocalCluster, namespace: str) -> None:
         self.cluster = cluster
         self.store = f"kubernetes://{cluster.admin_kubeconfig}?namespace={namespace}"
         body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}
@@ -118,26 +118,27 @@ class _Home:
         return f"--store={self.store}", "--broker-interface=http,kubernetes", "--rate-limit=0"
 
     def writes(self) -> Writes:
-        return api_writes.count(self.cluster.call("GET", "/metrics").decode())
+        return api_writes.count_writes(self.cluster.call("GET", "/metrics").decode())
 
-    def quiet(self) -> Writes:
+    def wait_idle(self) -> Writes:
         """Waits until nothing more is written; returns the writes so far."""
-        deadline = time.perf_counter() + _SILENT_WITHIN
+        deadline = time.perf_counter() + _IDLE_TIMEOUT
         before, now = Counter[str](), self.writes()
         while before != now:
             if time.perf_counter() > deadline:
                 raise Unavailable(
-                    f"the broker still writes after {_SILENT_WITHIN:g} s", hint=_shown(now - before)
+                    f"the broker still writes after {_IDLE_TIMEOUT:g} s",
+                    hint=_writes_text(now - before),
                 )
-            time.sleep(_SILENCE)
+            time.sleep(_IDLE_AFTER)
             before, now = now, self.writes()
         return now
 
 
-class Use(msgspec.Struct, frozen=True):
+class KubeLoad(msgspec.Struct, frozen=True):
     """The load, and the writes that it caused."""
 
-    load: Load
+    load: ReservationLoad
     writes: Writes
     idle_writes: Writes
     idle_seconds: float
@@ -145,58 +146,62 @@ class Use(msgspec.Struct, frozen=True):
 
     @property
     def reservations(self) -> int:
-        return len(self.load.answers)
+        return len(self.load.responses)
 
 
-def _use(trial: Trial, home: _Home, size: Size) -> Use:
+def _run_load(trial: TemporaryDeployment, home: _BrokerNamespace, size: KubeSize) -> KubeLoad:
     certificates = [trial.certificate(f"requester-{n}") for n in range(size.connections)]
     with trial.broker(*home.flags) as broker:
         broker.wait_until_ready()
-        _join(trial, broker.port, size.clusters)
-        before = home.quiet()
-        progress.say(f"kube: {size.reservations:,} reservations")
-        load = running.run(loads.reserve(broker.port, certificates, size.reservations))
-        progress.say("kube: waiting for the last writes")
-        after = home.quiet()
-        progress.say(f"kube: measuring the idle broker for {size.idle_seconds:g} s")
+        _advertise_clusters(trial, broker.port, size.clusters)
+        before = home.wait_idle()
+        progress.show_progress(f"kube: {size.reservations:,} reservations")
+        load = running.run_on_uvloop(
+            loads.send_reservations(broker.port, certificates, size.reservations)
+        )
+        progress.show_progress("kube: waiting for the last writes")
+        after = home.wait_idle()
+        progress.show_progress(f"kube: measuring the idle broker for {size.idle_seconds:g} s")
         began = time.perf_counter()
         time.sleep(size.idle_seconds)
         idle, idle_seconds = home.writes() - after, time.perf_counter() - began
-    progress.say("kube: auditing the store")
-    violations = audits.violations(home.store, load.answers)
-    return Use(load, after - before, idle, idle_seconds, violations)
+    progress.show_progress("kube: auditing the store")
+    violations = audits.count_violations(home.store, load.responses)
+    return KubeLoad(load, after - before, idle, idle_seconds, violations)
 
 
-def _join(trial: Trial, port: int, count: int) -> None:
-    known = fleets.clusters(count, clock.utc_now(), all_open=True)
-    identities = Identities(trial, [cluster.id for cluster in known])
+def _advertise_clusters(trial: TemporaryDeployment, port: int, count: int) -> None:
+    known = fleets.make_clusters(count, clock.utc_now(), all_open=True)
+    identities = FleetCertificates(trial, [cluster.id for cluster in known])
     list(identities.issue())
-    running.run(_advertise(Direct(port, identities.context), known))
+    running.run_on_uvloop(_advertise(Direct(port, identities.context), known))
 
 
 async def _advertise(direct: Direct, known: Sequence[models.Cluster]) -> None:
     try:
-        messages = [requests.advertisement(cluster) for cluster in known]
-        await strategies.send_each(direct, messages, "kube")
+        messages = [requests.advertisement_request(cluster) for cluster in known]
+        await strategies.send_advertisements(direct, messages, "kube")
     finally:
         direct.close()
 
 
-def _start(trial: Trial, home: _Home, size: Size) -> float:
-    progress.say(f"kube: writing {size.history:,} reservations")
+def _measure_start(trial: TemporaryDeployment, home: _BrokerNamespace, size: KubeSize) -> float:
+    progress.show_progress(f"kube: writing {size.history:,} reservations")
     now = clock.utc_now()
-    histories.write(home.store, fleets.clusters(size.advertisements, now), size.history, now)
-    progress.say("kube: starting the broker")
+    histories.fill_store(
+        home.store, fleets.make_clusters(size.advertisements, now), size.history, now
+    )
+    progress.show_progress("kube: starting the broker")
     with trial.broker(*home.flags) as broker:
         seconds = broker.wait_until_ready()
-        if broker.loaded() != size.history:
-            raise KubelendError(f"the broker loaded {broker.loaded()} reservations")
+        if broker.loaded_reservations() != size.history:
+            raise KubelendError(f"the broker loaded {broker.loaded_reservations()} reservations")
     return seconds
 
 
-def _result(version: str, size: Size, use: Use, seconds: float) -> Result:
+def _result(version: str, size: KubeSize, use: KubeLoad, seconds: float) -> KubeResult:
     latencies = use.load.latencies
-    return Result(
+    return KubeResult(
         kubernetes=version,
         clusters=size.clusters,
         connections=size.connections,
@@ -205,7 +210,7 @@ def _result(version: str, size: Size, use: Use, seconds: float) -> Result:
         p50_ms=round(timings.percentile(latencies, 50) * 1000, 2),
         p99_ms=round(timings.percentile(latencies, 99) * 1000, 2),
         writes_per_reservation=round(use.writes.total() / use.reservations, 3),
-        writes=api_writes.each(use.writes, use.reservations),
+        writes=api_writes.writes_per_reservation(use.writes, use.reservations),
         idle_seconds=round(use.idle_seconds, 1),
         idle_writes_per_minute=round(60 * use.idle_writes.total() / use.idle_seconds, 1),
         advertisements=size.advertisements,
@@ -215,5 +220,5 @@ def _result(version: str, size: Size, use: Use, seconds: float) -> Result:
     )
 
 
-def _shown(writes: Writes) -> str:
+def _writes_text(writes: Writes) -> str:
     return ", ".join(f"{number} {name}" for name, number in writes.most_common())

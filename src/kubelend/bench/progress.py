@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import sys
 
-_CLEAR = "\r\x1b[K"
+_CLEAR_LINE = "\r\x1b[K"
 
 
-def say(text: str) -> None:
+def show_progress(text: str) -> None:
     """Prints the line if stderr is a terminal."""
     if sys.stderr.isatty():
-        print(f"{_CLEAR}{text} ...", end="", file=sys.stderr, flush=True)
+        print(f"{_CLEAR_LINE}{text} ...", end="", file=sys.stderr, flush=True)
 
 
-def done() -> None:
+def clear_progress() -> None:
     """Clears the line."""
     if sys.stderr.isatty():
-        print(_CLEAR, end="", file=sys.stderr, flush=True)
+        print(_CLEAR_LINE, end="", file=sys.stderr, flush=True)

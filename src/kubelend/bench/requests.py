@@ -14,28 +14,35 @@ from kubelend.core.resources import NOTHING
 from kubelend.pki import forwarding
 from kubelend.wire import bodies, conversion, quantities, route, routes
 
-_HOST = b"Host: localhost\r\n"
+_HOST_HEADER = b"Host: localhost\r\n"
 
 
-def healthz() -> bytes:
+def healthz_request() -> bytes:
     """Returns a GET of /healthz."""
-    return b"GET %s HTTP/1.1\r\n%s\r\n" % (routes.BY_NAME["healthz"].path.encode(), _HOST)
+    return b"GET %s HTTP/1.1\r\n%s\r\n" % (
+        routes.ROUTES_BY_NAME["healthz"].path.encode(),
+        _HOST_HEADER,
+    )
 
 
-def advertisement(cluster: Cluster, passed_on: bytes = b"") -> bytes:
+def advertisement_request(cluster: Cluster, client_cert: bytes = b"") -> bytes:
     """Returns a POST of an advertisement, with a Client-Cert header if a proxy sends it."""
-    request = _post("publish", conversion.from_cluster(cluster, NOTHING))
-    return _with_header(request, forwarding.HEADER, passed_on) if passed_on else request
+    request = _post_request("publish", conversion.from_cluster(cluster, NOTHING))
+    return (
+        _with_header(request, forwarding.CLIENT_CERT_HEADER, client_cert)
+        if client_cert
+        else request
+    )
 
 
-def reservations(request: Request, keys: str) -> Callable[[int], bytes]:
+def reservation_requests(request: Request, keys: str) -> Callable[[int], bytes]:
     """Returns a function that builds the same request with a different idempotency key for each number."""
     body = bodies.ReservationRequest(
-        requested_resources=quantities.of(request.resources),
+        requested_resources=quantities.to_quantities(request.resources),
         duration=f"{round(request.duration.total_seconds())}s",
     )
     before, after = _with_header(
-        _post("reserve", body), route.IDEMPOTENCY_KEY, b"%s-#" % keys.encode()
+        _post_request("reserve", body), route.IDEMPOTENCY_KEY, b"%s-#" % keys.encode()
     ).split(b"#", 1)
 
     def numbered(number: int) -> bytes:
@@ -44,13 +51,13 @@ def reservations(request: Request, keys: str) -> Callable[[int], bytes]:
     return numbered
 
 
-def _post(route: str, body: bodies.Body) -> bytes:
+def _post_request(route: str, body: bodies.Body) -> bytes:
     text = msgspec.json.encode(body)
     return (
         b"POST %s HTTP/1.1\r\n%sContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
         % (
-            routes.BY_NAME[route].path.encode(),
-            _HOST,
+            routes.ROUTES_BY_NAME[route].path.encode(),
+            _HOST_HEADER,
             len(text),
             text,
         )

@@ -5,15 +5,15 @@ from __future__ import annotations
 import msgspec
 
 from kubelend.apps import trials
-from kubelend.apps.trials import Trial
+from kubelend.apps.trials import TemporaryDeployment
 from kubelend.bench import fleets, histories, progress, timings
 from kubelend.core.errors import KubelendError
 from kubelend.kits import clock
 
-_CLUSTERS = 1_000
+_CLUSTER_COUNT = 1_000
 
 
-class Result(msgspec.Struct, frozen=True):
+class RestartResult(msgspec.Struct, frozen=True):
     """The result; its keys are API."""
 
     reservations: int
@@ -23,22 +23,22 @@ class Result(msgspec.Struct, frozen=True):
     starts: list[float]
 
 
-def measure(reservations: int, starts: int) -> Result:
+def measure_restart(reservations: int, starts: int) -> RestartResult:
     """Fills the store once, and starts the broker several times."""
-    with trials.trial() as trial:
-        progress.say(f"restart: writing {reservations:,} reservations")
+    with trials.temporary_deployment() as trial:
+        progress.show_progress(f"restart: writing {reservations:,} reservations")
         now = clock.utc_now()
-        known = fleets.clusters(_CLUSTERS, now)
-        histories.write(trial.store, known, reservations, now)
-        seconds = [_start(trial, reservations, number) for number in range(1, starts + 1)]
-    progress.done()
-    return Result(reservations, _CLUSTERS, round(timings.median(seconds), 3), seconds)
+        known = fleets.make_clusters(_CLUSTER_COUNT, now)
+        histories.fill_store(trial.store, known, reservations, now)
+        seconds = [_measure_start(trial, reservations, number) for number in range(1, starts + 1)]
+    progress.clear_progress()
+    return RestartResult(reservations, _CLUSTER_COUNT, round(timings.median(seconds), 3), seconds)
 
 
-def _start(trial: Trial, reservations: int, number: int) -> float:
-    progress.say(f"restart: start {number}")
+def _measure_start(trial: TemporaryDeployment, reservations: int, number: int) -> float:
+    progress.show_progress(f"restart: start {number}")
     with trial.broker() as broker:
         seconds = broker.wait_until_ready()
-        if broker.loaded() != reservations:
-            raise KubelendError(f"the broker loaded {broker.loaded()} reservations")
+        if broker.loaded_reservations() != reservations:
+            raise KubelendError(f"the broker loaded {broker.loaded_reservations()} reservations")
     return round(seconds, 3)

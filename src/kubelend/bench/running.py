@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 import uvloop
 
-Result = TypeVar("Result")
+ResultT = TypeVar("ResultT")
 
 
-def run(main: Coroutine[Any, Any, Result]) -> Result:
+def run_on_uvloop(main: Coroutine[Any, Any, ResultT]) -> ResultT:
     """Runs a coroutine, with objects of earlier benchmarks excluded from garbage collection."""
     gc.collect()
     gc.freeze()

@@ -8,18 +8,18 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from kubelend.bench import connections, progress
-from kubelend.bench.connections import Answer, Connection
+from kubelend.bench.connections import LoadConnection, RawResponse
 from kubelend.core.errors import UnexpectedAnswer
 
 _OK = 200
-_RAMP = 32
+_PARALLEL_CLUSTERS = 32
 """Number of clusters that send in parallel."""
 
 
-class Strategy(Protocol):
+class ConnectionStrategy(Protocol):
     """Sends requests of many clusters."""
 
-    async def send(self, number: int, request: bytes) -> Answer:
+    async def send(self, number: int, request: bytes) -> RawResponse:
         """Sends a request of the cluster with this number and waits for the response."""
 
     def close(self) -> None:
@@ -32,12 +32,12 @@ class Proxied:
     def __init__(self, port: int, context: ssl.SSLContext, most: int = 128) -> None:
         self._port = port
         self._context = context
-        self._room = asyncio.Semaphore(most)
-        self._free: list[Connection] = []
+        self._slots = asyncio.Semaphore(most)
+        self._free: list[LoadConnection] = []
 
-    async def send(self, number: int, request: bytes) -> Answer:  # noqa: ARG002 - the request contains the identity
-        async with self._room:
-            connection = await self._take()
+    async def send(self, number: int, request: bytes) -> RawResponse:  # noqa: ARG002 - the request contains the identity
+        async with self._slots:
+            connection = await self._acquire()
             answer = await connection.call(request)
             self._free.append(connection)
             return answer
@@ -46,12 +46,12 @@ class Proxied:
         for connection in self._free:
             connection.close()
 
-    async def _take(self) -> Connection:
+    async def _acquire(self) -> LoadConnection:
         while self._free:
             connection = self._free.pop()
             if not connection.is_closed:
                 return connection
-        return await connections.connect(self._port, self._context)
+        return await connections.open_connection(self._port, self._context)
 
 
 class Direct:
@@ -60,12 +60,12 @@ class Direct:
     def __init__(self, port: int, context: Callable[[int], ssl.SSLContext]) -> None:
         self._port = port
         self._context = context
-        self._open: dict[int, Connection] = {}
+        self._open: dict[int, LoadConnection] = {}
 
-    async def send(self, number: int, request: bytes) -> Answer:
+    async def send(self, number: int, request: bytes) -> RawResponse:
         connection = self._open.get(number)
         if connection is None or connection.is_closed:
-            connection = await connections.connect(self._port, self._context(number))
+            connection = await connections.open_connection(self._port, self._context(number))
             self._open[number] = connection
         return await connection.call(request)
 
@@ -74,22 +74,26 @@ class Direct:
             connection.close()
 
 
-async def send_each(strategy: Strategy, messages: Sequence[bytes], bench: str) -> None:
+async def send_advertisements(
+    strategy: ConnectionStrategy, messages: Sequence[bytes], bench: str
+) -> None:
     """Sends one advertisement per cluster as fast as possible."""
     waiting = iter(range(len(messages)))
 
     async def some() -> None:
         for number in waiting:
             if number % 100 == 0:
-                progress.say(f"{bench}: {number:,} of {len(messages):,} clusters have joined")
-            await send(strategy, number, messages[number])
+                progress.show_progress(
+                    f"{bench}: {number:,} of {len(messages):,} clusters have joined"
+                )
+            await send_advertisement(strategy, number, messages[number])
 
     async with asyncio.TaskGroup() as group:
-        for _ in range(_RAMP):
+        for _ in range(_PARALLEL_CLUSTERS):
             group.create_task(some())
 
 
-async def send(strategy: Strategy, number: int, message: bytes) -> None:
+async def send_advertisement(strategy: ConnectionStrategy, number: int, message: bytes) -> None:
     """Sends one advertisement; raises unless it is accepted."""
     answer = await strategy.send(number, message)
     if answer.status != _OK:

@@ -19,7 +19,7 @@ class Target(NamedTuple):
 
     bench: str
     key: str
-    what: str
+    description: str
     """Description; may contain other figures as placeholders, such as the size of the run."""
     at_most: float | None = None
     at_least: float | None = None
@@ -33,11 +33,11 @@ class Target(NamedTuple):
     @property
     def limit(self) -> str:
         if self.at_most is not None:
-            return f"<= {number(self.at_most)}"
-        return "" if self.at_least is None else f">= {number(self.at_least)}"
+            return f"<= {format_number(self.at_most)}"
+        return "" if self.at_least is None else f">= {format_number(self.at_least)}"
 
 
-class Line(NamedTuple):
+class TargetLine(NamedTuple):
     """A target and the measured figures."""
 
     target: Target
@@ -57,8 +57,8 @@ class Line(NamedTuple):
     @property
     def cells(self) -> tuple[str, ...]:
         target = self.target
-        what = target.what.format_map(self.figures)
-        return target.bench, what, number(self.value), target.limit, self.verdict
+        what = target.description.format_map(self.figures)
+        return target.bench, what, format_number(self.value), target.limit, self.verdict
 
     @property
     def _is_full_size(self) -> bool:
@@ -118,21 +118,23 @@ TARGETS = (
 HEADERS = ("BENCH", "WHAT", "MEASURED", "TARGET", "")
 
 
-def compare(results: Mapping[str, Figures]) -> list[Line]:
+def compare_with_targets(results: Mapping[str, Figures]) -> list[TargetLine]:
     """Returns a line per target of the benchmarks that ran."""
-    return [Line(target, results[target.bench]) for target in TARGETS if target.bench in results]
+    return [
+        TargetLine(target, results[target.bench]) for target in TARGETS if target.bench in results
+    ]
 
 
-def missed(lines: Iterable[Line]) -> list[Line]:
+def missed_targets(lines: Iterable[TargetLine]) -> list[TargetLine]:
     return [line for line in lines if line.verdict == "missed"]
 
 
-def table(lines: Iterable[Line]) -> str:
+def targets_table(lines: Iterable[TargetLine]) -> str:
     """Formats the lines as a table."""
-    return "\n".join(columns.aligned(HEADERS, [line.cells for line in lines], right=[2]))
+    return "\n".join(columns.align_columns(HEADERS, [line.cells for line in lines], right=[2]))
 
 
-def number(value: float) -> str:
+def format_number(value: float) -> str:
     """Formats a number with three significant digits: 12,345, 123, 12.3, 0.51."""
     if value >= 100 or float(value).is_integer():
         return f"{value:,.0f}"

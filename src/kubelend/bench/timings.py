@@ -25,18 +25,18 @@ def seconds_per_call(call: Callable[[], object], calls: int, rounds: int) -> flo
 
     For calls that never block: other load on the machine affects some rounds, but not the median.
     """
-    return median([_round(call, calls) / calls for _ in range(rounds)])
+    return median([_cpu_seconds(call, calls) / calls for _ in range(rounds)])
 
 
 def calls_within(call: Callable[[], object], seconds: float) -> int:
     """Returns how many calls take at least `seconds`, found by doubling; also warms up."""
     calls = 1
-    while _round(call, calls) < seconds:
+    while _cpu_seconds(call, calls) < seconds:
         calls *= 2
     return calls
 
 
-def _round(call: Callable[[], object], calls: int) -> float:
+def _cpu_seconds(call: Callable[[], object], calls: int) -> float:
     began = time.thread_time()
     for _ in range(calls):
         call()

@@ -8,16 +8,16 @@ SAMPLE_SECONDS = 1.0
 """Interval between samples; the reported memory is the maximum of all samples."""
 
 
-class Window:
+class UsageWindow:
     """A window that starts with its creation and ends with the last sample."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
-        self._first = self._last = processes.usage(pid)
+        self._first = self._last = processes.process_usage(pid)
         self._rss_mb = self._first.rss_mb
 
     def sample(self) -> None:
-        self._last = processes.usage(self._pid)
+        self._last = processes.process_usage(self._pid)
         self._rss_mb = max(self._rss_mb, self._last.rss_mb)
 
     @property

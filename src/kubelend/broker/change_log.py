@@ -19,18 +19,18 @@ import structlog
 from kubelend.core import events, journal, resources
 from kubelend.core.errors import KeyReused, KubelendError, NoCapacity
 from kubelend.core.events import Change
-from kubelend.core.journal import THE_BROKER, Actor, Entry
+from kubelend.core.journal import BROKER_ACTOR, Actor, AuditEntry
 from kubelend.core.lifecycle import Phase, Reason
 from kubelend.core.limits import Limits
-from kubelend.core.members import Member, Standing, Token
+from kubelend.core.members import Member, MembershipStatus, Token
 from kubelend.core.models import Cluster, ClusterId, Request, Reservation, ReservationId
 from kubelend.core.resources import Resources
 from kubelend.core.roles import Role
 
-Line = tuple[str, dict[str, Any]]
+LogLine = tuple[str, dict[str, Any]]
 """A constant text and its keys."""
 
-UNKNOWN: Final = "Ledger changed"
+UNKNOWN_ACTION: Final = "Ledger changed"
 """For an action without a text of its own."""
 
 log = structlog.get_logger("kubelend.broker")
@@ -42,7 +42,7 @@ def log_changes(changes: Iterable[Change]) -> None:
         return
     write = log.info  # bound once: the lazy logger of structlog is slower than what it does
     for entry in changes:
-        if isinstance(entry, Entry) and not entry.code:
+        if isinstance(entry, AuditEntry) and not entry.code:
             text, fields = LINES.get(entry.action, _unknown)(entry)
             write(text, **fields, actor=_actor(entry.actor))
 
@@ -55,7 +55,7 @@ def log_rejected(request: Request, error: KubelendError, actor: Actor) -> None:
     fields: dict[str, Any] = {} if isinstance(error, KeyReused) else {"error": error.message}
     if isinstance(error, NoCapacity) and error.explanation is not None:
         found = error.explanation
-        reasons = {str(reason): count for reason, count in found.refusals.items()}
+        reasons = {str(reason): count for reason, count in found.rejections.items()}
         fields = {"clusters": found.total, "rejections": reasons}
     log.info(
         "Reservation rejected",
@@ -83,7 +83,7 @@ def log_drained(cluster: ClusterId, reservations: int, actor: Actor) -> None:
 
 
 def _actor(actor: Actor) -> str:
-    return actor.name if actor is THE_BROKER else f"{actor.role}/{actor.name}"
+    return actor.name if actor is BROKER_ACTOR else f"{actor.role}/{actor.name}"
 
 
 def _amounts(asked: Resources) -> dict[str, Any]:
@@ -103,25 +103,25 @@ def _amounts(asked: Resources) -> dict[str, Any]:
     return amounts
 
 
-_quantity = lru_cache(maxsize=4096)(resources.text)
+_quantity = lru_cache(maxsize=4096)(resources.format_amount)
 
 
 def _time(moment: datetime | None) -> str | None:
     return None if moment is None else moment.isoformat()
 
 
-def _unknown(entry: Entry) -> Line:
-    return UNKNOWN, {"action": entry.action, "subject": entry.subject}
+def _unknown(entry: AuditEntry) -> LogLine:
+    return UNKNOWN_ACTION, {"action": entry.action, "subject": entry.subject}
 
 
 # -- reservations
 
 
-def _of_reservation(text: str) -> Callable[[Entry], Line]:
+def _of_reservation(text: str) -> Callable[[AuditEntry], LogLine]:
     return lambda entry: (text, _about(_reservation(entry)))
 
 
-def _requested(entry: Entry) -> Line:
+def _requested(entry: AuditEntry) -> LogLine:
     found = _reservation(entry)
     if found.phase is Phase.PENDING:
         return "Reservation queued", {
@@ -134,7 +134,7 @@ def _requested(entry: Entry) -> Line:
     return "Reservation placed", _placement(found)
 
 
-def _placed(entry: Entry) -> Line:
+def _placed(entry: AuditEntry) -> LogLine:
     found = _reservation(entry)
     fields = _placement(found)
     if found.reason is not Reason.MOVED:
@@ -142,23 +142,23 @@ def _placed(entry: Entry) -> Line:
     if isinstance(entry.before, Reservation):
         fields["previous_cluster"] = entry.before.target
     # Others move it because the provider refused it or is drained; the broker itself only in a failover.
-    is_failover = entry.actor is THE_BROKER
+    is_failover = entry.actor is BROKER_ACTOR
     return ("Reservation failed over" if is_failover else "Reservation moved"), fields
 
 
-def _released(entry: Entry) -> Line:
+def _released(entry: AuditEntry) -> LogLine:
     found = _reservation(entry)
     if found.reason is Reason.EXPIRED:
         return "Reservation expired", _about(found)
     return "Reservation released", {**_about(found), "reason": found.reason}
 
 
-def _renewed(entry: Entry) -> Line:
+def _renewed(entry: AuditEntry) -> LogLine:
     found = _reservation(entry)
     return "Reservation renewed", {**_about(found), "expires_at": _time(found.expires_at)}
 
 
-def _failed(entry: Entry) -> Line:
+def _failed(entry: AuditEntry) -> LogLine:
     found = _reservation(entry)
     return "Reservation failed", {
         **_about(found),
@@ -167,7 +167,7 @@ def _failed(entry: Entry) -> Line:
     }
 
 
-def _reservation(entry: Entry) -> Reservation:
+def _reservation(entry: AuditEntry) -> Reservation:
     return cast("Reservation", entry.after)
 
 
@@ -186,7 +186,7 @@ def _placement(found: Reservation) -> dict[str, Any]:
 # -- clusters, and their limits
 
 
-def _advertised(entry: Entry) -> Line:
+def _advertised(entry: AuditEntry) -> LogLine:
     cluster = cast("Cluster", entry.after)
     if entry.before is not None:
         return "Cluster advertisement changed", {"cluster": cluster.id}
@@ -194,51 +194,51 @@ def _advertised(entry: Entry) -> Line:
     return "Cluster registered", {"cluster": cluster.id, **amounts}
 
 
-def _cordoned(entry: Entry) -> Line:
+def _cordoned(entry: AuditEntry) -> LogLine:
     cluster = cast("Cluster", entry.after)
     return "Cluster cordoned", {"cluster": cluster.id, "reason": cluster.cordon}
 
 
-def _of_cluster(text: str) -> Callable[[Entry], Line]:
+def _of_cluster(text: str) -> Callable[[AuditEntry], LogLine]:
     return lambda entry: (text, {"cluster": _name(entry)})
 
 
-def _policy_set(entry: Entry) -> Line:
+def _policy_set(entry: AuditEntry) -> LogLine:
     is_set = isinstance(entry.after, Limits) and entry.after.policy is not None
     return ("Policy set" if is_set else "Policy deleted"), {"cluster": _name(entry)}
 
 
-def _quota_set(entry: Entry) -> Line:
+def _quota_set(entry: AuditEntry) -> LogLine:
     is_set = isinstance(entry.after, Limits) and entry.after.quota is not None
     return ("Quota set" if is_set else "Quota deleted"), {"cluster": _name(entry)}
 
 
-def _name(entry: Entry) -> str:
+def _name(entry: AuditEntry) -> str:
     return entry.subject.partition("/")[2]
 
 
 # -- members and tokens
 
 
-def _of_member(text: str) -> Callable[[Entry], Line]:
+def _of_member(text: str) -> Callable[[AuditEntry], LogLine]:
     return lambda entry: (text, _about_member(entry))
 
 
-def _accepted(entry: Entry) -> Line:
+def _accepted(entry: AuditEntry) -> LogLine:
     """Joined with a token (new, or approved before), or approved by an administrator."""
     before, after = cast("Member | None", entry.before), cast("Member", entry.after)
     by_token = before is None or before.decided_at == after.decided_at
     return ("Member joined" if by_token else "Member approved"), _about_member(entry)
 
 
-def _certified(entry: Entry) -> Line:
+def _certified(entry: AuditEntry) -> LogLine:
     certificate, fields = cast("Member", entry.after).certificate, _about_member(entry)
     if certificate is not None:
         fields |= {"serial": certificate.serial, "expires_at": _time(certificate.ends_at)}
     return "Certificate issued", fields
 
 
-def _revoked(entry: Entry) -> Line:
+def _revoked(entry: AuditEntry) -> LogLine:
     """A removed member stays revoked until its last certificate has expired."""
     member, fields = cast("Member", entry.after), _about_member(entry)
     if member.forget_at is not None:
@@ -246,19 +246,19 @@ def _revoked(entry: Entry) -> Line:
     return "Member revoked", {**fields, "reason": member.reason}
 
 
-def _removed(entry: Entry) -> Line:
-    is_denied = cast("Member", entry.before).standing is Standing.PENDING
+def _removed(entry: AuditEntry) -> LogLine:
+    is_denied = cast("Member", entry.before).standing is MembershipStatus.PENDING
     return ("Member denied" if is_denied else "Member removed"), _about_member(entry)
 
 
-def _about_member(entry: Entry) -> dict[str, Any]:
+def _about_member(entry: AuditEntry) -> dict[str, Any]:
     member = cast("Member", entry.after or entry.before)
     fields: dict[str, Any] = {"member": f"{member.role}/{member.name}"}
     return fields | {"cluster": member.name} if member.role is Role.CLUSTER else fields
 
 
-def _of_token(text: str) -> Callable[[Entry], Line]:
-    def line(entry: Entry) -> Line:
+def _of_token(text: str) -> Callable[[AuditEntry], LogLine]:
+    def line(entry: AuditEntry) -> LogLine:
         token = cast("Token", entry.after or entry.before)
         return text, {
             "token_id": token.id,
@@ -270,15 +270,15 @@ def _of_token(text: str) -> Callable[[Entry], Line]:
     return line
 
 
-def _truncated(entry: Entry) -> Line:
+def _truncated(entry: AuditEntry) -> LogLine:
     return "Audit log truncated", {"last_line": _name(entry).partition(":")[0]}
 
 
-LINES: Final[dict[str, Callable[[Entry], Line]]] = {
+LINES: Final[dict[str, Callable[[AuditEntry], LogLine]]] = {
     events.Requested.__name__: _requested,
     events.Placed.__name__: _placed,
-    events.Stranded.__name__: _of_reservation("Reservation failover blocked, will retry"),
-    events.Regained.__name__: _of_reservation("Reservation provider recovered"),
+    events.FailoverBlocked.__name__: _of_reservation("Reservation failover blocked, will retry"),
+    events.ProviderRecovered.__name__: _of_reservation("Reservation provider recovered"),
     events.Acknowledged.__name__: _of_reservation("Reservation acknowledged"),
     events.Activated.__name__: _of_reservation("Reservation activated"),
     events.Renewed.__name__: _renewed,
@@ -287,7 +287,7 @@ LINES: Final[dict[str, Callable[[Entry], Line]]] = {
     events.Advertised.__name__: _advertised,
     events.Cordoned.__name__: _cordoned,
     events.Uncordoned.__name__: _of_cluster("Cluster uncordoned"),
-    events.Removed.__name__: _of_cluster("Cluster removed"),
+    events.ClusterRemoved.__name__: _of_cluster("Cluster removed"),
     events.PolicySet.__name__: _policy_set,
     events.QuotaSet.__name__: _quota_set,
     events.JoinRequested.__name__: _of_member("Member join requested"),
@@ -299,6 +299,6 @@ LINES: Final[dict[str, Callable[[Entry], Line]]] = {
     events.TokenCreated.__name__: _of_token("Token created"),
     events.TokenUsed.__name__: _of_token("Token used"),
     events.TokenRemoved.__name__: _of_token("Token deleted"),
-    journal.CUT: _truncated,
+    journal.TRUNCATED_ACTION: _truncated,
 }
 """Lines by the action of their audit entry."""

@@ -11,12 +11,12 @@ from collections.abc import Iterable
 
 from kubelend.broker import instructions
 from kubelend.core.events import Change
-from kubelend.core.members import Member, Standing
+from kubelend.core.members import Member, MembershipStatus
 from kubelend.core.models import ClusterId, Reservation, ReservationId
 from kubelend.core.roles import Role
 
 
-class Feed:
+class Subscription:
     """One open stream of one cluster."""
 
     def __init__(self, cluster: ClusterId, since: int, via: str = "") -> None:
@@ -27,57 +27,57 @@ class Feed:
         """The revision that the initial state of the stream includes."""
         self.closed = False
         self._unread: dict[ReservationId, Reservation] = {}
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
 
-    def put(self, reservation: Reservation) -> None:
+    def publish(self, reservation: Reservation) -> None:
         if reservation.revision > self.since:
             self._unread[reservation.id] = reservation
-            self._news.set()
+            self._changed.set()
 
     def wake(self) -> None:
         """Wakes the reader without a change, so that it checks whether it may go on."""
-        self._news.set()
+        self._changed.set()
 
     def close(self) -> None:
         """Ends the stream; its client reconnects and resumes."""
         self.closed = True
-        self._news.set()
+        self._changed.set()
 
     async def read(self, timeout: float) -> list[Reservation]:
         """Returns changes in the order of revisions; empty after `timeout` seconds without one."""
         try:
             async with asyncio.timeout(timeout):
-                await self._news.wait()
+                await self._changed.wait()
         except TimeoutError:
             return []
-        self._news.clear()
+        self._changed.clear()
         unread, self._unread = self._unread, {}
         return sorted(unread.values(), key=lambda reservation: reservation.revision)
 
 
-class Feeds:
+class StreamHub:
     """All open subscriptions, by cluster."""
 
     def __init__(self) -> None:
-        self._feeds: dict[ClusterId, set[Feed]] = {}
+        self._by_cluster: dict[ClusterId, set[Subscription]] = {}
 
     def __len__(self) -> int:
-        return sum(map(len, self._feeds.values()))
+        return sum(map(len, self._by_cluster.values()))
 
     def count(self, cluster: ClusterId) -> int:
-        return len(self._feeds.get(cluster, ()))
+        return len(self._by_cluster.get(cluster, ()))
 
-    def open(self, cluster: ClusterId, since: int, via: str = "") -> Feed:
-        feed = Feed(cluster, since, via)
-        self._feeds.setdefault(cluster, set()).add(feed)
+    def open(self, cluster: ClusterId, since: int, via: str = "") -> Subscription:
+        feed = Subscription(cluster, since, via)
+        self._by_cluster.setdefault(cluster, set()).add(feed)
         return feed
 
-    def close(self, feed: Feed) -> None:
-        feed.close()
-        feeds = self._feeds.get(feed.cluster, set())
-        feeds.discard(feed)
+    def close(self, subscription: Subscription) -> None:
+        subscription.close()
+        feeds = self._by_cluster.get(subscription.cluster, set())
+        feeds.discard(subscription)
         if not feeds:
-            self._feeds.pop(feed.cluster, None)
+            self._by_cluster.pop(subscription.cluster, None)
 
     def close_all(self) -> None:
         for feed in self._all():
@@ -90,23 +90,23 @@ class Feeds:
 
     def publish(self, changes: Iterable[Change]) -> None:
         """Sends durable changes to the subscriptions concerned, and closes those of revoked members."""
-        if not self._feeds:
+        if not self._by_cluster:
             return
         for change in changes:
             if isinstance(change, Reservation):
-                for cluster in instructions.concerned(change):
-                    for feed in self._feeds.get(cluster, ()):
-                        feed.put(change)
-            elif isinstance(change, Member) and change.standing is Standing.REVOKED:
-                self._close_of(change)
+                for cluster in instructions.clusters_of(change):
+                    for feed in self._by_cluster.get(cluster, ()):
+                        feed.publish(change)
+            elif isinstance(change, Member) and change.standing is MembershipStatus.REVOKED:
+                self._close_revoked(change)
 
-    def _close_of(self, revoked: Member) -> None:
+    def _close_revoked(self, revoked: Member) -> None:
         if revoked.role is Role.CLUSTER:
-            for feed in list(self._feeds.get(ClusterId(revoked.name), ())):
+            for feed in list(self._by_cluster.get(ClusterId(revoked.name), ())):
                 self.close(feed)
         elif revoked.role is Role.PROXY:
             for feed in [feed for feed in self._all() if feed.via == revoked.name]:
                 self.close(feed)
 
-    def _all(self) -> list[Feed]:
-        return [feed for feeds in self._feeds.values() for feed in feeds]
+    def _all(self) -> list[Subscription]:
+        return [feed for feeds in self._by_cluster.values() for feed in feeds]

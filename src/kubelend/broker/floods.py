@@ -11,87 +11,96 @@ from datetime import datetime, timedelta
 
 from msgspec.structs import replace
 
-from kubelend.core.journal import Entry
+from kubelend.core.journal import AuditEntry
 from kubelend.core.roles import Role
-from kubelend.kits.networks import network
+from kubelend.kits.networks import rate_limit_key
 
-WINDOW = timedelta(minutes=1)
-IN_FULL = 20
+THROTTLE_WINDOW = timedelta(minutes=1)
+MAX_FULL_ENTRIES = 20
 """Entries of one kind that are written in full within a window."""
 
-STRANGERS_IN_FULL = 100
+MAX_FULL_UNAUTHENTICATED = 100
 """The same for all unauthenticated callers together."""
 
-MOST_KINDS, MOST_STRANGERS = 10_000, 100
+MAX_KINDS, MAX_UNAUTHENTICATED_KINDS = 10_000, 100
 """Maximum number of kinds that are counted separately."""
 
-_Kind = tuple[str, ...]
-_NAMED = frozenset(Role)
-_OTHERS: _Kind = ()
+_RejectionKind = tuple[str, ...]
+_AUTHENTICATED_ROLES = frozenset(Role)
+_OTHER_KINDS: _RejectionKind = ()
 
 
-class Floods:
+class AuditThrottle:
     """Counts recent rejections by caller, action and code."""
 
     def __init__(self) -> None:
-        self._named: dict[_Kind, _Window] = {}
-        self._strangers: dict[_Kind, _Window] = {}
+        self._authenticated: dict[_RejectionKind, _ThrottleWindow] = {}
+        self._unauthenticated: dict[_RejectionKind, _ThrottleWindow] = {}
 
-    def admit(self, entry: Entry) -> bool:
+    def admit(self, entry: AuditEntry) -> bool:
         """Returns whether to write this entry; otherwise it is counted for the summary."""
-        if entry.actor.role in _NAMED:
-            window = _window(self._named, _kind(entry, entry.actor.name), entry, MOST_KINDS)
-            return window.take(entry, window.told < IN_FULL)
-        kind = _kind(entry, network(entry.actor.remote))
-        window = _window(self._strangers, kind, entry, MOST_STRANGERS)
-        told = sum(window.told for window in self._strangers.values())
-        return window.take(entry, window.told < IN_FULL and told < STRANGERS_IN_FULL)
+        if entry.actor.role in _AUTHENTICATED_ROLES:
+            window = _throttle_window(
+                self._authenticated, _rejection_kind(entry, entry.actor.name), entry, MAX_KINDS
+            )
+            return window.count(entry, window.written < MAX_FULL_ENTRIES)
+        kind = _rejection_kind(entry, rate_limit_key(entry.actor.remote))
+        window = _throttle_window(self._unauthenticated, kind, entry, MAX_UNAUTHENTICATED_KINDS)
+        told = sum(window.written for window in self._unauthenticated.values())
+        return window.count(
+            entry, window.written < MAX_FULL_ENTRIES and told < MAX_FULL_UNAUTHENTICATED
+        )
 
-    def over(self, now: datetime) -> list[Entry]:
+    def due_summaries(self, now: datetime) -> list[AuditEntry]:
         """Returns a summary entry for each kind whose window has ended."""
         return [
             summary
-            for windows in (self._named, self._strangers)
+            for windows in (self._authenticated, self._unauthenticated)
             for kind in [kind for kind, window in windows.items() if window.until <= now]
             if (summary := windows.pop(kind).summary(now)) is not None
         ]
 
-    def all_over(self, now: datetime) -> list[Entry]:
+    def all_summaries(self, now: datetime) -> list[AuditEntry]:
         """Returns the summaries of all kinds, at shutdown."""
-        windows = [*self._named.values(), *self._strangers.values()]
-        self._named, self._strangers = {}, {}
+        windows = [*self._authenticated.values(), *self._unauthenticated.values()]
+        self._authenticated, self._unauthenticated = {}, {}
         return [summary for window in windows if (summary := window.summary(now)) is not None]
 
 
-class _Window:
-    __slots__ = ("_counted", "_last", "told", "until")
+class _ThrottleWindow:
+    __slots__ = ("_counted", "_last", "until", "written")
 
     def __init__(self, until: datetime) -> None:
         self.until = until
-        self.told = 0
+        self.written = 0
         self._counted = 0
-        self._last: Entry | None = None
+        self._last: AuditEntry | None = None
 
-    def take(self, entry: Entry, is_written: bool) -> bool:
-        self.told += is_written
+    def count(self, entry: AuditEntry, is_written: bool) -> bool:
+        self.written += is_written
         self._counted += not is_written
         self._last = entry
         return is_written
 
-    def summary(self, now: datetime) -> Entry | None:
+    def summary(self, now: datetime) -> AuditEntry | None:
         if not self._counted or self._last is None:
             return None
-        message = f"{self._counted} more within {WINDOW.seconds} s, the last: {self._last.message}"
+        message = f"{self._counted} more within {THROTTLE_WINDOW.seconds} s, the last: {self._last.message}"
         return replace(self._last, at=now, message=message)
 
 
-def _kind(entry: Entry, who: str) -> _Kind:
+def _rejection_kind(entry: AuditEntry, who: str) -> _RejectionKind:
     return (who, entry.actor.role, entry.action, entry.code)
 
 
-def _window(windows: dict[_Kind, _Window], kind: _Kind, entry: Entry, most: int) -> _Window:
+def _throttle_window(
+    windows: dict[_RejectionKind, _ThrottleWindow],
+    kind: _RejectionKind,
+    entry: AuditEntry,
+    most: int,
+) -> _ThrottleWindow:
     window = windows.get(kind)
     if window is None:
-        kind = kind if len(windows) < most else _OTHERS
-        window = windows.setdefault(kind, _Window(entry.at + WINDOW))
+        kind = kind if len(windows) < most else _OTHER_KINDS
+        window = windows.setdefault(kind, _ThrottleWindow(entry.at + THROTTLE_WINDOW))
     return window

@@ -37,21 +37,21 @@ class Instruction(msgspec.Struct, frozen=True):
     reservation: Reservation
 
 
-def for_cluster(cluster: ClusterId, reservation: Reservation) -> Iterator[Instruction]:
+def instructions_for(cluster: ClusterId, reservation: Reservation) -> Iterator[Instruction]:
     """Yields the instructions of a reservation for a cluster; none if it is not concerned."""
     if cluster == reservation.requester:
-        yield _for_requester(reservation)
+        yield _requester_instruction(reservation)
     if cluster == reservation.target or cluster in reservation.left:
-        yield _for_provider(cluster, reservation)
+        yield _provider_instruction(cluster, reservation)
 
 
-def concerned(reservation: Reservation) -> set[ClusterId]:
+def clusters_of(reservation: Reservation) -> set[ClusterId]:
     """Returns the clusters that receive changes of this reservation."""
     clusters = {reservation.requester, *reservation.left}
     return clusters if reservation.target is None else clusters | {reservation.target}
 
 
-def _for_requester(reservation: Reservation) -> Instruction:
+def _requester_instruction(reservation: Reservation) -> Instruction:
     amounts = reservation.request.resources.describe()
     if reservation.is_live:
         message = f"Use {reservation.target} for {amounts}"
@@ -60,7 +60,7 @@ def _for_requester(reservation: Reservation) -> Instruction:
     return Instruction(Side.REQUESTER, action, reservation.message, reservation)
 
 
-def _for_provider(cluster: ClusterId, reservation: Reservation) -> Instruction:
+def _provider_instruction(cluster: ClusterId, reservation: Reservation) -> Instruction:
     amounts = reservation.request.resources.describe()
     if reservation.is_live and reservation.target == cluster:
         message = f"Hold {amounts} for requester {reservation.requester}"

@@ -4,39 +4,39 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
 
-from kubelend.broker.ports import Answer, Store
+from kubelend.broker.ports import Result, Store
 from kubelend.core.errors import StoreFailed
-from kubelend.core.records import News, Records
+from kubelend.core.records import CommittedChanges, WorkingSet
 
 
-class Alone:
+class SingleReplica:
     """Always the leader: no second broker can open the store."""
 
-    leads = True
+    is_leader = True
     term = 0
     leader = ""
 
-    async def won(self) -> None:
+    async def wait_for_leadership(self) -> None:
         """Returns at once."""
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Does nothing: there is no other broker."""
 
 
-class Nobody:
+class NoReplica:
     """Replication for a broker that is always the leader: there is nothing to follow."""
 
-    async def follow(self) -> AsyncGenerator[Records | News, None]:
-        for changes in _NOTHING:
+    async def follow(self) -> AsyncGenerator[WorkingSet | CommittedChanges, None]:
+        for changes in _NO_CHANGES:
             yield changes
-        raise StoreFailed(_NOBODY)
+        raise StoreFailed(_NO_OTHER_BROKER)
 
-    async def ask(self, question: Callable[[Store], Answer]) -> Answer:  # noqa: ARG002
-        raise StoreFailed(_NOBODY)
+    async def query(self, query: Callable[[Store], Result]) -> Result:  # noqa: ARG002
+        raise StoreFailed(_NO_OTHER_BROKER)
 
 
-ALONE = Alone()
-NOBODY = Nobody()
+SINGLE_REPLICA = SingleReplica()
+NO_REPLICA = NoReplica()
 
-_NOTHING: tuple[Records, ...] = ()
-_NOBODY = "no other broker can use this store"
+_NO_CHANGES: tuple[WorkingSet, ...] = ()
+_NO_OTHER_BROKER = "no other broker can use this store"

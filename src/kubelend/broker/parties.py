@@ -9,12 +9,12 @@ from kubelend.broker import instructions
 from kubelend.broker.instructions import Instruction
 from kubelend.broker.service import Broker
 from kubelend.core import commands, transitions
-from kubelend.core.errors import Forbidden, Hidden, WrongPhase, no_reservation
+from kubelend.core.errors import Forbidden, Hidden, WrongPhase, reservation_not_found
 from kubelend.core.models import ClusterId, Reservation, ReservationId
 from kubelend.wire import bodies, conversion, texts
 
 
-def check_speaker(named: str, cluster: ClusterId) -> None:
+def check_cluster_id(named: str, cluster: ClusterId) -> None:
     """Checks that the cluster ID in a body is the one of the certificate."""
     if named != cluster:
         raise Forbidden(
@@ -23,7 +23,7 @@ def check_speaker(named: str, cluster: ClusterId) -> None:
         )
 
 
-def check_owner(named: str, cluster: ClusterId, what: str = "clusterID") -> None:
+def check_namespace_cluster(named: str, cluster: ClusterId, what: str = "clusterID") -> None:
     """Checks that a cluster ID in an object is the one of its cluster namespace."""
     if named != cluster:
         raise Forbidden(
@@ -32,50 +32,52 @@ def check_owner(named: str, cluster: ClusterId, what: str = "clusterID") -> None
         )
 
 
-async def visible(broker: Broker, reservation: ReservationId, cluster: ClusterId) -> Reservation:
+async def visible_to(broker: Broker, reservation: ReservationId, cluster: ClusterId) -> Reservation:
     """Returns the reservation to its requester and providers; to others it does not exist."""
     found = await broker.reservation(reservation)
-    if cluster in instructions.concerned(found):
+    if cluster in instructions.clusters_of(found):
         return found
-    raise no_reservation(reservation, Hidden)
+    raise reservation_not_found(reservation, Hidden)
 
 
-async def owned(broker: Broker, reservation: ReservationId, cluster: ClusterId) -> Reservation:
+async def owned_by(broker: Broker, reservation: ReservationId, cluster: ClusterId) -> Reservation:
     """Returns the reservation to its requester, for a change."""
-    broker.check_leading()
-    found = await visible(broker, reservation, cluster)
+    broker.check_leader()
+    found = await visible_to(broker, reservation, cluster)
     if cluster == found.requester:
         return found
     raise Forbidden(f"{found.id} belongs to {found.requester}", hint="ask its requester")
 
 
-def ongoing(found: Reservation) -> ReservationId:
+def unfinished(found: Reservation) -> ReservationId:
     """Returns the ID of an unfinished reservation; a finished one may be archived and is immutable."""
     if found.finished_at is not None:
-        raise WrongPhase(f"{found.id} is {found.phase}", hint=transitions.next_step(found.phase))
+        raise WrongPhase(
+            f"{found.id} is {found.phase}", hint=transitions.next_phase_hint(found.phase)
+        )
     return found.id
 
 
-async def acknowledge(
+async def acknowledge_hold(
     broker: Broker, reservation: ReservationId, cluster: ClusterId
 ) -> Reservation:
-    broker.check_leading()
-    found = await visible(broker, reservation, cluster)
-    return await broker.acknowledge(ongoing(found), cluster)
+    broker.check_leader()
+    found = await visible_to(broker, reservation, cluster)
+    return await broker.acknowledge(unfinished(found), cluster)
 
 
-async def refuse(
-    broker: Broker, reservation: ReservationId, cluster: ClusterId, why: str
+async def refuse_hold(
+    broker: Broker, reservation: ReservationId, cluster: ClusterId, reason: str
 ) -> Reservation:
     """Refuses a hold. Idempotent: a repeated call returns the current reservation."""
-    broker.check_leading()
-    found = await visible(broker, reservation, cluster)
+    broker.check_leader()
+    found = await visible_to(broker, reservation, cluster)
     if commands.has_refused(found, cluster):
         return found
-    return await broker.refuse(ongoing(found), cluster, texts.in_one_line(why))
+    return await broker.refuse(unfinished(found), cluster, texts.to_single_line(reason))
 
 
-def told(instruction: Instruction, grant: str) -> bodies.Instruction:
+def instruction_body(instruction: Instruction, grant: str) -> bodies.Instruction:
     """Converts an instruction to its body."""
     found = instruction.reservation
     return bodies.Instruction(

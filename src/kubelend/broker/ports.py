@@ -7,13 +7,13 @@ from datetime import datetime, timedelta
 from typing import NamedTuple, Protocol, TypeVar
 
 from kubelend.core.events import Change
-from kubelend.core.journal import Head, Line
+from kubelend.core.journal import AuditLine, ChainHead
 from kubelend.core.members import Certificate
 from kubelend.core.models import Reservation, ReservationId
-from kubelend.core.records import News, Records
+from kubelend.core.records import CommittedChanges, WorkingSet
 from kubelend.core.roles import Role
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 Clock = Callable[[], datetime]
 """Returns the current time, timezone-aware, in UTC. Only composition roots choose one."""
@@ -26,7 +26,7 @@ OpenStore = Callable[[], "Store"]
 class Store(Protocol):
     """Durable storage of records. Blocking; used by one thread at a time; raises `StoreFailed`."""
 
-    def load(self) -> Records:
+    def load(self) -> WorkingSet:
         """Returns the working set: everything but archived reservations and the audit log."""
 
     def commit(self, changes: Sequence[Change], revision: int) -> None:
@@ -45,13 +45,13 @@ class Store(Protocol):
     def archived(self, reservation: ReservationId) -> Reservation | None:
         """Returns an archived reservation."""
 
-    def lines(self, after: int, limit: int) -> list[Line]:
+    def audit_lines(self, after: int, limit: int) -> list[AuditLine]:
         """Returns the audit log lines after this number, oldest first."""
 
-    def journal_ends(self) -> tuple[Head, Head]:
+    def audit_log_bounds(self) -> tuple[ChainHead, ChainHead]:
         """Returns the chain heads before the first line (after truncation) and after the last line."""
 
-    def check(self) -> None:
+    def check_fencing(self) -> None:
         """Raises `StoreFailed` if another writer has written since this store last read or wrote."""
 
     def close(self) -> None:
@@ -61,13 +61,13 @@ class Store(Protocol):
 class Replica(Protocol):
     """Replicates the state of the leader to a follower."""
 
-    def follow(self) -> AsyncGenerator[Records | News, None]:
+    def follow(self) -> AsyncGenerator[WorkingSet | CommittedChanges, None]:
         """Yields the full working set, then committed changes; the full set again after a gap.
 
         Runs until closed; raises `StoreFailed` if the store cannot be read.
         """
 
-    async def ask(self, question: Callable[[Store], Answer]) -> Answer:
+    async def query(self, query: Callable[[Store], Result]) -> Result:
         """Queries a read-only store for what is not replicated."""
 
 
@@ -77,7 +77,7 @@ class Leadership(Protocol):
     """
 
     @property
-    def leads(self) -> bool:
+    def is_leader(self) -> bool:
         """Whether this broker holds the lease now, by its own clock."""
 
     @property
@@ -90,14 +90,14 @@ class Leadership(Protocol):
     def leader(self) -> str:
         """Identity of the current leader; empty if unknown."""
 
-    async def won(self) -> None:
+    async def wait_for_leadership(self) -> None:
         """Waits until this broker is the leader."""
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Reads the lease now, because another broker seems to be the leader."""
 
 
-class Applicant(NamedTuple):
+class SigningRequest(NamedTuple):
     """Contents of a certificate signing request. Its sender has the key; nothing proves the name."""
 
     role: Role
@@ -116,7 +116,7 @@ class Issued(NamedTuple):
     authorities: str
     """PEM: the certificate authorities that its holder has to trust."""
     certificate: Certificate
-    starts_at: datetime
+    not_before: datetime
 
 
 class CertificateAuthority(Protocol):
@@ -134,14 +134,14 @@ class CertificateAuthority(Protocol):
     def lifetime(self) -> timedelta:
         """Lifetime of issued certificates."""
 
-    def read(self, request: str) -> Applicant:
+    def parse_csr(self, csr: str) -> SigningRequest:
         """Parses and verifies a certificate signing request; raises `InvalidInput` if it is invalid."""
 
     def issue(
         self,
-        applicant: Applicant,
+        applicant: SigningRequest,
         now: datetime,
         not_before: datetime | None,
-        longest: timedelta | None = None,
+        max_lifetime: timedelta | None = None,
     ) -> Issued:
         """Issues a certificate for the applicant, valid from `not_before` and for at most `longest`."""

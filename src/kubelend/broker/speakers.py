@@ -13,92 +13,94 @@ from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Final
 
-from kubelend.broker.feeds import Feed
+from kubelend.broker.feeds import Subscription
 from kubelend.broker.ports import Clock
 from kubelend.core import instants
 from kubelend.core.errors import IdentityInUse
 from kubelend.core.models import ClusterId
 
-LONGEST_NAME: Final = 64
+MAX_INSTANCE_LENGTH: Final = 64
 """Maximum length of an agent's instance name, which the agent chooses and the broker holds in memory."""
 
-GRACE: Final = timedelta(milliseconds=500)
+RECONNECT_GRACE: Final = timedelta(milliseconds=500)
 """How long a session outlives its last stream: an agent reconnects when its certificate is rotated, and no
 other agent may claim the session in between. Shorter than the start of an agent."""
 
 
-_SPEAKS: Final = "stop it, or issue a separate certificate for this cluster"
-_HAS_STOPPED: Final = "its stream has just ended; try again in a moment"
+_HINT_ACTIVE: Final = "stop it, or issue a separate certificate for this cluster"
+_HINT_DISCONNECTED: Final = "its stream has just ended; try again in a moment"
 
 
-class Speakers:
+class AgentSessions:
     """The active agent of each cluster."""
 
     def __init__(self, clock: Clock, timeout: timedelta) -> None:
         self._clock = clock
         self._timeout = timeout
-        self._speakers: dict[ClusterId, _Speaker] = {}
+        self._sessions: dict[ClusterId, _AgentSession] = {}
 
-    def hear(self, cluster: ClusterId, instance: str) -> None:
+    def touch(self, cluster: ClusterId, instance: str) -> None:
         """Updates the last-seen time if this instance is the active agent; ignores others."""
-        speaker = self._speakers.get(cluster)
-        if speaker is not None and speaker.instance == instance[:LONGEST_NAME]:
-            speaker.heard_at = self._clock()
+        speaker = self._sessions.get(cluster)
+        if speaker is not None and speaker.instance == instance[:MAX_INSTANCE_LENGTH]:
+            speaker.last_seen = self._clock()
 
-    def speak(self, cluster: ClusterId, instance: str, origin: str) -> _Speaker:
+    def claim(self, cluster: ClusterId, instance: str, origin: str) -> _AgentSession:
         """Makes this instance the active agent; raises `IdentityInUse` while another one is."""
-        now, instance = self._clock(), instance[:LONGEST_NAME]
-        speaker = self._speakers.get(cluster)
+        now, instance = self._clock(), instance[:MAX_INSTANCE_LENGTH]
+        speaker = self._sessions.get(cluster)
         if speaker is None or speaker.instance != instance:
             if speaker is not None:
-                self._take_from(speaker, cluster, now)
-            speaker = self._speakers[cluster] = _Speaker(instance, now)
-        speaker.heard_at, speaker.origin, speaker.left_at = now, origin, None
+                self._take_over(speaker, cluster, now)
+            speaker = self._sessions[cluster] = _AgentSession(instance, now)
+        speaker.last_seen, speaker.origin, speaker.disconnected_at = now, origin, None
         return speaker
 
     @contextmanager
-    def streaming(
-        self, cluster: ClusterId, instance: str, origin: str, feed: Feed
+    def hold_open(
+        self, cluster: ClusterId, instance: str, origin: str, subscription: Subscription
     ) -> Iterator[None]:
         """Claims the session while a stream is open; it ends shortly after the last stream."""
-        speaker = self.speak(cluster, instance, origin)
-        speaker.feeds.add(feed)
+        speaker = self.claim(cluster, instance, origin)
+        speaker.subscriptions.add(subscription)
         try:
             yield
         finally:
-            speaker.feeds.discard(feed)
-            speaker.left_at = None if speaker.feeds else self._clock()
+            speaker.subscriptions.discard(subscription)
+            speaker.disconnected_at = None if speaker.subscriptions else self._clock()
 
-    def _take_from(self, speaker: _Speaker, cluster: ClusterId, now: datetime) -> None:
-        silence = max(now - speaker.heard_at, timedelta())
+    def _take_over(self, speaker: _AgentSession, cluster: ClusterId, now: datetime) -> None:
+        silence = max(now - speaker.last_seen, timedelta())
         if not speaker.is_gone(now) and silence < self._timeout:
-            since = instants.time_of_day(speaker.since, now)
-            ended = speaker.left_at is not None
+            since = instants.format_time(speaker.since, now)
+            ended = speaker.disconnected_at is not None
             raise IdentityInUse(
                 f"another agent is active for {cluster} since {since}"
                 f" ({speaker.origin}, last seen {int(silence.total_seconds())} s ago)",
-                hint=_HAS_STOPPED if ended else _SPEAKS,
+                hint=_HINT_DISCONNECTED if ended else _HINT_ACTIVE,
             )
         # Its streams are half-open connections that were never closed.
-        for feed in speaker.feeds:
+        for feed in speaker.subscriptions:
             feed.close()
 
 
-class _Speaker:
+class _AgentSession:
     """The session of one agent."""
 
-    __slots__ = ("feeds", "heard_at", "instance", "left_at", "origin", "since")
+    __slots__ = ("disconnected_at", "instance", "last_seen", "origin", "since", "subscriptions")
 
     def __init__(self, instance: str, now: datetime) -> None:
         self.instance = instance
-        self.since = self.heard_at = now
+        self.since = self.last_seen = now
         self.origin = ""
         """Where its last request came from."""
-        self.feeds: set[Feed] = set()
+        self.subscriptions: set[Subscription] = set()
         """Its open streams."""
-        self.left_at: datetime | None = None
+        self.disconnected_at: datetime | None = None
         """When its last stream ended; None while one is open, or after a later request."""
 
     def is_gone(self, now: datetime) -> bool:
         """Whether the grace period has passed. A clock that was set back ends it, too."""
-        return self.left_at is not None and abs(now - self.left_at) >= GRACE
+        return (
+            self.disconnected_at is not None and abs(now - self.disconnected_at) >= RECONNECT_GRACE
+        )

@@ -14,17 +14,17 @@ from itertools import accumulate
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from kubelend.broker.families import Family
+from kubelend.broker.families import MetricFamily
 
-Labels = tuple[str | int, ...]
+LabelValues = tuple[str | int, ...]
 
 
-class Tally(Collector):
+class FastCounter(Collector):
     """A counter with all its time series."""
 
-    def __init__(self, family: Family, known: Iterable[Labels] = ()) -> None:
+    def __init__(self, family: MetricFamily, known: Iterable[LabelValues] = ()) -> None:
         """The known series start at zero, so that `rate` sees their first increase."""
-        self.counts: dict[Labels, int] = dict.fromkeys(known, 0)
+        self.counts: dict[LabelValues, int] = dict.fromkeys(known, 0)
         self._family = family
 
     def add(self, *labels: str | int) -> None:
@@ -39,7 +39,7 @@ class Tally(Collector):
         yield metric
 
 
-class Series:
+class HistogramSeries:
     """One time series of a histogram."""
 
     __slots__ = ("bounds", "counts", "total")
@@ -54,18 +54,18 @@ class Series:
         self.total += amount
 
 
-class Histogram(Collector):
+class FastHistogram(Collector):
     """A histogram with all its time series."""
 
-    def __init__(self, family: Family) -> None:
+    def __init__(self, family: MetricFamily) -> None:
         self._family = family
         self._bounds = [*map(str, family.buckets), "+Inf"]
-        self._series: dict[Labels, Series] = {}
+        self._series: dict[LabelValues, HistogramSeries] = {}
 
-    def series(self, *labels: str | int) -> Series:
+    def series(self, *labels: str | int) -> HistogramSeries:
         found = self._series.get(labels)
         if found is None:
-            found = self._series[labels] = Series(self._family.buckets)
+            found = self._series[labels] = HistogramSeries(self._family.buckets)
         return found
 
     def collect(self) -> Iterator[Metric]:

@@ -20,40 +20,40 @@ import structlog
 
 from kubelend.broker import change_log
 from kubelend.broker.commits import GroupCommit
-from kubelend.broker.feeds import Feeds
-from kubelend.broker.leadership import ALONE, NOBODY
+from kubelend.broker.feeds import StreamHub
+from kubelend.broker.leadership import NO_REPLICA, SINGLE_REPLICA
 from kubelend.broker.metrics import Metrics
 from kubelend.broker.ports import Clock, Leadership, OpenStore, Replica, Store
 from kubelend.core import commands, revocation, silence
 from kubelend.core.commands import Command
 from kubelend.core.errors import KubelendError, NotLeader, NotReady, StoreFailed
 from kubelend.core.events import Change
-from kubelend.core.journal import THE_BROKER, Actor, Entry
+from kubelend.core.journal import BROKER_ACTOR, Actor, AuditEntry
 from kubelend.core.ledger import Ledger
 from kubelend.core.models import Cluster, Reservation
-from kubelend.core.records import News, Records
-from kubelend.core.registry import Registry
-from kubelend.core.silence import Vigil
+from kubelend.core.records import CommittedChanges, WorkingSet
+from kubelend.core.registry import MemberIndex
+from kubelend.core.silence import ProviderMonitor
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 View = TypeVar("View")
 
-Listener = Callable[[Sequence[Change] | None], None]
+ChangeListener = Callable[[Sequence[Change] | None], None]
 """Receives committed changes; None when anything may have changed, because the store was loaded again."""
 
-ACTOR: ContextVar[Actor] = ContextVar("actor", default=THE_BROKER)
+CURRENT_ACTOR: ContextVar[Actor] = ContextVar("actor", default=BROKER_ACTOR)
 """On whose behalf this task changes the ledger; set per request, written to the audit log."""
 
-SWEEP_EVERY = timedelta(minutes=1)
+COLLECT_INTERVAL = timedelta(minutes=1)
 """Interval between collections of expired tokens and members: each one visits all of them."""
 
-PAUSE = 0.05
+FAILOVER_PAUSE = 0.05
 """Seconds between two batches of a large failover, in which requests are served."""
 
 log = structlog.get_logger("kubelend.broker")
 
 
-class Writer:
+class LedgerWriter:
     """Owns the ledger and its store. Use `run` as a root task; call the rest once `unready` is None."""
 
     def __init__(
@@ -63,20 +63,20 @@ class Writer:
         metrics: Metrics,
         retention: timedelta,
         lost_after: timedelta,
-        leadership: Leadership = ALONE,
-        replica: Replica = NOBODY,
+        leadership: Leadership = SINGLE_REPLICA,
+        replica: Replica = NO_REPLICA,
     ) -> None:
-        self.feeds = Feeds()
+        self.streams = StreamHub()
         self.clock = clock
         self.leadership = leadership
-        self.listeners: list[Listener] = []
+        self.listeners: list[ChangeListener] = []
         self.unready: str | None = "starting: loading state from the store"
         """Why no request can be answered now, or None."""
         self._metrics = metrics
         self.retention = retention
         """How long a finished reservation stays in memory before it is archived."""
         self._lost_after = lost_after
-        self._commits = GroupCommit(open_store, self._landed, self._store_failed)
+        self._commits = GroupCommit(open_store, self._on_commit, self._on_store_failed)
         self._replica = replica
         self._ledger = Ledger()
         self._is_loaded = False
@@ -84,37 +84,37 @@ class Writer:
         self._term = 0
         """The leadership term in which the state was loaded; it is invalid in any other term."""
         self._wake = asyncio.Event()
-        self._swept_at = datetime.min.replace(tzinfo=UTC)
-        self._vigil = Vigil(lost_after, self._ledger, clock())
+        self._collected_at = datetime.min.replace(tzinfo=UTC)
+        self._provider_monitor = ProviderMonitor(lost_after, self._ledger, clock())
 
     @property
-    def registry(self) -> Registry:
+    def members(self) -> MemberIndex:
         """Members and revocations; raises `NotReady` until the store is loaded."""
         if not self._is_loaded:
             raise NotReady(f"the broker is {self.unready}", hint="try again in a moment")
-        return self._ledger.registry
+        return self._ledger.member_index
 
     @property
-    def silent_because(self) -> str | None:
+    def not_serving_reason(self) -> str | None:
         """Why no request is answered now, or None.
 
         A broker whose lease has ended stops answering even before `run` has noticed, because its successor
         may have decided differently.
         """
-        if self.unready is None and self._is_leading and not self._has_the_seat:
+        if self.unready is None and self._is_leading and not self._holds_lease:
             return "no longer the leader"
         return self.unready
 
     # -- lifecycle
 
-    async def run(self, patience: float = 1.0) -> None:
+    async def run(self, retry_after: float = 1.0) -> None:
         """Leads while this broker holds the lease, and follows the leader otherwise. Runs until cancelled."""
         while True:
-            if not self.leadership.leads:
-                await self._follow(patience)
-            await self._lead(patience)
+            if not self.leadership.is_leader:
+                await self._follow(retry_after)
+            await self._lead(retry_after)
             # If another broker has written, it may be the leader: reopening the store now would fence it off.
-            await self.leadership.look()
+            await self.leadership.refresh()
 
     async def load(self) -> None:
         """Loads the state from the store and starts accepting changes."""
@@ -122,7 +122,7 @@ class Writer:
         records = await self._commits.load()
         self._restore(records)
         # Silence counts from now on: no advertisement could arrive before.
-        self._vigil = Vigil(self._lost_after, self._ledger, self.clock())
+        self._provider_monitor = ProviderMonitor(self._lost_after, self._ledger, self.clock())
         self._is_leading, self._term = True, term
         log.info(
             "Ledger loaded",
@@ -133,23 +133,23 @@ class Writer:
 
     async def expire(self) -> None:
         """Expires reservations, archives finished ones, and fails over from unreachable providers."""
-        ledger, now = self.present()
-        self._run(ledger, commands.expire(ledger, self.retention, now), now)
-        for lost in self._run(ledger, silence.leave(ledger, self._vigil, now), now):
+        ledger, now = self.current()
+        self._run(ledger, commands.expire_reservations(ledger, self.retention, now), now)
+        for lost in self._run(ledger, silence.fail_over(ledger, self._provider_monitor, now), now):
             log.warning(
                 "Provider unreachable, failing over its reservations",
                 cluster=lost.id,
                 last_seen=lost.received_at.isoformat(),
             )
-        if now >= self._swept_at + SWEEP_EVERY:
-            self._swept_at = now
-            self._run(ledger, revocation.sweep(ledger, now), now)
-        await self._commits.settled()
+        if now >= self._collected_at + COLLECT_INTERVAL:
+            self._collected_at = now
+            self._run(ledger, revocation.collect_expired(ledger, now), now)
+        await self._commits.wait_durable()
 
     async def close(self) -> None:
         """Rejects new requests, finishes pending commits, and closes the store."""
         self.unready = "stopping"
-        self.feeds.close_all()
+        self.streams.close_all()
         self._wake.set()
         await self._commits.close()
 
@@ -157,80 +157,80 @@ class Writer:
 
     async def change(
         self,
-        command: Callable[[Ledger, datetime], Command[Answer]],
-        view: Callable[[Ledger, Answer], View],
+        command: Callable[[Ledger, datetime], Command[Result]],
+        view: Callable[[Ledger, Result], View],
     ) -> View:
         """Decides, applies and submits without an `await` in between; returns the view once it is durable."""
-        self.check_leading()
-        ledger, now = self.present()
+        self.check_leader()
+        ledger, now = self.current()
         try:
-            seen = view(ledger, self._run(ledger, command(ledger, now), now, ACTOR.get()))
+            seen = view(ledger, self._run(ledger, command(ledger, now), now, CURRENT_ACTOR.get()))
         except KubelendError:  # a rejection, too, reveals state that may not be durable yet
-            await self._commits.settled()
+            await self._commits.wait_durable()
             raise
-        await self._commits.settled()
+        await self._commits.wait_durable()
         return seen
 
-    async def read(self, question: Callable[[Ledger], View]) -> View:
-        ledger, _ = self.present()
+    async def read(self, query: Callable[[Ledger], View]) -> View:
+        ledger, _ = self.current()
         try:
-            return question(ledger)
+            return query(ledger)
         finally:
-            await self._commits.settled()
+            await self._commits.wait_durable()
 
-    def present(self) -> tuple[Ledger, datetime]:
+    def current(self) -> tuple[Ledger, datetime]:
         """Returns the current ledger, after expiring what is due, and the time."""
-        if (why := self.silent_because) is not None:
+        if (why := self.not_serving_reason) is not None:
             raise NotReady(f"the broker is {why}", hint="try again in a moment")
         ledger, now = self._ledger, self.clock()
         due = ledger.next_deadline()
         if due is not None and due <= now and self._is_leading:
-            self._run(ledger, commands.expire(ledger, self.retention, now), now)
+            self._run(ledger, commands.expire_reservations(ledger, self.retention, now), now)
         return ledger, now
 
-    async def ask(self, question: Callable[[Store], Answer]) -> Answer:
+    async def query_store(self, query: Callable[[Store], Result]) -> Result:
         """Queries the store for what is not in memory; all of it is durable."""
         if self.unready is None and not self._is_leading:
-            return await self._replica.ask(question)
-        return await self._commits.ask(question)
+            return await self._replica.query(query)
+        return await self._commits.query(query)
 
-    def tell(self, entry: Entry) -> None:
+    def append_audit(self, entry: AuditEntry) -> None:
         """Appends a rejection, which changes nothing, to the audit log; does not wait for the commit."""
         if self.unready is None and self._is_leading:
-            self.keep([entry])
+            self.persist([entry])
 
-    def keep(self, changes: Sequence[Change]) -> None:
+    def persist(self, changes: Sequence[Change]) -> None:
         """Submits changes that are not part of the ledger."""
         self._commits.submit(changes, self._ledger.revision)
 
-    async def rewrite(self, record: Cluster | Reservation) -> None:
+    async def rewrite_record(self, record: Cluster | Reservation) -> None:
         """Has the store write a record again from the ledger, because its stored copy was modified."""
-        self.check_leading()
-        ledger, _ = self.present()
-        if record is _newest(ledger, record):
-            self.keep([record])
-        await self._commits.settled()
+        self.check_leader()
+        ledger, _ = self.current()
+        if record is _current_record(ledger, record):
+            self.persist([record])
+        await self._commits.wait_durable()
 
-    async def settled(self) -> None:
+    async def wait_durable(self) -> None:
         """Waits until everything decided so far is durable."""
-        await self._commits.settled()
+        await self._commits.wait_durable()
 
-    async def confirm(self) -> None:
+    async def check_fencing(self) -> None:
         """Raises if another broker has written to the store: then the state in memory may be stale.
 
         For callers that write what follows from the ledger somewhere else, where no commit would fence them.
         They read the object first, check here, and write only if it is unchanged, so that a write of another
         broker is never overwritten.
         """
-        self.check_leading()
-        self.present()
-        await self._commits.ask(lambda store: store.check())
+        self.check_leader()
+        self.current()
+        await self._commits.query(lambda store: store.check_fencing())
 
-    def check_leading(self) -> None:
+    def check_leader(self) -> None:
         """Raises `NotLeader` on a follower. Call it before a lookup that precedes a change: a follower may
         not have replicated the record yet.
         """
-        if self.unready is None and not self.may_decide:
+        if self.unready is None and not self.is_leader:
             leader = self.leadership.leader
             raise NotLeader(
                 "not the leader",
@@ -240,29 +240,29 @@ class Writer:
             )
 
     @property
-    def may_decide(self) -> bool:
+    def is_leader(self) -> bool:
         """Whether this broker is ready and the leader."""
-        return self.unready is None and self._is_leading and self._has_the_seat
+        return self.unready is None and self._is_leading and self._holds_lease
 
     @property
-    def _has_the_seat(self) -> bool:
-        return self.leadership.leads and self.leadership.term == self._term
+    def _holds_lease(self) -> bool:
+        return self.leadership.is_leader and self.leadership.term == self._term
 
     def _run(
-        self, ledger: Ledger, command: Command[Answer], now: datetime, actor: Actor = THE_BROKER
-    ) -> Answer:
+        self, ledger: Ledger, command: Command[Result], now: datetime, actor: Actor = BROKER_ACTOR
+    ) -> Result:
         before = ledger.revision
         try:
-            answer, changes = commands.run(ledger, command, now, actor)
+            answer, changes = commands.run_command(ledger, command, now, actor)
         except Exception as problem:
             if ledger.revision != before:
-                self._failed_halfway(problem)
+                self._on_partial_command(problem)
             raise
         if changes:
             self._commits.submit(changes, ledger.revision)
         return answer
 
-    def _failed_halfway(self, problem: Exception) -> None:
+    def _on_partial_command(self, problem: Exception) -> None:
         """Reloads, because a command raised after its first event: the ledger is ahead of the store."""
         log.error(
             "Command failed after applying events; reloading state from the store",
@@ -274,43 +274,43 @@ class Writer:
 
     # -- callbacks of the group commit
 
-    def _landed(self, changes: Sequence[Change], seconds: float) -> None:
-        self._metrics.committed(changes, seconds)
-        self.feeds.publish(changes)
+    def _on_commit(self, changes: Sequence[Change], seconds: float) -> None:
+        self._metrics.observe_commit(changes, seconds)
+        self.streams.publish(changes)
         change_log.log_changes(changes)
-        self._tell(changes)
+        self._notify_listeners(changes)
 
-    def _tell(self, changes: Sequence[Change] | None) -> None:
+    def _notify_listeners(self, changes: Sequence[Change] | None) -> None:
         for hear in self.listeners:
             hear(changes)
 
-    def _store_failed(self, problem: Exception) -> None:
-        self._forget(f"without its store: {problem}")
-        self._metrics.store_up(up=False)
+    def _on_store_failed(self, problem: Exception) -> None:
+        self._drop_state(f"without its store: {problem}")
+        self._metrics.set_store_up(up=False)
         self._wake.set()
         log.error("Store failed, will reload", error=str(problem))
 
-    def _forget(self, why: str) -> None:
+    def _drop_state(self, why: str) -> None:
         """Drops the state in memory, which may be stale."""
         self.unready = why
         self._is_loaded = self._is_leading = False
         self._ledger = Ledger()
-        self._metrics.watch(self._ledger)
-        self.feeds.close_all()
+        self._metrics.set_ledger(self._ledger)
+        self.streams.close_all()
 
-    def _restore(self, records: Records) -> None:
+    def _restore(self, records: WorkingSet) -> None:
         self._ledger = Ledger.restore(records)
-        self._metrics.watch(self._ledger)
+        self._metrics.set_ledger(self._ledger)
         self._is_loaded = True
         self.unready = None
-        self._tell(None)
+        self._notify_listeners(None)
 
     # -- as a follower
 
     async def _follow(self, patience: float) -> None:
         """Replicates until this broker becomes the leader; raises if replication fails unexpectedly."""
-        following = asyncio.create_task(self._keep_up(patience), name="following")
-        winning = asyncio.create_task(self.leadership.won(), name="winning")
+        following = asyncio.create_task(self._replicate(patience), name="following")
+        winning = asyncio.create_task(self.leadership.wait_for_leadership(), name="winning")
         try:
             done, _ = await asyncio.wait((following, winning), return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -321,60 +321,60 @@ class Writer:
             await asyncio.gather(following, winning, return_exceptions=True)
         log.info("Became leader")
 
-    async def _keep_up(self, patience: float) -> None:
+    async def _replicate(self, patience: float) -> None:
         """Replicates what the leader has committed. Runs until cancelled."""
         while True:
             try:
                 async for news in self._replica.follow():
-                    self._take_in(news)
+                    self._apply_replicated(news)
             except KubelendError as problem:
-                self._complain("Replication failed, will retry", problem)
+                self._log_error_once("Replication failed, will retry", problem)
             await asyncio.sleep(patience)
 
-    def _take_in(self, news: Records | News) -> None:
-        if isinstance(news, Records):
+    def _apply_replicated(self, news: WorkingSet | CommittedChanges) -> None:
+        if isinstance(news, WorkingSet):
             self._restore(news)
             log.info("Following leader", leader=self.leadership.leader, revision=news.revision)
         else:
-            self._ledger.adopt(news.changes, news.revision)
-            self.feeds.publish(news.changes)
-            self._tell(news.changes)
+            self._ledger.apply_changes(news.changes, news.revision)
+            self.streams.publish(news.changes)
+            self._notify_listeners(news.changes)
 
     # -- as the leader
 
     async def _lead(self, patience: float) -> None:
         """Loads, then expires what is due; returns when the store has failed or leadership is lost."""
         await self._load(patience)
-        while self.may_decide:
+        while self.is_leader:
             await self._sleep_until_due(patience)
-            if self.may_decide:
-                await self._expire_quietly(patience)
+            if self.is_leader:
+                await self._try_expire(patience)
         if self.unready is None:
             log.warning("Lost leadership", leader=self.leadership.leader)
-            self._forget("changing from leader to follower")
-            await self._commits.stand_down(NotLeader("no longer the leader"))
+            self._drop_state("changing from leader to follower")
+            await self._commits.step_down(NotLeader("no longer the leader"))
 
     async def _load(self, patience: float) -> None:
-        while self.leadership.leads:
+        while self.leadership.is_leader:
             try:
                 await self.load()
             except KubelendError as problem:
-                self._complain("Loading the store failed, will retry", problem)
+                self._log_error_once("Loading the store failed, will retry", problem)
                 await asyncio.sleep(patience)
             else:
-                self._metrics.store_up(up=True)
+                self._metrics.set_store_up(up=True)
                 return
 
-    def _complain(self, what: str, problem: Exception) -> None:
+    def _log_error_once(self, what: str, problem: Exception) -> None:
         """Logs an error once for each reason."""
         if self.unready != (reason := f"without its store: {problem}"):
             log.error(what, error=str(problem))
-            self._forget(reason)
+            self._drop_state(reason)
 
     async def _sleep_until_due(self, patience: float) -> None:
         due = self._ledger.next_deadline()
         wait = patience if due is None else (due - self.clock()).total_seconds()
-        wait = min(wait, PAUSE) if self._vigil.is_busy else wait
+        wait = min(wait, FAILOVER_PAUSE) if self._provider_monitor.is_busy else wait
         try:
             async with asyncio.timeout(min(max(wait, 0.001), patience)):
                 await self._wake.wait()
@@ -382,7 +382,7 @@ class Writer:
             return
         self._wake.clear()
 
-    async def _expire_quietly(self, patience: float) -> None:
+    async def _try_expire(self, patience: float) -> None:
         """Expires what is due. A store failure has been logged; the caller's loop reloads the store."""
         try:
             await self.expire()
@@ -394,7 +394,7 @@ class Writer:
             await asyncio.sleep(patience)  # a persistent bug must not cause reloads without a pause
 
 
-def _newest(ledger: Ledger, record: Cluster | Reservation) -> Cluster | Reservation | None:
+def _current_record(ledger: Ledger, record: Cluster | Reservation) -> Cluster | Reservation | None:
     if isinstance(record, Cluster):
         return ledger.clusters.get(record.id)
     return ledger.reservations.get(record.id)

@@ -123,14 +123,14 @@ def advertise(
     )
 
 
-def _advertisement_summary(answer: bodies.Published) -> str:
+def _advertisement_summary(answer: bodies.PublishResult) -> str:
     known = answer.advertisement
     free = output.amount_texts(known.resources.available)
     parts = (f"{amount} {resource}" for resource, amount in free.items())
-    text = escapes.line(f"cluster/{known.cluster_id} advertised: {', '.join(parts)}")
+    text = escapes.sanitize_line(f"cluster/{known.cluster_id} advertised: {', '.join(parts)}")
     count = len(answer.provider_instructions)
     return (
-        f"{text} free; {tables.counted(count, 'reservation')} held for others"
+        f"{text} free; {tables.format_count(count, 'reservation')} held for others"
         if count
         else f"{text} free"
     )
@@ -140,7 +140,7 @@ def _own_name(directory: Path) -> str:
     from kubelend.pki import identities
     from kubelend.transports import tls
 
-    return identities.holder(tls.own_certificate(directory)).name
+    return identities.caller_from_certificate(tls.own_certificate(directory)).name
 
 
 def _from_file(path: str) -> bodies.Advertisement:

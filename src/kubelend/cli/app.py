@@ -51,7 +51,7 @@ def broker(settings: BrokerSettings) -> None:
     """
     from kubelend.apps import broker as process
 
-    process.run(settings)
+    process.run_broker(settings)
 
 
 @options.takes(settings=options.agent)
@@ -62,7 +62,7 @@ def agent(settings: AgentSettings) -> None:
     """
     from kubelend.apps import launching
 
-    launching.launch(settings)
+    launching.launch_agent(settings)
 
 
 class Versions(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -95,7 +95,7 @@ def version(
 def _version_text(found: Versions) -> str:
     lines = [f"Client: {found.client}"]
     if found.broker:
-        lines.append(f"Broker: {escapes.line(found.broker)}")
+        lines.append(f"Broker: {escapes.sanitize_line(found.broker)}")
     return "\n".join(lines)
 
 

@@ -19,7 +19,7 @@ from kubelend.core.resources import Resources
 from kubelend.wire import audit_bodies
 
 if TYPE_CHECKING:
-    from kubelend.core.journal import Line
+    from kubelend.core.journal import AuditLine
     from kubelend.stores.opening import AnyStore
 
 
@@ -78,13 +78,13 @@ def _check(store: str) -> StoreReport:
     from kubelend.apps import audits
     from kubelend.core import audit as invariants
 
-    ledger, details, gone = audits.of(store)
+    ledger, details, gone = audits.audit_store(store)
     return StoreReport(
         violations=len(details),
         clusters=len(ledger.clusters),
         reservations=len(ledger.reservations),
         live=sum(found.is_live for found in ledger.reservations.values()),
-        overcommitted=[str(found) for found in invariants.overcommitted(ledger)],
+        overcommitted=[str(found) for found in invariants.overcommitted_clusters(ledger)],
         revision=ledger.revision,
         details=details,
         gone=[str(found) for found in gone],
@@ -92,8 +92,8 @@ def _check(store: str) -> StoreReport:
 
 
 def _report_text(report: StoreReport) -> str:
-    clusters = tables.counted(report.clusters, "cluster")
-    reservations = tables.counted(report.reservations, "reservation")
+    clusters = tables.format_count(report.clusters, "cluster")
+    reservations = tables.format_count(report.reservations, "reservation")
     lines = [
         f"{_report_heading(report.violations)}: {clusters}, {reservations}"
         f" ({report.live} live), revision {report.revision}",
@@ -111,7 +111,7 @@ def _report_heading(violations: int) -> str:
     if not violations:
         return "No violations"
     verb = "is" if violations == 1 else "are"
-    return f"{tables.counted(violations, 'invariant')} {verb} violated"
+    return f"{tables.format_count(violations, 'invariant')} {verb} violated"
 
 
 @options.takes(settings=options.client)
@@ -135,7 +135,7 @@ def audit_log(
     if refused:
         filters["refused"] = "true"
     found = calls.call_broker(
-        settings, lambda client: client.audit.newest(filters, tail), _FILTER_FLAGS
+        settings, lambda client: client.audit.latest(filters, tail), _FILTER_FLAGS
     )
     lines = found[::-1]
     output.show_list(
@@ -193,8 +193,8 @@ def verify_chain(
 def _verify(opened: AnyStore, anchor: tuple[int, str] | None) -> ChainReport:
     from kubelend.core import journal
 
-    start, end = opened.journal_ends()
-    details = list(journal.breaks(_lines(opened, start.number), start, end))
+    start, end = opened.audit_log_bounds()
+    details = list(journal.verify_chain(_lines(opened, start.number), start, end))
     notes: list[str] = []
     if anchor is not None and anchor[0] < start.number:
         notes.append(
@@ -213,8 +213,8 @@ def _verify(opened: AnyStore, anchor: tuple[int, str] | None) -> ChainReport:
     )
 
 
-def _lines(opened: AnyStore, after: int) -> Iterator[Line]:
-    while lines := opened.lines(after, READ_BATCH):
+def _lines(opened: AnyStore, after: int) -> Iterator[AuditLine]:
+    while lines := opened.audit_lines(after, READ_BATCH):
         yield from lines
         after = lines[-1].number
 
@@ -230,9 +230,9 @@ def _parse_anchor(text: str) -> tuple[int, str]:
 
 
 def _anchor_problems(opened: AnyStore, number: int, digest: str) -> Iterator[str]:
-    start, _ = opened.journal_ends()
+    start, _ = opened.audit_log_bounds()
     at = start if number == start.number else None
-    found = at or next((line.head for line in opened.lines(number - 1, 1)), None)
+    found = at or next((line.head for line in opened.audit_lines(number - 1, 1)), None)
     if found is None or found.number != number:
         yield f"line {number} of the anchor is missing"
     elif found.digest.hex() != digest:
@@ -240,9 +240,11 @@ def _anchor_problems(opened: AnyStore, number: int, digest: str) -> Iterator[str
 
 
 def _chain_text(verdict: ChainReport) -> str:
-    counted = tables.counted(verdict.lines, "line")
+    counted = tables.format_count(verdict.lines, "line")
     if verdict.breaks:
-        heading = f"The audit log is broken: {counted}, {tables.counted(verdict.breaks, 'break')}"
+        heading = (
+            f"The audit log is broken: {counted}, {tables.format_count(verdict.breaks, 'break')}"
+        )
     else:
         heading = f"The audit log is intact: {counted}"
     return "\n".join([heading, *verdict.details, *verdict.notes, f"Head: {verdict.head}"])
@@ -258,10 +260,10 @@ def audit_table(
     rows = [_row(line, wide=wide) for line in lines]
     if width is None:
         both = zip(rows, lines, strict=True)
-        return tables.columns(
+        return tables.format_table(
             [*headers, "CHANGE"], [[*row, _line_text(line)] for row, line in both]
         )
-    heading, *shown = tables.columns(headers, rows).splitlines()
+    heading, *shown = tables.format_table(headers, rows).splitlines()
     below = (_wrapped(_line_text(line), width) for line in lines)
     return "\n".join(
         [heading, *(text for pair in zip(shown, below, strict=True) for text in pair if text)]

@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 import typer
 
-from kubelend.apps.settings import ClientSettings, HolderSettings
+from kubelend.apps.settings import CertificateSettings, ClientSettings
 from kubelend.cli import calls, options, output, tables
 from kubelend.cli.output import Format
 from kubelend.core import durations, roles
@@ -27,17 +27,19 @@ from kubelend.pki.passphrases import Passphrase
 if TYPE_CHECKING:
     from cryptography import x509
 
-    from kubelend.pki.holdings import Holding
-    from kubelend.pki.inspection import Inspection
+    from kubelend.pki.holdings import CertificateInfo
+    from kubelend.pki.inspection import AuthorityDirectoryInfo
     from kubelend.pki.profiles import Profile
 
 
 @options.takes(settings=options.holder)
-def show_certificate(format: options.Output = Format.TABLE, *, settings: HolderSettings) -> None:
+def show_certificate(
+    format: options.Output = Format.TABLE, *, settings: CertificateSettings
+) -> None:
     """Show the certificate in --cert-path: holder, validity and trusted authorities."""
     from kubelend.pki import holdings
 
-    found = holdings.inspect(settings.cert_path)
+    found = holdings.inspect_certificate(settings.cert_path)
     output.show(
         found, format, text=lambda: _certificate_text(found), names=[f"certificate/{found.name}"]
     )
@@ -61,8 +63,8 @@ def renew_own_certificate(
     if renewed is not None:
         print(f"renewed {renewal.certificate_summary(settings, renewed)}")
         return
-    found = holdings.inspect(settings.cert_path)
-    moment = tables.moment(found.renew_at, output.now())
+    found = holdings.inspect_certificate(settings.cert_path)
+    moment = tables.format_time(found.renew_at, output.now())
     if found.renew_at > output.now():
         print(f"the certificate in {settings.cert_path} is not due for renewal before {moment}")
         output.note("Next: --force renews it now")
@@ -70,29 +72,30 @@ def renew_own_certificate(
         print(f"another process is renewing the certificate in {settings.cert_path}")
 
 
-def _certificate_text(found: Holding) -> str:
+def _certificate_text(found: CertificateInfo) -> str:
     now = output.now()
     trusted = (
-        (each.subject, tables.moment(each.not_after, now), each.pin) for each in found.authorities
+        (each.subject, tables.format_time(each.not_after, now), each.pin)
+        for each in found.authorities
     )
     return "\n".join(
         [
-            tables.pairs(
+            tables.format_pairs(
                 [
                     ("Name", found.name),
                     ("Role", found.role),
                     ("Subject", found.subject),
-                    ("Valid from", tables.moment(found.not_before, now)),
-                    ("Valid until", tables.moment(found.not_after, now)),
+                    ("Valid from", tables.format_time(found.not_before, now)),
+                    ("Valid until", tables.format_time(found.not_after, now)),
                     ("Days left", str(max(0, (found.not_after - now).days))),
-                    ("Renewed from", tables.moment(found.renew_at, now)),
+                    ("Renewed from", tables.format_time(found.renew_at, now)),
                     ("Signed by", found.issuer),
                     ("Serial", found.serial),
                     ("Files", found.directory),
                 ]
             ),
             "",
-            tables.columns(("TRUSTED", "END", "HASH"), trusted),
+            tables.format_table(("TRUSTED", "END", "HASH"), trusted),
         ]
     )
 
@@ -101,9 +104,9 @@ PassphraseFile = Annotated[
     Path | None,
     typer.Option(
         "--passphrase-file",
-        help=f"File with the passphrase of the authority's key. {passphrases.VARIABLE} can hold it too.",
+        help=f"File with the passphrase of the authority's key. {passphrases.PASSPHRASE_VARIABLE} can hold it too.",
         metavar="FILE",
-        envvar=f"{passphrases.VARIABLE}_FILE",
+        envvar=f"{passphrases.PASSPHRASE_VARIABLE}_FILE",
         show_default=False,
     ),
 ]
@@ -118,7 +121,7 @@ def existing_passphrase(
     """A builder: the passphrase of an existing key, from a file, a variable or the terminal."""
     if passphrase_prompt:
         return Passphrase(_prompt_passphrase("Passphrase of the authority's key: "))
-    return passphrases.find(passphrase_file, os.environ)
+    return passphrases.load_passphrase(passphrase_file, os.environ)
 
 
 def new_passphrase(
@@ -126,7 +129,7 @@ def new_passphrase(
 ) -> Passphrase | None:
     """A builder: the passphrase for a new key; on the terminal it is asked for twice."""
     if not passphrase_prompt:
-        return passphrases.find(passphrase_file, os.environ)
+        return passphrases.load_passphrase(passphrase_file, os.environ)
     first = _prompt_passphrase("New passphrase for the authority's key: ")
     if first != _prompt_passphrase("Repeat the passphrase: "):
         raise InvalidInput("the two passphrases differ")
@@ -135,7 +138,7 @@ def new_passphrase(
 
 def read_passphrase_file(file: Path | None) -> Passphrase | None:
     """The passphrase in a file that a flag names; no variable is read instead."""
-    return passphrases.from_file(file) if file is not None else None
+    return passphrases.passphrase_from_file(file) if file is not None else None
 
 
 def _prompt_passphrase(question: str) -> str:
@@ -191,7 +194,7 @@ def init_authority(
 
     authority = Authority.create(
         name,
-        durations.parse(lifetime),
+        durations.parse_duration(lifetime),
         now=output.now(),
         algorithm=keys.Algorithm(algorithm),
         passphrase=passphrase,
@@ -242,7 +245,7 @@ def issue_certificate(
     from kubelend.pki.authority import Authority
 
     profile = _profile(name, role, [*(dns or []), *(ip or [])], namespace)
-    valid_for = durations.parse(lifetime)
+    valid_for = durations.parse_duration(lifetime)
     credentials = Authority.load(authority, passphrase).issue(
         profile,
         valid_for,
@@ -251,7 +254,7 @@ def issue_certificate(
     )
     directory = out or Path("certs") / quote(name, safe=" @+:,=")
     files.save_credentials(directory, credentials, overwrite=overwrite)
-    end = tables.moment(credentials.certificate.not_valid_after_utc, output.now())
+    end = tables.format_time(credentials.certificate.not_valid_after_utc, output.now())
     print(f"wrote the certificate of {role} {name} to {directory}, valid until {end}")
     output.note(_next_step(role, directory))
 
@@ -287,9 +290,9 @@ def rotate_authority(
         return _finish_rotation(authority, passphrase, yes=yes)
     from kubelend.pki import keys, rotation
 
-    successor = rotation.rotate(
+    successor = rotation.rotate_authority(
         authority,
-        durations.parse(lifetime),
+        durations.parse_duration(lifetime),
         now=output.now(),
         name=name,
         algorithm=keys.Algorithm(algorithm) if algorithm else None,
@@ -317,7 +320,7 @@ def show_authority(
     """Show the authorities in a directory, their hashes, and which one signs."""
     from kubelend.pki import inspection
 
-    found = inspection.inspect(authority, passphrase)
+    found = inspection.inspect_authority(authority, passphrase)
     names = [f"authority/{each.subject}" for each in found.authorities]
     output.show(found, format, text=lambda: _authority_text(found), names=names)
 
@@ -331,7 +334,7 @@ def _finish_rotation(authority: Path, passphrase: Passphrase | None, *, yes: boo
             " from then on",
             hint="add --yes once all certificates are issued by the new one",
         )
-    finished, dropped = rotation.finish(authority, passphrase)
+    finished, dropped = rotation.finish_rotation(authority, passphrase)
     for each in dropped:
         print(
             f"{_authority_name(each)} removed: certificates that it signed are rejected from now on"
@@ -345,16 +348,21 @@ def _finish_rotation(authority: Path, passphrase: Passphrase | None, *, yes: boo
 def _authority_name(certificate: x509.Certificate) -> str:
     from kubelend.pki import pins
 
-    return f"{certificate.subject.rfc4514_string()} ({pins.pin(certificate)})"
+    return f"{certificate.subject.rfc4514_string()} ({pins.ca_pin(certificate)})"
 
 
-def _authority_text(found: Inspection) -> str:
+def _authority_text(found: AuthorityDirectoryInfo) -> str:
     signs = {True: "yes", False: "no", None: "?"}
     rows = [
-        (each.subject, signs[each.signs], tables.moment(each.not_after, output.now()), each.pin)
+        (
+            each.subject,
+            signs[each.signs],
+            tables.format_time(each.not_after, output.now()),
+            each.pin,
+        )
         for each in found.authorities
     ]
-    lines = [tables.columns(("SUBJECT", "SIGNS", "END", "HASH"), rows), ""]
+    lines = [tables.format_table(("SUBJECT", "SIGNS", "END", "HASH"), rows), ""]
     lines.append(f"The key is {'' if found.key_encrypted else 'not '}encrypted.")
     if any(each.signs is None for each in found.authorities):
         lines.append("Its passphrase is needed to tell which authority it belongs to.")
@@ -367,7 +375,7 @@ def _profile(name: str, role: Role, names: list[str], namespace: str) -> Profile
     from kubelend.pki import profiles
 
     if role is Role.BROKER:
-        return profiles.server(namespace=namespace, names=names)
+        return profiles.server_profile(namespace=namespace, names=names)
     if names:
         raise InvalidInput("--dns and --ip are for a broker", hint="add --role broker")
     return client_profile_for("NAME", name, roles.Role(role))
@@ -378,7 +386,7 @@ def client_profile_for(argument: str, name: str, role: roles.Role) -> Profile:
     from kubelend.pki import profiles
 
     try:
-        return profiles.client(name, role)
+        return profiles.client_profile(name, role)
     except InvalidIdentity as error:
         raise InvalidInput(f"{argument}: {error.message}", hint=error.hint) from None
 

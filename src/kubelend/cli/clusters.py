@@ -159,9 +159,11 @@ def _show_drain_plan(name: str, lent: list[bodies.Reservation], format: Format) 
 
 def _drain_plan(name: str, lent: list[bodies.Reservation]) -> str:
     if not lent:
-        return f"Cluster {escapes.line(name)} would be cordoned; it has no reservations."
-    count = tables.counted(len(lent), "reservation")
-    heading = f"Cluster {escapes.line(name)} would be cordoned, and {count} moved or released:"
+        return f"Cluster {escapes.sanitize_line(name)} would be cordoned; it has no reservations."
+    count = tables.format_count(len(lent), "reservation")
+    heading = (
+        f"Cluster {escapes.sanitize_line(name)} would be cordoned, and {count} moved or released:"
+    )
     return f"{heading}\n\n{reservation_views.table(lent, output.now())}"
 
 
@@ -183,8 +185,8 @@ _PARTS = ("capacity", "allocatable", "allocated", "reserved", "available")
 
 def cluster_table(found: list[bodies.Cluster], now: datetime, *, wide: bool = False) -> str:
     if not wide:
-        return tables.columns(CLUSTER_HEADERS, [_cluster_cells(one, now) for one in found])
-    return tables.columns(
+        return tables.format_table(CLUSTER_HEADERS, [_cluster_cells(one, now) for one in found])
+    return tables.format_table(
         WIDE_CLUSTER_HEADERS,
         [(*_cluster_cells(one, now), *_wide_cluster_cells(one, now)) for one in found],
     )
@@ -192,30 +194,30 @@ def cluster_table(found: list[bodies.Cluster], now: datetime, *, wide: bool = Fa
 
 def cluster_details(found: bodies.Cluster, now: datetime) -> str:
     known, status = found.advertisement, found.status
-    facts = tables.pairs(
+    facts = tables.format_pairs(
         [
             ("Name", known.cluster_id),
             ("Status", _status(status)),
             ("Cordon reason", status.cordon_reason),
             ("Message", status.message),
             ("Score", f"{status.score} ({status.rating})"),
-            ("Lends", tables.counted(status.reservations, "reservation")),
+            ("Lends", tables.format_count(status.reservations, "reservation")),
             ("Region", known.region),
             ("Labels", ", ".join(f"{key}={value}" for key, value in known.labels.items())),
             ("Prices", _prices(known.cost)),
             *_policy(status),
             ("Endpoint", known.endpoint_url),
-            ("Last seen", tables.moment(status.last_update_time, now)),
-            ("Valid until", tables.moment(status.valid_until, now)),
-            ("Certificate", tables.moment(status.certificate_until, now)),
+            ("Last seen", tables.format_time(status.last_update_time, now)),
+            ("Valid until", tables.format_time(status.valid_until, now)),
+            ("Certificate", tables.format_time(status.certificate_until, now)),
         ]
     )
     return f"{facts}\n\n{_resource_table(known.resources, status.withheld)}"
 
 
-def drain_summary(found: bodies.Drained, now: datetime) -> str:
+def drain_summary(found: bodies.DrainResult, now: datetime) -> str:
     """The drained cluster, and where its reservations are now."""
-    name = escapes.line(found.cluster.advertisement.cluster_id)
+    name = escapes.sanitize_line(found.cluster.advertisement.cluster_id)
     if not found.reservations:
         return f"cluster/{name} drained; it had no reservations"
     moved = sum(one.status.phase in {"Reserved", "Active"} for one in found.reservations)
@@ -234,7 +236,7 @@ def _cluster_cells(found: bodies.Cluster, now: datetime) -> tuple[str, ...]:
         free.get("gpu", ""),
         status.score,
         str(status.reservations),
-        tables.age(status.last_update_time, now),
+        tables.format_age(status.last_update_time, now),
     )
 
 
@@ -248,7 +250,7 @@ def _wide_cluster_cells(found: bodies.Cluster, now: datetime) -> tuple[str, ...]
         output.short_bytes(free.get("storage", "")),
         known.region,
         _short_price(known.cost),
-        "" if until is None else tables.left(until, now),
+        "" if until is None else tables.format_time_left(until, now),
         known.endpoint_url,
     )
 
@@ -290,4 +292,4 @@ def _resource_table(resources: bodies.Metrics, withheld: dict[str, str]) -> str:
         by_part["withheld"] = withheld
     names = dict.fromkeys(name for texts in by_part.values() for name in texts)
     rows = [(name, *(texts.get(name, "0") for texts in by_part.values())) for name in names]
-    return tables.columns(("RESOURCE", *(part.upper() for part in by_part)), rows)
+    return tables.format_table(("RESOURCE", *(part.upper() for part in by_part)), rows)

@@ -23,7 +23,7 @@ import msgspec
 import typer
 from msgspec.structs import replace
 
-from kubelend.apps.settings import address_problem
+from kubelend.apps.settings import broker_url_problem
 from kubelend.cli import escapes, output, tables
 from kubelend.cli.output import Format
 from kubelend.core import durations
@@ -128,7 +128,7 @@ def save(config: Config) -> None:
         raise InvalidSettings(f"{file.parent} cannot be made: {error.strerror}") from error
     # The target of a link is replaced, not the link: a configuration may be kept elsewhere.
     content = output.yaml(config).encode()
-    keyfiles.write(file.resolve(), content, mode=keyfiles.PRIVATE, overwrite=True)
+    keyfiles.write_atomic(file.resolve(), content, mode=keyfiles.PRIVATE_MODE, overwrite=True)
 
 
 @contextmanager
@@ -138,7 +138,7 @@ def _changing() -> Iterator[None]:
 
     directory = path().resolve().parent
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with keyfiles.locked(directory):
+    with keyfiles.lock_directory(directory):
         yield
 
 
@@ -187,7 +187,7 @@ class _Parser:
         if not values["name"]:
             raise self._error(node, "a context without a name")
         if values["broker_url"]:
-            problem = address_problem(values["broker_url"], "brokerURL")
+            problem = broker_url_problem(values["broker_url"], "brokerURL")
             self._check(fields["brokerURL"], problem)
         if values["timeout"]:
             self._check(fields["timeout"], _duration_problem(values["timeout"]))
@@ -239,7 +239,7 @@ _NULL: Final = "tag:yaml.org,2002:null"
 
 def _duration_problem(text: str) -> str:
     try:
-        is_positive = durations.parse(text).total_seconds() > 0
+        is_positive = durations.parse_duration(text).total_seconds() > 0
     except InvalidDuration as error:
         return f"timeout: {error.message}"
     return "" if is_positive else f"timeout: {text} is not above zero"
@@ -280,7 +280,7 @@ def current_context() -> None:
         raise NotFound(
             f"no current context in {path()}", hint="set one with `kubelend config use-context`"
         )
-    output.print_text(escapes.line(current))
+    output.print_text(escapes.sanitize_line(current))
 
 
 def use_context(name: ContextName) -> None:
@@ -290,7 +290,7 @@ def use_context(name: ContextName) -> None:
         if config.find(name) is None:
             raise _unknown(name)
         save(replace(config, current_context=name))
-    output.print_text(f"Switched to context {escapes.line(name)!r}.")
+    output.print_text(f"Switched to context {escapes.sanitize_line(name)!r}.")
 
 
 def set_context(
@@ -315,7 +315,7 @@ def set_context(
     if bool(name) == current:
         raise InvalidInput("give the name of a context, or --current", hint="one of both")
     for problem in (
-        address_problem(broker_url, "--broker-url") if broker_url else "",
+        broker_url_problem(broker_url, "--broker-url") if broker_url else "",
         f"--{_duration_problem(timeout)}" if timeout and _duration_problem(timeout) else "",
     ):
         if problem:
@@ -333,7 +333,7 @@ def set_context(
         # The first context is the one to use: who has only one need not say so.
         save(Config(config.current_context or wanted, contexts))
     verb = "created" if known is None else "modified"
-    output.print_text(f"Context {escapes.line(wanted)!r} {verb}.")
+    output.print_text(f"Context {escapes.sanitize_line(wanted)!r} {verb}.")
 
 
 def delete_context(name: ContextName) -> None:
@@ -344,7 +344,7 @@ def delete_context(name: ContextName) -> None:
             raise _unknown(name)
         current = "" if config.current_context == name else config.current_context
         save(Config(current, [one for one in config.contexts if one.name != name]))
-    output.print_text(f"Deleted context {escapes.line(name)!r} from {path()}.")
+    output.print_text(f"Deleted context {escapes.sanitize_line(name)!r} from {path()}.")
     if not current:
         output.note("There is no current context now; `kubelend config use-context` sets one.")
 
@@ -359,4 +359,4 @@ def _context_table(config: Config) -> str:
         )
         for one in config.contexts
     ]
-    return tables.columns(HEADERS, rows)
+    return tables.format_table(HEADERS, rows)

@@ -23,14 +23,14 @@ from kubelend.cli.app import LazyCommand
 from kubelend.cli.exit_codes import ExitCode
 from kubelend.core.errors import KubelendError
 from kubelend.wire import codes, crds, docstrings, enrolment, openapi, problems, routes, rules
-from kubelend.wire.route import OF_ANY_PATH, OF_ANY_ROUTE, OF_BODIES, Access, Route
+from kubelend.wire.route import BODY_ERRORS, COMMON_ERRORS, UNROUTED_ERRORS, Access, Route
 
 _CRD_HEADER = "# Made by `make manifests` from the records in src/kubelend/wire. Do not edit.\n"
 
 
 def crd_files(directory: Path) -> dict[Path, str]:
     """Every definition as it is applied, for servers from 1.25 on."""
-    return {directory / name: crd_yaml(document) for name, document in crds.documents().items()}
+    return {directory / name: crd_yaml(document) for name, document in crds.crd_documents().items()}
 
 
 def crd_yaml(document: dict[str, Any]) -> str:
@@ -41,11 +41,11 @@ def crd_yaml(document: dict[str, Any]) -> str:
 
 def crd_fields() -> Iterator[tuple[str, str, list[tuple[str, ...]]]]:
     """Of each kind: its name, what it is, and a row for each field."""
-    for kind in crds.KINDS:
-        root = crds.definition(kind)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    for kind in crds.ALL_KINDS:
+        root = crds.crd(kind)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
         shown = {name: part for name, part in root["properties"].items() if name not in _KUBERNETES}
         rows = list(_rows("", {**root, "properties": shown}))
-        yield f"{kind.kind} ({kind.group})", docstrings.of_class(kind), rows
+        yield f"{kind.kind} ({kind.group})", docstrings.class_docstring(kind), rows
 
 
 _KUBERNETES = frozenset({"apiVersion", "kind", "metadata"})
@@ -170,7 +170,7 @@ def rest_routes() -> str:
         _NOTICE,
         "Every call is made over mutual TLS, and the certificate says who calls. Errors are problem"
         " details (`application/problem+json`) with a stable `code`: [errors.md](errors.md) has all of them."
-        f" Any route may also answer {', '.join(problems.signs(OF_ANY_ROUTE))}."
+        f" Any route may also answer {', '.join(problems.status_and_codes(COMMON_ERRORS))}."
         " Bodies are in [openapi.json](openapi.json).",
         _table(("in the column of a role", "who may"), _WORDS.items()),
         "Refused on every route: whoever has no certificate, or one that has ended, is revoked or comes from"
@@ -272,32 +272,32 @@ def _flag_cells(parameter: Any, context: Any) -> tuple[str, ...]:
 
 
 def _route_cells(route: Route) -> tuple[str, ...]:
-    known = ", ".join(problems.signs(route.named_errors))
+    known = ", ".join(problems.status_and_codes(route.declared_errors))
     return (route.method, f"`{route.path}`", *_WHO[route.access], route.summary, known)
 
 
-def _error_cells(kind: codes.Kind) -> tuple[str, ...]:
-    status, code = problems.signs([kind])[0].split()
-    meaning = _INTERNAL if kind is KubelendError else docstrings.of_class(kind)
+def _error_cells(kind: codes.ErrorClass) -> tuple[str, ...]:
+    status, code = problems.status_and_codes([kind])[0].split()
+    meaning = _INTERNAL if kind is KubelendError else docstrings.class_docstring(kind)
     again = "yes" if kind.retryable else ""
     return (f"`{code}`", status, again, meaning, ", ".join(_senders(kind)) or _NOT_SENT)
 
 
-def _senders(kind: codes.Kind) -> Iterator[str]:
-    if kind in OF_ANY_ROUTE:
+def _senders(kind: codes.ErrorClass) -> Iterator[str]:
+    if kind in COMMON_ERRORS:
         yield "any route"
     else:
-        if kind in OF_ANY_PATH:
+        if kind in UNROUTED_ERRORS:
             yield "any call that no route takes"
-        if kind in OF_BODIES:
+        if kind in BODY_ERRORS:
             yield "any route with a body"
         named = [f"`{route.name}`" for route in routes.ROUTES if kind in route.errors]
         yield from named if len(named) <= _MOST_NAMES else ["many routes"]
-    if kind in enrolment.ERRORS:
+    if kind in enrolment.ENROLMENT_ERRORS:
         yield "joining"
 
 
-_KINDS = tuple(codes.BY_CODE.values())
+_KINDS = tuple(codes.ERRORS_BY_CODE.values())
 _MOST_NAMES = 8
 _INTERNAL = "Something failed that nobody had thought of; the broker's log says what."
 _NOT_SENT = "nobody: commands and agents speak of it"

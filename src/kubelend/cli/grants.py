@@ -15,7 +15,7 @@ from kubelend.cli.output import Format
 from kubelend.core.errors import InvalidInput, InvalidSettings
 
 if TYPE_CHECKING:
-    from kubelend.pki.grants import Grant, PublicKey
+    from kubelend.pki.grants import Grant, Jwk
 
 
 @options.takes(settings=options.client)
@@ -49,8 +49,8 @@ def verify_grant(
     """Verify a grant without a broker: signature, provider and expiry."""
     from kubelend.pki import grants
 
-    text = sys.stdin.read(grants.LONGEST + 1) if grant == "-" else grant
-    found = grants.verify(text, _keys(keys))
+    text = sys.stdin.read(grants.MAX_GRANT_LENGTH + 1) if grant == "-" else grant
+    found = grants.verify_grant(text, _keys(keys))
     found.check(provider=provider, now=output.now())
     if format is Format.TABLE:
         output.print_text(_grant_summary(found))
@@ -62,14 +62,14 @@ def verify_grant(
         )
 
 
-def _keys(path: Path) -> list[PublicKey]:
+def _keys(path: Path) -> list[Jwk]:
     import msgspec
 
     from kubelend.kits import keyfiles
-    from kubelend.pki.grants import KeySet
+    from kubelend.pki.grants import JwkSet
 
     try:
-        return msgspec.json.decode(keyfiles.read(path), type=KeySet).keys
+        return msgspec.json.decode(keyfiles.read_file(path), type=JwkSet).keys
     except msgspec.MsgspecError:
         raise InvalidSettings(
             f"--keys: {path} has no keys", hint="write it with `kubelend grant keys`"
@@ -78,5 +78,7 @@ def _keys(path: Path) -> list[PublicKey]:
 
 def _grant_summary(grant: Grant) -> str:
     amounts = ", ".join(f"{amount} {name}" for name, amount in grant.resources.items())
-    end = tables.moment(datetime.fromtimestamp(grant.exp, UTC), output.now())
-    return escapes.line(f"{grant.sub} may use {amounts} of {grant.aud} for {grant.jti} until {end}")
+    end = tables.format_time(datetime.fromtimestamp(grant.exp, UTC), output.now())
+    return escapes.sanitize_line(
+        f"{grant.sub} may use {amounts} of {grant.aud} for {grant.jti} until {end}"
+    )

@@ -18,8 +18,8 @@ from kubelend.core import durations
 from kubelend.core.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from kubelend.apps.joining import Invitation, Welcome
-    from kubelend.wire.membership_bodies import JoinWaits
+    from kubelend.apps.joining import JoinParameters, JoinOutcome
+    from kubelend.wire.membership_bodies import JoinPending
 
 EnrolmentUrl = Annotated[
     str,
@@ -76,12 +76,12 @@ def join(
                 f"{flag} is required",
                 hint="run the whole command that `kubelend create token` printed",
             )
-    if problem := settings.address_problem(broker, "BROKER"):
+    if problem := settings.broker_url_problem(broker, "BROKER"):
         raise InvalidInput(problem)
     directory = out or Path("certs") / quote(name, safe=" @+:,=")
     invitation = _invitation(broker, token, token_file, ca_hash, name, role)
     welcome = _join(invitation, directory, wait, algorithm)
-    end = tables.moment(welcome.credentials.certificate.not_valid_after_utc, output.now())
+    end = tables.format_time(welcome.credentials.certificate.not_valid_after_utc, output.now())
     print(f"wrote the certificate of {role} {name} to {directory}, valid until {end}")
     address = members.broker_address(broker, welcome.port)
     where = shlex.quote(str(directory))
@@ -92,8 +92,8 @@ def join(
 
 def _invitation(
     broker: str, token: str, token_file: Path | None, ca_hash: str, name: str, role: JoinRole
-) -> Invitation:
-    from kubelend.apps.joining import Invitation
+) -> JoinParameters:
+    from kubelend.apps.joining import JoinParameters
     from kubelend.core import roles
     from kubelend.pki import pins
 
@@ -103,16 +103,18 @@ def _invitation(
             "a token is required", hint="an administrator creates one with `kubelend create token`"
         )
     client_profile_for("--cluster-id", name, roles.Role(role))
-    return Invitation(broker, text, pins.parse(ca_hash), name, roles.Role(role))
+    return JoinParameters(broker, text, pins.parse_ca_pin(ca_hash), name, roles.Role(role))
 
 
-def _join(invitation: Invitation, directory: Path, wait: str, algorithm: Algorithm) -> Welcome:
+def _join(
+    invitation: JoinParameters, directory: Path, wait: str, algorithm: Algorithm
+) -> JoinOutcome:
     import asyncio
 
     from kubelend.apps import joining
     from kubelend.pki import keys
 
-    def on_pending(answer: JoinWaits) -> None:
+    def on_pending(answer: JoinPending) -> None:
         flag = "" if invitation.role == "cluster" else f" --role {invitation.role}"
         output.note(
             f"{invitation.name} waits for approval by an administrator:"
@@ -123,12 +125,12 @@ def _join(invitation: Invitation, directory: Path, wait: str, algorithm: Algorit
         )
 
     return asyncio.run(
-        joining.join(
+        joining.join_broker(
             invitation,
             directory,
-            wait=durations.parse(wait),
+            wait=durations.parse_duration(wait),
             algorithm=keys.Algorithm(algorithm),
-            waits=on_pending,
+            on_pending=on_pending,
         )
     )
 
@@ -138,6 +140,6 @@ def _read_token_file(path: Path) -> str:
 
     if str(path) == "-":
         return sys.stdin.readline().strip()
-    if problem := keyfiles.exposure(path, holds="a token"):
+    if problem := keyfiles.mode_problem(path, content="a token"):
         output.note(f"warning: {problem}")
-    return keyfiles.read(path, hint="write the token to it").decode(errors="replace").strip()
+    return keyfiles.read_file(path, hint="write the token to it").decode(errors="replace").strip()

@@ -38,7 +38,7 @@ from kubelend.core.errors import (
     Unavailable,
 )
 from kubelend.kube import access, kubeconfig, resources, watching
-from kubelend.kube.access import Access
+from kubelend.kube.access import KubeConfig
 from kubelend.kube.client import Client
 from kubelend.wire import bodies, mailboxes
 from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
@@ -72,7 +72,7 @@ class KindBackend(Generic[Kind]):
 
     async def reserve(self, request: bodies.ReservationRequest, key: str) -> bodies.Reservation:
         """Create the object and wait for the decision; delete it if there is none, or if it failed."""
-        kube_bodies.check(request)
+        kube_bodies.check_request(request)
         wanted = self.adapter.build(self._metadata(request, key), request)
         try:
             made = await self._client.create(self.adapter.resource, wanted)
@@ -114,7 +114,7 @@ class KindBackend(Generic[Kind]):
         """All objects, and then each change. Only the first list may fail."""
         scope = self.adapter.resource, self.namespace
         await self._client.list(*scope, labels=self.adapter.labels)
-        changes = watching.follow(
+        changes = watching.list_and_watch(
             self._client, *scope, labels=self.adapter.labels, report=_note_watch_problem
         )
         async with contextlib.aclosing(changes) as stream:
@@ -249,7 +249,7 @@ class KindBackend(Generic[Kind]):
 
     @property
     def _waited(self) -> str:
-        return durations.short(self._timeout)
+        return durations.format_duration_short(self._timeout)
 
 
 def matches_filter(found: bodies.Reservation, phase: str, role: str, cluster: str) -> bool:
@@ -279,9 +279,9 @@ def _note_watch_problem(problem: str) -> None:
 
 DEFAULT: Final = "default"
 
-_ADVERTISEMENTS: Final = resources.of(ClusterAdvertisement)
-_INSTRUCTIONS: Final = resources.of(ProviderInstruction)
-_NAMESPACES: Final = resources.of(mailboxes.Namespace, namespaced=False)
+_ADVERTISEMENTS: Final = resources.resource_for(ClusterAdvertisement)
+_INSTRUCTIONS: Final = resources.resource_for(ProviderInstruction)
+_NAMESPACES: Final = resources.resource_for(mailboxes.Namespace, namespaced=False)
 
 
 @contextlib.asynccontextmanager
@@ -293,13 +293,13 @@ async def open_backend(target: KubeTarget) -> AsyncIterator[KubeBackend]:
             yield KubeBackend(client, target, await _served_kinds(client, found))
 
 
-def kube_config(target: KubeTarget) -> Access:
+def kube_config(target: KubeTarget) -> KubeConfig:
     """Load the client config by kubectl's rules: flags, $KUBECONFIG, home directory, service account."""
     is_named = bool(target.kubeconfig or target.context)
-    is_pod = bool(os.environ.get(access.HOST))
-    if is_pod and not is_named and not any(path.exists() for path in kubeconfig.files()):
-        return access.in_cluster()
-    return access.from_kubeconfig(target.kubeconfig, target.context)
+    is_pod = bool(os.environ.get(access.HOST_VARIABLE))
+    if is_pod and not is_named and not any(path.exists() for path in kubeconfig.kubeconfig_files()):
+        return access.in_cluster_config()
+    return access.config_from_kubeconfig(target.kubeconfig, target.context)
 
 
 class KubeBackend:
@@ -309,7 +309,7 @@ class KubeBackend:
         self._client = client
         self._target = target
         self._kinds = kinds
-        self._namespace = target.namespace or _unless_default(client.access.namespace)
+        self._namespace = target.namespace or _unless_default(client.config.namespace)
         self._opened: KindBackend[Any] | None = None
 
     @property
@@ -405,10 +405,12 @@ class KubeBackend:
                 one = await self._client.find(_NAMESPACES, namespace)
                 found = [] if one is None else [one]
             else:
-                found = (await self._client.list(_NAMESPACES, labels=mailboxes.OWNER)).objects
+                found = (
+                    await self._client.list(_NAMESPACES, labels=mailboxes.CLUSTER_LABEL)
+                ).objects
         except Forbidden:
             return {}
-        return {one.metadata.name: one.owner for one in found if one.owner}
+        return {one.metadata.name: one.cluster_id for one in found if one.cluster_id}
 
     async def _broker_namespace(self) -> str:
         """The one namespace in which there is a broker; empty if there is none."""
@@ -451,7 +453,7 @@ class _Kinds(msgspec.Struct):
     resources: list[_Kind]
 
 
-async def _served_kinds(client: Client, found: Access) -> frozenset[type[Object]]:
+async def _served_kinds(client: Client, found: KubeConfig) -> frozenset[type[Object]]:
     """Which of our kinds the API server serves; every authenticated user may ask that."""
     wanted = (ResourceRequest, Reservation, ClusterAdvertisement)
     groups = {kind.group: f"/apis/{kind.group}/{kind.version}" for kind in wanted}

@@ -18,10 +18,10 @@ from kubelend.core import durations
 from kubelend.core.errors import NotFound
 
 if TYPE_CHECKING:
-    from kubelend.demo.telling import Teller
-    from kubelend.lab.health import Health, Part
+    from kubelend.demo.telling import ProgressDisplay
+    from kubelend.lab.health import ComponentStatus, LabHealth
     from kubelend.lab.messages import Message
-    from kubelend.lab.records import Home, Record
+    from kubelend.lab.records import LabDirectory, LabState
     from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
 
 NEXT_HINT = "See `kubelend dev lab status`; `kubelend dev lab down` stops them."
@@ -38,12 +38,12 @@ _ADVERTISEMENT_HEADERS = (
 _RESERVATION_HEADERS = ("RESERVATION", "PHASE", "TARGET", "CPU", "MEMORY")
 
 
-def health_text(found: Health) -> str:
+def health_text(found: LabHealth) -> str:
     """Three tables; an empty one is a sentence."""
     return "\n\n".join(
         (
-            tables.columns(
-                ("COMPONENT", "STATE", "LOG"), [_component_cells(one) for one in found.parts]
+            tables.format_table(
+                ("COMPONENT", "STATE", "LOG"), [_component_cells(one) for one in found.components]
             ),
             _table(
                 _ADVERTISEMENT_HEADERS,
@@ -59,7 +59,7 @@ def health_text(found: Health) -> str:
     )
 
 
-def next_commands(home: Home, record: Record) -> list[str]:
+def next_commands(home: LabDirectory, record: LabState) -> list[str]:
     """Commands to try, in this order."""
     kubectl = _short(record.kubectl, "kubectl")
     kubelend = _short(sys.argv[0], "kubelend")
@@ -85,22 +85,22 @@ def next_commands(home: Home, record: Record) -> list[str]:
     ]
 
 
-def _directory(home: Home) -> list[str]:
+def _directory(home: LabDirectory) -> list[str]:
     """The variable for the directory, if it is not the default one."""
     from kubelend.lab import records
 
-    if home.directory == records.usual().absolute():
+    if home.directory == records.default_directory().absolute():
         return []
-    return [f"export {records.VARIABLE}={shlex.quote(str(home.directory))}"]
+    return [f"export {records.DIRECTORY_VARIABLE}={shlex.quote(str(home.directory))}"]
 
 
 def _table(headers: tuple[str, ...], rows: Iterable[tuple[str, ...]], otherwise: str) -> str:
     cells = list(rows)
-    return tables.columns(headers, cells) if cells else otherwise
+    return tables.format_table(headers, cells) if cells else otherwise
 
 
-def _component_cells(part: Part) -> tuple[str, ...]:
-    return part.name, part.state if part.is_well else "NotReady", part.place
+def _component_cells(part: ComponentStatus) -> tuple[str, ...]:
+    return part.name, part.state if part.is_ready else "NotReady", part.location
 
 
 def _advertisement_cells(found: ClusterAdvertisement) -> tuple[str, ...]:
@@ -159,11 +159,11 @@ def up(
 
     home = _lab_directory(directory)
     with _progress_printer() as teller:
-        started = starting.start(home, _on_message(teller), uses_kind=kind)
+        started = starting.start_lab(home, _on_message(teller), uses_kind=kind)
         if started is None:
             print("They are running or starting already.", NEXT_HINT, sep="\n")
             return
-        teller.advice("Everything is running. To try:", next_commands(home, started))
+        teller.show_commands("Everything is running. To try:", next_commands(home, started))
 
 
 def walkthrough(
@@ -181,8 +181,8 @@ def walkthrough(
 
     from kubelend.lab import walk as walking
 
-    patience = durations.parse(timeout)
-    asyncio.run(walking.walk(_running(_lab_directory(directory)), _step, patience))
+    patience = durations.parse_duration(timeout)
+    asyncio.run(walking.run_walkthrough(_running(_lab_directory(directory)), _step, patience))
     print("Every step was observed on the API servers.")
 
 
@@ -196,10 +196,10 @@ def status(*, directory: Directory = None) -> None:
     from kubelend.lab import health
 
     home = _lab_directory(directory)
-    record = home.find()
+    record = home.read_state()
     if record is None:
         raise NotFound("no clusters were started", hint="`kubelend dev lab up` starts them")
-    found = asyncio.run(health.look(home, record))
+    found = asyncio.run(health.check_health(home, record))
     print(health_text(found), f"Logs and kubeconfigs are in {home.directory}", sep="\n\n")
     _report_health(found)
 
@@ -209,42 +209,42 @@ def down(*, directory: Directory = None) -> None:
     from kubelend.lab import ending
 
     home = _lab_directory(directory)
-    was_there = ending.stop(home)
+    was_there = ending.stop_lab(home)
     print(f"Stopped, and deleted {home.directory}." if was_there else "Nothing was running.")
 
 
-def _lab_directory(directory: Path | None) -> Home:
+def _lab_directory(directory: Path | None) -> LabDirectory:
     from kubelend.lab import records
 
-    return records.Home(directory or records.usual())
+    return records.LabDirectory(directory or records.default_directory())
 
 
-def _running(home: Home) -> Record:
-    record = home.find()
+def _running(home: LabDirectory) -> LabState:
+    record = home.read_state()
     if record is None or not record.is_ready or not home.is_locked():
         raise NotFound("no clusters are running", hint="`kubelend dev lab up` starts them")
     return record
 
 
 @contextmanager
-def _progress_printer() -> Iterator[Teller]:
+def _progress_printer() -> Iterator[ProgressDisplay]:
     from kubelend.demo import screen
 
-    with screen.teller() as teller:
+    with screen.open_display() as teller:
         yield teller
 
 
-def _on_message(teller: Teller) -> Callable[[Message], None]:
-    from kubelend.lab.messages import Begun, Done
+def _on_message(teller: ProgressDisplay) -> Callable[[Message], None]:
+    from kubelend.lab.messages import StepFinished, StepStarted
 
     number = 0
 
     def hear(message: Message) -> None:
         nonlocal number
-        if isinstance(message, Begun):
+        if isinstance(message, StepStarted):
             number += 1
             teller.begin(number, message.title)
-        elif isinstance(message, Done):
+        elif isinstance(message, StepFinished):
             teller.step(number, message.title, message.seconds, message.lines)
 
     return hear
@@ -253,10 +253,10 @@ def _on_message(teller: Teller) -> Callable[[Message], None]:
 def _step(title: str, seconds: float) -> None:
     from kubelend.demo import telling
 
-    print(telling.timed(title, seconds), flush=True)
+    print(telling.title_line(title, seconds), flush=True)
 
 
-def _report_health(found: Health) -> None:
+def _report_health(found: LabHealth) -> None:
     if not found.problems:
         output.note("All components are ready.")
         return

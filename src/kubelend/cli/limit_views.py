@@ -33,7 +33,7 @@ NAMES = Limits(
 def policy_text(found: limit_bodies.PolicyStatus, width: int | None) -> str:
     """What admins have set, what the cluster advertises, and what is in effect."""
     if found.effective is None:
-        name = escapes.line(found.cluster_id)
+        name = escapes.sanitize_line(found.cluster_id)
         return f"{name} has no lending policy: it lends all free resources, to everyone and at any time"
     given = (
         _set_limits(found.admin),
@@ -41,13 +41,13 @@ def policy_text(found: limit_bodies.PolicyStatus, width: int | None) -> str:
         effective_limits(found.effective),
     )
     rows = [row for row in zip(NAMES, *given, strict=True) if row[-1]]
-    return tables.columns(POLICY_HEADERS, rows, width=width)
+    return tables.format_table(POLICY_HEADERS, rows, width=width)
 
 
 def policy_table(found: list[limit_bodies.PolicyStatus], width: int | None) -> str:
     """A line for each policy in effect."""
     rows = [(one.cluster_id, _policy_line(one)) for one in found]
-    return tables.columns(POLICY_LIST_HEADERS, rows, width=width)
+    return tables.format_table(POLICY_LIST_HEADERS, rows, width=width)
 
 
 def _policy_line(found: limit_bodies.PolicyStatus) -> str:
@@ -77,7 +77,7 @@ def limit_amounts(texts: Mapping[str, str | int]) -> str:
 def quota_text(found: limit_bodies.QuotaStatus) -> str:
     """All of one quota."""
     limits, used = found.quota, found.used
-    facts = tables.pairs(
+    facts = tables.format_pairs(
         [
             ("Cluster", found.cluster_id),
             ("Reservations", _count(found)),
@@ -96,11 +96,11 @@ def quota_text(found: limit_bodies.QuotaStatus) -> str:
     ]
     if not rows:
         return facts
-    return f"{facts}\n\n{tables.columns(('RESOURCE', 'USED', 'PENDING', 'LIMIT'), rows)}"
+    return f"{facts}\n\n{tables.format_table(('RESOURCE', 'USED', 'PENDING', 'LIMIT'), rows)}"
 
 
 def quota_table(found: list[limit_bodies.QuotaStatus]) -> str:
-    return tables.columns(QUOTA_HEADERS, [_cells(one) for one in found])
+    return tables.format_table(QUOTA_HEADERS, [_cells(one) for one in found])
 
 
 def _cells(found: limit_bodies.QuotaStatus) -> tuple[str, ...]:

@@ -138,7 +138,7 @@ def _usage(error: typer.TyperException) -> str:
 
 def _trace(state: app.GlobalFlags) -> None:
     if state.debug:
-        print(escapes.lines(traceback.format_exc()), end="", file=sys.stderr)
+        print(escapes.sanitize_lines(traceback.format_exc()), end="", file=sys.stderr)
 
 
 def _lost(loss: OutputLost) -> ExitCode:

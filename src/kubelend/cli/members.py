@@ -142,7 +142,7 @@ def approve(
     """Approve a join request, or lift a revocation."""
     found = calls.call_broker(
         settings,
-        lambda client: client.members.accept(who.role, who.name, key, keep_old=keep_old),
+        lambda client: client.members.approve(who.role, who.name, key, keep_old=keep_old),
         {"key": "--key"},
     )
     output.show(
@@ -157,7 +157,7 @@ def approve(
 @options.takes(who=member, settings=options.client)
 def deny(who: MemberReference, *, settings: ClientSettings) -> None:
     """Deny a join request."""
-    calls.call_broker(settings, lambda client: client.members.reject(who.role, who.name))
+    calls.call_broker(settings, lambda client: client.members.deny(who.role, who.name))
     output.print_text(f"{who} denied")
 
 
@@ -269,7 +269,7 @@ def _revocation_plan(settings: ClientSettings, who: MemberReference, *, release:
 def _ending(what: str, found: list[reservation_bodies.Reservation]) -> str:
     if not found:
         return f"No reservations are {what}."
-    count = tables.counted(len(found), "reservation")
+    count = tables.format_count(len(found), "reservation")
     verb = "is" if len(found) == 1 else "are"
     return f"{count} {verb} {what}:\n{reservation_views.table(found, output.now())}"
 
@@ -394,7 +394,7 @@ def _find_token(settings: ClientSettings, token: str) -> bodies.Token:
 
 def _token_note(made: bodies.NewToken) -> str:
     uses = "once" if made.uses == 1 else f"{made.uses} times"
-    text = f"Valid {uses}, until {tables.moment(made.expires_at, output.now())}."
+    text = f"Valid {uses}, until {tables.format_time(made.expires_at, output.now())}."
     if made.name:
         return f"{text} Run it where {made.name} is."
     return f"{text} Insert the name; who joins with it waits for `kubelend approve NAME`."
@@ -428,10 +428,10 @@ def create_cluster_namespace(
 
     An agent with --broker-transport=kubernetes reaches the broker through it.
     """
-    mailboxes.check_owner(cluster_id)
+    mailboxes.check_cluster_label(cluster_id)
     place = namespace or f"mailbox-{cluster_id.lower()}"
-    names.parse(f"{place}/any")
-    documents = mailbox_manifests.documents(cluster_id, place, user=user)
+    names.parse_object_key(f"{place}/any")
+    documents = mailbox_manifests.cluster_namespace_manifests(cluster_id, place, user=user)
     print("---\n".join(map(output.yaml, documents)), end="")
 
 
@@ -450,20 +450,20 @@ WIDE_MEMBER_HEADERS: Final = (
 
 
 def token_table(found: list[bodies.Token], now: datetime) -> str:
-    return tables.columns(TOKEN_HEADERS, [_token_cells(one, now) for one in found])
+    return tables.format_table(TOKEN_HEADERS, [_token_cells(one, now) for one in found])
 
 
 def token_details(found: bodies.Token, now: datetime) -> str:
-    return tables.pairs(
+    return tables.format_pairs(
         [
             ("ID", found.id),
             ("State", found.state),
             ("Role", found.role),
             ("Name", found.name),
             ("Uses left", str(found.uses_left)),
-            ("Created", tables.moment(found.created_at, now)),
+            ("Created", tables.format_time(found.created_at, now)),
             ("Created by", found.created_by),
-            ("Expires", tables.moment(found.expires_at, now)),
+            ("Expires", tables.format_time(found.expires_at, now)),
         ]
     )
 
@@ -471,27 +471,27 @@ def token_details(found: bodies.Token, now: datetime) -> str:
 def member_table(found: list[bodies.Member], now: datetime, *, wide: bool = False) -> str:
     """Whole hashes only where they are compared: for pending requests."""
     if not wide:
-        return tables.columns(MEMBER_HEADERS, [_member_cells(one, now) for one in found])
+        return tables.format_table(MEMBER_HEADERS, [_member_cells(one, now) for one in found])
     rows = [(*_member_cells(one, now), *_wide_member_cells(one)) for one in found]
-    return tables.columns(WIDE_MEMBER_HEADERS, rows)
+    return tables.format_table(WIDE_MEMBER_HEADERS, rows)
 
 
 def member_details(found: bodies.Member, now: datetime) -> str:
     known = found.certificate
-    return tables.pairs(
+    return tables.format_pairs(
         [
             ("Name", found.name),
             ("Role", found.role),
             ("Status", found.standing),
-            ("Requested", tables.moment(found.asked_at, now)),
+            ("Requested", tables.format_time(found.asked_at, now)),
             ("Pending key", found.asks),
             ("Token", found.token),
-            ("Decided", tables.moment(found.decided_at, now)),
+            ("Decided", tables.format_time(found.decided_at, now)),
             ("Decided by", found.decided_by),
-            ("Revoked", tables.moment(found.revoked_at, now)),
+            ("Revoked", tables.format_time(found.revoked_at, now)),
             ("Reason", found.reason),
             ("Certificate", "" if known is None else known.serial),
-            ("Valid until", "" if known is None else tables.moment(known.ends_at, now)),
+            ("Valid until", "" if known is None else tables.format_time(known.ends_at, now)),
             ("Authority", "" if known is None else known.authority),
         ]
     )
@@ -507,7 +507,7 @@ def join_command(made: bodies.NewToken, broker: str, address: str = "") -> str:
     parts += [] if is_cluster else ["--role", made.role]
     command = shlex.join([*parts, "--out", f"certs/{quote(name, safe=' @+:,=')}"])
     # Not as a flag: every user of the machine could see that in the list of processes.
-    return escapes.line(f"KUBELEND_TOKEN={shlex.quote(made.token)} {command}")
+    return escapes.sanitize_line(f"KUBELEND_TOKEN={shlex.quote(made.token)} {command}")
 
 
 def broker_address(enrolment: str, port: int) -> str:
@@ -516,35 +516,37 @@ def broker_address(enrolment: str, port: int) -> str:
 
 
 def approval_summary(member: bodies.Member, now: datetime) -> str:
-    text = escapes.line(f"{_member_reference(member)} approved")
+    text = escapes.sanitize_line(f"{_member_reference(member)} approved")
     if member.revoked_at is None:
         return text
-    since = tables.moment(member.revoked_at, now)
+    since = tables.format_time(member.revoked_at, now)
     return f"{text}; certificates from before {since} stay revoked"
 
 
 def revocation_summary(done: bodies.Revocation, *, release: bool) -> str:
-    text = escapes.line(f"{_member_reference(done.member)} revoked")
+    text = escapes.sanitize_line(f"{_member_reference(done.member)} revoked")
     if done.member.role != "cluster":
         return text + _deleted_tokens(done.tokens)
     if not release:
         return f"{text}; its reservations stay until they end, or until --release"
-    borrowed = tables.counted(len(done.released), "borrowed reservation")
-    lent = tables.counted(len(done.drained), "lent reservation")
+    borrowed = tables.format_count(len(done.released), "borrowed reservation")
+    lent = tables.format_count(len(done.drained), "lent reservation")
     return f"{text}; {borrowed} released, {lent} moved or released"
 
 
 def deletion_summary(who: str, left: bodies.Removal, now: datetime) -> str:
-    text = escapes.line(f"{who} deleted")
+    text = escapes.sanitize_line(f"{who} deleted")
     if left.refused:
-        until = tables.moment(left.refused_until, now)
+        until = tables.format_time(left.refused_until, now)
         rest = f"until the last one ends, {until}" if until else "until it is approved again"
         text = f"{text}; its certificates stay revoked {rest}"
     return text + _deleted_tokens(left.tokens)
 
 
 def _deleted_tokens(tokens: list[str]) -> str:
-    return f"; {tables.counted(len(tokens), 'token')} that it created deleted" if tokens else ""
+    return (
+        f"; {tables.format_count(len(tokens), 'token')} that it created deleted" if tokens else ""
+    )
 
 
 def _member_reference(found: bodies.Member) -> str:
@@ -558,7 +560,7 @@ def _token_cells(token: bodies.Token, now: datetime) -> tuple[str, ...]:
         token.role,
         token.name,
         str(token.uses_left),
-        tables.moment(token.expires_at, now),
+        tables.format_time(token.expires_at, now),
         token.created_by,
     )
 
@@ -570,8 +572,8 @@ def _member_cells(member: bodies.Member, now: datetime) -> tuple[str, ...]:
         member.role,
         member.name,
         member.standing,
-        tables.age(since or member.asked_at, now),
-        "" if known is None else tables.left(known.ends_at, now),
+        tables.format_age(since or member.asked_at, now),
+        "" if known is None else tables.format_time_left(known.ends_at, now),
         member.asks,
     )
 

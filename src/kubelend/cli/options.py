@@ -31,7 +31,7 @@ import typer
 from kubelend.apps import flags
 from kubelend.apps.agent_settings import AgentSettings
 from kubelend.apps.flags import Flag, Settings
-from kubelend.apps.settings import BrokerSettings, ClientSettings, HolderSettings
+from kubelend.apps.settings import BrokerSettings, CertificateSettings, ClientSettings
 from kubelend.cli import config
 from kubelend.cli.output import Format
 from kubelend.core.errors import InvalidInput, InvalidSettings
@@ -146,9 +146,9 @@ def settings_reader(record: type[Settings]) -> Builder:
     """A builder for a record of settings: one flag for each attribute."""
 
     def read(**values: str | bool | None) -> Settings:
-        return flags.parse(record, _texts(values))
+        return flags.parse_settings(record, _texts(values))
 
-    return _with_parameters(read, [_parameter(flag) for flag in flags.of(record)])
+    return _with_parameters(read, [_parameter(flag) for flag in flags.flags_of(record)])
 
 
 # -- a broker
@@ -172,12 +172,12 @@ def _client(call: typer.Context, **values: Any) -> ClientSettings:
             "--context: this command calls the broker, and kubectl's contexts do not name one",
             hint="give --broker-url and --cert-path, or use `kubelend --context`",
         )
-    return flags.parse(ClientSettings, _with_context(call, values, context))
+    return flags.parse_settings(ClientSettings, _with_context(call, values, context))
 
 
-def _holder(call: typer.Context, context: str, cert_path: str | None) -> HolderSettings:
+def _holder(call: typer.Context, context: str, cert_path: str | None) -> CertificateSettings:
     values = _with_context(call, {"cert_path": cert_path}, context)
-    return flags.parse(HolderSettings, values)
+    return flags.parse_settings(CertificateSettings, values)
 
 
 def _named_broker(call: typer.Context, **values: Any) -> ClientSettings | None:
@@ -302,7 +302,9 @@ def _target(call: typer.Context, **values: Any) -> Target:
     if not uses_kube_target(cluster, naming, program):
         return _client(call, **values)
     # The same limits hold for a cluster, which needs no certificate.
-    known = flags.parse(ClientSettings, {"timeout": values["timeout"], "cert_path": "none"})
+    known = flags.parse_settings(
+        ClientSettings, {"timeout": values["timeout"], "cert_path": "none"}
+    )
     return msgspec.structs.replace(cluster, timeout=known.timeout)
 
 
@@ -354,7 +356,7 @@ def _normalize_switch(argument: str) -> str:
 _GO_SWITCHES = "|".join(
     flag.name
     for record in (BrokerSettings, AgentSettings)
-    for flag in flags.of(record)
+    for flag in flags.flags_of(record)
     if flag.is_switch
 )
 _GO_SWITCH = re.compile(rf"(?:{_GO_SWITCHES})=(?:(?P<yes>1|t|true)|0|f|false)", re.IGNORECASE)
@@ -425,7 +427,7 @@ _KUBE_FLAGS: Final = {
 def _flags_of(record: type[Settings], needed: str = "Required.") -> list[inspect.Parameter]:
     return [
         _keyword("call", typer.Context),
-        *(_parameter(flag, needed) for flag in flags.of(record)),
+        *(_parameter(flag, needed) for flag in flags.flags_of(record)),
         _keyword("context", ContextName, default=""),
     ]
 
@@ -437,7 +439,9 @@ _CLIENT_FLAGS: Final = [
 broker = settings_reader(BrokerSettings)
 agent = settings_reader(AgentSettings)
 client = _with_parameters(_client, _CLIENT_FLAGS)
-holder = _with_parameters(_holder, _flags_of(HolderSettings, "Required, unless a context has it."))
+holder = _with_parameters(
+    _holder, _flags_of(CertificateSettings, "Required, unless a context has it.")
+)
 named_broker = _with_parameters(_named_broker, _CLIENT_FLAGS)
 target = _with_parameters(
     _target,

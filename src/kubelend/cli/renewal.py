@@ -27,7 +27,7 @@ async def renew_if_due(settings: ClientSettings, client: BrokerClient) -> None:
     """Renew the certificate if it is due. Errors are ignored: the next command tries again."""
     try:
         # Checked first: importing what renews takes longer than this whole check.
-        if lifetimes.renew_at(tls.own_certificate(settings.cert_path)) > output.now():
+        if lifetimes.renewal_time(tls.own_certificate(settings.cert_path)) > output.now():
             return
         async with asyncio.timeout(RENEWAL_TIMEOUT):
             renewed = await renew_certificate(settings, client)
@@ -43,11 +43,11 @@ async def renew_certificate(
     """The new certificate; None if it is not due, or another process is renewing it."""
     from kubelend.apps import renewal
 
-    renewer = renewal.by_client(client, settings.broker_url, settings.cert_path, settings.timeout)
+    renewer = renewal.renewer_for(client, settings.broker_url, settings.cert_path, settings.timeout)
     renewed = await renewer.renew(output.now(), force=force)
     return None if renewed is None else renewed.certificate
 
 
 def certificate_summary(settings: ClientSettings, certificate: x509.Certificate) -> str:
-    end = tables.moment(certificate.not_valid_after_utc, output.now())
+    end = tables.format_time(certificate.not_valid_after_utc, output.now())
     return f"the certificate in {settings.cert_path}, valid until {end}"

@@ -139,7 +139,7 @@ def request_from_flags(
         policy=policy,
         weights=_weights(weight),
         target_cluster_id=cluster,
-        constraints=bodies.ConstraintsBody(
+        constraints=bodies.Constraints(
             labels=parse_pairs("--label", label),
             region=region,
             exclude=exclude or [],

@@ -25,8 +25,8 @@ WIDE_ROW_WIDTHS = (*ROW_WIDTHS, 5, 16, 3, 7, 8, 12, 6)
 
 def table(found: list[bodies.Reservation], now: datetime, *, wide: bool = False) -> str:
     if not wide:
-        return tables.columns(HEADERS, [cells(one, now) for one in found])
-    return tables.columns(WIDE_HEADERS, [wide_cells(one, now) for one in found])
+        return tables.format_table(HEADERS, [cells(one, now) for one in found])
+    return tables.format_table(WIDE_HEADERS, [wide_cells(one, now) for one in found])
 
 
 def reference(found: bodies.Reservation) -> str:
@@ -45,7 +45,7 @@ def cells(found: bodies.Reservation, now: datetime) -> tuple[str, ...]:
         found.target_cluster_id,
         str(wanted.cpu),
         str(wanted.memory),
-        tables.age(found.created_at, now),
+        tables.format_age(found.created_at, now),
     )
 
 
@@ -57,16 +57,16 @@ def summary(found: bodies.Reservation, now: datetime) -> str:
     """The state of a reservation in one line."""
     status = found.status
     if status.finished_at is None and status.expires_at is not None:
-        left = tables.span(status.expires_at - now)
+        left = tables.format_span(status.expires_at - now)
         text = f"{found.id} is {status.phase} on {found.target_cluster_id} for {left}"
     else:
         text = f"{found.id} is {status.phase}: {status.message or status.reason}"
-    return escapes.line(text)
+    return escapes.sanitize_line(text)
 
 
 def details(found: bodies.Reservation, now: datetime) -> str:
     status = found.status
-    return tables.pairs(
+    return tables.format_pairs(
         [
             ("Name", found.id),
             ("Reservation", getattr(found, "reservation_name", "")),
@@ -79,13 +79,13 @@ def details(found: bodies.Reservation, now: datetime) -> str:
             ("Cost", _cost(found, " per hour")),
             ("Priority", str(found.priority)),
             ("Duration", found.duration),
-            ("Created", tables.moment(found.created_at, now)),
-            ("Pending until", tables.moment(status.wait_until, now)),
-            ("Reserved", tables.moment(status.reserved_at, now)),
-            ("Acknowledged", tables.moment(status.acknowledged_at, now)),
-            ("Activated", tables.moment(status.activated_at, now)),
-            ("Expires", tables.moment(status.expires_at, now)),
-            ("Finished", tables.moment(status.finished_at, now)),
+            ("Created", tables.format_time(found.created_at, now)),
+            ("Pending until", tables.format_time(status.wait_until, now)),
+            ("Reserved", tables.format_time(status.reserved_at, now)),
+            ("Acknowledged", tables.format_time(status.acknowledged_at, now)),
+            ("Activated", tables.format_time(status.activated_at, now)),
+            ("Expires", tables.format_time(status.expires_at, now)),
+            ("Finished", tables.format_time(status.finished_at, now)),
         ]
     )
 
@@ -93,7 +93,7 @@ def details(found: bodies.Reservation, now: datetime) -> str:
 def _more(found: bodies.Reservation, now: datetime) -> tuple[str, ...]:
     wanted, status = found.requested_resources, found.status
     is_live = status.finished_at is None and status.expires_at is not None
-    left = tables.span(status.expires_at - now) if is_live and status.expires_at else ""
+    left = tables.format_span(status.expires_at - now) if is_live and status.expires_at else ""
     return (
         left,
         found.requester_id,

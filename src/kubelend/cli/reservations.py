@@ -419,7 +419,9 @@ async def reserve_and_wait(
         return found
     try:
         with _progress(f"{found.id} is pending, waiting for capacity; Ctrl-C leaves it pending"):
-            return await _wait_until_decided(backend, found, durations.parse(request.wait or "0s"))
+            return await _wait_until_decided(
+                backend, found, durations.parse_duration(request.wait or "0s")
+            )
     except NotFound:
         raise
     except asyncio.CancelledError:
@@ -449,7 +451,7 @@ async def _wait_until_decided(
 
 def _still_pending(found: bodies.Reservation, request: bodies.ReservationRequest) -> str:
     """Only the broker knows exactly until when; if it did not say so, there is what was requested."""
-    until = tables.moment(found.status.wait_until, output.now())
+    until = tables.format_time(found.status.wait_until, output.now())
     end = f"until {until}" if until else f"for at most {request.wait}"
     return f"{found.id} stays pending {end}, or until you release it"
 
@@ -464,7 +466,7 @@ def _progress(text: str) -> Iterator[None]:
     from rich.console import Console
     from rich.text import Text
 
-    with Console(stderr=True, highlight=False).status(Text(escapes.line(text))):
+    with Console(stderr=True, highlight=False).status(Text(escapes.sanitize_line(text))):
         yield
 
 
@@ -490,7 +492,7 @@ def _print_change(found: bodies.Reservation, format: Format) -> None:
     elif format is Format.YAML:
         print("---\n" + output.yaml(output.typed("Reservation", found)), end="", flush=True)
     elif format is Format.NAME:
-        print(escapes.line(reference(found)), flush=True)
+        print(escapes.sanitize_line(reference(found)), flush=True)
     elif format is Format.WIDE:
         _print_row(reservation_views.wide_cells(found, output.now()), format)
     else:
@@ -507,7 +509,7 @@ def _print_headers(format: Format) -> None:
 def _print_row(cells: tuple[str, ...], format: Format) -> None:
     is_wide = format is Format.WIDE
     widths = reservation_views.WIDE_ROW_WIDTHS if is_wide else reservation_views.ROW_WIDTHS
-    print(tables.row(cells, widths), flush=True)
+    print(tables.format_row(cells, widths), flush=True)
 
 
 # -- explanations
@@ -518,7 +520,9 @@ EXPLANATION_HEADERS: Final = ("CLUSTER", "FITS", "SCORE", "PRICE", "REASONS AND 
 def _plan(request: bodies.ReservationRequest, target: Target) -> bodies.Explanation:
     if isinstance(target, KubeTarget):
         raise InvalidInput("--dry-run needs the broker", hint="give --broker-url and --cert-path")
-    return calls.call_broker(target, lambda client: client.plan(request), request_flags.FIELDS)
+    return calls.call_broker(
+        target, lambda client: client.reserve_dry_run(request), request_flags.FIELDS
+    )
 
 
 def _check_explain_arguments(name: str, request: bodies.ReservationRequest | None) -> None:
@@ -548,13 +552,13 @@ def _show_explanation(found: bodies.Explanation, format: Format) -> None:
 def explanation_text(found: bodies.Explanation, width: int | None) -> str:
     """The summary, the clusters, and the nearest suggestion if none fits."""
     parts = [
-        escapes.line(found.summary),
+        escapes.sanitize_line(found.summary),
         *(_filled(f"Quota: {text}.", width) for text in found.quota),
     ]
     shown = len(found.candidates)
     if shown:
         rows = [_candidate_cells(one) for one in found.candidates]
-        parts.append(tables.columns(EXPLANATION_HEADERS, rows, width=width))
+        parts.append(tables.format_table(EXPLANATION_HEADERS, rows, width=width))
     if found.total > shown > 0:
         more = "; --limit shows more" if shown < _MAX_CANDIDATES else ""
         parts.append(f"Shown {shown} of {found.total}{more}.")
@@ -568,7 +572,7 @@ _MAX_CANDIDATES: Final = 100
 
 
 def _filled(text: str, width: int | None) -> str:
-    text = escapes.line(text)
+    text = escapes.sanitize_line(text)
     return text if width is None else textwrap.fill(text, width)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kubelend.core.errors import BrokerUnreachable
 
 
-def closed() -> BrokerUnreachable:
+def closed_error() -> BrokerUnreachable:
     """For calls after `close`, or during it.
 
     Retryable, because the broker has rejected nothing: a stopping agent must not mark requests as

@@ -12,10 +12,10 @@ import importlib
 from collections.abc import Awaitable, Callable
 
 from kubelend.agent.ports import BrokerCommunicator
-from kubelend.communicators.options import Options
+from kubelend.communicators.options import CommunicatorOptions
 from kubelend.core.errors import InvalidSettings
 
-Connect = Callable[[Options], Awaitable[BrokerCommunicator]]
+Connect = Callable[[CommunicatorOptions], Awaitable[BrokerCommunicator]]
 
 TRANSPORTS = {
     "http": "kubelend.communicators.http",
@@ -23,7 +23,7 @@ TRANSPORTS = {
 }
 
 
-async def open_communicator(name: str, options: Options) -> BrokerCommunicator | None:
+async def open_communicator(name: str, options: CommunicatorOptions) -> BrokerCommunicator | None:
     """A communicator, to be closed by the caller; None for an empty name: an agent without a broker."""
     if not name:
         return None

@@ -12,20 +12,20 @@ from datetime import timedelta
 from typing import Self
 
 from kubelend.communicators import endings
-from kubelend.communicators.options import SILENCE, Options
+from kubelend.communicators.options import IDLE_TIMEOUT, CommunicatorOptions
 from kubelend.core.errors import InvalidSettings
 from kubelend.kits import backoff
 from kubelend.kits.backoff import Backoff
 from kubelend.transports.http_client import BrokerClient
 from kubelend.wire import bodies
 
-UNFINISHED = "Pending,Reserved,Active"
+UNFINISHED_PHASES_QUERY = "Pending,Reserved,Active"
 
 RETRIES = Backoff(retries=2)
 """For an idle connection that was closed and a broker that restarts; not for an outage."""
 
 
-async def connect(options: Options) -> HttpCommunicator:
+async def connect(options: CommunicatorOptions) -> HttpCommunicator:
     """Loads the certificates; the first call opens the connection."""
     if not options.url:
         raise InvalidSettings("the broker's address is missing", hint="set --broker-url")
@@ -36,26 +36,26 @@ async def connect(options: Options) -> HttpCommunicator:
         options.certificates,
         timeout=options.timeout,
         backoff=RETRIES,
-        report=options.report,
+        report=options.on_reload_error,
         instance=options.instance,
     )
-    return await HttpCommunicator(client, silence=options.silence).open()
+    return await HttpCommunicator(client, idle_timeout=options.idle_timeout).open()
 
 
 class HttpCommunicator:
     """One cluster's connection, identified by its certificate. Call `open` before use."""
 
-    def __init__(self, client: BrokerClient, *, silence: timedelta = SILENCE) -> None:
+    def __init__(self, client: BrokerClient, *, idle_timeout: timedelta = IDLE_TIMEOUT) -> None:
         self._client = client
-        self._silence = silence
-        self._last_event = ""
+        self._idle_timeout = idle_timeout
+        self._last_event_id = ""
         self._is_closed = False
 
     async def open(self) -> Self:
         await self._client.__aenter__()
         return self
 
-    async def publish(self, advertisement: bodies.Advertisement) -> bodies.Published:
+    async def publish(self, advertisement: bodies.Advertisement) -> bodies.PublishResult:
         return await self._open_client().publish(advertisement)
 
     async def request(self, request: bodies.ReservationRequest, key: str) -> bodies.Reservation:
@@ -74,20 +74,20 @@ class HttpCommunicator:
         return await self._open_client().get_reservation(reservation)
 
     async def instructions(self) -> list[bodies.Reservation]:
-        return await self._open_client().all_reservations(phase=UNFINISHED)
+        return await self._open_client().all_reservations(phase=UNFINISHED_PHASES_QUERY)
 
     async def stream(
         self, on_reset: Callable[[], None]
     ) -> AsyncGenerator[bodies.Instruction, None]:
         events = self._open_client().stream(
-            after=self._last_event,
-            on_reset=lambda: self._reset(on_reset),
-            backoff=backoff.NONE,
-            silence=self._silence,
+            after=self._last_event_id,
+            on_reset=lambda: self._on_reset(on_reset),
+            backoff=backoff.NO_RETRIES,
+            read_timeout=self._idle_timeout,
         )
         async with aclosing(events):
             async for instruction in events:
-                self._last_event = str(instruction.revision)
+                self._last_event_id = str(instruction.revision)
                 yield instruction
 
     async def acknowledge(self, reservation: str) -> bodies.Reservation:
@@ -106,10 +106,10 @@ class HttpCommunicator:
 
     def _open_client(self) -> BrokerClient:
         if self._is_closed:
-            raise endings.closed()
+            raise endings.closed_error()
         return self._client
 
-    def _reset(self, on_reset: Callable[[], None]) -> None:
+    def _on_reset(self, on_reset: Callable[[], None]) -> None:
         # Earlier event IDs are invalid: the broker's revisions may have started anew.
-        self._last_event = ""
+        self._last_event_id = ""
         on_reset()

@@ -28,49 +28,49 @@ from kubelend.kube import answers, resources
 from kubelend.kube.client import Client
 from kubelend.kube.resources import Resource
 from kubelend.wire import broker_objects, mailboxes, objects
-from kubelend.wire.objects import Kind, Question, Reply
+from kubelend.wire.objects import AgentRequest, BrokerResponse, Kind
 
 
-class Slot(NamedTuple, Generic[Kind]):
+class CallSlot(NamedTuple, Generic[Kind]):
     """Where a kind of object has its request and its response. Each side writes only its own part."""
 
     resource: Resource[Kind]
-    question: Callable[[Kind], Question | None]
-    reply: Callable[[Kind], Reply | None]
+    request: Callable[[Kind], AgentRequest | None]
+    response: Callable[[Kind], BrokerResponse | None]
 
-    def is_answered(self, found: Kind) -> bool:
+    def has_response(self, found: Kind) -> bool:
         """Whether the last request has its response, whoever sent it."""
-        request, response = self.question(found), self.reply(found)
+        request, response = self.request(found), self.response(found)
         return response is not None and (request is None or request.id == response.request_id)
 
-    def has_answered(self, found: Kind, question: str) -> bool:
-        response = self.reply(found)
-        return response is not None and response.request_id == question
+    def has_response_to(self, found: Kind, request_id: str) -> bool:
+        response = self.response(found)
+        return response is not None and response.request_id == request_id
 
 
-ADVERTISEMENTS: Final = Slot(
-    resources.of(broker_objects.ClusterAdvertisement),
+ADVERTISEMENT_SLOT: Final = CallSlot(
+    resources.resource_for(broker_objects.ClusterAdvertisement),
     lambda found: found.spec.request,
     lambda found: found.status.response,
 )
-RESERVATIONS: Final = Slot(
-    resources.of(broker_objects.Reservation),
+RESERVATION_SLOT: Final = CallSlot(
+    resources.resource_for(broker_objects.Reservation),
     lambda found: found.spec.request,
     lambda found: found.status.response,
 )
-INSTRUCTIONS: Final = Slot(
-    resources.of(objects.ProviderInstruction),
+INSTRUCTION_SLOT: Final = CallSlot(
+    resources.resource_for(objects.ProviderInstruction),
     lambda found: found.status.request,
     lambda found: found.spec.response,
 )
-MAILBOXES: Final = Slot(
-    resources.of(broker_objects.Mailbox),
+SESSION_SLOT: Final = CallSlot(
+    resources.resource_for(broker_objects.ClusterSession),
     lambda found: found.spec.request,
     lambda found: found.status.response,
 )
 
 
-class Asker:
+class ObjectCaller:
     """Makes calls in one cluster namespace, as one agent."""
 
     def __init__(self, client: Client, namespace: str, agent: str) -> None:
@@ -78,11 +78,15 @@ class Asker:
         self.namespace = namespace
         self._agent = agent[:64]
 
-    def question(self, call: str, text: str = "") -> Question:
-        return Question(uuid.uuid4().hex, call, text, self._agent)
+    def new_request(self, verb: str, arguments: str = "") -> AgentRequest:
+        return AgentRequest(uuid.uuid4().hex, verb, arguments, self._agent)
 
-    async def ask(
-        self, slot: Slot[Kind], name: str, question: Question, beside: dict[str, object]
+    async def call(
+        self,
+        slot: CallSlot[Kind],
+        name: str,
+        request: AgentRequest,
+        extra_fields: dict[str, object],
     ) -> Kind:
         """The object with the response to a request; `extra_fields` is written in the same part of the
         object.
@@ -90,10 +94,10 @@ class Asker:
         If another caller uses the same object at the same time, its call finishes first and this one is
         repeated.
         """
-        part = "status" if slot is INSTRUCTIONS else "spec"
-        change = {part: {**beside, "request": mailboxes.question(question)}}
+        part = "status" if slot is INSTRUCTION_SLOT else "spec"
+        change = {part: {**extra_fields, "request": mailboxes.request_fields(request)}}
         while True:
-            with unreachable():
+            with as_unreachable():
                 found = await self.client.patch(
                     slot.resource,
                     name,
@@ -101,38 +105,38 @@ class Asker:
                     change,
                     subresource="status" if part == "status" else "",
                 )
-            found = await self.settled(slot, found)
-            if slot.has_answered(found, question.id):
+            found = await self.wait_for_response(slot, found)
+            if slot.has_response_to(found, request.id):
                 return found
 
-    async def settled(self, slot: Slot[Kind], found: Kind) -> Kind:
+    async def wait_for_response(self, slot: CallSlot[Kind], found: Kind) -> Kind:
         """The object once its last request has a response."""
-        while not slot.is_answered(found):
-            with unreachable():
-                found = await self._next(slot.resource, found)
+        while not slot.has_response(found):
+            with as_unreachable():
+                found = await self._wait_for_change(slot.resource, found)
         return found
 
-    async def gone(self, slot: Slot[Kind], found: Kind) -> None:
+    async def wait_deleted(self, slot: CallSlot[Kind], found: Kind) -> None:
         """Wait until an object that is being deleted is gone."""
-        with unreachable():
-            while (later := await self._find(slot.resource, found)) is not None:
+        with as_unreachable():
+            while (later := await self._get(slot.resource, found)) is not None:
                 if later.metadata.uid != found.metadata.uid:
                     return
-                await self._next(slot.resource, later, is_leaving=True)
+                await self._wait_for_change(slot.resource, later, is_being_deleted=True)
 
-    async def find(self, slot: Slot[Kind], name: str) -> Kind | None:
-        with unreachable():
+    async def find(self, slot: CallSlot[Kind], name: str) -> Kind | None:
+        with as_unreachable():
             return await self.client.find(slot.resource, name, self.namespace)
 
-    async def list(self, slot: Slot[Kind]) -> list[Kind]:
-        with unreachable():
+    async def list(self, slot: CallSlot[Kind]) -> list[Kind]:
+        with as_unreachable():
             return (await self.client.list(slot.resource, self.namespace)).objects
 
-    async def _find(self, resource: Resource[Kind], found: Kind) -> Kind | None:
+    async def _get(self, resource: Resource[Kind], found: Kind) -> Kind | None:
         return await self.client.find(resource, found.metadata.name, self.namespace)
 
-    async def _next(
-        self, resource: Resource[Kind], found: Kind, *, is_leaving: bool = False
+    async def _wait_for_change(
+        self, resource: Resource[Kind], found: Kind, *, is_being_deleted: bool = False
     ) -> Kind:
         """The object after its next change, or after the watch has timed out."""
         events = self.client.watch(
@@ -148,8 +152,8 @@ class Asker:
                         return event.found
         except Gone:
             pass
-        later = await self._find(resource, found)
-        if later is None and not is_leaving:
+        later = await self._get(resource, found)
+        if later is None and not is_being_deleted:
             raise Conflict(
                 f"{resource} {found.metadata.name} was deleted before the broker responded"
             )
@@ -157,23 +161,23 @@ class Asker:
 
 
 @contextmanager
-def unreachable(*acted_on: type[KubelendError]) -> Iterator[None]:
+def as_unreachable(*handled: type[KubelendError]) -> Iterator[None]:
     """Around each use of the API server; `handled` are further errors that the caller handles."""
-    passed: tuple[type[KubelendError], ...] = (AlreadyExists, InvalidInput, *acted_on)
+    passed: tuple[type[KubelendError], ...] = (AlreadyExists, InvalidInput, *handled)
     try:
         yield
     except passed:
         raise
     except NotFound as error:
-        if answers.is_missing_object(error):
+        if answers.is_object_not_found(error):
             raise
         raise BrokerUnreachable(f"cannot use the cluster namespace: {error}") from error
     except KubelendError as error:
         raise BrokerUnreachable(f"cannot use the cluster namespace: {error}") from error
 
 
-def granted(reply: Reply | None) -> Reply:
+def raise_for_error(response: BrokerResponse | None) -> BrokerResponse:
     """The response; raises the broker's error if it is one."""
-    if (refusal := mailboxes.refusal(reply)) is not None:
+    if (refusal := mailboxes.error_from_response(response)) is not None:
         raise refusal
-    return reply or mailboxes.NOBODY
+    return response or mailboxes.NO_RESPONSE

@@ -17,23 +17,23 @@ from kubelend.wire.broker_objects import (
     Reservation,
     ReservationSpec,
 )
-from kubelend.wire.objects import Metadata, Question
+from kubelend.wire.objects import AgentRequest, Metadata
 
-_NONE = bodies.Quantities("0", "0")
+_ZERO_QUANTITIES = bodies.Quantities("0", "0")
 
 
-def advertised(
-    body: bodies.Advertisement, question: Question, namespace: str
+def cluster_advertisement(
+    body: bodies.Advertisement, request: AgentRequest, namespace: str
 ) -> ClusterAdvertisement:
     """The API server requires `available`; the broker computes its own."""
     amounts = body.resources
     return ClusterAdvertisement(
-        Metadata(mailboxes.advertisement_name(body.cluster_id), namespace),
+        Metadata(mailboxes.advertisement_object_name(body.cluster_id), namespace),
         ClusterAdvertisementSpec(
             cluster_id=body.cluster_id,
             resources=AdvertisedResources(
                 capacity=amounts.capacity,
-                allocated=amounts.allocated or _NONE,
+                allocated=amounts.allocated or _ZERO_QUANTITIES,
                 available=amounts.available or amounts.allocatable or amounts.capacity,
                 allocatable=amounts.allocatable,
             ),
@@ -45,32 +45,32 @@ def advertised(
             region=body.region,
             valid_for=body.valid_for,
             policy=body.policy,
-            request=question,
+            request=request,
         ),
     )
 
 
-def renewed(known: ClusterAdvertisement, wanted: ClusterAdvertisement) -> ClusterAdvertisement:
+def with_spec_of(known: ClusterAdvertisement, wanted: ClusterAdvertisement) -> ClusterAdvertisement:
     """The existing object with the spec of the wanted one."""
     return replace(known, spec=wanted.spec)
 
 
-def wanted(
-    body: bodies.ReservationRequest, key: str, question: Question, namespace: str
+def reservation_object(
+    body: bodies.ReservationRequest, key: str, request: AgentRequest, namespace: str
 ) -> Reservation:
     """With the broker's finalizer from the start: a deleted object stays until its reservation is
     released.
     """
     metadata = Metadata(
-        mailboxes.reservation_name(key),
+        mailboxes.request_object_name(key),
         namespace,
         finalizers=(RESERVATION_FINALIZER,),
-        annotations={mailboxes.KEY: key},
+        annotations={mailboxes.IDEMPOTENCY_ANNOTATION: key},
     )
-    return Reservation(metadata, replace(spec(body), request=question))
+    return Reservation(metadata, replace(reservation_spec(body), request=request))
 
 
-def spec(body: bodies.ReservationRequest) -> ReservationSpec:
+def reservation_spec(body: bodies.ReservationRequest) -> ReservationSpec:
     """The request as the spec of a Reservation object."""
     return ReservationSpec(
         requested_resources=body.requested_resources,
@@ -84,16 +84,16 @@ def spec(body: bodies.ReservationRequest) -> ReservationSpec:
     )
 
 
-def asks_the_same(found: Reservation, wanted: Reservation) -> bool:
+def is_same_request(found: Reservation, wanted: Reservation) -> bool:
     return replace(found.spec, request=None) == replace(wanted.spec, request=None)
 
 
-def check(body: bodies.ReservationRequest) -> None:
+def check_request(body: bodies.ReservationRequest) -> None:
     """Raises the error of a request that the API server has rejected, by the same class as the REST
     API.
     """
-    quantities.wanted(body.requested_resources)
-    if body.duration and durations.parse(body.duration) <= timedelta():
+    quantities.parse_reservation_amounts(body.requested_resources)
+    if body.duration and durations.parse_duration(body.duration) <= timedelta():
         raise InvalidDuration(f"duration: {body.duration!r} must be greater than zero")
-    if body.wait and durations.parse(body.wait) < timedelta():
+    if body.wait and durations.parse_duration(body.wait) < timedelta():
         raise InvalidDuration(f"wait: {body.wait!r} must not be negative")

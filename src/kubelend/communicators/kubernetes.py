@@ -15,10 +15,15 @@ from datetime import timedelta
 from typing import Final
 
 from kubelend.communicators import endings, kube_asking, kube_bodies, kube_stream
-from kubelend.communicators.kube_asking import Asker
-from kubelend.communicators.kube_requests import Requests
-from kubelend.communicators.kube_stream import OPEN, Diary, Events, Stream
-from kubelend.communicators.options import Options
+from kubelend.communicators.kube_asking import ObjectCaller
+from kubelend.communicators.kube_requests import ReservationRequests
+from kubelend.communicators.kube_stream import (
+    OPEN_ACTIONS,
+    ObjectStream,
+    RevisionTracker,
+    WatchEvents,
+)
+from kubelend.communicators.options import CommunicatorOptions
 from kubelend.core import durations, transitions
 from kubelend.core.errors import (
     BrokerUnreachable,
@@ -28,121 +33,127 @@ from kubelend.core.errors import (
     KubelendError,
     NotFound,
     WrongPhase,
-    no_reservation,
+    reservation_not_found,
 )
 from kubelend.core.lifecycle import FINAL, Phase
 from kubelend.kube import access
 from kubelend.kube.client import Client
 from kubelend.wire import bodies, mailboxes, route
-from kubelend.wire.broker_objects import ClusterAdvertisement, Mailbox
+from kubelend.wire.broker_objects import ClusterAdvertisement, ClusterSession
 
-LEAVES_WITHIN: Final = 2.0
+LEAVE_TIMEOUT: Final = 2.0
 """Seconds that a stopping agent takes to end its session. Otherwise the broker ends it by timeout."""
 
 
-async def connect(options: Options) -> KubernetesCommunicator:
+async def connect(options: CommunicatorOptions) -> KubernetesCommunicator:
     """Loads the kubeconfig; the first call opens the connection."""
-    found = access.find(options.kubeconfig)
+    found = access.load_config(options.kubeconfig)
     namespace = options.namespace or found.namespace
     stack = AsyncExitStack()
     client = await stack.enter_async_context(Client.open(found, timeout=options.timeout))
-    asker = Asker(client, namespace, options.instance)
+    asker = ObjectCaller(client, namespace, options.instance)
     return KubernetesCommunicator(asker, options.timeout, stack)
 
 
 class KubernetesCommunicator:
     """One cluster's connection, identified by its account at the broker's API server."""
 
-    def __init__(self, asker: Asker, timeout: timedelta, stack: AsyncExitStack) -> None:
+    def __init__(self, caller: ObjectCaller, timeout: timedelta, stack: AsyncExitStack) -> None:
         """`stack` is closed with the communicator."""
-        self._asker = asker
+        self._caller = caller
         self._timeout = timeout
         self._stack = stack
-        self._turn = asyncio.Lock()
-        self._diary = Diary()
-        self._requests = Requests(asker)
+        self._session_lock = asyncio.Lock()
+        self._revisions = RevisionTracker()
+        self._requests = ReservationRequests(caller)
         self._advertised: ClusterAdvertisement | None = None
-        self._streams: set[Events] = set()
-        self._has_spoken = False
+        self._streams: set[WatchEvents] = set()
+        self._was_used = False
         self._is_closed = False
 
     # -- provider
 
-    async def publish(self, advertisement: bodies.Advertisement) -> bodies.Published:
+    async def publish(self, advertisement: bodies.Advertisement) -> bodies.PublishResult:
         async with self._call():
-            question = self._asker.question("publish")
-            wanted = kube_bodies.advertised(advertisement, question, self._asker.namespace)
-            found = await self._applied(wanted)
-            while not kube_asking.ADVERTISEMENTS.has_answered(found, question.id):
-                found = await self._asker.settled(kube_asking.ADVERTISEMENTS, found)
-                if not kube_asking.ADVERTISEMENTS.has_answered(found, question.id):
-                    found = await self._applied(wanted)
+            question = self._caller.new_request("publish")
+            wanted = kube_bodies.cluster_advertisement(
+                advertisement, question, self._caller.namespace
+            )
+            found = await self._apply_advertisement(wanted)
+            while not kube_asking.ADVERTISEMENT_SLOT.has_response_to(found, question.id):
+                found = await self._caller.wait_for_response(kube_asking.ADVERTISEMENT_SLOT, found)
+                if not kube_asking.ADVERTISEMENT_SLOT.has_response_to(found, question.id):
+                    found = await self._apply_advertisement(wanted)
             self._advertised = found
-            accepted = mailboxes.advertisement(kube_asking.granted(found.status.response))
-            return bodies.Published(accepted, await self._holds())
+            accepted = mailboxes.advertisement_from_response(
+                kube_asking.raise_for_error(found.status.response)
+            )
+            return bodies.PublishResult(accepted, await self._reserved_holds())
 
     async def acknowledge(self, reservation: str) -> bodies.Reservation:
         status: dict[str, object] = {"enforced": True, "phase": "Held", "message": ""}
-        return await self._provide(reservation, "acknowledge", "", status)
+        return await self._call_provider_instruction(reservation, "acknowledge", "", status)
 
     async def refuse(self, reservation: str, reason: str) -> bodies.Reservation:
         status: dict[str, object] = {"enforced": False, "phase": "Refused", "message": reason}
-        return await self._provide(reservation, "refuse", reason, status)
+        return await self._call_provider_instruction(reservation, "refuse", reason, status)
 
     # -- requester
 
     async def request(self, request: bodies.ReservationRequest, key: str) -> bodies.Reservation:
         async with self._call():
-            question = self._asker.question("reserve")
-            wanted = kube_bodies.wanted(
-                request, route.checked_key(key), question, self._asker.namespace
+            question = self._caller.new_request("reserve")
+            wanted = kube_bodies.reservation_object(
+                request, route.check_idempotency_key(key), question, self._caller.namespace
             )
             try:
-                found = await self._asker.settled(
-                    kube_asking.RESERVATIONS, await self._requests.placed(wanted)
+                found = await self._caller.wait_for_response(
+                    kube_asking.RESERVATION_SLOT, await self._requests.create_or_find(wanted)
                 )
             except InvalidInput as problem:
-                kube_bodies.check(request)
+                kube_bodies.check_request(request)
                 raise problem
             return await self._requests.outcome(found)
 
     async def activate(self, reservation: str) -> bodies.Reservation:
-        return await self._use(reservation, "activate")
+        return await self._call_reservation(reservation, "activate")
 
     async def renew(self, reservation: str, duration: str = "") -> bodies.Reservation:
-        return await self._use(reservation, "renew", duration)
+        return await self._call_reservation(reservation, "renew", duration)
 
     async def release(self, reservation: str) -> bodies.Reservation:
-        return await self._use(reservation, "release")
+        return await self._call_reservation(reservation, "release")
 
     # -- reading
 
     async def find(self, reservation: str) -> bodies.Reservation:
         async with self._call():
-            _, found = await self._read(reservation)
+            _, found = await self._read_reservation(reservation)
             return found
 
     async def instructions(self) -> list[bodies.Reservation]:
         async with self._call():
-            await self._ask("read")
-            found = [*await self._requests.own(), *await self._lending()]
+            await self._call_session("read")
+            found = [*await self._requests.list_own(), *await self._list_provider_instructions()]
         found.sort(key=lambda one: one.revision)
-        return [one.reservation for one in found if one.action in OPEN]
+        return [one.reservation for one in found if one.action in OPEN_ACTIONS]
 
     async def stream(
         self, on_reset: Callable[[], None]
     ) -> AsyncGenerator[bodies.Instruction, None]:
         async with self._call():
-            status = (await self._ask("listen")).status
-        is_new = not status.compacted_revision <= self._diary.seen <= status.revision
+            status = (await self._call_session("listen")).status
+        is_new = not status.compacted_revision <= self._revisions.complete_to <= status.revision
         if is_new:
-            self._diary.begin()
+            self._revisions.reset()
             on_reset()
-        stream = Stream(self._asker, status.session, status.revision, self._diary, is_new)
-        events = Events(self._asker, endings.closed)
+        stream = ObjectStream(
+            self._caller, status.session, status.revision, self._revisions, is_new
+        )
+        events = WatchEvents(self._caller, endings.closed_error)
         self._streams.add(events)
         try:
-            async with events.running(), aclosing(stream.told(events)) as instructions:
+            async with events.running(), aclosing(stream.instructions(events)) as instructions:
                 async for instruction in instructions:
                     yield instruction
         finally:
@@ -150,18 +161,18 @@ class KubernetesCommunicator:
 
     async def ping(self) -> None:
         async with self._call():
-            await self._ask("ping")
+            await self._call_session("ping")
 
     async def close(self) -> None:
         if self._is_closed:
             return
         self._is_closed = True
         for events in self._streams:
-            events.end()
-        if self._has_spoken:
+            events.close()
+        if self._was_used:
             with contextlib.suppress(KubelendError, TimeoutError):
-                async with asyncio.timeout(LEAVES_WITHIN):
-                    await self._leave()
+                async with asyncio.timeout(LEAVE_TIMEOUT):
+                    await self._end_session()
         await self._stack.aclose()
 
     # -- helpers
@@ -169,103 +180,114 @@ class KubernetesCommunicator:
     @asynccontextmanager
     async def _call(self) -> AsyncIterator[None]:
         if self._is_closed:
-            raise endings.closed()
-        self._has_spoken = True
+            raise endings.closed_error()
+        self._was_used = True
         try:
             async with asyncio.timeout(self._timeout.total_seconds()):
                 yield
         except TimeoutError:
-            within = durations.short(self._timeout)
+            within = durations.format_duration_short(self._timeout)
             raise BrokerUnreachable(f"the broker did not answer within {within}") from None
         except (BrokerUnreachable, RuntimeError):
             if self._is_closed:  # closed during the call
-                raise endings.closed() from None
+                raise endings.closed_error() from None
             raise
 
-    async def _ask(self, call: str, text: str = "") -> Mailbox:
+    async def _call_session(self, call: str, text: str = "") -> ClusterSession:
         """After the response the namespace contains everything that the broker knew when it was
         called.
         """
-        async with self._turn:
+        async with self._session_lock:
             try:
-                found = await self._asker.ask(
-                    kube_asking.MAILBOXES, mailboxes.NAME, self._asker.question(call, text), {}
+                found = await self._caller.call(
+                    kube_asking.SESSION_SLOT,
+                    mailboxes.SESSION_NAME,
+                    self._caller.new_request(call, text),
+                    {},
                 )
             except NotFound as error:
                 raise BrokerUnreachable(
-                    f"namespace {self._asker.namespace} of the broker's cluster has no session object",
+                    f"namespace {self._caller.namespace} of the broker's cluster has no session object",
                     hint="have an administrator apply the output of `kubelend create clusternamespace`",
                 ) from error
-        kube_asking.granted(found.status.response)
+        kube_asking.raise_for_error(found.status.response)
         return found
 
-    async def _leave(self) -> None:
-        question = mailboxes.question(self._asker.question("leave"))
-        await self._asker.client.patch(
-            kube_asking.MAILBOXES.resource,
-            mailboxes.NAME,
-            self._asker.namespace,
+    async def _end_session(self) -> None:
+        question = mailboxes.request_fields(self._caller.new_request("leave"))
+        await self._caller.client.patch(
+            kube_asking.SESSION_SLOT.resource,
+            mailboxes.SESSION_NAME,
+            self._caller.namespace,
             {"spec": {"request": question}},
         )
 
-    async def _applied(self, wanted: ClusterAdvertisement) -> ClusterAdvertisement:
+    async def _apply_advertisement(self, wanted: ClusterAdvertisement) -> ClusterAdvertisement:
         """Replaced as a whole, so that nothing of the previous advertisement is left."""
-        slot, client, known = kube_asking.ADVERTISEMENTS, self._asker.client, self._advertised
+        slot, client, known = kube_asking.ADVERTISEMENT_SLOT, self._caller.client, self._advertised
         self._advertised = None
         while True:
             if known is None or known.metadata.name != wanted.metadata.name:
-                known = await self._asker.find(slot, wanted.metadata.name)
-            with contextlib.suppress(Conflict), kube_asking.unreachable(Conflict):
+                known = await self._caller.find(slot, wanted.metadata.name)
+            with contextlib.suppress(Conflict), kube_asking.as_unreachable(Conflict):
                 if known is None:
                     return await client.create(slot.resource, wanted)
-                return await client.replace(slot.resource, kube_bodies.renewed(known, wanted))
+                return await client.update(slot.resource, kube_bodies.with_spec_of(known, wanted))
             known = None
 
-    async def _holds(self) -> list[bodies.Reservation]:
-        found = sorted(await self._lending(), key=lambda one: one.revision)
+    async def _reserved_holds(self) -> list[bodies.Reservation]:
+        found = sorted(await self._list_provider_instructions(), key=lambda one: one.revision)
         held = (one.reservation for one in found if one.action == "Hold")
         return [one for one in held if one.status.phase == "Reserved"]
 
-    async def _read(self, reservation: str) -> tuple[Mailbox, bodies.Reservation]:
+    async def _read_reservation(
+        self, reservation: str
+    ) -> tuple[ClusterSession, bodies.Reservation]:
         """The broker's state, also of a reservation that finished too long ago to be in the
         namespace.
         """
-        mailbox = await self._ask("read", reservation)
-        found = mailboxes.reservation(mailbox.status.response)
+        mailbox = await self._call_session("read", reservation)
+        found = mailboxes.reservation_from_response(mailbox.status.response)
         # An older broker does not respond for a single reservation: read the namespace.
-        found = found or await self._lent(reservation) or await self._own(reservation)
+        found = (
+            found
+            or await self._find_provider_instruction(reservation)
+            or await self._find_own(reservation)
+        )
         if found is None:
-            raise no_reservation(reservation)
+            raise reservation_not_found(reservation)
         return mailbox, found
 
-    async def _own(self, reservation: str) -> bodies.Reservation | None:
-        own = await self._requests.own()
+    async def _find_own(self, reservation: str) -> bodies.Reservation | None:
+        own = await self._requests.list_own()
         return next((one.reservation for one in own if one.reservation.id == reservation), None)
 
-    async def _use(self, reservation: str, call: str, text: str = "") -> bodies.Reservation:
+    async def _call_reservation(
+        self, reservation: str, call: str, text: str = ""
+    ) -> bodies.Reservation:
         async with self._call():
-            question = self._asker.question(call, text)
-            if (name := await self._name_of(reservation)) is None:
-                return await self._use_unseen(reservation, call)
+            question = self._caller.new_request(call, text)
+            if (name := await self._object_name(reservation)) is None:
+                return await self._call_archived(reservation, call)
             try:
-                found = await self._asker.ask(kube_asking.RESERVATIONS, name, question, {})
+                found = await self._caller.call(kube_asking.RESERVATION_SLOT, name, question, {})
             except NotFound:
-                self._requests.names.pop(reservation, None)
-                return await self._use_unseen(reservation, call)
+                self._requests.object_names.pop(reservation, None)
+                return await self._call_archived(reservation, call)
             return await self._requests.outcome(found)
 
-    async def _name_of(self, reservation: str) -> str | None:
+    async def _object_name(self, reservation: str) -> str | None:
         """Of the Reservation object; None if this cluster has none."""
-        if reservation not in self._requests.names:
-            await self._requests.own()
-        if reservation not in self._requests.names:
-            await self._ask("read")  # it may have been requested elsewhere just now
-            await self._requests.own()
-        return self._requests.names.get(reservation)
+        if reservation not in self._requests.object_names:
+            await self._requests.list_own()
+        if reservation not in self._requests.object_names:
+            await self._call_session("read")  # it may have been requested elsewhere just now
+            await self._requests.list_own()
+        return self._requests.object_names.get(reservation)
 
-    async def _use_unseen(self, reservation: str, call: str) -> bodies.Reservation:
+    async def _call_archived(self, reservation: str, call: str) -> bodies.Reservation:
         """An archived reservation can be released again, and nothing else."""
-        mailbox, found = await self._read(reservation)
+        mailbox, found = await self._read_reservation(reservation)
         if found.requester_id != mailbox.status.cluster_id:
             raise Forbidden(
                 f"{reservation} belongs to {found.requester_id}",
@@ -273,49 +295,53 @@ class KubernetesCommunicator:
             )
         if call == "release" and found.status.phase in FINAL:
             return found
-        raise _unusable(found)
+        raise _not_usable_error(found)
 
-    async def _lending(self) -> list[bodies.Instruction]:
-        found = map(kube_stream.said, await self._asker.list(kube_asking.INSTRUCTIONS))
+    async def _list_provider_instructions(self) -> list[bodies.Instruction]:
+        found = map(
+            kube_stream.latest_instruction, await self._caller.list(kube_asking.INSTRUCTION_SLOT)
+        )
         return [one for one in found if one is not None]
 
-    async def _lent(self, reservation: str) -> bodies.Reservation | None:
-        name = mailboxes.instruction_name(reservation)
-        found = await self._asker.find(kube_asking.INSTRUCTIONS, name)
-        instruction = None if found is None else kube_stream.said(found)
+    async def _find_provider_instruction(self, reservation: str) -> bodies.Reservation | None:
+        name = mailboxes.instruction_object_name(reservation)
+        found = await self._caller.find(kube_asking.INSTRUCTION_SLOT, name)
+        instruction = None if found is None else kube_stream.latest_instruction(found)
         return None if instruction is None else instruction.reservation
 
-    async def _provide(
+    async def _call_provider_instruction(
         self, reservation: str, call: str, text: str, status: dict[str, object]
     ) -> bodies.Reservation:
         async with self._call():
-            question, slot = self._asker.question(call, text), kube_asking.INSTRUCTIONS
-            name = mailboxes.instruction_name(reservation)
-            if await self._lent(reservation) is None:
-                await self._ask("read")
+            question, slot = self._caller.new_request(call, text), kube_asking.INSTRUCTION_SLOT
+            name = mailboxes.instruction_object_name(reservation)
+            if await self._find_provider_instruction(reservation) is None:
+                await self._call_session("read")
             try:
-                found = await self._asker.ask(slot, name, question, status)
+                found = await self._caller.call(slot, name, question, status)
             except NotFound:
-                raise await self._not_lent(reservation) from None
-            instruction = mailboxes.instruction(kube_asking.granted(found.spec.response))
+                raise await self._not_provider_error(reservation) from None
+            instruction = mailboxes.instruction_from_response(
+                kube_asking.raise_for_error(found.spec.response)
+            )
             if instruction is None:
                 raise BrokerUnreachable("the broker's response is empty")
             return instruction.reservation
 
-    async def _not_lent(self, reservation: str) -> KubelendError:
+    async def _not_provider_error(self, reservation: str) -> KubelendError:
         """The error for a reservation without a ProviderInstruction."""
         try:
-            _, found = await self._read(reservation)
+            _, found = await self._read_reservation(reservation)
         except NotFound as error:
             return error
         if found.status.phase in FINAL:
-            return _unusable(found)
+            return _not_usable_error(found)
         return Forbidden(f"{reservation} is not placed on this cluster")
 
 
-def _unusable(found: bodies.Reservation) -> KubelendError:
+def _not_usable_error(found: bodies.Reservation) -> KubelendError:
     """For a reservation without an object: it has finished, or was removed a moment ago."""
     phase = found.status.phase
     if phase not in FINAL:
-        return no_reservation(found.id)
-    return WrongPhase(f"{found.id} is {phase}", hint=transitions.next_step(Phase(phase)))
+        return reservation_not_found(found.id)
+    return WrongPhase(f"{found.id} is {phase}", hint=transitions.next_phase_hint(Phase(phase)))

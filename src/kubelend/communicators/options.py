@@ -10,13 +10,13 @@ import msgspec
 
 from kubelend.core.errors import InvalidSettings
 
-Report = Callable[[InvalidSettings], None]
+ReloadErrorHandler = Callable[[InvalidSettings], None]
 
-SILENCE = timedelta(seconds=40)
+IDLE_TIMEOUT = timedelta(seconds=40)
 """A stream without any data for this long is dead: two keepalives are missing."""
 
 
-class Options(msgspec.Struct, frozen=True):
+class CommunicatorOptions(msgspec.Struct, frozen=True):
     """Each transport reads what it needs, and reports what is missing."""
 
     url: str = ""
@@ -25,12 +25,12 @@ class Options(msgspec.Struct, frozen=True):
     """Directory with tls.crt, tls.key and ca.crt: this cluster's certificate and the trusted CA."""
     timeout: timedelta = timedelta(seconds=30)
     """Of one attempt of a call."""
-    silence: timedelta = SILENCE
+    idle_timeout: timedelta = IDLE_TIMEOUT
     instance: str = ""
     """Identifies the agent process: of several with one cluster ID the broker accepts one."""
     kubeconfig: str = ""
     """Of the cluster with the broker's objects; empty for the default of the environment."""
     namespace: str = ""
     """This cluster's namespace there; empty for the kubeconfig's own."""
-    report: Report = lambda _: None
+    on_reload_error: ReloadErrorHandler = lambda _: None
     """Called with the error when changed certificates cannot be loaded."""

@@ -12,51 +12,51 @@ from typing import TypeVar
 from kubelend.agent.ports import BrokerCommunicator
 from kubelend.wire import bodies
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 
-class Wrapped(ABC):
+class Middleware(ABC):
     """Passes every call on to another communicator."""
 
     def __init__(self, inner: BrokerCommunicator) -> None:
         self._inner = inner
 
     @abstractmethod
-    async def around(self, name: str, call: Callable[[], Awaitable[Answer]], /) -> Answer:
+    async def wrap_call(self, name: str, call: Callable[[], Awaitable[Result]], /) -> Result:
         """Make one call; `name` is that of its method."""
 
-    async def publish(self, advertisement: bodies.Advertisement) -> bodies.Published:
-        return await self.around("publish", lambda: self._inner.publish(advertisement))
+    async def publish(self, advertisement: bodies.Advertisement) -> bodies.PublishResult:
+        return await self.wrap_call("publish", lambda: self._inner.publish(advertisement))
 
     async def request(self, request: bodies.ReservationRequest, key: str) -> bodies.Reservation:
-        return await self.around("request", lambda: self._inner.request(request, key))
+        return await self.wrap_call("request", lambda: self._inner.request(request, key))
 
     async def activate(self, reservation: str) -> bodies.Reservation:
-        return await self.around("activate", lambda: self._inner.activate(reservation))
+        return await self.wrap_call("activate", lambda: self._inner.activate(reservation))
 
     async def renew(self, reservation: str, duration: str = "") -> bodies.Reservation:
-        return await self.around("renew", lambda: self._inner.renew(reservation, duration))
+        return await self.wrap_call("renew", lambda: self._inner.renew(reservation, duration))
 
     async def release(self, reservation: str) -> bodies.Reservation:
-        return await self.around("release", lambda: self._inner.release(reservation))
+        return await self.wrap_call("release", lambda: self._inner.release(reservation))
 
     async def find(self, reservation: str) -> bodies.Reservation:
-        return await self.around("find", lambda: self._inner.find(reservation))
+        return await self.wrap_call("find", lambda: self._inner.find(reservation))
 
     async def instructions(self) -> list[bodies.Reservation]:
-        return await self.around("instructions", self._inner.instructions)
+        return await self.wrap_call("instructions", self._inner.instructions)
 
     def stream(self, on_reset: Callable[[], None]) -> AsyncGenerator[bodies.Instruction, None]:
         return self._inner.stream(on_reset)
 
     async def acknowledge(self, reservation: str) -> bodies.Reservation:
-        return await self.around("acknowledge", lambda: self._inner.acknowledge(reservation))
+        return await self.wrap_call("acknowledge", lambda: self._inner.acknowledge(reservation))
 
     async def refuse(self, reservation: str, reason: str) -> bodies.Reservation:
-        return await self.around("refuse", lambda: self._inner.refuse(reservation, reason))
+        return await self.wrap_call("refuse", lambda: self._inner.refuse(reservation, reason))
 
     async def ping(self) -> None:
-        await self.around("ping", self._inner.ping)
+        await self.wrap_call("ping", self._inner.ping)
 
     async def close(self) -> None:
         await self._inner.close()

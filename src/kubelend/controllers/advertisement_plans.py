@@ -18,108 +18,120 @@ from kubelend.stores import kube_objects, kube_projection
 from kubelend.wire import conversion, texts
 from kubelend.wire.broker_objects import ClusterAdvertisement
 
-NOT_TAKEN_IN: Final = "Rejected: "
+REJECTED_PREFIX: Final = "Rejected: "
 """Prefix of the status message of an object whose spec was rejected."""
 
 
 class Advertise(NamedTuple):
     """The object has a new spec, or one that this broker has not processed yet."""
 
-    offer: models.Advertisement
+    advertisement: models.Advertisement
 
 
-class PassOver(NamedTuple):
+class IgnoreOutdated(NamedTuple):
     """The spec is new, but older than the cluster's latest advertisement."""
 
 
-class Rewrite(NamedTuple):
+class Repair(NamedTuple):
     """The object differs from the record."""
 
 
-class Delete(NamedTuple):
+class DeleteOrphan(NamedTuple):
     """It is labelled as managed by the broker, which has no record of it."""
 
 
-Action: TypeAlias = Advertise | PassOver | Rewrite | Delete | None
+AdvertisementAction: TypeAlias = Advertise | IgnoreOutdated | Repair | DeleteOrphan | None
 
 
-def offer(found: ClusterAdvertisement) -> models.Advertisement:
+def advertisement_from_object(found: ClusterAdvertisement) -> models.Advertisement:
     """The advertisement in the spec; `InvalidInput` if it is invalid."""
     spec, made_at = found.spec, found.metadata.creation_timestamp
     sent_at = spec.timestamp or made_at
     if sent_at is None:
         raise InvalidInput("neither spec.timestamp nor metadata.creationTimestamp is set")
-    cluster = ClusterId(texts.checked(spec.cluster_id, "clusterID"))
-    return conversion.to_advertisement(specs.advertisement(spec), cluster, sent_at)
+    cluster = ClusterId(texts.check_plain(spec.cluster_id, "clusterID"))
+    return conversion.to_advertisement(specs.advertisement_from_spec(spec), cluster, sent_at)
 
 
-def plan(
+def plan_advertisement(
     found: ClusterAdvertisement,
-    offers: models.Advertisement | None,
-    heard: models.Advertisement | None,
+    advertisement: models.Advertisement | None,
+    processed: models.Advertisement | None,
     record: models.Cluster | None,
-) -> Action:
+) -> AdvertisementAction:
     """The next action before the status is written; None if there is none.
 
     `advertisement` is the one in the spec, None if it is rejected; `processed` the last one processed from
     this object, None if unknown.
     """
-    if marks.is_leaving(found.metadata):
+    if marks.is_being_deleted(found.metadata):
         return None
-    if marks.is_own(found.metadata):
+    if marks.is_managed(found.metadata):
         if record is None:
-            return Delete()
-        return None if _is_right(found, record) else Rewrite()
-    if offers is not None and (record is None or _is_news(found, offers, heard, record)):
-        return PassOver() if _is_outdated(offers, heard, record) else Advertise(offers)
-    if record is None or not keeps_record(found) or marks.is_kept(found.status.record, record):
+            return DeleteOrphan()
+        return None if _matches_record(found, record) else Repair()
+    if advertisement is not None and (
+        record is None or _is_unprocessed(found, advertisement, processed, record)
+    ):
+        return (
+            IgnoreOutdated()
+            if _is_outdated(advertisement, processed, record)
+            else Advertise(advertisement)
+        )
+    if (
+        record is None
+        or not is_record_object(found)
+        or marks.has_record(found.status.record, record)
+    ):
         return None
-    return Rewrite()
+    return Repair()
 
 
-def keeps_record(found: ClusterAdvertisement) -> bool:
+def is_record_object(found: ClusterAdvertisement) -> bool:
     """Whether this is the object, by its name, in which the store keeps the cluster's record."""
-    return kube_objects.name_of("cluster", found.spec.cluster_id) == found.metadata.name
+    return kube_objects.record_object_name("cluster", found.spec.cluster_id) == found.metadata.name
 
 
 def is_withdrawn(
-    gone: ClusterAdvertisement, heard: models.Advertisement | None, record: models.Cluster
+    deleted: ClusterAdvertisement, processed: models.Advertisement | None, record: models.Cluster
 ) -> bool:
     """Whether the deleted object was the source of what the ledger holds.
 
     If the ledger has a newer advertisement from elsewhere, the store creates the object again.
     """
-    if marks.is_own(gone.metadata):
-        return marks.is_kept(gone.status.record, record)
-    return record.advertisement == heard
+    if marks.is_managed(deleted.metadata):
+        return marks.has_record(deleted.status.record, record)
+    return record.advertisement == processed
 
 
-def _is_news(
+def _is_unprocessed(
     found: ClusterAdvertisement,
-    offers: models.Advertisement,
-    heard: models.Advertisement | None,
+    advertisement: models.Advertisement,
+    processed: models.Advertisement | None,
     record: models.Cluster,
 ) -> bool:
     """Whether it is not processed yet. After a restart the status tells."""
-    if heard is not None:
-        return offers != heard
+    if processed is not None:
+        return advertisement != processed
     status = found.status
     was_seen = status.observed_generation == found.metadata.generation
-    was_heard = was_seen and not status.message.startswith(NOT_TAKEN_IN)
-    return not was_heard and offers != record.advertisement
+    was_heard = was_seen and not status.message.startswith(REJECTED_PREFIX)
+    return not was_heard and advertisement != record.advertisement
 
 
 def _is_outdated(
-    offers: models.Advertisement, heard: models.Advertisement | None, record: models.Cluster | None
+    advertisement: models.Advertisement,
+    processed: models.Advertisement | None,
+    record: models.Cluster | None,
 ) -> bool:
     """For one object the latest spec counts; among several sources the latest measurement."""
-    if record is None or record.advertisement == heard:
+    if record is None or record.advertisement == processed:
         return False
-    return offers.sent_at < record.advertisement.sent_at
+    return advertisement.sent_at < record.advertisement.sent_at
 
 
-def _is_right(found: ClusterAdvertisement, record: models.Cluster) -> bool:
+def _matches_record(found: ClusterAdvertisement, record: models.Cluster) -> bool:
     """Compared as the server has it: not every record fits the type that objects are decoded into."""
-    wanted = kube_projection.comparable(kube_projection.cluster_spec(record))
-    is_said = kube_projection.comparable(msgspec.to_builtins(found.spec)) == wanted
-    return is_said and marks.is_kept(found.status.record, record)
+    wanted = kube_projection.comparable_spec(kube_projection.cluster_spec(record))
+    is_said = kube_projection.comparable_spec(msgspec.to_builtins(found.spec)) == wanted
+    return is_said and marks.has_record(found.status.record, record)

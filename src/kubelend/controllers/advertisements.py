@@ -22,14 +22,14 @@ from kubelend.controllers import (
     showing,
     standings,
 )
-from kubelend.controllers.advertisement_plans import Advertise, Delete, PassOver, Rewrite
-from kubelend.controllers.alarms import Alarm
-from kubelend.controllers.controller import Controller
-from kubelend.controllers.happenings import Happening, Teller
-from kubelend.controllers.mirrors import Turn
+from kubelend.controllers.advertisement_plans import Advertise, DeleteOrphan, IgnoreOutdated, Repair
+from kubelend.controllers.alarms import NextDue
+from kubelend.controllers.controller import Reconciler
+from kubelend.controllers.happenings import EventRecord, EventRecorder
+from kubelend.controllers.mirrors import Update
 from kubelend.core import models
 from kubelend.core.errors import Conflict, InvalidInput, NotFound, Revoked, Unavailable
-from kubelend.core.events import Change, Dropped, Erased
+from kubelend.core.events import Change, ClusterDeleted, RecordDeleted
 from kubelend.core.ledger import Ledger
 from kubelend.core.members import Member, member_id
 from kubelend.core.models import Cluster, ClusterId, Reservation
@@ -38,35 +38,37 @@ from kubelend.kube.client import Client
 from kubelend.stores import kube_objects
 from kubelend.wire.broker_objects import ClusterAdvertisement
 
-SOON: Final = timedelta(milliseconds=100)
+RECONCILE_DELAY: Final = timedelta(milliseconds=100)
 """Delay of a reconcile after a change: further changes often follow, and the store is still writing."""
-PAUSE: Final = timedelta(seconds=1)
+WRITE_INTERVAL: Final = timedelta(seconds=1)
 """Minimum time between two writes of an object: the status of a busy provider changes all the time."""
 
-_SOME_TIME_AGO: Final = datetime.min.replace(tzinfo=UTC)
+_PAST: Final = datetime.min.replace(tzinfo=UTC)
 
 
-class Advertisements(Controller[ClusterAdvertisement]):
+class AdvertisementReconciler(Reconciler[ClusterAdvertisement]):
     """Call `on_change` as well, with committed changes."""
 
-    def __init__(self, broker: Broker, client: Client, namespace: str, teller: Teller) -> None:
-        super().__init__(marks.ADVERTISEMENTS, broker, client, namespace, teller)
-        self._heard: dict[str, models.Advertisement] = {}
+    def __init__(
+        self, broker: Broker, client: Client, namespace: str, recorder: EventRecorder
+    ) -> None:
+        super().__init__(marks.ADVERTISEMENT_RESOURCE, broker, client, namespace, recorder)
+        self._processed: dict[str, models.Advertisement] = {}
         """By object UID: the last advertisement processed since this broker leads."""
         self._aliases: dict[str, set[str]] = {}
         """Names of objects that are not named after their cluster, by cluster."""
         self._missing: dict[str, ClusterId] = {}
         """Clusters whose objects were missing in the last full check, by object name."""
         self._written_at: dict[str, float] = {}
-        self._staleness = Alarm()
+        self._staleness_due = NextDue()
         """When the next cluster may become stale."""
 
-    def look_at_all(self) -> None:
-        self._staleness.set(_SOME_TIME_AGO)
-        self._heard.clear()  # another leader may have processed more since
-        super().look_at_all()
+    def enqueue_all(self) -> None:
+        self._staleness_due.set(_PAST)
+        self._processed.clear()  # another leader may have processed more since
+        super().enqueue_all()
 
-    def hear(self, changes: Sequence[Change]) -> None:
+    def on_change(self, changes: Sequence[Change]) -> None:
         """Enqueue the clusters that committed changes affect."""
         concerned: dict[str, None] = {}
         for change in changes:
@@ -75,190 +77,198 @@ class Advertisements(Controller[ClusterAdvertisement]):
                     concerned.update(dict.fromkeys(filter(None, (change.target, *change.left))))
                 case Cluster():
                     concerned[change.id] = None
-                    self._staleness.set(change.valid_until)
-                case Dropped():
+                    self._staleness_due.set(change.valid_until)
+                case ClusterDeleted():
                     concerned[change.cluster] = None
                 case Member(role=Role.CLUSTER):
                     concerned[change.name] = None
-                case Erased(kind="member"):  # it may advertise again
+                case RecordDeleted(kind="member"):  # it may advertise again
                     concerned[change.id.removeprefix(member_id(Role.CLUSTER, ""))] = None
         for cluster in concerned:
-            self._look_at(cluster)
+            self._enqueue_cluster(cluster)
 
     def tick(self) -> None:
         """Enqueue clusters that have become stale; nothing else does."""
         now = self._broker.clock()
-        if not self._staleness.rings(now) or not self._broker.may_decide:
+        if not self._staleness_due.is_due(now) or not self._broker.is_leader:
             return
         try:
-            ledger, _ = self._broker.present()
+            ledger, _ = self._broker.current()
         except Unavailable:  # lost leadership a moment ago
             return
-        self._staleness.turn_off()
+        self._staleness_due.clear()
         for cluster in ledger.clusters.values():
             if cluster.is_stale(now):
-                self._look_at(cluster.id)
+                self._enqueue_cluster(cluster.id)
             else:
-                self._staleness.set(cluster.valid_until)
+                self._staleness_due.set(cluster.valid_until)
 
-    def _look_at(self, cluster: str) -> None:
-        for name in (kube_objects.name_of("cluster", cluster), *self._aliases.get(cluster, ())):
-            self._look_soon(name)
+    def _enqueue_cluster(self, cluster: str) -> None:
+        for name in (
+            kube_objects.record_object_name("cluster", cluster),
+            *self._aliases.get(cluster, ()),
+        ):
+            self._enqueue_soon(name)
 
-    def _look_soon(self, name: str) -> None:
-        self.looks.add_after(name, SOON)
+    def _enqueue_soon(self, name: str) -> None:
+        self.queue.add_after(name, RECONCILE_DELAY)
 
-    def _notice(self, name: str) -> None:
-        self._look_soon(name)
+    def _enqueue(self, name: str) -> None:
+        self._enqueue_soon(name)
 
-    def _happened(self, turn: Turn[ClusterAdvertisement]) -> Iterable[Happening]:
-        return happenings.of_advertisement(turn.before, turn.after)
+    def _events(self, update: Update[ClusterAdvertisement]) -> Iterable[EventRecord]:
+        return happenings.advertisement_events(update.before, update.after)
 
     # -- reconcile
 
-    async def _serve(self, found: ClusterAdvertisement) -> None:
+    async def _sync(self, found: ClusterAdvertisement) -> None:
         self._missing.pop(found.metadata.name, None)
-        if marks.is_leaving(found.metadata):
+        if marks.is_being_deleted(found.metadata):
             return
-        self._remember_alias(found)
-        advertisement, error = self._offers(found)
-        record, uid = self._record(found), found.metadata.uid
-        action = advertisement_plans.plan(found, advertisement, self._heard.get(uid), record)
+        self._note_alias(found)
+        advertisement, error = self._advertisement(found)
+        record, uid = self._record_for(found), found.metadata.uid
+        action = advertisement_plans.plan_advertisement(
+            found, advertisement, self._processed.get(uid), record
+        )
         if isinstance(action, Advertise):
-            await self._broker.advertise(action.offer)
+            await self._broker.advertise(action.advertisement)
         if advertisement is not None:
-            self._heard[uid] = advertisement
+            self._processed[uid] = advertisement
         match action:
             case Advertise():
-                self._look_soon(found.metadata.name)
-            case PassOver():
-                self._teller.tell(happenings.of_outdated(found))
-                self._look_soon(found.metadata.name)
-            case Rewrite() | Delete():
-                await self._correct(found, record)
+                self._enqueue_soon(found.metadata.name)
+            case IgnoreOutdated():
+                self._recorder.emit(happenings.outdated_event(found))
+                self._enqueue_soon(found.metadata.name)
+            case Repair() | DeleteOrphan():
+                await self._repair(found, record)
             case None:
-                self._suspicions.clear(found)
-                await self._show(found, error)
+                self._drift.clear(found)
+                await self._sync_status(found, error)
 
-    async def _correct(self, found: ClusterAdvertisement, record: Cluster | None) -> None:
+    async def _repair(self, found: ClusterAdvertisement, record: Cluster | None) -> None:
         """Usually the store has not finished; else somebody has edited the object."""
-        if not self._suspicions.is_grave(found):
+        if not self._drift.is_persistent(found):
             return
-        current = await self._found(found.metadata.name)
-        if current is None or self._record(current) is not record:
+        current = await self._read_current(found.metadata.name)
+        if current is None or self._record_for(current) is not record:
             return
-        action = advertisement_plans.plan(current, None, None, record)
-        if isinstance(action, Delete):
-            await self._broker.confirm()
-            if not await ghosts.remove(self._client, marks.ADVERTISEMENTS, current, self._teller):
-                self._look_soon(current.metadata.name)
-        elif (
-            action is not None
-            and record is not None
-            and self._suspicions.may_write(current, action)
-        ):
-            await self._broker.rewrite(record)
+        action = advertisement_plans.plan_advertisement(current, None, None, record)
+        if isinstance(action, DeleteOrphan):
+            await self._broker.check_fencing()
+            if not await ghosts.delete_orphan(
+                self._client, marks.ADVERTISEMENT_RESOURCE, current, self._recorder
+            ):
+                self._enqueue_soon(current.metadata.name)
+        elif action is not None and record is not None and self._drift.may_repair(current, action):
+            await self._broker.rewrite_record(record)
 
-    async def _end(self, gone: ClusterAdvertisement) -> None:
-        record = self._record(gone)
-        processed = self._heard.get(gone.metadata.uid) or self._offers(gone)[0]
-        if record is not None and advertisement_plans.is_withdrawn(gone, processed, record):
+    async def _finalize(self, deleted: ClusterAdvertisement) -> None:
+        record = self._record_for(deleted)
+        processed = self._processed.get(deleted.metadata.uid) or self._advertisement(deleted)[0]
+        if record is not None and advertisement_plans.is_withdrawn(deleted, processed, record):
             await self._broker.withdraw(record.id)
 
-    def _expected(self, ledger: Ledger) -> Iterable[str]:
-        known = {kube_objects.name_of("cluster", cluster): cluster for cluster in ledger.clusters}
+    def _expected_names(self, ledger: Ledger) -> Iterable[str]:
+        known = {
+            kube_objects.record_object_name("cluster", cluster): cluster
+            for cluster in ledger.clusters
+        }
         self._missing = {
-            name: cluster for name, cluster in known.items() if self.mirror.find(name) is None
+            name: cluster for name, cluster in known.items() if self.cache.find(name) is None
         }
         return self._missing
 
-    async def _miss(self, name: str) -> None:
+    async def _on_missing(self, name: str) -> None:
         """A new object is usually about to be created, so only those missing in a full check count."""
         cluster = self._missing.get(name)
         record = None if cluster is None else self._record_of(cluster)
-        is_lost = record is not None and await self._found(name) is None
+        is_lost = record is not None and await self._read_current(name) is None
         # A cluster that has advertised meanwhile gets a new object.
         if record is not None and is_lost and self._record_of(record.id) is record:
             await self._broker.withdraw(record.id)
         self._missing.pop(name, None)
 
-    def _bury(self, gone: ClusterAdvertisement) -> None:
-        name, cluster = gone.metadata.name, gone.spec.cluster_id
+    def _forget(self, deleted: ClusterAdvertisement) -> None:
+        name, cluster = deleted.metadata.name, deleted.spec.cluster_id
         self._aliases.get(cluster, set()).discard(name)
         if not self._aliases.get(cluster):
             self._aliases.pop(cluster, None)
         self._written_at.pop(name, None)
-        self._heard.pop(gone.metadata.uid, None)
-        super()._bury(gone)
+        self._processed.pop(deleted.metadata.uid, None)
+        super()._forget(deleted)
 
-    def _record(self, found: ClusterAdvertisement) -> Cluster | None:
+    def _record_for(self, found: ClusterAdvertisement) -> Cluster | None:
         return self._record_of(ClusterId(found.spec.cluster_id))
 
     def _record_of(self, cluster: ClusterId) -> Cluster | None:
-        ledger, _ = self._broker.present()
+        ledger, _ = self._broker.current()
         return ledger.clusters.get(cluster)
 
-    def _offers(self, found: ClusterAdvertisement) -> tuple[models.Advertisement | None, str]:
+    def _advertisement(
+        self, found: ClusterAdvertisement
+    ) -> tuple[models.Advertisement | None, str]:
         """The advertisement in the spec, and if it is rejected, why."""
-        if marks.is_own(found.metadata):
+        if marks.is_managed(found.metadata):
             return None, ""
         try:
-            standings.check(self._broker.registry, ClusterId(found.spec.cluster_id))
-            return advertisement_plans.offer(found), ""
+            standings.check_not_revoked(self._broker.members, ClusterId(found.spec.cluster_id))
+            return advertisement_plans.advertisement_from_object(found), ""
         except (InvalidInput, Revoked) as error:
-            return None, f"{advertisement_plans.NOT_TAKEN_IN}{error}"
+            return None, f"{advertisement_plans.REJECTED_PREFIX}{error}"
 
-    def _remember_alias(self, found: ClusterAdvertisement) -> None:
-        if not advertisement_plans.keeps_record(found):
+    def _note_alias(self, found: ClusterAdvertisement) -> None:
+        if not advertisement_plans.is_record_object(found):
             self._aliases.setdefault(found.spec.cluster_id, set()).add(found.metadata.name)
 
     # -- status
 
-    async def _show(self, found: ClusterAdvertisement, problem: str) -> None:
-        if not any(self._changes(found, problem)):
+    async def _sync_status(self, found: ClusterAdvertisement, error: str) -> None:
+        if not any(self._patches(found, error)):
             return
         name = found.metadata.name
         since = time.monotonic() - self._written_at.get(name, float("-inf"))
-        if since < PAUSE.total_seconds():
-            self.looks.add_after(name, PAUSE - timedelta(seconds=since))
+        if since < WRITE_INTERVAL.total_seconds():
+            self.queue.add_after(name, WRITE_INTERVAL - timedelta(seconds=since))
             return
-        await self._broker.settled()
-        current = await self._client.find(marks.ADVERTISEMENTS, name, self._namespace)
+        await self._broker.wait_durable()
+        current = await self._client.find(marks.ADVERTISEMENT_RESOURCE, name, self._namespace)
         if current is None or current.metadata.uid != found.metadata.uid:
             return
         # A spec that has not been processed yet must not be marked as observed.
-        if self._offers(current) == self._offers(found):
-            await self._write(current, problem)
+        if self._advertisement(current) == self._advertisement(found):
+            await self._write_status(current, error)
 
-    def _changes(
-        self, found: ClusterAdvertisement, problem: str
-    ) -> tuple[showing.Change, showing.Change]:
+    def _patches(
+        self, found: ClusterAdvertisement, error: str
+    ) -> tuple[showing.MergePatch, showing.MergePatch]:
         view, now = self._view(found)
-        spec = {} if view is None else showing.spec_change(found, view)
-        return spec, showing.status_change(found, view, problem, now)
+        spec = {} if view is None else showing.spec_patch(found, view)
+        return spec, showing.status_patch(found, view, error, now)
 
-    async def _write(self, found: ClusterAdvertisement, problem: str) -> None:
+    async def _write_status(self, found: ClusterAdvertisement, error: str) -> None:
         try:
-            spec, _ = self._changes(found, problem)
+            spec, _ = self._patches(found, error)
             if spec:
                 found = await self._patch(found, {"spec": spec})
-            _, status = self._changes(found, problem)
+            _, status = self._patches(found, error)
             if status:
                 await self._patch(found, {"status": status}, "status")
         except (Conflict, NotFound):
-            self._look_soon(found.metadata.name)  # changed meanwhile
+            self._enqueue_soon(found.metadata.name)  # changed meanwhile
 
     async def _patch(
-        self, found: ClusterAdvertisement, change: showing.Change, subresource: str = ""
+        self, found: ClusterAdvertisement, change: showing.MergePatch, subresource: str = ""
     ) -> ClusterAdvertisement:
         name = found.metadata.name
         self._written_at[name] = time.monotonic()
         whole = {**change, "metadata": {"resourceVersion": found.metadata.resource_version}}
         return await self._client.patch(
-            marks.ADVERTISEMENTS, name, self._namespace, whole, subresource=subresource
+            marks.ADVERTISEMENT_RESOURCE, name, self._namespace, whole, subresource=subresource
         )
 
     def _view(self, found: ClusterAdvertisement) -> tuple[ClusterView | None, datetime]:
-        ledger, now = self._broker.present()
+        ledger, now = self._broker.current()
         cluster = ledger.clusters.get(ClusterId(found.spec.cluster_id))
-        return None if cluster is None else views.of_cluster(ledger, cluster), now
+        return None if cluster is None else views.cluster_view(ledger, cluster), now

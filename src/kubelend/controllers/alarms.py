@@ -8,11 +8,11 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Final
 
-TICK: Final = 1.0
+TICK_SECONDS: Final = 1.0
 """Seconds. Changes caused by time alone are noticed at most this late; decisions use the clock itself."""
 
 
-class Alarm:
+class NextDue:
     """The earliest of the moments it was set to, until it is cleared."""
 
     def __init__(self) -> None:
@@ -21,13 +21,13 @@ class Alarm:
     def set(self, at: datetime) -> None:
         self._at = min(self._at, at)
 
-    def turn_off(self) -> None:
+    def clear(self) -> None:
         self._at = _NEVER
 
-    def rings(self, now: datetime) -> bool:
+    def is_due(self, now: datetime) -> bool:
         return self._at <= now
 
-    def is_over(self, due: datetime | None, now: datetime) -> bool:
+    def has_passed(self, due: datetime | None, now: datetime) -> bool:
         """Whether `due` has passed; if it lies in the future, it is noted."""
         if due is not None and due > now:
             self.set(due)

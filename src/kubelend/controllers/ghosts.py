@@ -7,15 +7,17 @@ Somebody may have made one from a copy, so an Event says why it was deleted. Onl
 from __future__ import annotations
 
 from kubelend.controllers import happenings, removals
-from kubelend.controllers.happenings import Teller
-from kubelend.controllers.mirrors import Kind
+from kubelend.controllers.happenings import EventRecorder
+from kubelend.controllers.mirrors import CachedKind
 from kubelend.kube.client import Client
 from kubelend.kube.resources import Resource
 
 
-async def remove(client: Client, resource: Resource[Kind], found: Kind, teller: Teller) -> bool:
+async def delete_orphan(
+    client: Client, resource: Resource[CachedKind], found: CachedKind, recorder: EventRecorder
+) -> bool:
     """Delete the orphan as it was read. False if it has changed since and may be no orphan any more."""
-    is_gone = await removals.remove(client, resource, found)
+    is_gone = await removals.delete_if_unchanged(client, resource, found)
     if is_gone:
-        teller.tell(happenings.at_removal(found))
+        recorder.emit(happenings.orphan_deleted_event(found))
     return is_gone

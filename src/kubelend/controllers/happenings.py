@@ -18,89 +18,89 @@ import structlog
 from kubelend.controllers import marks
 from kubelend.core.errors import KubelendError
 from kubelend.core.lifecycle import Phase, Reason
-from kubelend.kube.answers import Unreadable
+from kubelend.kube.answers import UndecodableObject
 from kubelend.kube.client import Client
 from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
 from kubelend.wire.objects import Metadata, Object
 
-LONGEST: Final = 1024
+MAX_MESSAGE_LENGTH: Final = 1024
 """Characters of a message: the API server's limit."""
-MOST_WAITING: Final = 1000
+MAX_QUEUED_EVENTS: Final = 1000
 COMPONENT: Final = "kubelend-broker"
 
 log = structlog.get_logger("kubelend.controllers")
 
 
-class Subject(NamedTuple):
+class ObjectReference(NamedTuple):
     """An object of which only the type and metadata are known."""
 
     type: type[Object]
     metadata: Metadata
 
 
-class Happening(NamedTuple):
+class EventRecord(NamedTuple):
     """An Event to be written, and the object it is about."""
 
     type: Literal["Normal", "Warning"]
     reason: str
     message: str
-    about: Object | Subject
+    involved_object: Object | ObjectReference
 
 
-def of_reservation(before: Reservation, after: Reservation) -> Iterator[Happening]:
+def reservation_events(before: Reservation, after: Reservation) -> Iterator[EventRecord]:
     was, now = before.status, after.status
-    if marks.is_own(after.metadata):
+    if marks.is_managed(after.metadata):
         return
-    if was.phase != now.phase and (word := _PHASES.get(now.phase)):
+    if was.phase != now.phase and (word := _EVENT_REASONS.get(now.phase)):
         reason = "Expired" if now.reason == Reason.EXPIRED else word
         kind: Literal["Normal", "Warning"] = "Warning" if reason == "Failed" else "Normal"
-        yield Happening(kind, reason, now.message, after)
+        yield EventRecord(kind, reason, now.message, after)
     elif now.phase == Phase.RESERVED and was.target_cluster_id != now.target_cluster_id:
-        yield Happening("Normal", "Moved", now.message, after)
+        yield EventRecord("Normal", "Moved", now.message, after)
 
 
-def of_advertisement(
+def advertisement_events(
     before: ClusterAdvertisement, after: ClusterAdvertisement
-) -> Iterator[Happening]:
+) -> Iterator[EventRecord]:
     was, now = before.status.phase, after.status.phase
-    if marks.is_own(after.metadata):
+    if marks.is_managed(after.metadata):
         return
     if was != now and now == "Stale":
-        yield Happening("Warning", "Stale", after.status.message, after)
+        yield EventRecord("Warning", "Stale", after.status.message, after)
     elif was == "Stale" and now == "Active":
-        yield Happening("Normal", "Active", "The cluster advertises again", after)
+        yield EventRecord("Normal", "Active", "The cluster advertises again", after)
     if _is_overcommitted(after) and not _is_overcommitted(before):
-        yield Happening("Warning", "Overcommitted", after.status.message, after)
+        yield EventRecord("Warning", "Overcommitted", after.status.message, after)
 
 
-def at_deletion(found: Reservation, message: str) -> Happening:
+def released_event(found: Reservation, message: str) -> EventRecord:
     """The Reservation was deleted by its user."""
-    return Happening("Normal", "Released", message, found)
+    return EventRecord("Normal", "Released", message, found)
 
 
-def at_removal(found: Object) -> Happening:
+def orphan_deleted_event(found: Object) -> EventRecord:
     """The object was labelled as managed by the broker, but was not."""
     message = "Deleted because it was labelled as managed by the broker, which has no record of it"
-    return Happening("Warning", "OrphanDeleted", message, found)
+    return EventRecord("Warning", "OrphanDeleted", message, found)
 
 
-def of_outdated(found: ClusterAdvertisement) -> Happening:
+def outdated_event(found: ClusterAdvertisement) -> EventRecord:
     """The spec is older than the cluster's latest advertisement."""
     message = "Ignored because the cluster has sent a newer advertisement; set a later timestamp"
-    return Happening("Warning", "Outdated", message, found)
+    return EventRecord("Warning", "Outdated", message, found)
 
 
-def of_unreadable(kind: type[Object], found: Unreadable) -> Happening:
+def undecodable_event(kind: type[Object], found: UndecodableObject) -> EventRecord:
     """The object is skipped until it is fixed."""
-    about = Subject(kind, Metadata(found.name, found.namespace, found.uid))
-    return Happening("Warning", "Undecodable", f"Skipped: {found.problem}", about)
+    about = ObjectReference(kind, Metadata(found.name, found.namespace, found.uid))
+    return EventRecord("Warning", "Undecodable", f"Skipped: {found.error}", about)
 
 
-def body(happening: Happening, at: datetime, suffix: str) -> dict[str, object]:
+def event_body(event: EventRecord, at: datetime, suffix: str) -> dict[str, object]:
     """The Event object as the API server takes it."""
-    about, stamp = happening.about, msgspec.to_builtins(at.replace(microsecond=0))
+    about, stamp = event.involved_object, msgspec.to_builtins(at.replace(microsecond=0))
     metadata = about.metadata
-    kind = about.type if isinstance(about, Subject) else type(about)
+    kind = about.type if isinstance(about, ObjectReference) else type(about)
     return {
         "apiVersion": "v1",
         "kind": "Event",
@@ -113,9 +113,9 @@ def body(happening: Happening, at: datetime, suffix: str) -> dict[str, object]:
             "uid": metadata.uid,
             "resourceVersion": metadata.resource_version,
         },
-        "type": happening.type,
-        "reason": happening.reason,
-        "message": _cut(happening.message),
+        "type": event.type,
+        "reason": event.reason,
+        "message": _truncate_message(event.message),
         "source": {"component": COMPONENT},
         "reportingComponent": COMPONENT,
         "reportingInstance": COMPONENT,
@@ -125,52 +125,52 @@ def body(happening: Happening, at: datetime, suffix: str) -> dict[str, object]:
     }
 
 
-class Teller:
+class EventRecorder:
     """Writes Events in the background. Use `run` as a task; `emit` never blocks."""
 
     def __init__(self, client: Client, clock: Callable[[], datetime]) -> None:
         self._client = client
         self._clock = clock
-        self._waiting: asyncio.Queue[Happening] = asyncio.Queue(MOST_WAITING)
+        self._queue: asyncio.Queue[EventRecord] = asyncio.Queue(MAX_QUEUED_EVENTS)
 
-    def tell(self, happening: Happening) -> None:
+    def emit(self, event: EventRecord) -> None:
         try:
-            self._waiting.put_nowait(happening)
+            self._queue.put_nowait(event)
         except asyncio.QueueFull:
             log.warning(
-                "Event dropped", event_reason=happening.reason, error="too many Events are queued"
+                "Event dropped", event_reason=event.reason, error="too many Events are queued"
             )
 
     async def run(self) -> None:
         """Runs until cancelled."""
         while True:
-            event = await self._waiting.get()
-            made = body(event, self._clock(), secrets.token_hex(8))
-            namespace = event.about.metadata.namespace
+            event = await self._queue.get()
+            made = event_body(event, self._clock(), secrets.token_hex(8))
+            namespace = event.involved_object.metadata.namespace
             try:
                 await self._client.raw("POST", f"/api/v1/namespaces/{namespace}/events", made)
             except KubelendError as error:
                 log.warning("Event dropped", event_reason=event.reason, error=str(error))
 
 
-class Riddles:
+class UndecodableReporter:
     """Emits an Event for each object of a kind that cannot be decoded, once per error."""
 
-    def __init__(self, kind: type[Object], teller: Teller) -> None:
+    def __init__(self, kind: type[Object], recorder: EventRecorder) -> None:
         self._kind = kind
-        self._teller = teller
-        self._told: dict[str, Unreadable] = {}
+        self._recorder = recorder
+        self._reported: dict[str, UndecodableObject] = {}
 
-    def look(self, name: str, found: Unreadable | None) -> None:
+    def report(self, name: str, found: UndecodableObject | None) -> None:
         """`found` is None if the object can be decoded or does not exist."""
         if found is None:
-            self._told.pop(name, None)
-        elif self._told.get(name) != found:
-            self._told[name] = found
-            self._teller.tell(of_unreadable(self._kind, found))
+            self._reported.pop(name, None)
+        elif self._reported.get(name) != found:
+            self._reported[name] = found
+            self._recorder.emit(undecodable_event(self._kind, found))
 
 
-_PHASES: Final[dict[str, str]] = {
+_EVENT_REASONS: Final[dict[str, str]] = {
     Phase.RESERVED: "Reserved",
     Phase.ACTIVE: "Activated",
     Phase.RELEASED: "Released",
@@ -183,5 +183,7 @@ def _is_overcommitted(found: ClusterAdvertisement) -> bool:
     return any(one.type == "Overcommitted" and one.status == "True" for one in conditions)
 
 
-def _cut(message: str) -> str:
-    return message if len(message) <= LONGEST else message[: LONGEST - 1] + "…"
+def _truncate_message(message: str) -> str:
+    return (
+        message if len(message) <= MAX_MESSAGE_LENGTH else message[: MAX_MESSAGE_LENGTH - 1] + "…"
+    )

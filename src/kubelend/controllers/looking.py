@@ -17,14 +17,14 @@ from kubelend.kits.workqueue import Workqueue
 log = structlog.get_logger("kubelend.controllers")
 
 
-class Looks:
+class ReconcileQueue:
     """Reconciles objects of one kind by name."""
 
-    def __init__(self, kind: str, look: Callable[[str], Awaitable[None]]) -> None:
+    def __init__(self, kind: str, reconcile: Callable[[str], Awaitable[None]]) -> None:
         self._kind = kind
-        self._look = look
+        self._reconcile = reconcile
         self._queue: Workqueue[str] = Workqueue()
-        self._problems: dict[str, str] = {}
+        self._logged_errors: dict[str, str] = {}
 
     def add(self, name: str) -> None:
         self._queue.add(name)
@@ -34,29 +34,29 @@ class Looks:
 
     async def run(self) -> None:
         """Runs until cancelled."""
-        await self._queue.work(self._attempt)
+        await self._queue.run(self._attempt)
 
     async def _attempt(self, name: str) -> None:
         try:
-            await self._look(name)
+            await self._reconcile(name)
         except KubelendError as error:
-            self._queue.retry(name, _patience(error))
-            self._complain("Reconcile failed, will retry", name, error.code, error)
+            self._queue.retry(name, _retry_after(error))
+            self._log_once("Reconcile failed, will retry", name, error.code, error)
         except msgspec.MsgspecError as error:  # a retry would not help until the object is changed
             self._queue.forget(name)
-            self._complain("Skipping invalid object", name, str(error), error)
+            self._log_once("Skipping invalid object", name, str(error), error)
         else:
             self._queue.forget(name)
-            if self._problems.pop(name, None) is not None:
+            if self._logged_errors.pop(name, None) is not None:
                 log.info("Reconcile recovered", kind=self._kind, name=name)
 
-    def _complain(self, what: str, name: str, problem: str, error: Exception) -> None:
-        if self._problems.get(name) != problem:
-            self._problems[name] = problem
-            log.warning(what, kind=self._kind, name=name, error=str(error))
+    def _log_once(self, message: str, name: str, cause: str, error: Exception) -> None:
+        if self._logged_errors.get(name) != cause:
+            self._logged_errors[name] = cause
+            log.warning(message, kind=self._kind, name=name, error=str(error))
 
 
-def _patience(error: KubelendError) -> timedelta:
+def _retry_after(error: KubelendError) -> timedelta:
     """The pause that the error asks for."""
     request = error.retry_after if isinstance(error, LimitExceeded | Unavailable) else 0.0
     return timedelta(seconds=request)

@@ -14,10 +14,10 @@ import msgspec
 from kubelend.broker import instructions, parties
 from kubelend.broker.instructions import Instruction, Side
 from kubelend.broker.service import Broker
-from kubelend.broker.speakers import Speakers
-from kubelend.broker.writer import ACTOR
+from kubelend.broker.speakers import AgentSessions
+from kubelend.broker.writer import CURRENT_ACTOR
 from kubelend.controllers import mailbox_plans, specs
-from kubelend.controllers.mailbox_shelves import Shelf
+from kubelend.controllers.mailbox_shelves import NamespaceCache
 from kubelend.core import roles
 from kubelend.core.errors import (
     Forbidden,
@@ -26,176 +26,178 @@ from kubelend.core.errors import (
     NotFound,
     Revoked,
     Unavailable,
-    no_reservation,
+    reservation_not_found,
 )
 from kubelend.core.journal import Actor
 from kubelend.core.lifecycle import FINAL, Reason
-from kubelend.core.members import Standing, member_id
+from kubelend.core.members import MembershipStatus, member_id
 from kubelend.core.models import ClusterId, ReservationId
 from kubelend.core.models import Reservation as Record
 from kubelend.wire import bodies, conversion, mailboxes, route
 from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
-from kubelend.wire.conversion import Terms
-from kubelend.wire.objects import ProviderInstruction, Question
+from kubelend.wire.conversion import RequestLimits
+from kubelend.wire.objects import AgentRequest, ProviderInstruction
 
-PROVIDER: Final = Side.PROVIDER
-REQUESTER: Final = Side.REQUESTER
+PROVIDER_SIDE: Final = Side.PROVIDER
+REQUESTER_SIDE: Final = Side.REQUESTER
 
 
-class Answers:
+class RequestHandlers:
     """Executes the requests of one cluster."""
 
     def __init__(
         self,
         broker: Broker,
-        terms: Terms,
-        speakers: Speakers | None,
+        terms: RequestLimits,
+        sessions: AgentSessions | None,
         cluster: ClusterId,
         namespace: str,
     ) -> None:
         self._broker = broker
         self._terms = terms
-        self._speakers = speakers
+        self._sessions = sessions
         self._cluster = cluster
         self._namespace = namespace
 
-    def admit(self, question: Question, *, speaks: bool = True) -> None:
+    def authorize(self, request: AgentRequest, *, claims: bool = True) -> None:
         """Reject a revoked cluster, and an agent while another agent of the cluster has the session."""
-        member = self._broker.registry.members.get(member_id(roles.Role.CLUSTER, self._cluster))
-        if member is not None and member.standing is Standing.REVOKED:
+        member = self._broker.members.members.get(member_id(roles.Role.CLUSTER, self._cluster))
+        if member is not None and member.standing is MembershipStatus.REVOKED:
             raise Revoked(
                 f"cluster {self._cluster} was revoked: {member.reason or 'no reason given'}",
                 hint="ask an administrator",
             )
-        if self._speakers is None or not question.agent:
+        if self._sessions is None or not request.agent:
             return
-        if speaks:
+        if claims:
             origin = f"in namespace {self._namespace}"
-            self._speakers.speak(self._cluster, question.agent, origin)
+            self._sessions.claim(self._cluster, request.agent, origin)
         else:
-            self._speakers.hear(self._cluster, question.agent)
+            self._sessions.touch(self._cluster, request.agent)
 
-    async def advertisement(
-        self, seen: ClusterAdvertisement, question: Question
+    async def handle_advertisement(
+        self, obj: ClusterAdvertisement, request: AgentRequest
     ) -> tuple[bodies.Advertisement, dict[str, object]]:
         """The response body, and the object's status."""
-        with self._acting():
-            self.admit(question)
-            body = specs.advertisement(seen.spec)
-            parties.check_owner(body.cluster_id, self._cluster)
+        with self._as_cluster():
+            self.authorize(request)
+            body = specs.advertisement_from_spec(obj.spec)
+            parties.check_namespace_cluster(body.cluster_id, self._cluster)
             offer = conversion.to_advertisement(body, self._cluster, self._broker.clock())
             view, _ = await self._broker.advertise(offer)
         now = self._broker.clock()
         status = conversion.from_cluster_status(
-            view.cluster, view.reserved, view.lent, view.holds, now
+            view.cluster, view.reserved, view.reservation_count, view.effective_policy, now
         )
         fields_of_status = msgspec.to_builtins(status)
-        fields = {name: fields_of_status.get(name) for name in _SHOWN}
-        return conversion.accepted(body, view.cluster, view.reserved), fields
+        fields = {name: fields_of_status.get(name) for name in _STATUS_FIELDS}
+        return conversion.published_advertisement(body, view.cluster, view.reserved), fields
 
-    async def reservation(self, seen: Reservation, question: Question) -> Record:
-        with self._acting():
-            self.admit(question)
-            if question.verb == "reserve":
-                return await self._reserve(seen)
-            found = await parties.owned(self._broker, _told(seen), self._cluster)
-            match question.verb:
+    async def handle_reservation(self, obj: Reservation, request: AgentRequest) -> Record:
+        with self._as_cluster():
+            self.authorize(request)
+            if request.verb == "reserve":
+                return await self._reserve(obj)
+            found = await parties.owned_by(self._broker, _reservation_id(obj), self._cluster)
+            match request.verb:
                 case "activate":
-                    return await self._broker.activate(parties.ongoing(found))
+                    return await self._broker.activate(parties.unfinished(found))
                 case "renew":
-                    return await self._renew(found, question.arguments)
+                    return await self._renew(found, request.arguments)
                 case "release":
                     return await self._broker.release(found.id, Reason.BY_REQUESTER)
-        raise InvalidInput(f"unknown verb for a reservation: {question.verb[:20]!r}")
+        raise InvalidInput(f"unknown verb for a reservation: {request.verb[:20]!r}")
 
-    async def instruction(self, seen: ProviderInstruction, question: Question) -> Record:
-        lent = ReservationId(seen.spec.reservation_name)
-        with self._acting():
-            self.admit(question)
-            match question.verb:
+    async def handle_instruction(self, obj: ProviderInstruction, request: AgentRequest) -> Record:
+        lent = ReservationId(obj.spec.reservation_name)
+        with self._as_cluster():
+            self.authorize(request)
+            match request.verb:
                 case "acknowledge":
-                    return await parties.acknowledge(self._broker, lent, self._cluster)
+                    return await parties.acknowledge_hold(self._broker, lent, self._cluster)
                 case "refuse":
-                    return await parties.refuse(
-                        self._broker, lent, self._cluster, question.arguments
+                    return await parties.refuse_hold(
+                        self._broker, lent, self._cluster, request.arguments
                     )
-        raise InvalidInput(f"unknown verb for a provider instruction: {question.verb[:20]!r}")
+        raise InvalidInput(f"unknown verb for a provider instruction: {request.verb[:20]!r}")
 
-    async def read(self, question: Question) -> str:
+    async def handle_read(self, request: AgentRequest) -> str:
         """The named reservation as the REST interface returns it, also from the archive."""
-        if question.verb != "read" or not question.arguments:
+        if request.verb != "read" or not request.arguments:
             return ""
-        found = await parties.visible(
-            self._broker, ReservationId(question.arguments), self._cluster
+        found = await parties.visible_to(
+            self._broker, ReservationId(request.arguments), self._cluster
         )
-        return mailboxes.text(conversion.from_reservation(found))
+        return mailboxes.body_text(conversion.from_reservation(found))
 
-    async def give_back(self, seen: Reservation, shelf: Shelf) -> None:
+    async def release_for_deleted(self, obj: Reservation, cache: NamespaceCache) -> None:
         """Release the reservation of an object, if it is not finished."""
-        found = await self._standing_for(seen, shelf)
+        found = await self._reservation_of_object(obj, cache)
         if found is not None and found.phase not in FINAL:
-            with self._acting():
+            with self._as_cluster():
                 await self._broker.release(found.id, Reason.DELETED)
 
-    async def _reserve(self, seen: Reservation) -> Record:
+    async def _reserve(self, obj: Reservation) -> Record:
         """A known reservation counts, also after the ledger has dropped the idempotency key."""
-        if seen.spec.requester_id:
-            parties.check_owner(seen.spec.requester_id, self._cluster, "requesterID")
-        if mailbox_plans.instruction(seen) is not None:
-            return await parties.owned(self._broker, _told(seen), self._cluster)
-        key = route.checked_key(mailbox_plans.key_of(seen))
-        body = specs.request(seen.spec)
+        if obj.spec.requester_id:
+            parties.check_namespace_cluster(obj.spec.requester_id, self._cluster, "requesterID")
+        if mailbox_plans.instruction_of(obj) is not None:
+            return await parties.owned_by(self._broker, _reservation_id(obj), self._cluster)
+        key = route.check_idempotency_key(mailbox_plans.idempotency_key(obj))
+        body = specs.request_from_spec(obj.spec)
         request = conversion.to_request(body, self._cluster, key, self._terms)
         return await self._broker.reserve(request)
 
     async def _renew(self, found: Record, text: str) -> Record:
         longer = conversion.bounded_duration(text, self._terms) if text else None
-        return await self._broker.renew(parties.ongoing(found), longer)
+        return await self._broker.renew(parties.unfinished(found), longer)
 
-    async def _standing_for(self, seen: Reservation, shelf: Shelf) -> Record | None:
+    async def _reservation_of_object(
+        self, obj: Reservation, cache: NamespaceCache
+    ) -> Record | None:
         """The reservation of the object; without a response, by key, unless another object shows it."""
-        if mailbox_plans.instruction(seen) is not None:
+        if mailbox_plans.instruction_of(obj) is not None:
             try:
-                return await parties.owned(self._broker, _told(seen), self._cluster)
+                return await parties.owned_by(self._broker, _reservation_id(obj), self._cluster)
             except (NotFound, Forbidden):  # of the namespace's previous cluster
                 return None
-        records = await self._broker.read(lambda ledger: list(ledger.touching(self._cluster)))
+        records = await self._broker.read(lambda ledger: list(ledger.by_cluster(self._cluster)))
         mine = (one for one in records if one.requester == self._cluster)
-        found = next((one for one in mine if mailbox_plans.stands_for(seen, one)), None)
-        return None if found is None or shelf.has_other(found, seen) else found
+        found = next((one for one in mine if mailbox_plans.is_object_of(obj, one)), None)
+        return None if found is None or cache.has_other_object(found, obj) else found
 
     @contextmanager
-    def _acting(self) -> Iterator[None]:
+    def _as_cluster(self) -> Iterator[None]:
         """Attribute audit records to the cluster and its namespace."""
         actor = Actor(self._cluster, roles.Role.CLUSTER, f"namespace {self._namespace}")
-        before = ACTOR.set(actor)
+        before = CURRENT_ACTOR.set(actor)
         try:
             yield
         finally:
-            ACTOR.reset(before)
+            CURRENT_ACTOR.reset(before)
 
 
-def passing(problem: KubelendError) -> KubelendError:
+def as_retryable(error: KubelendError) -> KubelendError:
     """A failure to write the namespace is no rejection of the request."""
-    if problem.retryable:
-        return problem
-    return Unavailable(f"the cluster namespace cannot be updated: {problem}")
+    if error.retryable:
+        return error
+    return Unavailable(f"the cluster namespace cannot be updated: {error}")
 
 
-def part(cluster: ClusterId, record: Record, side: Side) -> Instruction | None:
+def instruction_for_side(cluster: ClusterId, record: Record, side: Side) -> Instruction | None:
     """The instruction for a cluster on one side of a reservation; None if it is not on that side."""
-    found = instructions.for_cluster(cluster, record)
+    found = instructions.instructions_for(cluster, record)
     return next((one for one in found if one.side is side), None)
 
 
-_SHOWN: Final = (
+_STATUS_FIELDS: Final = (
     *("phase", "active", "score", "message", "lastUpdateTime", "validUntil"),
     *("cordonReason", "reservations"),
 )
 
 
-def _told(seen: Reservation) -> ReservationId:
-    response = mailbox_plans.instruction(seen)
+def _reservation_id(obj: Reservation) -> ReservationId:
+    response = mailbox_plans.instruction_of(obj)
     if response is None:
-        raise no_reservation(seen.metadata.name)
+        raise reservation_not_found(obj.metadata.name)
     return ReservationId(response.reservation.id)

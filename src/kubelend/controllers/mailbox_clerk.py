@@ -14,12 +14,17 @@ import structlog
 from msgspec.structs import replace
 
 from kubelend.controllers import mailbox_answers, mailbox_plans, marks, refusals
-from kubelend.controllers.alarms import Alarm
-from kubelend.controllers.mailbox_answers import Answers
-from kubelend.controllers.mailbox_pen import Means, Pen
-from kubelend.controllers.mailbox_plans import Remove, Step, Tell, Told
-from kubelend.controllers.mailbox_sessions import Session
-from kubelend.controllers.mailbox_shelves import Shelf, Unread
+from kubelend.controllers.alarms import NextDue
+from kubelend.controllers.mailbox_answers import RequestHandlers
+from kubelend.controllers.mailbox_pen import Dependencies, NamespaceWriter
+from kubelend.controllers.mailbox_plans import (
+    DeleteObject,
+    InstructionObject,
+    PlannedWrite,
+    WriteInstruction,
+)
+from kubelend.controllers.mailbox_sessions import AgentStream
+from kubelend.controllers.mailbox_shelves import NamespaceCache, PendingWork
 from kubelend.core.errors import KubelendError, NotLeader, NotReady
 from kubelend.core.ledger import Ledger
 from kubelend.core.models import ClusterId, ReservationId
@@ -31,342 +36,371 @@ from kubelend.wire.broker_objects import (
     ClusterAdvertisement,
     Reservation,
 )
-from kubelend.wire.objects import Object, ProviderInstruction, Question, Reply
+from kubelend.wire.objects import AgentRequest, BrokerResponse, Object, ProviderInstruction
 
 log = structlog.get_logger("kubelend.cluster_namespaces")
 
-INSTRUCTIONS = resources.of(ProviderInstruction)
+INSTRUCTION_RESOURCE = resources.resource_for(ProviderInstruction)
 
 
-class Clerk:
+class NamespaceReconciler:
     """Reconciles one cluster namespace."""
 
     def __init__(
-        self, means: Means, namespace: str, cluster: ClusterId, wake: Callable[[], None]
+        self,
+        dependencies: Dependencies,
+        namespace: str,
+        cluster: ClusterId,
+        enqueue: Callable[[], None],
     ) -> None:
         self.cluster = cluster
         self.namespace = namespace
-        self.shelf = Shelf()
-        self.is_closing = False
+        self.cache = NamespaceCache()
+        self.is_being_deleted = False
         """Whether the namespace has a deletionTimestamp, so that no object can be created in it."""
-        self._means = means
-        self._answers = Answers(means.broker, means.terms, means.speakers, cluster, namespace)
-        self._wake = wake
-        self._session: Session | None = None
+        self._dependencies = dependencies
+        self._handlers = RequestHandlers(
+            dependencies.broker, dependencies.terms, dependencies.sessions, cluster, namespace
+        )
+        self._enqueue = enqueue
+        self._stream: AgentStream | None = None
         self._ledger: Ledger | None = None
         """The ledger that was mirrored last: after a reload or a change of leader it is another one."""
-        self._pen = Pen(means, namespace, cluster, self.shelf)
-        self._removals = Alarm()
+        self._writer = NamespaceWriter(dependencies, namespace, cluster, self.cache)
+        self._rejections_due = NextDue()
         """When the next rejected request may be deleted."""
-        self._spoilt: dict[str, str] = {}
+        self._logged_errors: dict[str, str] = {}
         """Errors by object, to log each once."""
 
     @property
     def is_due(self) -> bool:
         """Whether time alone requires a reconcile."""
-        broker = self._means.broker
-        return self._removals.rings(broker.clock()) and broker.leadership.leads
+        broker = self._dependencies.broker
+        return self._rejections_due.is_due(broker.clock()) and broker.leadership.is_leader
 
-    async def attend(self) -> None:
+    async def reconcile(self) -> None:
         """Process all that is pending. After an error everything is processed again."""
-        if not self._means.broker.leadership.leads:
+        if not self._dependencies.broker.leadership.is_leader:
             return
         try:
-            await self._attend()
+            await self._reconcile()
         except BaseException:
-            self.shelf.look_at_all()
+            self.cache.enqueue_all()
             self._ledger = None
             raise
 
-    async def dismiss(self) -> None:
+    async def stop(self) -> None:
         """The namespace is no cluster namespace any more, or the broker stops."""
-        stream, self._session = self._session, None
+        stream, self._stream = self._stream, None
         if stream is not None:
-            await stream.end()
+            await stream.stop()
 
     # -- reconcile
 
-    async def _attend(self) -> None:
-        session = self.shelf.mailbox
-        request = None if session is None else mailbox_plans.unanswered(session)
-        self._hear(request)
-        self._look_at_refused()
-        error = await self._catch_up()
-        while pending := self.shelf.take():
+    async def _reconcile(self) -> None:
+        session = self.cache.session
+        request = None if session is None else mailbox_plans.pending_request(session)
+        self._touch_session(request)
+        self._enqueue_rejected()
+        error = await self._detect_reload()
+        while pending := self.cache.pop_pending():
             if not pending.objects and not pending.reservations:
                 break
             error = await self._handle(pending, error)
         if request is not None:
-            await self._sparing(mailboxes.NAME, self._answer_mailbox, request, error)
+            await self._skip_undecodable(
+                mailboxes.SESSION_NAME, self._respond_to_session, request, error
+            )
         else:
-            await self._show_session()
+            await self._sync_session_status()
         if error is not None:
             raise error
 
-    async def _handle(self, unread: Unread, before: KubelendError | None) -> KubelendError | None:
+    async def _handle(
+        self, pending: PendingWork, earlier: KubelendError | None
+    ) -> KubelendError | None:
         """Returns the first error: an object that cannot be written does not block the others."""
         try:
-            await self._answer_all(unread.objects)
-            if before is None:
-                return await self._tell_all(unread.reservations)
+            await self._process_objects(pending.objects)
+            if earlier is None:
+                return await self._mirror_reservations(pending.reservations)
         except NotLeader:
             raise
         except KubelendError as error:
-            return before or error
-        return before
+            return earlier or error
+        return earlier
 
-    async def _catch_up(self) -> KubelendError | None:
+    async def _detect_reload(self) -> KubelendError | None:
         """After a reload every object may be wrong, including those whose record the ledger has lost."""
         try:
-            ledger = await self._means.broker.read(lambda ledger: ledger)
+            ledger = await self._dependencies.broker.read(lambda ledger: ledger)
         except KubelendError as error:
             return error
         if ledger is not self._ledger:
             self._ledger = ledger
-            self.shelf.look_at_all()
-            for record in ledger.touching(self.cluster):
-                self.shelf.hear(record.id)
+            self.cache.enqueue_all()
+            for record in ledger.by_cluster(self.cluster):
+                self.cache.enqueue_reservation(record.id)
         return None
 
-    async def _answer_all(self, found: Iterable[Object]) -> None:
+    async def _process_objects(self, found: Iterable[Object]) -> None:
         kinds = (Reservation, ProviderInstruction)
         first = [one for one in found if isinstance(one, kinds)]
-        await _together(self._sparing(one.key, self._answer, one) for one in first)
+        await _gather(self._skip_undecodable(one.key, self._process, one) for one in first)
         for one in found:
-            if isinstance(one, ClusterAdvertisement) and mailbox_plans.unanswered(one):
-                await self._sparing(one.key, self._answer_advertisement, one)
+            if isinstance(one, ClusterAdvertisement) and mailbox_plans.pending_request(one):
+                await self._skip_undecodable(one.key, self._respond_to_advertisement, one)
 
-    async def _answer(self, seen: Told) -> None:
-        if isinstance(seen, Reservation) and marks.is_leaving(seen.metadata):
-            await self._let_go(seen)
+    async def _process(self, obj: InstructionObject) -> None:
+        if isinstance(obj, Reservation) and marks.is_being_deleted(obj.metadata):
+            await self._finalize(obj)
             return
-        request = mailbox_plans.unanswered(seen)
-        self._hear(request)
-        verb = mailbox_plans.wished(seen) if isinstance(seen, Reservation) else ""
+        request = mailbox_plans.pending_request(obj)
+        self._touch_session(request)
+        verb = mailbox_plans.verb_from_conditions(obj) if isinstance(obj, Reservation) else ""
         if request is None and verb:
-            request = Question(_last_question(seen), verb)
+            request = AgentRequest(_last_request_id(obj), verb)
         if request is None:
-            if isinstance(seen, Reservation):
-                await self._keep(seen)
-        elif isinstance(seen, Reservation):
-            await self._answer_reservation(seen, request)
+            if isinstance(obj, Reservation):
+                await self._maintain(obj)
+        elif isinstance(obj, Reservation):
+            await self._respond_to_reservation(obj, request)
         else:
-            await self._answer_instruction(seen, request)
+            await self._respond_to_instruction(obj, request)
 
-    async def _keep(self, seen: Reservation) -> None:
+    async def _maintain(self, obj: Reservation) -> None:
         """A reservation without a pending request."""
-        broker = self._means.broker
-        due = refusals.due_in_mailbox(seen, broker.retention)
-        if mailbox_plans.is_loose(seen, self.cluster):
-            await self._pen.hold_on_to(seen)
-        elif self._removals.is_over(due, broker.clock()):
-            await self._pen.remove(seen)
+        broker = self._dependencies.broker
+        due = refusals.rejected_in_cluster_namespace_until(obj, broker.retention)
+        if mailbox_plans.needs_finalizer(obj, self.cluster):
+            await self._writer.add_finalizer(obj)
+        elif self._rejections_due.has_passed(due, broker.clock()):
+            await self._writer.delete(obj)
 
-    def _look_at_refused(self) -> None:
+    def _enqueue_rejected(self) -> None:
         """Their agents would have deleted them, but may no longer run."""
         if self.is_due:
-            self._removals.turn_off()
-            self.shelf.look_at(
+            self._rejections_due.clear()
+            self.cache.enqueue_matching(
                 lambda one: isinstance(one, Reservation) and one.status.response is not None
             )
 
     # -- requests
 
-    def _hear(self, question: Question | None) -> None:
-        if question is not None and self._session is not None:
-            self._session.hear(question.agent)
+    def _touch_session(self, request: AgentRequest | None) -> None:
+        if request is not None and self._stream is not None:
+            self._stream.touch(request.agent)
 
-    async def _answer_reservation(self, seen: Reservation, question: Question) -> None:
-        if question.verb == "reserve" and not marks.holds_on(seen.metadata):
-            held = await self._pen.hold_on_to(seen)
+    async def _respond_to_reservation(self, obj: Reservation, request: AgentRequest) -> None:
+        if request.verb == "reserve" and not marks.has_finalizer(obj.metadata):
+            held = await self._writer.add_finalizer(obj)
             if held is None:
                 return
-            seen = held
+            obj = held
         try:
-            record = await self._answers.reservation(seen, question)
+            record = await self._handlers.handle_reservation(obj, request)
         except NotLeader:
             raise
         except KubelendError as error:
-            if error.retryable and not question.id:  # nobody would repeat the request
+            if error.retryable and not request.id:  # nobody would repeat the request
                 raise
-            response = self._refused(seen, question, error)
+            response = self._error_response(obj, request, error)
             if response.body:
-                await self._pen.patch_status(seen, {"response": mailboxes.reply(response)})
+                await self._writer.patch_status(
+                    obj, {"response": mailboxes.response_fields(response)}
+                )
             else:
-                now = self._means.broker.clock()
-                status = mailbox_plans.refused_status(seen, error, response, now)
-                await self._pen.patch_status(seen, status)
+                now = self._dependencies.broker.clock()
+                status = mailbox_plans.error_status_patch(obj, error, response, now)
+                await self._writer.patch_status(obj, status)
         else:
-            await self._pen.tell_own(seen, record, question.id)
+            await self._writer.write_requester_side(obj, record, request.id)
 
-    async def _answer_instruction(self, seen: ProviderInstruction, question: Question) -> None:
+    async def _respond_to_instruction(
+        self, obj: ProviderInstruction, request: AgentRequest
+    ) -> None:
         try:
-            record = await self._answers.instruction(seen, question)
+            record = await self._handlers.handle_instruction(obj, request)
         except NotLeader:
             raise
         except KubelendError as error:
-            fields = mailboxes.reply(self._refused(seen, question, error))
-            await self._pen.patch(INSTRUCTIONS, seen, {"spec": {"response": fields}})
+            fields = mailboxes.response_fields(self._error_response(obj, request, error))
+            await self._writer.patch(INSTRUCTION_RESOURCE, obj, {"spec": {"response": fields}})
         else:
-            part = mailbox_answers.part(self.cluster, record, mailbox_answers.PROVIDER)
+            part = mailbox_answers.instruction_for_side(
+                self.cluster, record, mailbox_answers.PROVIDER_SIDE
+            )
             if part is not None:
-                await self._pen.tell_lent(Tell(part, seen), question.id)
+                await self._writer.write_provider_side(WriteInstruction(part, obj), request.id)
 
-    async def _answer_advertisement(self, seen: ClusterAdvertisement) -> None:
+    async def _respond_to_advertisement(self, obj: ClusterAdvertisement) -> None:
         """The resulting instructions are written before the response, so that its reader finds them."""
-        request = mailbox_plans.unanswered(seen) or Question("", "publish")
-        self._hear(request)
+        request = mailbox_plans.pending_request(obj) or AgentRequest("", "publish")
+        self._touch_session(request)
         try:
-            body, status = await self._answers.advertisement(seen, request)
-            response = Reply(request.id, mailboxes.text(body))
+            body, status = await self._handlers.handle_advertisement(obj, request)
+            response = BrokerResponse(request.id, mailboxes.body_text(body))
         except NotLeader:
             raise
         except KubelendError as error:
-            response = Reply(request.id, "", mailboxes.refused(error))
+            response = BrokerResponse(request.id, "", mailboxes.error_text(error))
             status = {"message": str(error), "active": False}
         else:
-            await self._tell_rest()
-        status["observedGeneration"] = seen.metadata.generation
-        await self._pen.patch_status(seen, status | {"response": mailboxes.reply(response)})
+            await self._mirror_pending()
+        status["observedGeneration"] = obj.metadata.generation
+        await self._writer.patch_status(
+            obj, status | {"response": mailboxes.response_fields(response)}
+        )
 
-    async def _answer_mailbox(self, question: Question, problem: KubelendError | None) -> None:
+    async def _respond_to_session(
+        self, request: AgentRequest, namespace_error: KubelendError | None
+    ) -> None:
         status: dict[str, object] = {"clusterID": self.cluster}
-        response = Reply(question.id)
+        response = BrokerResponse(request.id)
         try:
-            if question.verb == "ping":
+            if request.verb == "ping":
                 self._check_ready()
-            elif problem is not None:
-                raise mailbox_answers.passing(problem)
-            status |= await self._conversed(question)
-            response = replace(response, body=await self._answers.read(question))
+            elif namespace_error is not None:
+                raise mailbox_answers.as_retryable(namespace_error)
+            status |= await self._execute_session_request(request)
+            response = replace(response, body=await self._handlers.handle_read(request))
         except NotLeader:
             raise
         except KubelendError as error:
-            response = replace(response, error=mailboxes.refused(error))
+            response = replace(response, error=mailboxes.error_text(error))
         status |= {
-            "session": "" if self._session is None else self._session.name,
-            "lastUpdateTime": self._means.broker.clock(),
-            "response": mailboxes.reply(response),
+            "session": "" if self._stream is None else self._stream.name,
+            "lastUpdateTime": self._dependencies.broker.clock(),
+            "response": mailboxes.response_fields(response),
         }
-        session = self.shelf.mailbox
+        session = self.cache.session
         if session is not None:
-            await self._pen.patch_status(session, status)
+            await self._writer.patch_status(session, status)
 
-    async def _conversed(self, question: Question) -> dict[str, object]:
+    async def _execute_session_request(self, request: AgentRequest) -> dict[str, object]:
         """Requests for the whole namespace."""
-        if question.verb == "leave":
-            if self._session is not None and self._session.agent == question.agent:
-                await self.dismiss()
+        if request.verb == "leave":
+            if self._stream is not None and self._stream.agent == request.agent:
+                await self.stop()
             return {}
-        self._answers.admit(question, speaks=question.verb == "listen")
-        if question.verb == "listen":
-            await self._begin(question.agent)
-        ends = await self._means.broker.read(lambda ledger: (ledger.revision, ledger.horizon))
-        await self._tell_rest()
+        self._handlers.authorize(request, claims=request.verb == "listen")
+        if request.verb == "listen":
+            await self._open_stream(request.agent)
+        ends = await self._dependencies.broker.read(
+            lambda ledger: (ledger.revision, ledger.compacted_revision)
+        )
+        await self._mirror_pending()
         return {"revision": ends[0], "compactedRevision": ends[1]}
 
-    async def _begin(self, agent: str) -> None:
-        means = self._means
-        stream = Session(means.broker, self.cluster, agent, means.silence, self._ended)
-        await stream.begin(means.speakers, f"in namespace {self.namespace}")
-        previous, self._session = self._session, stream
+    async def _open_stream(self, agent: str) -> None:
+        means = self._dependencies
+        stream = AgentStream(
+            means.broker, self.cluster, agent, means.session_timeout, self._on_stream_end
+        )
+        await stream.start(means.sessions, f"in namespace {self.namespace}")
+        previous, self._stream = self._stream, stream
         if previous is not None:
-            await previous.end()
+            await previous.stop()
 
-    def _ended(self, session: Session) -> None:
-        if self._session is session:
-            self._session = None
-            self._wake()
+    def _on_stream_end(self, stream: AgentStream) -> None:
+        if self._stream is stream:
+            self._stream = None
+            self._enqueue()
 
     def _check_ready(self) -> None:
-        if (reason := self._means.broker.unready) is not None:
+        if (reason := self._dependencies.broker.unready) is not None:
             raise NotReady(f"the broker is not ready: {reason}", hint="try again later")
 
-    async def _show_session(self) -> None:
-        session = self.shelf.mailbox
-        name = "" if self._session is None else self._session.name
+    async def _sync_session_status(self) -> None:
+        session = self.cache.session
+        name = "" if self._stream is None else self._stream.name
         if session is None:
             return
         if (session.status.session, session.status.cluster_id) != (name, self.cluster):
-            now = self._means.broker.clock()
+            now = self._dependencies.broker.clock()
             status = {"session": name, "clusterID": self.cluster, "lastUpdateTime": now}
-            await self._pen.patch_status(session, status)
+            await self._writer.patch_status(session, status)
 
-    def _refused(self, seen: Told, question: Question, error: KubelendError) -> Reply:
+    def _error_response(
+        self, obj: InstructionObject, request: AgentRequest, error: KubelendError
+    ) -> BrokerResponse:
         """The body of the last response stays valid."""
-        before = mailbox_plans.reply(seen) or mailboxes.NOBODY
-        return Reply(question.id, before.body, mailboxes.refused(error))
+        before = mailbox_plans.response_of(obj) or mailboxes.NO_RESPONSE
+        return BrokerResponse(request.id, before.body, mailboxes.error_text(error))
 
     # -- the ledger's state
 
-    async def _tell_all(self, ids: Iterable[ReservationId]) -> KubelendError | None:
+    async def _mirror_reservations(self, ids: Iterable[ReservationId]) -> KubelendError | None:
         try:
-            records = await self._means.broker.read(
+            records = await self._dependencies.broker.read(
                 lambda ledger: {one: ledger.reservations.get(one) for one in ids}
             )
         except KubelendError as error:
             return error
-        await _together(
-            self._sparing(one, self._tell, one, record) for one, record in records.items()
+        await _gather(
+            self._skip_undecodable(one, self._mirror_reservation, one, record)
+            for one, record in records.items()
         )
         return None
 
-    async def _tell(self, id: ReservationId, record: Record | None) -> None:
-        await _together([self._do(step) for step in self._steps(id, record)])
+    async def _mirror_reservation(self, id: ReservationId, record: Record | None) -> None:
+        await _gather([self._execute(step) for step in self._plan(id, record)])
 
-    async def _tell_rest(self) -> None:
+    async def _mirror_pending(self) -> None:
         """Changes since the last batch, so that the reader of the next response finds them."""
-        if (error := await self._tell_all(self.shelf.take_news())) is not None:
+        if (error := await self._mirror_reservations(self.cache.pop_reservations())) is not None:
             raise error
 
-    def _steps(self, id: ReservationId, record: Record | None) -> list[Step]:
-        own, lent = self.shelf.own(id, record), self.shelf.lent(id)
-        steps = mailbox_plans.mirror(self.cluster, record, own, lent)
+    def _plan(self, id: ReservationId, record: Record | None) -> list[PlannedWrite]:
+        own, lent = self.cache.requester_object(id, record), self.cache.provider_object(id)
+        steps = mailbox_plans.plan_reservation_objects(self.cluster, record, own, lent)
         # Nothing can be created in a namespace that is being deleted.
-        return [step for step in steps if not (self.is_closing and step.seen is None)]
+        return [step for step in steps if not (self.is_being_deleted and step.obj is None)]
 
-    async def _do(self, step: Step) -> None:
-        if isinstance(step, Remove):
-            await self._means.broker.confirm()
-            await self._pen.remove(step.seen)
-        elif step.instruction.side is mailbox_answers.PROVIDER:
-            await self._pen.tell_lent(step)
+    async def _execute(self, step: PlannedWrite) -> None:
+        if isinstance(step, DeleteObject):
+            await self._dependencies.broker.check_fencing()
+            await self._writer.delete(step.obj)
+        elif step.instruction.side is mailbox_answers.PROVIDER_SIDE:
+            await self._writer.write_provider_side(step)
         else:
-            await self._pen.tell_own(step.seen, step.instruction.reservation)
+            await self._writer.write_requester_side(step.obj, step.instruction.reservation)
 
-    async def _let_go(self, seen: Reservation) -> None:
+    async def _finalize(self, obj: Reservation) -> None:
         """The object is being deleted: release its reservation, then remove the finalizer."""
-        await self._answers.give_back(seen, self.shelf)
-        await self._means.broker.confirm()  # a stale ledger may not know the reservation
-        if marks.holds_on(seen.metadata):
-            left = [one for one in seen.metadata.finalizers if one != RESERVATION_FINALIZER]
-            await self._pen.write_finalizers(seen, left)
+        await self._handlers.release_for_deleted(obj, self.cache)
+        await (
+            self._dependencies.broker.check_fencing()
+        )  # a stale ledger may not know the reservation
+        if marks.has_finalizer(obj.metadata):
+            left = [one for one in obj.metadata.finalizers if one != RESERVATION_FINALIZER]
+            await self._writer.write_finalizers(obj, left)
 
-    async def _sparing(
-        self, what: str, work: Callable[..., Awaitable[None]], *arguments: object
+    async def _skip_undecodable(
+        self, name: str, work: Callable[..., Awaitable[None]], *arguments: object
     ) -> None:
         """Run `work`, and skip the object if it cannot be encoded or decoded."""
         try:
             await work(*arguments)
         except msgspec.MsgspecError as error:
-            if self._spoilt.get(what) != str(error):
-                self._spoilt[what] = str(error)
+            if self._logged_errors.get(name) != str(error):
+                self._logged_errors[name] = str(error)
                 log.warning(
                     "Skipping object that cannot be processed",
                     namespace=self.namespace,
-                    name=what,
+                    name=name,
                     error=str(error),
                 )
         else:
-            self._spoilt.pop(what, None)
+            self._logged_errors.pop(name, None)
 
 
-async def _together(work: Iterable[Awaitable[None]]) -> None:
+async def _gather(work: Iterable[Awaitable[None]]) -> None:
     """Run all of it, even if some fail, then raise the first error."""
     for failure in await asyncio.gather(*work, return_exceptions=True):
         if isinstance(failure, BaseException):
             raise failure
 
 
-def _last_question(seen: Told) -> str:
-    return (mailbox_plans.reply(seen) or mailboxes.NOBODY).request_id
+def _last_request_id(obj: InstructionObject) -> str:
+    return (mailbox_plans.response_of(obj) or mailboxes.NO_RESPONSE).request_id

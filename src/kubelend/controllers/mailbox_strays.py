@@ -18,7 +18,7 @@ from kubelend.wire.broker_objects import RESERVATION_FINALIZER, Reservation
 from kubelend.wire.objects import Object
 
 
-class Stray(NamedTuple):
+class LeftoverFinalizer(NamedTuple):
     """What is needed of an object to remove its finalizer."""
 
     uid: str
@@ -26,69 +26,74 @@ class Stray(NamedTuple):
     finalizers: tuple[str, ...]
 
 
-class Strays:
+class FinalizerCleanup:
     """Leftover finalizers, by namespace and name."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._found: dict[str, dict[str, Stray]] = {}
+        self._leftovers: dict[str, dict[str, LeftoverFinalizer]] = {}
 
     @property
     def namespaces(self) -> list[str]:
         """Namespaces with leftover finalizers."""
-        return list(self._found)
+        return list(self._leftovers)
 
-    def see(self, found: Object) -> bool:
+    def on_update(self, found: Object) -> bool:
         """Whether the object has a leftover finalizer."""
-        if not is_stray(found):
-            self.miss(found)
+        if not has_leftover_finalizer(found):
+            self.on_delete(found)
             return False
         known = found.metadata
-        leftover = Stray(known.uid, known.resource_version, known.finalizers)
-        self._found.setdefault(known.namespace, {})[known.name] = leftover
+        leftover = LeftoverFinalizer(known.uid, known.resource_version, known.finalizers)
+        self._leftovers.setdefault(known.namespace, {})[known.name] = leftover
         return True
 
-    def miss(self, gone: Object) -> None:
-        if isinstance(gone, Reservation):
-            self._drop(gone.metadata.namespace, gone.metadata.name)
+    def on_delete(self, deleted: Object) -> None:
+        if isinstance(deleted, Reservation):
+            self._drop(deleted.metadata.namespace, deleted.metadata.name)
 
-    def keep_only(self, uids: set[str]) -> None:
+    def on_list(self, uids: set[str]) -> None:
         """After a list: objects that are not in it are deleted."""
         for namespace in self.namespaces:
-            for name, leftover in list(self._found[namespace].items()):
+            for name, leftover in list(self._leftovers[namespace].items()):
                 if leftover.uid not in uids:
                     self._drop(namespace, name)
 
     def forget(self, namespace: str) -> None:
         """It is a cluster namespace now."""
-        self._found.pop(namespace, None)
+        self._leftovers.pop(namespace, None)
 
-    async def let_go(self, namespace: str) -> None:
+    async def remove_finalizers(self, namespace: str) -> None:
         """Remove all of a namespace. After a conflict the watch reports the object again."""
-        for name in list(self._found.get(namespace, ())):
-            leftover = self._found.get(namespace, {}).get(name)
+        for name in list(self._leftovers.get(namespace, ())):
+            leftover = self._leftovers.get(namespace, {}).get(name)
             if leftover is None:
                 continue
             with contextlib.suppress(NotFound, Conflict):
-                await self._write(namespace, name, leftover)
-            if self._found.get(namespace, {}).get(name) is leftover:
+                await self._remove_finalizer(namespace, name, leftover)
+            if self._leftovers.get(namespace, {}).get(name) is leftover:
                 self._drop(namespace, name)
 
-    async def _write(self, namespace: str, name: str, stray: Stray) -> None:
-        left = [one for one in stray.finalizers if one != RESERVATION_FINALIZER]
-        change = {"metadata": {"finalizers": left, "resourceVersion": stray.version}}
-        await self._client.patch(marks.RESERVATIONS, name, namespace, change)
+    async def _remove_finalizer(
+        self, namespace: str, name: str, leftover: LeftoverFinalizer
+    ) -> None:
+        left = [one for one in leftover.finalizers if one != RESERVATION_FINALIZER]
+        change = {"metadata": {"finalizers": left, "resourceVersion": leftover.version}}
+        await self._client.patch(marks.RESERVATION_RESOURCE, name, namespace, change)
 
     def _drop(self, namespace: str, name: str) -> None:
-        namespaced = self._found.get(namespace, {})
+        namespaced = self._leftovers.get(namespace, {})
         namespaced.pop(name, None)
         if not namespaced:
-            self._found.pop(namespace, None)
+            self._leftovers.pop(namespace, None)
 
 
-def is_stray(found: Object) -> bool:
+def has_leftover_finalizer(found: Object) -> bool:
     """Whether it got its finalizer in a cluster namespace. Objects with a record are a store's."""
-    if not isinstance(found, Reservation) or not marks.holds_on(found.metadata):
+    if not isinstance(found, Reservation) or not marks.has_finalizer(found.metadata):
         return False
-    was_mail = found.status.response is not None or mailboxes.KEY in found.metadata.annotations
+    was_mail = (
+        found.status.response is not None
+        or mailboxes.IDEMPOTENCY_ANNOTATION in found.metadata.annotations
+    )
     return was_mail and found.status.record is None

@@ -16,17 +16,17 @@ import structlog
 
 from kubelend.broker import instructions
 from kubelend.controllers import alarms
-from kubelend.controllers.looking import Looks
-from kubelend.controllers.mailbox_clerk import Clerk
-from kubelend.controllers.mailbox_pen import Means
-from kubelend.controllers.mailbox_shelves import KINDS
-from kubelend.controllers.mailbox_strays import Strays
-from kubelend.controllers.seeing import Seeing
+from kubelend.controllers.looking import ReconcileQueue
+from kubelend.controllers.mailbox_clerk import NamespaceReconciler
+from kubelend.controllers.mailbox_pen import Dependencies
+from kubelend.controllers.mailbox_shelves import NAMESPACE_KINDS
+from kubelend.controllers.mailbox_strays import FinalizerCleanup
+from kubelend.controllers.seeing import WatchHealth
 from kubelend.core.events import Archived, Change
 from kubelend.core.models import ClusterId
 from kubelend.core.models import Reservation as Record
 from kubelend.kube import resources, watching
-from kubelend.kube.answers import Unreadable
+from kubelend.kube.answers import UndecodableObject
 from kubelend.kube.resources import Resource
 from kubelend.kube.watching import Deleted, Listed
 from kubelend.wire import broker_objects, mailboxes
@@ -35,63 +35,67 @@ from kubelend.wire.objects import Object
 
 log = structlog.get_logger("kubelend.cluster_namespaces")
 
-GRACE: Final = timedelta(seconds=15)
+WATCH_GRACE: Final = timedelta(seconds=15)
 """For which the watches may fail before the broker is not ready: its REST interface works meanwhile."""
 
 
-NAMESPACES: Final = resources.of(Namespace, namespaced=False)
+NAMESPACE_RESOURCE: Final = resources.resource_for(Namespace, namespaced=False)
 
 
-class Mailboxes:
+class ClusterNamespaces:
     """Use `run` as a root task beside the broker's own."""
 
-    def __init__(self, means: Means, own_namespace: str) -> None:
+    def __init__(self, dependencies: Dependencies, own_namespace: str) -> None:
         """`own_namespace` has the broker's own objects, and is never a cluster namespace."""
-        self._means = means
-        self._own = own_namespace
-        self._clerks: dict[str, Clerk] = {}
-        self._strays = Strays(means.client)
-        self._named = asyncio.Event()
+        self._dependencies = dependencies
+        self._own_namespace = own_namespace
+        self._reconcilers: dict[str, NamespaceReconciler] = {}
+        self._finalizer_cleanup = FinalizerCleanup(dependencies.client)
+        self._namespaces_known = asyncio.Event()
         """Set once the cluster namespaces are known: objects are not handled before."""
         self._listed: set[str] = set()
         """Kinds that have been listed completely, and are watched from there."""
-        self._leaving: list[Clerk] = []
-        self._looks = Looks(broker_objects.Mailbox.plural, self._look)
+        self._stopping: list[NamespaceReconciler] = []
+        self._queue = ReconcileQueue(broker_objects.ClusterSession.plural, self._reconcile)
         """By namespace."""
-        kinds = (NAMESPACES.plural, *(kind.plural for kind in KINDS))
-        self._seeing = Seeing(kinds, " in cluster namespaces", GRACE)
+        kinds = (NAMESPACE_RESOURCE.plural, *(kind.plural for kind in NAMESPACE_KINDS))
+        self._watch_health = WatchHealth(kinds, " in cluster namespaces", WATCH_GRACE)
 
     @property
     def clusters(self) -> list[ClusterId]:
         """Clusters that have a cluster namespace."""
-        return [reconciler.cluster for reconciler in self._clerks.values()]
+        return [reconciler.cluster for reconciler in self._reconcilers.values()]
 
     @property
     def unready(self) -> str | None:
         """Why requests in cluster namespaces cannot be watched, or None."""
-        return self._seeing.unready
+        return self._watch_health.unready
 
     async def run(self) -> None:
         """Reconcile all cluster namespaces. Runs until cancelled."""
-        listeners = self._means.broker.listeners
-        listeners.append(self._hear)
+        listeners = self._dependencies.broker.listeners
+        listeners.append(self._on_change)
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._follow(NAMESPACES, self._see_namespace), name="namespaces")
-                for kind in KINDS:
-                    group.create_task(self._follow(resources.of(kind), self._see), name=kind.plural)
-                group.create_task(self._looks.run(), name="clerks")
+                group.create_task(
+                    self._watch(NAMESPACE_RESOURCE, self._handle_namespace), name="namespaces"
+                )
+                for kind in NAMESPACE_KINDS:
+                    group.create_task(
+                        self._watch(resources.resource_for(kind), self._handle), name=kind.plural
+                    )
+                group.create_task(self._queue.run(), name="clerks")
                 group.create_task(self._tick(), name="time")
         finally:
-            listeners.remove(self._hear)
-            for reconciler in self._clerks.values():
-                await reconciler.dismiss()
+            listeners.remove(self._on_change)
+            for reconciler in self._reconcilers.values():
+                await reconciler.stop()
 
     # -- watch events
 
-    async def _follow(self, resource: Resource[Any], take: Callable[[Any, Any], None]) -> None:
+    async def _watch(self, resource: Resource[Any], handle: Callable[[Any, Any], None]) -> None:
         def report(error: str) -> None:
-            self._seeing.report(resource.plural, error)
+            self._watch_health.report(resource.plural, error)
             if error:
                 log.warning(
                     "Watch of cluster namespaces failed, will retry",
@@ -101,125 +105,135 @@ class Mailboxes:
             else:
                 log.info("Watching cluster namespaces", kind=resource.plural)
 
-        if resource is not NAMESPACES:
-            await self._named.wait()
-        labels = mailboxes.OWNER if resource is NAMESPACES else ""
+        if resource is not NAMESPACE_RESOURCE:
+            await self._namespaces_known.wait()
+        labels = mailboxes.CLUSTER_LABEL if resource is NAMESPACE_RESOURCE else ""
         # The broker's own objects can be many, and are no requests.
-        fields = "" if resource is NAMESPACES else f"metadata.namespace!={self._own}"
-        changes = watching.follow(
-            self._means.client, resource, labels=labels, fields=fields, report=report
+        fields = (
+            "" if resource is NAMESPACE_RESOURCE else f"metadata.namespace!={self._own_namespace}"
+        )
+        changes = watching.list_and_watch(
+            self._dependencies.client, resource, labels=labels, fields=fields, report=report
         )
         async with aclosing(changes):
             async for change in changes:
-                take(resource, change)
+                handle(resource, change)
                 if isinstance(change, Listed):
-                    self._seeing.listed(resource.plural)
+                    self._watch_health.listed(resource.plural)
 
-    def _see_namespace(self, _: Resource[Namespace], change: watching.Change[Namespace]) -> None:
+    def _handle_namespace(self, _: Resource[Namespace], change: watching.Change[Namespace]) -> None:
         match change:
             case Listed(objects, _):
                 present = {one.metadata.name for one in objects}
-                for name in self._clerks.keys() - present:
-                    self._close(name)
+                for name in self._reconcilers.keys() - present:
+                    self._remove_namespace(name)
                 for one in objects:
-                    self._open(one)
-                self._named.set()
+                    self._add_namespace(one)
+                self._namespaces_known.set()
             case Deleted(found):
-                self._close(found.metadata.name)
+                self._remove_namespace(found.metadata.name)
             case Namespace():
-                self._open(change)
+                self._add_namespace(change)
 
-    def _open(self, found: Namespace) -> None:
-        name, cluster = found.metadata.name, found.owner
-        known = self._clerks.get(name)
+    def _add_namespace(self, found: Namespace) -> None:
+        name, cluster = found.metadata.name, found.cluster_id
+        known = self._reconcilers.get(name)
         if known is not None and known.cluster == cluster:
-            known.is_closing = found.metadata.deletion_timestamp is not None
+            known.is_being_deleted = found.metadata.deletion_timestamp is not None
             return
         if known is not None:
-            self._close(name)
-        if name == self._own or not cluster:
+            self._remove_namespace(name)
+        if name == self._own_namespace or not cluster:
             log.warning("Ignoring label of namespace", namespace=name, cluster=cluster)
             return
-        reconciler = Clerk(self._means, name, ClusterId(cluster), lambda: self._looks.add(name))
-        reconciler.is_closing = found.metadata.deletion_timestamp is not None
-        self._strays.forget(name)
-        self._clerks[name] = reconciler
-        self._looks.add(name)
+        reconciler = NamespaceReconciler(
+            self._dependencies, name, ClusterId(cluster), lambda: self._queue.add(name)
+        )
+        reconciler.is_being_deleted = found.metadata.deletion_timestamp is not None
+        self._finalizer_cleanup.forget(name)
+        self._reconcilers[name] = reconciler
+        self._queue.add(name)
         log.info("Cluster namespace added", namespace=name, cluster=cluster)
 
-    def _close(self, name: str) -> None:
-        reconciler = self._clerks.pop(name, None)
+    def _remove_namespace(self, name: str) -> None:
+        reconciler = self._reconcilers.pop(name, None)
         if reconciler is not None:
-            for one in reconciler.shelf.all():
-                self._strays.see(one)
-            self._leaving.append(reconciler)
-            self._looks.add(name)
+            for one in reconciler.cache.all():
+                self._finalizer_cleanup.on_update(one)
+            self._stopping.append(reconciler)
+            self._queue.add(name)
             log.info("Cluster namespace removed", namespace=name, cluster=reconciler.cluster)
 
-    def _see(self, resource: Resource[Any], change: watching.Change[Any]) -> None:
+    def _handle(self, resource: Resource[Any], change: watching.Change[Any]) -> None:
         match change:
             case Listed(objects, unreadable):
                 uids = {one.metadata.uid for one in objects} | {one.uid for one in unreadable}
-                for name, reconciler in self._clerks.items():
-                    reconciler.shelf.keep_only(resource.kind, uids)
-                    self._looks.add(name)
+                for name, reconciler in self._reconcilers.items():
+                    reconciler.cache.on_list(resource.kind, uids)
+                    self._queue.add(name)
                 if resource.kind == broker_objects.Reservation.kind:
-                    self._strays.keep_only(uids)
+                    self._finalizer_cleanup.on_list(uids)
                 self._listed.add(resource.kind)
                 for one in objects:
-                    self._take(one)
+                    self._on_update(one)
             case Deleted(found):
-                self._drop(found)
-            case Unreadable():
-                self._complain(resource, change)
+                self._on_delete(found)
+            case UndecodableObject():
+                self._log_undecodable(resource, change)
             case _:
-                self._take(change)
+                self._on_update(change)
 
-    def _take(self, found: Object) -> None:
+    def _on_update(self, found: Object) -> None:
         name = found.metadata.namespace
-        reconciler = self._clerks.get(name)
-        if self._strays.see(found) if reconciler is None else reconciler.shelf.see(found):
-            self._looks.add(name)
+        reconciler = self._reconcilers.get(name)
+        if (
+            self._finalizer_cleanup.on_update(found)
+            if reconciler is None
+            else reconciler.cache.handle(found)
+        ):
+            self._queue.add(name)
 
-    def _drop(self, gone: Object) -> None:
-        name = gone.metadata.namespace
-        reconciler = self._clerks.get(name)
+    def _on_delete(self, deleted: Object) -> None:
+        name = deleted.metadata.namespace
+        reconciler = self._reconcilers.get(name)
         if reconciler is None:
-            self._strays.miss(gone)
+            self._finalizer_cleanup.on_delete(deleted)
         else:
-            reconciler.shelf.miss(gone)
-            self._looks.add(name)
+            reconciler.cache.on_delete(deleted)
+            self._queue.add(name)
 
-    def _complain(self, resource: Resource[Any], found: Unreadable) -> None:
-        if found.namespace in self._clerks and not found.is_deleted:
+    def _log_undecodable(self, resource: Resource[Any], found: UndecodableObject) -> None:
+        if found.namespace in self._reconcilers and not found.is_deleted:
             log.warning(
                 "Skipping object that cannot be decoded",
                 kind=resource.kind,
                 namespace=found.namespace,
                 name=found.name,
-                error=found.problem,
+                error=found.error,
             )
 
     # -- changes of the ledger
 
-    def _hear(self, changes: Sequence[Change] | None) -> None:
+    def _on_change(self, changes: Sequence[Change] | None) -> None:
         if changes is None:  # the ledger was reloaded: reconcilers compare everything by themselves
-            for name in (*self._clerks, *self._strays.namespaces):
-                self._looks.add(name)
+            for name in (*self._reconcilers, *self._finalizer_cleanup.namespaces):
+                self._queue.add(name)
         for change in changes or ():
             if isinstance(change, Record):
-                for reconciler in self._of(instructions.concerned(change)):
-                    reconciler.shelf.hear(change.id)
-                    self._looks.add(reconciler.namespace)
+                for reconciler in self._reconcilers_of(instructions.clusters_of(change)):
+                    reconciler.cache.enqueue_reservation(change.id)
+                    self._queue.add(reconciler.namespace)
             elif isinstance(change, Archived):
-                for reconciler in self._clerks.values():
-                    if reconciler.shelf.tells_of(change.reservation):
-                        reconciler.shelf.hear(change.reservation)
-                        self._looks.add(reconciler.namespace)
+                for reconciler in self._reconcilers.values():
+                    if reconciler.cache.shows(change.reservation):
+                        reconciler.cache.enqueue_reservation(change.reservation)
+                        self._queue.add(reconciler.namespace)
 
-    def _of(self, clusters: set[ClusterId]) -> Iterator[Clerk]:
+    def _reconcilers_of(self, clusters: set[ClusterId]) -> Iterator[NamespaceReconciler]:
         return (
-            reconciler for reconciler in self._clerks.values() if reconciler.cluster in clusters
+            reconciler
+            for reconciler in self._reconcilers.values()
+            if reconciler.cluster in clusters
         )
 
     # -- reconcile
@@ -227,30 +241,30 @@ class Mailboxes:
     async def _tick(self) -> None:
         """Rejected requests are deleted after a time, without any event."""
         while True:
-            await asyncio.sleep(alarms.TICK)
-            for name, reconciler in self._clerks.items():
+            await asyncio.sleep(alarms.TICK_SECONDS)
+            for name, reconciler in self._reconcilers.items():
                 if reconciler.is_due:
-                    self._looks.add(name)
+                    self._queue.add(name)
 
-    async def _look(self, name: str) -> None:
-        while self._leaving:
-            await self._leaving.pop().dismiss()
-        reconciler = self._clerks.get(name)
+    async def _reconcile(self, name: str) -> None:
+        while self._stopping:
+            await self._stopping.pop().stop()
+        reconciler = self._reconcilers.get(name)
         if reconciler is not None:
-            if await self._is_known(reconciler):
-                await reconciler.attend()
-        elif self._means.broker.leadership.leads:
-            await self._strays.let_go(name)
+            if await self._is_synced(reconciler):
+                await reconciler.reconcile()
+        elif self._dependencies.broker.leadership.is_leader:
+            await self._finalizer_cleanup.remove_finalizers(name)
 
-    async def _is_known(self, clerk: Clerk) -> bool:
+    async def _is_synced(self, reconciler: NamespaceReconciler) -> bool:
         """Whether all objects are in the cache. Those from before the label was set are listed here."""
-        if any(kind.kind not in self._listed for kind in KINDS):
+        if any(kind.kind not in self._listed for kind in NAMESPACE_KINDS):
             return False  # the first list has not arrived, and has all of them
-        for kind in KINDS:
-            if clerk.shelf.awaits(kind.kind):
-                resource: Resource[Any] = resources.of(kind)
-                listing = await self._means.client.list(resource, clerk.namespace)
-                for one in listing.unreadable:
-                    self._complain(resource, one)
-                clerk.shelf.fill(kind.kind, listing.objects)
+        for kind in NAMESPACE_KINDS:
+            if reconciler.cache.awaits_list(kind.kind):
+                resource: Resource[Any] = resources.resource_for(kind)
+                listing = await self._dependencies.client.list(resource, reconciler.namespace)
+                for one in listing.undecodable:
+                    self._log_undecodable(resource, one)
+                reconciler.cache.add_list(kind.kind, listing.objects)
         return True

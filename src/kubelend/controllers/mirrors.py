@@ -11,119 +11,121 @@ from typing import Generic, NamedTuple, TypeVar
 
 import structlog
 
-from kubelend.kube.answers import Unreadable
+from kubelend.kube.answers import UndecodableObject
 from kubelend.kube.watching import Change, Deleted, Listed
 from kubelend.wire.objects import Object
 
-Kind = TypeVar("Kind", bound=Object)
+CachedKind = TypeVar("CachedKind", bound=Object)
 
 log = structlog.get_logger("kubelend.controllers")
 
 
-class Turn(NamedTuple, Generic[Kind]):
+class Update(NamedTuple, Generic[CachedKind]):
     """An object that is otherwise than it was."""
 
-    before: Kind
-    after: Kind
+    before: CachedKind
+    after: CachedKind
 
 
-class Mirror(Generic[Kind]):
+class InformerCache(Generic[CachedKind]):
     """`look` is called with the names of what has changed, `turn` with what it was before and is now."""
 
     def __init__(
-        self, look: Callable[[str], None], turn: Callable[[Turn[Kind]], None] = lambda _: None
+        self,
+        enqueue: Callable[[str], None],
+        on_update: Callable[[Update[CachedKind]], None] = lambda _: None,
     ) -> None:
-        self.is_complete = False
+        self.has_synced = False
         """Whether all objects have been seen once."""
-        self._look = look
-        self._turn = turn
-        self._seen: dict[str, Kind] = {}
-        self._gone: dict[str, list[Kind]] = {}
-        self._unreadable: dict[str, Unreadable] = {}
+        self._enqueue = enqueue
+        self._on_update = on_update
+        self._objects: dict[str, CachedKind] = {}
+        self._tombstones: dict[str, list[CachedKind]] = {}
+        self._undecodable: dict[str, UndecodableObject] = {}
 
-    def find(self, name: str) -> Kind | None:
-        return self._seen.get(name)
+    def find(self, name: str) -> CachedKind | None:
+        return self._objects.get(name)
 
-    def all(self) -> list[Kind]:
-        return list(self._seen.values())
+    def all(self) -> list[CachedKind]:
+        return list(self._objects.values())
 
-    def gone(self, name: str) -> list[Kind]:
+    def tombstones(self, name: str) -> list[CachedKind]:
         """Those of this name that have gone, as they were at last."""
-        return list(self._gone.get(name, ()))
+        return list(self._tombstones.get(name, ()))
 
-    def bury(self, gone: Kind) -> None:
+    def forget(self, gone: CachedKind) -> None:
         """All that follows from its end is done."""
         name = gone.metadata.name
-        self._gone[name] = [one for one in self._gone.pop(name, ()) if one is not gone]
-        if not self._gone[name]:
-            del self._gone[name]
+        self._tombstones[name] = [one for one in self._tombstones.pop(name, ()) if one is not gone]
+        if not self._tombstones[name]:
+            del self._tombstones[name]
 
-    def unreadable(self, name: str) -> Unreadable | None:
+    def undecodable(self, name: str) -> UndecodableObject | None:
         """Why the object of this name cannot be read as it is now; None if it can, or is not there."""
-        return self._unreadable.get(name)
+        return self._undecodable.get(name)
 
-    def look_at_all(self) -> None:
+    def enqueue_all(self) -> None:
         """The ledger was read anew, or this broker leads from now on."""
-        for name in dict.fromkeys((*self._seen, *self._gone, *self._unreadable)):
-            self._look(name)
+        for name in dict.fromkeys((*self._objects, *self._tombstones, *self._undecodable)):
+            self._enqueue(name)
 
-    def take(self, change: Change[Kind]) -> None:
+    def handle(self, change: Change[CachedKind]) -> None:
         match change:
             case Listed(objects, unreadable):
-                self._take_all(objects, unreadable)
+                self._on_list(objects, unreadable)
             case Deleted(found):
-                self._miss(found)
-            case Unreadable():
-                self._puzzle_over(change)
+                self._on_delete(found)
+            case UndecodableObject():
+                self._on_undecodable(change)
             case found:
-                self._see(found)
+                self._on_upsert(found)
 
-    def _take_all(self, objects: list[Kind], unreadable: Iterable[Unreadable]) -> None:
+    def _on_list(self, objects: list[CachedKind], undecodable: Iterable[UndecodableObject]) -> None:
         present = {found.metadata.uid for found in objects}
-        kept = present | {one.uid for one in unreadable}
-        for known in list(self._seen.values()):
+        kept = present | {one.uid for one in undecodable}
+        for known in list(self._objects.values()):
             if known.metadata.uid not in kept:
-                self._miss(known)
-        for name in self._unreadable.keys() - {one.name for one in unreadable}:
-            del self._unreadable[name]
+                self._on_delete(known)
+        for name in self._undecodable.keys() - {one.name for one in undecodable}:
+            del self._undecodable[name]
         for found in objects:
-            self._see(found)
-        for one in unreadable:
-            self._puzzle_over(one)
-        self.is_complete = True
+            self._on_upsert(found)
+        for one in undecodable:
+            self._on_undecodable(one)
+        self.has_synced = True
 
-    def _see(self, found: Kind) -> None:
+    def _on_upsert(self, found: CachedKind) -> None:
         name = found.metadata.name
-        before = self._seen.get(name)
+        before = self._objects.get(name)
         if before is not None and before.metadata.uid != found.metadata.uid:
-            self._miss(before)
+            self._on_delete(before)
             before = None
-        self._seen[name] = found
-        self._unreadable.pop(name, None)
+        self._objects[name] = found
+        self._undecodable.pop(name, None)
         if before is not None and before != found:
-            self._turn(Turn(before, found))
-        self._look(name)
+            self._on_update(Update(before, found))
+        self._enqueue(name)
 
-    def _miss(self, gone: Kind) -> None:
+    def _on_delete(self, gone: CachedKind) -> None:
         name = gone.metadata.name
-        known = self._seen.get(name)
+        known = self._objects.get(name)
         if known is not None and known.metadata.uid == gone.metadata.uid:
-            del self._seen[name]
-        self._gone.setdefault(name, []).append(gone)
-        self._look(name)
+            del self._objects[name]
+        self._tombstones.setdefault(name, []).append(gone)
+        self._enqueue(name)
 
-    def _puzzle_over(self, found: Unreadable) -> None:
+    def _on_undecodable(self, found: UndecodableObject) -> None:
         """Its end, too, may come in a form that cannot be read."""
         if found.is_deleted:
-            self._unreadable.pop(found.name, None)
-            known = self._seen.get(found.name)
+            self._undecodable.pop(found.name, None)
+            known = self._objects.get(found.name)
             if known is not None and known.metadata.uid == found.uid:
-                self._miss(known)
+                self._on_delete(known)
             else:  # nobody ever knew what it was, but a record of it may be there
-                self._look(found.name)
-        elif self._unreadable.get(found.name) != found:  # told once, and not at every list
-            self._unreadable[found.name] = found
+                self._enqueue(found.name)
+        elif self._undecodable.get(found.name) != found:  # told once, and not at every list
+            self._undecodable[found.name] = found
             log.warning(
-                "object cannot be read, and is left alone", object=found.name, why=found.problem
+                "object cannot be read, and is left alone", object=found.name, why=found.error
             )
-            self._look(found.name)
+            self._enqueue(found.name)

@@ -13,81 +13,85 @@ from typing import Final
 
 from kubelend.broker.service import Broker
 from kubelend.controllers import alarms, marks
-from kubelend.controllers.advertisements import Advertisements
-from kubelend.controllers.controller import Controller
-from kubelend.controllers.happenings import Teller
-from kubelend.controllers.mirrors import Kind
-from kubelend.controllers.reservations import Reservations
-from kubelend.controllers.seeing import Seeing
+from kubelend.controllers.advertisements import AdvertisementReconciler
+from kubelend.controllers.controller import Reconciler
+from kubelend.controllers.happenings import EventRecorder
+from kubelend.controllers.mirrors import CachedKind
+from kubelend.controllers.reservations import ReservationReconciler
+from kubelend.controllers.seeing import WatchHealth
 from kubelend.core.events import Change
 from kubelend.kits import tasks
 from kubelend.kube import watching
 from kubelend.kube.client import Client
 from kubelend.kube.resources import Resource
 from kubelend.kube.watching import Listed
-from kubelend.wire.conversion import Terms
+from kubelend.wire.conversion import RequestLimits
 
 
-class Office:
+class ControllerManager:
     """Created by the composition root."""
 
-    def __init__(self, broker: Broker, client: Client, namespace: str, terms: Terms) -> None:
+    def __init__(
+        self, broker: Broker, client: Client, namespace: str, terms: RequestLimits
+    ) -> None:
         self._broker = broker
         self._client = client
         self._namespace = namespace
-        self._teller = Teller(client, broker.clock)
-        self._reservations = Reservations(broker, client, namespace, terms, self._teller)
-        self._advertisements = Advertisements(broker, client, namespace, self._teller)
-        self._seeing = Seeing(_KINDS)
-        broker.listeners.append(self._hear)
+        self._recorder = EventRecorder(client, broker.clock)
+        self._reservations = ReservationReconciler(broker, client, namespace, terms, self._recorder)
+        self._advertisements = AdvertisementReconciler(broker, client, namespace, self._recorder)
+        self._watch_health = WatchHealth(_WATCHED_KINDS)
+        broker.listeners.append(self._on_change)
 
     @property
     def unready(self) -> str | None:
         """Why the objects cannot be watched, or None."""
-        return self._seeing.unready
+        return self._watch_health.unready
 
     async def run(self) -> None:
         """Runs until cancelled."""
         reservations, advertisements = self._reservations, self._advertisements
         await tasks.run_all(
             {
-                "events": self._teller.run(),
-                "reservations": reservations.looks.run(),
-                "advertisements": advertisements.looks.run(),
+                "events": self._recorder.run(),
+                "reservations": reservations.queue.run(),
+                "advertisements": advertisements.queue.run(),
                 "time": self._tick(),
-                "watch advertisements": self._follow(marks.ADVERTISEMENTS, advertisements, ""),
-                "watch reservations": self._follow(
-                    marks.RESERVATIONS, reservations, marks.UNARCHIVED
+                "watch advertisements": self._watch(
+                    marks.ADVERTISEMENT_RESOURCE, advertisements, ""
+                ),
+                "watch reservations": self._watch(
+                    marks.RESERVATION_RESOURCE, reservations, marks.UNARCHIVED_SELECTOR
                 ),
             }
         )
 
-    def _hear(self, changes: Sequence[Change] | None) -> None:
+    def _on_change(self, changes: Sequence[Change] | None) -> None:
         """Changes of reservations are not handled here: the store writes them into the objects."""
         if changes is None:
-            self._reservations.look_at_all()
-            self._advertisements.look_at_all()
+            self._reservations.enqueue_all()
+            self._advertisements.enqueue_all()
         else:
-            self._advertisements.hear(changes)
+            self._advertisements.on_change(changes)
 
     async def _tick(self) -> None:
         while True:
-            await asyncio.sleep(alarms.TICK)
+            await asyncio.sleep(alarms.TICK_SECONDS)
             self._reservations.tick()
             self._advertisements.tick()
 
-    async def _follow(
-        self, resource: Resource[Kind], controller: Controller[Kind], labels: str
+    async def _watch(
+        self, resource: Resource[CachedKind], controller: Reconciler[CachedKind], labels: str
     ) -> None:
-        report = partial(self._seeing.report, resource.plural)
-        changes = watching.follow(
+        report = partial(self._watch_health.report, resource.plural)
+        changes = watching.list_and_watch(
             self._client, resource, self._namespace, labels=labels, report=report
         )
         async for change in changes:
-            controller.mirror.take(change)
+            controller.cache.handle(change)
             if isinstance(change, Listed):
-                self._seeing.listed(resource.plural)
-                controller.look_for_orphans()
+                self._watch_health.listed(resource.plural)
+                controller.enqueue_missing()
 
 
-_KINDS: Final = (marks.ADVERTISEMENTS.plural, marks.RESERVATIONS.plural)
+_WATCHED_KINDS: Final = (marks.ADVERTISEMENT_RESOURCE.plural, marks.RESERVATION_RESOURCE.plural)

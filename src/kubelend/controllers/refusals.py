@@ -13,11 +13,11 @@ from kubelend.controllers import marks
 from kubelend.core.lifecycle import Phase
 from kubelend.wire.broker_objects import Reservation
 
-LEAST: Final = timedelta(minutes=1)
+MIN_REJECTION_RETENTION: Final = timedelta(minutes=1)
 """A rejection stays readable for at least this long, however short the retention is."""
 
 
-def due(found: Reservation, retention: timedelta) -> datetime | None:
+def rejected_until(found: Reservation, retention: timedelta) -> datetime | None:
     """When a request in the broker's namespace may be deleted; None if it was not rejected.
 
     An object with a stored record is not concerned: the store archives it.
@@ -25,21 +25,30 @@ def due(found: Reservation, retention: timedelta) -> datetime | None:
     status = found.status
     if status.phase != Phase.FAILED or status.record is not None:
         return None
-    if marks.is_own(found.metadata) or marks.is_leaving(found.metadata):
+    if marks.is_managed(found.metadata) or marks.is_being_deleted(found.metadata):
         return None
-    return _after(found, status.finished_at or status.last_update_time, retention)
+    return _end_of_retention(found, status.finished_at or status.last_update_time, retention)
 
 
-def due_in_mailbox(found: Reservation, retention: timedelta) -> datetime | None:
+def rejected_in_cluster_namespace_until(
+    found: Reservation, retention: timedelta
+) -> datetime | None:
     """The same in a cluster namespace, including a retryable request that was not repeated."""
     response, request = found.status.response, found.spec.request
-    if response is None or response.body or not response.error or marks.is_leaving(found.metadata):
+    if (
+        response is None
+        or response.body
+        or not response.error
+        or marks.is_being_deleted(found.metadata)
+    ):
         return None
     if request is not None and request.id != response.request_id:
         return None  # it has been repeated
-    return _after(found, found.status.last_update_time, retention)
+    return _end_of_retention(found, found.status.last_update_time, retention)
 
 
-def _after(found: Reservation, since: datetime | None, retention: timedelta) -> datetime | None:
+def _end_of_retention(
+    found: Reservation, since: datetime | None, retention: timedelta
+) -> datetime | None:
     since = since or found.metadata.creation_timestamp
-    return None if since is None else since + max(retention, LEAST)
+    return None if since is None else since + max(retention, MIN_REJECTION_RETENTION)

@@ -5,14 +5,16 @@ Somebody may have changed it since, or created another one under its name, on pu
 
 from __future__ import annotations
 
-from kubelend.controllers.mirrors import Kind
+from kubelend.controllers.mirrors import CachedKind
 from kubelend.core.errors import Conflict, NotFound
 from kubelend.kube import answers
 from kubelend.kube.client import Client
 from kubelend.kube.resources import Resource
 
 
-async def remove(client: Client, resource: Resource[Kind], found: Kind) -> bool:
+async def delete_if_unchanged(
+    client: Client, resource: Resource[CachedKind], found: CachedKind
+) -> bool:
     """False if the object has changed. One that no longer exists counts as deleted."""
     known = found.metadata
     only = {"uid": known.uid, "resourceVersion": known.resource_version}
@@ -22,6 +24,6 @@ async def remove(client: Client, resource: Resource[Kind], found: Kind) -> bool:
     except Conflict:
         return False
     except NotFound as error:
-        if not answers.is_missing_object(error):
+        if not answers.is_object_not_found(error):
             raise
     return True

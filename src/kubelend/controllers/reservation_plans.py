@@ -18,7 +18,7 @@ from kubelend.core.models import ClusterId
 from kubelend.stores import kube_objects, kube_projection
 from kubelend.wire import conversion, texts
 from kubelend.wire.broker_objects import Condition, Reservation
-from kubelend.wire.conversion import Terms
+from kubelend.wire.conversion import RequestLimits
 
 
 class Reserve(NamedTuple):
@@ -35,106 +35,115 @@ class Release(NamedTuple):
     reason: Reason
 
 
-class Retire(NamedTuple):
+class Forget(NamedTuple):
     """The record's object is deleted, or about to be: release what it holds, and forget the record."""
 
 
-class Rewrite(NamedTuple):
+class Repair(NamedTuple):
     """The object differs from the record. `fields` are those that differ, with their values in the object."""
 
-    spoilt: tuple[tuple[str, object], ...]
+    fields: tuple[tuple[str, object], ...]
 
 
-class LetGo(NamedTuple):
+class RemoveFinalizer(NamedTuple):
     """Nothing is held for it: the finalizer can go."""
 
 
-class Delete(NamedTuple):
+class DeleteOrphan(NamedTuple):
     """It is labelled as managed by the broker, which has no record of it."""
 
 
-class StartOver(NamedTuple):
+class Reset(NamedTuple):
     """It has a stored record that the ledger does not know: it becomes a request again."""
 
 
-class Observe(NamedTuple):
+class ObserveGeneration(NamedTuple):
     """Only status.observedGeneration is to be updated."""
 
 
-Action: TypeAlias = (
-    Reserve | Activate | Release | Retire | Rewrite | LetGo | Delete | StartOver | Observe | None
+ReservationAction: TypeAlias = (
+    Reserve
+    | Activate
+    | Release
+    | Forget
+    | Repair
+    | RemoveFinalizer
+    | DeleteOrphan
+    | Reset
+    | ObserveGeneration
+    | None
 )
 
 
-def plan(found: Reservation, record: models.Reservation | None) -> Action:
+def plan_reservation(found: Reservation, record: models.Reservation | None) -> ReservationAction:
     """The next action; None if there is none."""
-    if record is not None and not _belongs(found, record):
-        return Retire()
-    if marks.is_leaving(found.metadata):
-        return _at_leaving(found, record)
+    if record is not None and not _is_object_of(found, record):
+        return Forget()
+    if marks.is_being_deleted(found.metadata):
+        return _plan_deletion(found, record)
     if record is None:
-        return _without_record(found)
-    requested = _asked_by_conditions(found, record)
-    return _kept_right(found, record) if requested is None else requested
+        return _plan_without_record(found)
+    requested = _plan_conditions(found, record)
+    return _plan_repair(found, record) if requested is None else requested
 
 
-def request(found: Reservation, terms: Terms) -> models.Request:
+def request_from_object(found: Reservation, terms: RequestLimits) -> models.Request:
     """The request in the spec; `InvalidInput` if it is invalid."""
     name, spec = found.metadata.name, found.spec
-    if kube_objects.name_of("reservation", name) != name:
+    if kube_objects.record_object_name("reservation", name) != name:
         raise InvalidInput(
             f"the name {name[:40]!r} cannot be used", hint="choose one of at most 240 characters"
         )
     requester = ClusterId(
-        texts.checked(spec.requester_id, "requesterID") or found.metadata.namespace
+        texts.check_plain(spec.requester_id, "requesterID") or found.metadata.namespace
     )
-    key = marks.key_of(found.metadata)
-    return conversion.to_request(specs.request(spec), requester, key, terms)
+    key = marks.request_key(found.metadata)
+    return conversion.to_request(specs.request_from_spec(spec), requester, key, terms)
 
 
-def _belongs(found: Reservation, record: models.Reservation) -> bool:
+def _is_object_of(found: Reservation, record: models.Reservation) -> bool:
     """Names are unique: if the record is not this object's, then the record's object is deleted."""
-    if marks.is_own(found.metadata) or found.status.record is not None:
+    if marks.is_managed(found.metadata) or found.status.record is not None:
         return True
-    return record.request.key == marks.key_of(found.metadata)
+    return record.request.key == marks.request_key(found.metadata)
 
 
-def _at_leaving(found: Reservation, record: models.Reservation | None) -> Action:
+def _plan_deletion(found: Reservation, record: models.Reservation | None) -> ReservationAction:
     if record is None:
-        return LetGo() if marks.holds_on(found.metadata) else None
-    if not marks.is_own(found.metadata):
-        return Retire()
+        return RemoveFinalizer() if marks.has_finalizer(found.metadata) else None
+    if not marks.is_managed(found.metadata):
+        return Forget()
     # REST clients can still look it up by its ID for a while.
     if record.phase not in FINAL:
         return Release(Reason.DELETED)
-    return Rewrite((("finalizers", ()),)) if marks.holds_on(found.metadata) else None
+    return Repair((("finalizers", ()),)) if marks.has_finalizer(found.metadata) else None
 
 
-def _without_record(found: Reservation) -> Action:
-    if marks.is_own(found.metadata):
-        return Delete()
+def _plan_without_record(found: Reservation) -> ReservationAction:
+    if marks.is_managed(found.metadata):
+        return DeleteOrphan()
     if found.status.phase in FINAL:
         return None
-    return Reserve() if found.status.record is None else StartOver()
+    return Reserve() if found.status.record is None else Reset()
 
 
-def _asked_by_conditions(found: Reservation, record: models.Reservation) -> Action:
+def _plan_conditions(found: Reservation, record: models.Reservation) -> ReservationAction:
     if record.phase in FINAL:
         return None
-    if _is_true(found, "RequesterReleased") is not None:
+    if _true_condition(found, "RequesterReleased") is not None:
         return Release(Reason.BY_REQUESTER)
-    active = _is_true(found, "RequesterActive")
-    if active is not None and record.phase is Phase.RESERVED and _is_news(active, record):
+    active = _true_condition(found, "RequesterActive")
+    if active is not None and record.phase is Phase.RESERVED and _is_current(active, record):
         return Activate()
     return None
 
 
-def _is_true(found: Reservation, type: str) -> Condition | None:
+def _true_condition(found: Reservation, type: str) -> Condition | None:
     conditions = (one for one in found.status.conditions if one.type == type)
     return next((one for one in conditions if one.status == "True"), None)
 
 
-def _is_news(active: Condition, record: models.Reservation) -> bool:
+def _is_current(active: Condition, record: models.Reservation) -> bool:
     """RequesterActive set for one provider does not count for the next after a failover."""
     if not record.left or record.reserved_at is None:
         return True
@@ -142,30 +151,32 @@ def _is_news(active: Condition, record: models.Reservation) -> bool:
     return at is not None and at >= record.reserved_at
 
 
-def _kept_right(found: Reservation, record: models.Reservation) -> Action:
-    if drifted := tuple(_spoilt(found, record)):
-        return Rewrite(drifted)
+def _plan_repair(found: Reservation, record: models.Reservation) -> ReservationAction:
+    if drifted := tuple(_drifted_fields(found, record)):
+        return Repair(drifted)
     is_noted = found.status.observed_generation == found.metadata.generation
-    return None if is_noted or marks.is_own(found.metadata) else Observe()
+    return None if is_noted or marks.is_managed(found.metadata) else ObserveGeneration()
 
 
-def _spoilt(found: Reservation, record: models.Reservation) -> Iterator[tuple[str, object]]:
+def _drifted_fields(found: Reservation, record: models.Reservation) -> Iterator[tuple[str, object]]:
     """Fields that somebody has edited, or the store has not written yet."""
-    if not marks.is_kept(found.status.record, record):
+    if not marks.has_record(found.status.record, record):
         yield "record", found.status.record and found.status.record.checksum
-    if not marks.holds_on(found.metadata):
+    if not marks.has_finalizer(found.metadata):
         yield "finalizers", found.metadata.finalizers
-    yield from _spoilt_spec(found, record)
+    yield from _drifted_spec_fields(found, record)
     current = msgspec.to_builtins(found.status)
     for name, value in kube_projection.reservation_status(record).items():
         if (current.get(name) or None) != (value or None):
             yield name, current.get(name)
 
 
-def _spoilt_spec(found: Reservation, record: models.Reservation) -> Iterator[tuple[str, object]]:
+def _drifted_spec_fields(
+    found: Reservation, record: models.Reservation
+) -> Iterator[tuple[str, object]]:
     """Of a user's own spec the broker writes the target cluster only."""
     wanted, current = kube_projection.reservation_spec(record), msgspec.to_builtins(found.spec)
-    if marks.is_own(found.metadata):
+    if marks.is_managed(found.metadata):
         if current != wanted:
             yield "spec", current
     elif wanted.get("targetClusterID", "") not in ("", found.spec.target_cluster_id):

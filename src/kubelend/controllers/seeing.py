@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Final, NamedTuple
 
-LISTING: Final = "they are being listed"
+INITIAL_LIST: Final = "they are being listed"
 
 
-class _Problem(NamedTuple):
-    why: str
+class _WatchError(NamedTuple):
+    error: str
     since: float
 
 
-class Seeing:
+class WatchHealth:
     """Of the kinds that are named at the start nothing has been seen yet."""
 
     def __init__(
@@ -32,31 +32,31 @@ class Seeing:
         self._where = where
         self._grace = grace.total_seconds()
         self._clock = clock
-        self._problems = {kind: _Problem(LISTING, float("-inf")) for kind in kinds}
+        self._errors = {kind: _WatchError(INITIAL_LIST, float("-inf")) for kind in kinds}
 
     @property
     def unready(self) -> str | None:
         """What cannot be seen, and why; None if all can be."""
         now = self._clock()
         lasting = [
-            (kind, problem.why)
-            for kind, problem in self._problems.items()
+            (kind, problem.error)
+            for kind, problem in self._errors.items()
             if now - problem.since >= self._grace
         ]
         # What waits for the first list has no problem of its own where another kind has one.
-        told = [one for one in lasting if one[1] != LISTING] or lasting
+        told = [one for one in lasting if one[1] != INITIAL_LIST] or lasting
         return "; ".join(f"cannot see {kind}{self._where}: {why}" for kind, why in told) or None
 
     def listed(self, kind: str) -> None:
         """It has been seen. Whether it still is, after a problem, the watch that follows tells."""
-        if (known := self._problems.get(kind)) is not None and known.why == LISTING:
-            del self._problems[kind]
+        if (known := self._errors.get(kind)) is not None and known.error == INITIAL_LIST:
+            del self._errors[kind]
 
-    def report(self, kind: str, why: str) -> None:
+    def report(self, kind: str, error: str) -> None:
         """Why this kind cannot be seen now; empty if it can."""
-        if not why:
-            self._problems.pop(kind, None)
+        if not error:
+            self._errors.pop(kind, None)
             return
-        known = self._problems.get(kind)
+        known = self._errors.get(kind)
         since = self._clock() if known is None else known.since
-        self._problems[kind] = _Problem(why, since)
+        self._errors[kind] = _WatchError(error, since)

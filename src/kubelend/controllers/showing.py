@@ -22,48 +22,56 @@ from kubelend.wire.broker_objects import (
     Condition,
 )
 
-Change = dict[str, object]
+MergePatch = dict[str, object]
 
 
-def spec_change(found: ClusterAdvertisement, view: ClusterView) -> Change:
+def spec_patch(found: ClusterAdvertisement, view: ClusterView) -> MergePatch:
     """The merge patch that corrects reserved and available; empty if they are correct."""
     current = found.spec.resources
     left = (view.cluster.ceiling - view.reserved).clamped()
     wanted = {"available": (current.available, left), "reserved": (current.reserved, view.reserved)}
     changed = {
-        name: _amounts(before, after)
+        name: _amounts_patch(before, after)
         for name, (before, after) in wanted.items()
-        if not _is_said(before, after)
+        if not _amounts_equal(before, after)
     }
     return {"resources": changed} if changed else {}
 
 
-def status_change(
-    found: ClusterAdvertisement, view: ClusterView | None, problem: str, now: datetime
-) -> Change:
+def status_patch(
+    found: ClusterAdvertisement, view: ClusterView | None, error: str, now: datetime
+) -> MergePatch:
     """The merge patch of the status; empty if nothing differs. `error` is a problem with the spec."""
-    wanted = _unknown(found, problem) if view is None else _known(found, view, problem, now)
-    before, after = _builtins(found.status), _builtins(wanted)
-    changed = {name: after.get(name) for name in _SHOWN if before.get(name) != after.get(name)}
+    wanted = (
+        _status_without_record(found, error)
+        if view is None
+        else _status_from_view(found, view, error, now)
+    )
+    before, after = _status_fields(found.status), _status_fields(wanted)
+    changed = {
+        name: after.get(name) for name in _STATUS_FIELDS if before.get(name) != after.get(name)
+    }
     if "phase" in changed:
         changed["active"] = wanted.active  # explicitly, or the printer column would be empty
-    is_news = changed.keys() - {"observedGeneration", "conditions"} or _differs(found, wanted)
+    is_news = changed.keys() - {"observedGeneration", "conditions"} or _conditions_differ(
+        found, wanted
+    )
     # The store raises the generation of managed objects with every advertisement: nobody waits for that.
-    if not is_news and marks.is_own(found.metadata):
+    if not is_news and marks.is_managed(found.metadata):
         return {}
     return changed
 
 
-def conditions(
+def merge_conditions(
     before: Iterable[Condition], after: Iterable[Condition], now: datetime
 ) -> tuple[Condition, ...]:
     """Conditions of others stay; an unchanged one keeps its transition time."""
     known = {one.type: one for one in before}
-    dated = [_dated(known.pop(one.type, None), one, now) for one in after]
+    dated = [_with_transition_time(known.pop(one.type, None), one, now) for one in after]
     return (*known.values(), *dated)
 
 
-_SHOWN: Final = (
+_STATUS_FIELDS: Final = (
     "phase",
     "lastUpdateTime",
     "active",
@@ -77,15 +85,15 @@ _SHOWN: Final = (
 )
 
 
-def _known(
-    found: ClusterAdvertisement, view: ClusterView, problem: str, now: datetime
+def _status_from_view(
+    found: ClusterAdvertisement, view: ClusterView, error: str, now: datetime
 ) -> ClusterAdvertisementStatus:
     status = conversion.from_cluster_status(*view, now)
     generation = found.metadata.generation
-    message = problem or _message(status, view)
+    message = error or _status_message(status, view)
     wanted = [
-        _ready(status, message),
-        _condition("Stale", "AdvertisementAge", _age(status), is_true=not status.active),
+        _ready_condition(status, message),
+        _condition("Stale", "AdvertisementAge", _stale_message(status), is_true=not status.active),
         _condition("Overcommitted", "ResourceCheck", status.message, is_true=bool(status.message)),
     ]
     noted = [msgspec.structs.replace(one, observed_generation=generation) for one in wanted]
@@ -95,7 +103,7 @@ def _known(
         active=status.active and not status.cordoned,
         message=message,
         score=status.score,
-        conditions=conditions(found.status.conditions, noted, now),
+        conditions=merge_conditions(found.status.conditions, noted, now),
         observed_generation=generation,
         valid_until=status.valid_until,
         cordon_reason=status.cordon_reason,
@@ -103,36 +111,36 @@ def _known(
     )
 
 
-def _unknown(found: ClusterAdvertisement, problem: str) -> ClusterAdvertisementStatus:
+def _status_without_record(found: ClusterAdvertisement, error: str) -> ClusterAdvertisementStatus:
     """The status of an advertisement that is not in the ledger, because it is invalid."""
     return ClusterAdvertisementStatus(
-        message=problem,
+        message=error,
         conditions=found.status.conditions,
         observed_generation=found.metadata.generation,
     )
 
 
-def _message(said: bodies.ClusterStatus, view: ClusterView) -> str:
-    if not said.active:
-        return _age(said)
-    if said.message:
-        return said.message
-    return f"Closed to new reservations: {said.cordon_reason}" if view.cluster.cordon else ""
+def _status_message(status: bodies.ClusterStatus, view: ClusterView) -> str:
+    if not status.active:
+        return _stale_message(status)
+    if status.message:
+        return status.message
+    return f"Closed to new reservations: {status.cordon_reason}" if view.cluster.cordon else ""
 
 
-def _ready(said: bodies.ClusterStatus, message: str) -> Condition:
-    if not said.active:
+def _ready_condition(status: bodies.ClusterStatus, message: str) -> Condition:
+    if not status.active:
         return _condition("Ready", "ClusterStale", message, is_true=False)
-    if said.cordoned:
+    if status.cordoned:
         return _condition("Ready", "ClusterCordoned", message, is_true=False)
     return _condition("Ready", "ClusterActive", message, is_true=True)
 
 
-def _age(said: bodies.ClusterStatus) -> str:
+def _stale_message(status: bodies.ClusterStatus) -> str:
     return (
         ""
-        if said.active
-        else f"Stale: no advertisement since {said.last_update_time:%Y-%m-%dT%H:%M:%SZ}"
+        if status.active
+        else f"Stale: no advertisement since {status.last_update_time:%Y-%m-%dT%H:%M:%SZ}"
     )
 
 
@@ -140,13 +148,13 @@ def _condition(type: str, reason: str, message: str, *, is_true: bool) -> Condit
     return Condition(type, "True" if is_true else "False", reason, message)
 
 
-def _dated(before: Condition | None, after: Condition, now: datetime) -> Condition:
+def _with_transition_time(before: Condition | None, after: Condition, now: datetime) -> Condition:
     is_same = before is not None and before.status == after.status
     since = before.last_transition_time if before is not None and is_same else None
     return msgspec.structs.replace(after, last_transition_time=since or now.replace(microsecond=0))
 
 
-def _differs(found: ClusterAdvertisement, wanted: ClusterAdvertisementStatus) -> bool:
+def _conditions_differ(found: ClusterAdvertisement, wanted: ClusterAdvertisementStatus) -> bool:
     """Whether a condition differs in more than its observed generation."""
 
     def said(conditions: Iterable[Condition]) -> list[Condition]:
@@ -155,24 +163,26 @@ def _differs(found: ClusterAdvertisement, wanted: ClusterAdvertisementStatus) ->
     return said(found.status.conditions) != said(wanted.conditions)
 
 
-def _is_said(before: Amounts | None, after: Resources) -> bool:
+def _amounts_equal(before: Amounts | None, after: Resources) -> bool:
     if before is None:
         return not after
-    return _texts(before) == _texts(quantities.of(after))
+    return _amount_texts(before) == _amount_texts(quantities.to_quantities(after))
 
 
-def _amounts(before: Amounts | None, after: Resources) -> Change:
+def _amounts_patch(before: Amounts | None, after: Resources) -> MergePatch:
     """With null for fields to remove."""
-    wanted = _texts(quantities.of(after))
-    deleted: Change = {} if before is None else dict.fromkeys(_texts(before).keys() - wanted.keys())
+    wanted = _amount_texts(quantities.to_quantities(after))
+    deleted: MergePatch = (
+        {} if before is None else dict.fromkeys(_amount_texts(before).keys() - wanted.keys())
+    )
     return {**deleted, **wanted}
 
 
-def _texts(amounts: Amounts) -> Change:
-    texts: Change = msgspec.to_builtins(amounts)
+def _amount_texts(amounts: Amounts) -> MergePatch:
+    texts: MergePatch = msgspec.to_builtins(amounts)
     return {name: value for name, value in texts.items() if value not in ("", {})}
 
 
-def _builtins(status: ClusterAdvertisementStatus) -> Change:
-    texts: Change = msgspec.to_builtins(status)
+def _status_fields(status: ClusterAdvertisementStatus) -> MergePatch:
+    texts: MergePatch = msgspec.to_builtins(status)
     return {**texts, "active": status.active}

@@ -9,7 +9,7 @@ from kubelend.wire import bodies
 from kubelend.wire.broker_objects import ClusterAdvertisementSpec, ReservationSpec
 
 
-def advertisement(spec: ClusterAdvertisementSpec) -> bodies.Advertisement:
+def advertisement_from_spec(spec: ClusterAdvertisementSpec) -> bodies.Advertisement:
     """Ignores reserved and available, which the broker computes."""
     amounts = spec.resources
     return bodies.Advertisement(
@@ -26,7 +26,7 @@ def advertisement(spec: ClusterAdvertisementSpec) -> bodies.Advertisement:
     )
 
 
-def request(spec: ReservationSpec) -> bodies.ReservationRequest:
+def request_from_spec(spec: ReservationSpec) -> bodies.ReservationRequest:
     return bodies.ReservationRequest(
         requested_resources=spec.requested_resources,
         priority=spec.priority,

@@ -6,16 +6,16 @@ Who may write into the broker's namespace may write for any cluster, except a re
 from __future__ import annotations
 
 from kubelend.core.errors import Revoked
-from kubelend.core.members import Standing, member_id
+from kubelend.core.members import MembershipStatus, member_id
 from kubelend.core.models import ClusterId
-from kubelend.core.registry import Registry
+from kubelend.core.registry import MemberIndex
 from kubelend.core.roles import Role
 
 
-def check(registry: Registry, cluster: ClusterId) -> None:
+def check_not_revoked(members: MemberIndex, cluster: ClusterId) -> None:
     """`Revoked` if an administrator has revoked the cluster."""
-    member = registry.members.get(member_id(Role.CLUSTER, cluster))
-    if member is not None and member.standing is Standing.REVOKED:
+    member = members.members.get(member_id(Role.CLUSTER, cluster))
+    if member is not None and member.standing is MembershipStatus.REVOKED:
         raise Revoked(
             f"cluster {cluster} was revoked: {member.reason or 'no reason given'}",
             hint="ask an administrator",

@@ -11,29 +11,29 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from kubelend.core import lending
-from kubelend.core.accounts import Account
+from kubelend.core.accounts import QuotaUsage
 from kubelend.core.ledger import Ledger
 from kubelend.core.lifecycle import Phase
 from kubelend.core.models import Cluster, ClusterId, Reservation
 from kubelend.core.resources import Resources
 
 
-def violations(ledger: Ledger) -> list[str]:
+def invariant_violations(ledger: Ledger) -> list[str]:
     """All violated invariants, one sentence each."""
     return [
         *_reserved_is_the_sum_of_live_reservations(ledger),
         *_free_is_what_is_left(ledger),
-        *_accounts_count_every_reservation(ledger),
-        *_loans_count_every_reservation(ledger),
+        *_quota_usage_counts_every_reservation(ledger),
+        *_lent_counts_every_reservation(ledger),
         *_records_are_consistent(ledger),
-        *_earmarks_are_kept(ledger),
-        *_tally_counts_every_reservation(ledger),
+        *_nominations_are_consistent(ledger),
+        *_phase_counts_are_exact(ledger),
         *_keys_are_unique(ledger),
         *_revisions_are_in_the_past(ledger),
     ]
 
 
-def overcommitted(ledger: Ledger) -> list[ClusterId]:
+def overcommitted_clusters(ledger: Ledger) -> list[ClusterId]:
     """Clusters whose own pods use resources they have lent: not a fault of the broker, but worth
     reporting.
     """
@@ -50,8 +50,8 @@ def _reserved_is_the_sum_of_live_reservations(ledger: Ledger) -> Iterator[str]:
     for cluster in sorted({*sums, *ledger.clusters}):
         if ledger.reserved(cluster) != sums[cluster]:
             yield (
-                f"{cluster}: reserved is {ledger.reserved(cluster).texts()},"
-                f" its live reservations are {sums[cluster].texts()}"
+                f"{cluster}: reserved is {ledger.reserved(cluster).quantities()},"
+                f" its live reservations are {sums[cluster].quantities()}"
             )
 
 
@@ -59,10 +59,10 @@ def _free_is_what_is_left(ledger: Ledger) -> Iterator[str]:
     offers = (cluster.advertisement.allocatable for cluster in ledger.clusters.values())
     extended = sorted({name for offer in offers for name in offer.extended})
     for cluster, record in ledger.clusters.items():
-        row = ledger.fleet.find(cluster)
+        row = ledger.fleet.find_row(cluster)
         if row is None:
             continue
-        available = _lendable(ledger, record)
+        available = _expected_lendable(ledger, record)
         for name in ("cpu", "memory", "gpu", "storage", *extended):
             column = ledger.fleet.free(name)
             if column is not None and int(column[row]) != available.amount(name):
@@ -71,42 +71,42 @@ def _free_is_what_is_left(ledger: Ledger) -> Iterator[str]:
         yield "the fleet does not contain the clusters of the ledger"
 
 
-def _lendable(ledger: Ledger, cluster: Cluster) -> Resources:
+def _expected_lendable(ledger: Ledger, cluster: Cluster) -> Resources:
     """The lendable amount, computed from the records alone."""
     reserved = ledger.reserved(cluster.id)
     available = (cluster.ceiling - reserved).clamped()
-    holds = lending.stricter(cluster.advertisement.policy, ledger.limits(cluster.id).policy)
+    holds = lending.effective_policy(cluster.advertisement.policy, ledger.limits(cluster.id).policy)
     return available if holds is None else holds.lendable(available, reserved)
 
 
-def _accounts_count_every_reservation(ledger: Ledger) -> Iterator[str]:
+def _quota_usage_counts_every_reservation(ledger: Ledger) -> Iterator[str]:
     quotas = {
         name: limits.quota
-        for name, limits in ledger.rulebook.limits.items()
+        for name, limits in ledger.limit_index.limits.items()
         if limits.quota is not None
     }
-    if quotas.keys() != ledger.accounts.by_requester.keys():
+    if quotas.keys() != ledger.quota_usages.by_requester.keys():
         yield "the quota usage does not cover exactly the requesters with a quota"
-    for name, account in ledger.accounts.by_requester.items():
+    for name, account in ledger.quota_usages.by_requester.items():
         own = [found for found in ledger.reservations.values() if found.requester == name]
-        if name in quotas and _sums(account) != _sums(Account(quotas[name], own)):
+        if name in quotas and _usage_sums(account) != _usage_sums(QuotaUsage(quotas[name], own)):
             yield f"{name}: the quota usage is not the sum of its reservations"
 
 
-def _sums(account: Account) -> tuple[object, ...]:
-    held = (account.held, account.holds, account.awaited, account.waits)
-    return (*held, account.quota, account.spending.steps())
+def _usage_sums(account: QuotaUsage) -> tuple[object, ...]:
+    held = (account.held, account.held_count, account.pending, account.pending_count)
+    return (*held, account.quota, account.daily_spend.steps())
 
 
-def _loans_count_every_reservation(ledger: Ledger) -> Iterator[str]:
+def _lent_counts_every_reservation(ledger: Ledger) -> Iterator[str]:
     sums: dict[tuple[ClusterId, ClusterId], Resources] = defaultdict(Resources)
     for found in ledger.reservations.values():
-        if found.is_live and found.target in ledger.fleet.loans.watched:
+        if found.is_live and found.target in ledger.fleet.lent_by_requester.tracked:
             sums[found.requester, found.target] += found.request.resources
     counted = {
         (requester, provider): lent
         for requester in {found.requester for found in ledger.reservations.values()}
-        for provider, lent in ledger.fleet.loans.of(requester).items()
+        for provider, lent in ledger.fleet.lent_by_requester.for_requester(requester).items()
     }
     if counted != sums:
         yield "the amounts lent per requester are not the sums of its reservations"
@@ -114,10 +114,10 @@ def _loans_count_every_reservation(ledger: Ledger) -> Iterator[str]:
 
 def _records_are_consistent(ledger: Ledger) -> Iterator[str]:
     for found in ledger.reservations.values():
-        yield from (f"{found.id}: {problem}" for problem in _problems(found))
+        yield from (f"{found.id}: {problem}" for problem in _inconsistencies(found))
 
 
-def _problems(found: Reservation) -> Iterator[str]:
+def _inconsistencies(found: Reservation) -> Iterator[str]:
     if found.is_live and (found.target is None or found.expires_at is None):
         yield f"is {found.phase} without a target and an expiry"
     if found.target == found.requester:
@@ -130,19 +130,22 @@ def _problems(found: Reservation) -> Iterator[str]:
         yield "requests no resources"
 
 
-def _earmarks_are_kept(ledger: Ledger) -> Iterator[str]:
-    waiters = [waiter for waiter in ledger.waiting() if waiter.earmark is not None]
+def _nominations_are_consistent(ledger: Ledger) -> Iterator[str]:
+    waiters = [waiter for waiter in ledger.waiting() if waiter.nominated_cluster is not None]
     for waiter in waiters:
-        if waiter.earmark is not None and ledger.earmarked(waiter.earmark) != waiter:
-            yield f"{waiter.id}: {waiter.earmark} is not nominated for it"
-    if len(waiters) != ledger.fleet.earmarks:
-        yield f"the fleet has {ledger.fleet.earmarks} nominations for {len(waiters)} waiting requests"
+        if (
+            waiter.nominated_cluster is not None
+            and ledger.nominated_waiter(waiter.nominated_cluster) != waiter
+        ):
+            yield f"{waiter.id}: {waiter.nominated_cluster} is not nominated for it"
+    if len(waiters) != ledger.fleet.nomination_count:
+        yield f"the fleet has {ledger.fleet.nomination_count} nominations for {len(waiters)} waiting requests"
 
 
-def _tally_counts_every_reservation(ledger: Ledger) -> Iterator[str]:
+def _phase_counts_are_exact(ledger: Ledger) -> Iterator[str]:
     counted = Counter((found.phase, found.reason) for found in ledger.reservations.values())
-    for phase, reason in sorted({*counted, *ledger.tally}):
-        tallied, actual = ledger.tally[phase, reason], counted[phase, reason]
+    for phase, reason in sorted({*counted, *ledger.phase_counts}):
+        tallied, actual = ledger.phase_counts[phase, reason], counted[phase, reason]
         if tallied != actual:
             yield f"the count of {phase} with reason {reason} is {tallied}, not {actual}"
 

@@ -13,12 +13,12 @@ from kubelend.core.lifecycle import Phase, Reason
 from kubelend.core.models import ClusterId, RequestKey, Reservation, ReservationId
 
 
-class Catalogue:
+class ReservationIndex:
     """Reservations by ID, by idempotency key and by cluster."""
 
     def __init__(self) -> None:
         self.by_id: dict[ReservationId, Reservation] = {}
-        self.tally: Counter[tuple[Phase, Reason]] = Counter()
+        self.phase_counts: Counter[tuple[Phase, Reason]] = Counter()
         """Number of reservations by phase and reason."""
         self._by_key: dict[tuple[ClusterId, RequestKey], ReservationId] = {}
         self._by_cluster: defaultdict[ClusterId, dict[ReservationId, None]] = defaultdict(dict)
@@ -27,42 +27,42 @@ class Catalogue:
         found = self._by_key.get((requester, key))
         return None if found is None else self.by_id[found]
 
-    def touching(self, cluster: ClusterId) -> Iterator[Reservation]:
+    def by_cluster(self, cluster: ClusterId) -> Iterator[Reservation]:
         """Reservations with this cluster as requester, provider or previous provider, unordered."""
         return (self.by_id[found] for found in self._by_cluster.get(cluster, ()))
 
     def put(self, before: Reservation | None, after: Reservation) -> None:
         self.by_id[after.id] = after
-        self.tally[after.phase, after.reason] += 1
+        self.phase_counts[after.phase, after.reason] += 1
         if before is not None:
-            self.tally[before.phase, before.reason] -= 1
+            self.phase_counts[before.phase, before.reason] -= 1
         self._index(after)
         if before is None:
             self._set_key(after)
 
-    def fill(self, reservations: Sequence[Reservation]) -> None:
+    def load(self, reservations: Sequence[Reservation]) -> None:
         """Adds many new reservations."""
         self.by_id.update(zip(map(attrgetter("id"), reservations), reservations, strict=True))
-        self.tally.update(map(attrgetter("phase", "reason"), reservations))
+        self.phase_counts.update(map(attrgetter("phase", "reason"), reservations))
         for reservation in reservations:
             self._index(reservation)
             self._set_key(reservation)
 
-    def forget(self, reservation: ReservationId) -> Reservation:
+    def remove(self, reservation: ReservationId) -> Reservation:
         gone = self.by_id.pop(reservation)
-        self.tally[gone.phase, gone.reason] -= 1
-        for cluster in gone.touched:
+        self.phase_counts[gone.phase, gone.reason] -= 1
+        for cluster in gone.involved_clusters:
             self._by_cluster[cluster].pop(gone.id, None)
             if not self._by_cluster[cluster]:
                 del self._by_cluster[cluster]
-        self._forget_key(gone)
+        self._remove_key(gone)
         return gone
 
     def _set_key(self, born: Reservation) -> None:
         if born.request.key is not None:
             self._by_key[born.requester, born.request.key] = born.id
 
-    def _forget_key(self, gone: Reservation) -> None:
+    def _remove_key(self, gone: Reservation) -> None:
         if gone.request.key is None:
             return
         key = gone.requester, gone.request.key

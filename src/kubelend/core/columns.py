@@ -18,12 +18,12 @@ Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 Scalar = TypeVar("Scalar", bound=np.generic)
 
-LOWEST, HIGHEST = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)
+INT64_MIN, INT64_MAX = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)
 """Range of an integer column."""
-NEVER, FOREVER = LOWEST, HIGHEST
+NEVER, FOREVER = INT64_MIN, INT64_MAX
 
 
-class Column:
+class ResourceColumn:
     """One resource of all clusters."""
 
     def __init__(self, capacity: int) -> None:
@@ -39,13 +39,13 @@ class Column:
         return self.free, self.ceiling, self.free_float, self.allocatable
 
     def grow(self, capacity: int) -> None:
-        self.free = widened(self.free, capacity)
-        self.ceiling = widened(self.ceiling, capacity)
-        self.free_float = widened(self.free_float, capacity)
-        self.allocatable = widened(self.allocatable, capacity)
+        self.free = widen(self.free, capacity)
+        self.ceiling = widen(self.ceiling, capacity)
+        self.free_float = widen(self.free_float, capacity)
+        self.allocatable = widen(self.allocatable, capacity)
 
 
-def widened(array: npt.NDArray[Scalar], capacity: int) -> npt.NDArray[Scalar]:
+def widen(array: npt.NDArray[Scalar], capacity: int) -> npt.NDArray[Scalar]:
     """Copies the array into a longer one."""
     wide = np.zeros((*array.shape[:-1], capacity), array.dtype)
     wide[..., : array.shape[-1]] = array

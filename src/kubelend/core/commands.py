@@ -21,18 +21,18 @@ from kubelend.core.events import (
     Activated,
     Advertised,
     Change,
+    ClusterRemoved,
     Cordoned,
     Event,
     Failed,
-    Forgotten,
     Placed,
     Released,
-    Removed,
     Renewed,
     Requested,
+    RetentionExpired,
     Uncordoned,
 )
-from kubelend.core.journal import THE_BROKER, Actor
+from kubelend.core.journal import BROKER_ACTOR, Actor
 from kubelend.core.ledger import Ledger
 from kubelend.core.lifecycle import FINAL, Phase, Reason
 from kubelend.core.models import (
@@ -44,22 +44,22 @@ from kubelend.core.models import (
     ReservationId,
 )
 
-MOST_FORGOTTEN = 5000
+MAX_EVICTED_PER_SWEEP = 5000
 """Evictions per run, to bound the time in which callers wait; the rest follow in the next run."""
 
-Answer = TypeVar("Answer")
-Command = Generator[Event, None, Answer]
+Result = TypeVar("Result")
+Command = Generator[Event, None, Result]
 
 
-def run(
-    ledger: Ledger, command: Command[Answer], now: datetime, actor: Actor = THE_BROKER
-) -> tuple[Answer, list[Change]]:
+def run_command(
+    ledger: Ledger, command: Command[Result], now: datetime, actor: Actor = BROKER_ACTOR
+) -> tuple[Result, list[Change]]:
     """Runs a command; returns its result and all changes to persist, including audit entries."""
     changes: list[Change] = []
     answer = _drive(ledger, command, changes, actor)
-    if ledger.freed or ledger.shifted:
-        for event in waiting.serve(ledger, now):
-            _apply(ledger, event, changes, THE_BROKER)
+    if ledger.capacity_freed or ledger.quota_changed:
+        for event in waiting.serve_queue(ledger, now):
+            _apply(ledger, event, changes, BROKER_ACTOR)
     return answer, changes
 
 
@@ -86,13 +86,15 @@ def reserve(
         return _same_request(known, request).id
     if new_id in ledger.reservations:
         raise Conflict(f"{new_id} already exists", hint="retry the request")
-    answer = decision.decide(quotas.admit(ledger, request, now), ledger.fleet)
+    answer = decision.decide_placement(quotas.admit_request(ledger, request, now), ledger.fleet)
     if isinstance(answer, NoFit):
         if not request.wait:
             return answer
         return (yield from _enqueue(ledger, request, answer, new_id, max_waiting, now))
     prices = ledger.clusters[answer.cluster].advertisement.prices
-    yield Requested(now, transitions.placed_at_once(new_id, request, answer.cluster, prices, now))
+    yield Requested(
+        now, transitions.new_placed_reservation(new_id, request, answer.cluster, prices, now)
+    )
     return new_id
 
 
@@ -121,7 +123,7 @@ def renew(
             f"{found.id} is {found.phase}", hint="only a live reservation can be renewed"
         )
     if now + duration > found.expires_at:
-        quotas.check_renewal(ledger, found, now + duration)
+        quotas.check_renewal_budget(ledger, found, now + duration)
         yield Renewed(now, reservation, now + duration)
 
 
@@ -132,29 +134,29 @@ def release(
     found = ledger.reservation(reservation)
     if found.phase in FINAL:
         return
-    yield Released(now, reservation, reason, _released(found, reason))
+    yield Released(now, reservation, reason, _release_message(found, reason))
 
 
-def retire(
+def purge_reservation(
     ledger: Ledger, reservation: ReservationId, reason: Reason, now: datetime
 ) -> Command[None]:
     """Releases the reservation and evicts it immediately, so that its name can be reused."""
     if reservation in ledger.reservations:
         yield from release(ledger, reservation, reason, now)
-        yield Forgotten(now, reservation)
+        yield RetentionExpired(now, reservation)
 
 
 def acknowledge(
     ledger: Ledger, reservation: ReservationId, provider: ClusterId, now: datetime
 ) -> Command[None]:
     """Records that the provider holds the resources. Idempotent."""
-    found = _held_by(ledger, reservation, provider)
+    found = _check_held_by(ledger, reservation, provider)
     if found.acknowledged_at is None:
         yield Acknowledged(now, reservation)
 
 
 def refuse(
-    ledger: Ledger, reservation: ReservationId, provider: ClusterId, why: str, now: datetime
+    ledger: Ledger, reservation: ReservationId, provider: ClusterId, reason: str, now: datetime
 ) -> Command[None]:
     """Moves the reservation off a provider that refuses it, or fails it if no other cluster fits.
 
@@ -162,15 +164,17 @@ def refuse(
     """
     if has_refused(ledger.reservation(reservation), provider):
         return
-    found = _held_by(ledger, reservation, provider)
+    found = _check_held_by(ledger, reservation, provider)
     if found.phase is Phase.ACTIVE:
         raise WrongPhase(f"{found.id} is in use", hint="drain the cluster instead")
-    answer = decision.decide(quotas.question_of(ledger, found, now), ledger.fleet)
+    answer = decision.decide_placement(
+        quotas.query_for_reservation(ledger, found, now), ledger.fleet
+    )
     if isinstance(answer, NoFit):
-        message = f"Refused by {provider}: {why or 'no reason given'}; then {answer.explanation}"
+        message = f"Refused by {provider}: {reason or 'no reason given'}; then {answer.explanation}"
         yield Failed(now, reservation, Reason.REFUSED, message)
     else:
-        yield moved(ledger, found, answer.cluster, now)
+        yield move_event(ledger, found, answer.cluster, now)
 
 
 def has_refused(found: Reservation, provider: ClusterId) -> bool:
@@ -179,10 +183,10 @@ def has_refused(found: Reservation, provider: ClusterId) -> bool:
     return failed or provider in found.left
 
 
-def cordon(ledger: Ledger, cluster: ClusterId, why: str, now: datetime) -> Command[Cluster]:
+def cordon(ledger: Ledger, cluster: ClusterId, reason: str, now: datetime) -> Command[Cluster]:
     """Excludes a cluster from new placements; existing reservations stay."""
-    if ledger.cluster(cluster).cordon != why:
-        yield Cordoned(now, cluster, why)
+    if ledger.cluster(cluster).cordon != reason:
+        yield Cordoned(now, cluster, reason)
     return ledger.cluster(cluster)
 
 
@@ -193,45 +197,47 @@ def uncordon(ledger: Ledger, cluster: ClusterId, now: datetime) -> Command[Clust
 
 
 def drain(
-    ledger: Ledger, cluster: ClusterId, why: str, now: datetime
+    ledger: Ledger, cluster: ClusterId, reason: str, now: datetime
 ) -> Command[list[ReservationId]]:
     """Cordons a cluster and moves its reservations; releases those that fit nowhere else."""
-    yield from cordon(ledger, cluster, why, now)
+    yield from cordon(ledger, cluster, reason, now)
     lent = ledger.lent_by(cluster)
     for found in lent:
-        answer = decision.decide(quotas.question_of(ledger, found, now), ledger.fleet)
+        answer = decision.decide_placement(
+            quotas.query_for_reservation(ledger, found, now), ledger.fleet
+        )
         if isinstance(answer, NoFit):
-            message = f"Cluster {cluster} was drained: {why}; then {answer.explanation}"
+            message = f"Cluster {cluster} was drained: {reason}; then {answer.explanation}"
             yield Released(now, found.id, Reason.DRAINED, message)
         else:
-            yield moved(ledger, found, answer.cluster, now)
+            yield move_event(ledger, found, answer.cluster, now)
     return [found.id for found in lent]
 
 
-def moved(ledger: Ledger, found: Reservation, target: ClusterId, now: datetime) -> Placed:
+def move_event(ledger: Ledger, found: Reservation, target: ClusterId, now: datetime) -> Placed:
     """The event that moves a reservation. The expiry stays, the price is that of the new provider."""
     expires_at = found.expires_at or now + found.request.duration
     prices = ledger.cluster(target).advertisement.prices
-    return transitions.placed(found, target, prices, expires_at, Reason.MOVED, now)
+    return transitions.placed_event(found, target, prices, expires_at, Reason.MOVED, now)
 
 
-def remove(ledger: Ledger, cluster: ClusterId, now: datetime) -> Command[None]:
+def remove_cluster(ledger: Ledger, cluster: ClusterId, now: datetime) -> Command[None]:
     """Deletes a cluster without live reservations."""
     ledger.cluster(cluster)
     lent = ledger.lent_by(cluster)
     if lent:
         noun = "reservation" if len(lent) == 1 else "reservations"
         raise Conflict(f"{cluster} still lends {len(lent)} {noun}", hint="drain the cluster first")
-    yield from _forget_offer(ledger, cluster, now)
+    yield from _remove_offer(ledger, cluster, now)
 
 
-def withdraw(ledger: Ledger, cluster: ClusterId, now: datetime) -> Command[None]:
+def withdraw_offer(ledger: Ledger, cluster: ClusterId, now: datetime) -> Command[None]:
     """Deletes the offer of a cluster. Its reservations stay and count again when it advertises again."""
     if cluster in ledger.clusters:
-        yield from _forget_offer(ledger, cluster, now)
+        yield from _remove_offer(ledger, cluster, now)
 
 
-def expire(ledger: Ledger, retention: timedelta, now: datetime) -> Command[None]:
+def expire_reservations(ledger: Ledger, retention: timedelta, now: datetime) -> Command[None]:
     """Ends overdue reservations, evicts finished ones after retention, and updates opening hours."""
     ledger.tick(now)
     for found in ledger.overdue(now):
@@ -239,34 +245,34 @@ def expire(ledger: Ledger, retention: timedelta, now: datetime) -> Command[None]
             yield from _time_out(ledger, found, now)
         else:
             yield Released(now, found.id, Reason.EXPIRED, "Duration elapsed")
-    for found in islice(ledger.finished_before(now - retention), MOST_FORGOTTEN):
-        yield Forgotten(now, found.id)
+    for found in islice(ledger.finished_before(now - retention), MAX_EVICTED_PER_SWEEP):
+        yield RetentionExpired(now, found.id)
 
 
-def _drive(ledger: Ledger, command: Command[Answer], changes: list[Change], actor: Actor) -> Answer:
+def _drive(ledger: Ledger, command: Command[Result], changes: list[Change], actor: Actor) -> Result:
     while True:
         try:
             _apply(ledger, next(command), changes, actor)
         except StopIteration as end:
-            answer: Answer = end.value
+            answer: Result = end.value
             return answer
 
 
 def _apply(ledger: Ledger, event: Event, changes: list[Change], actor: Actor) -> None:
-    before = entries.before(ledger, event)
+    before = entries.record_before(ledger, event)
     change = ledger.apply(event)
     changes.append(change)
-    entry = entries.entry_of(actor, event, before, change)
+    entry = entries.audit_entry(actor, event, before, change)
     if entry is not None:
         changes.append(entry)
 
 
-def _forget_offer(ledger: Ledger, cluster: ClusterId, now: datetime) -> Command[None]:
+def _remove_offer(ledger: Ledger, cluster: ClusterId, now: datetime) -> Command[None]:
     """Deletes the cluster; the request it was nominated for is nominated elsewhere."""
-    waiter = ledger.earmarked(cluster)
-    yield Removed(now, cluster)
+    waiter = ledger.nominated_waiter(cluster)
+    yield ClusterRemoved(now, cluster)
     if waiter is not None:
-        yield from waiting.earmark(ledger, waiter, now)
+        yield from waiting.nominate(ledger, waiter, now)
 
 
 def _same_request(known: Reservation, request: Request) -> Reservation:
@@ -278,7 +284,7 @@ def _same_request(known: Reservation, request: Request) -> Reservation:
     return known
 
 
-def _released(found: Reservation, reason: Reason) -> str:
+def _release_message(found: Reservation, reason: Reason) -> str:
     match reason:
         case Reason.DELETED:
             return "Released because its object was deleted"
@@ -300,11 +306,11 @@ def _enqueue(
     message = f"Waiting: {answer.explanation}"
     waiter = Reservation(new_id, request, now, message=message, wait_until=now + request.wait)
     yield Requested(now, waiter)
-    yield from waiting.earmark(ledger, ledger.reservation(new_id), now)
+    yield from waiting.nominate(ledger, ledger.reservation(new_id), now)
     return new_id
 
 
-def _held_by(ledger: Ledger, reservation: ReservationId, provider: ClusterId) -> Reservation:
+def _check_held_by(ledger: Ledger, reservation: ReservationId, provider: ClusterId) -> Reservation:
     found = ledger.reservation(reservation)
     if found.target != provider:
         raise Forbidden(f"{reservation} is not placed on {provider}")
@@ -318,8 +324,10 @@ def _held_by(ledger: Ledger, reservation: ReservationId, provider: ClusterId) ->
 
 def _time_out(ledger: Ledger, waiter: Reservation, now: datetime) -> Command[None]:
     """Serves the queue once more before failing the request: the same run may just have freed capacity."""
-    yield from waiting.serve(ledger, now)
+    yield from waiting.serve_queue(ledger, now)
     if ledger.reservation(waiter.id).phase is Phase.PENDING:
-        answer = decision.decide(quotas.question_of(ledger, waiter, now), ledger.fleet)
+        answer = decision.decide_placement(
+            quotas.query_for_reservation(ledger, waiter, now), ledger.fleet
+        )
         why = f": {answer.explanation}" if isinstance(answer, NoFit) else ""
         yield Failed(now, waiter.id, Reason.WAIT_TIMED_OUT, f"No cluster fitted in time{why}")

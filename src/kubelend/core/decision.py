@@ -6,7 +6,7 @@ import msgspec
 
 from kubelend.core import explanations, filters, policies
 from kubelend.core.explanations import Explanation
-from kubelend.core.filters import Question
+from kubelend.core.filters import PlacementQuery
 from kubelend.core.fleet import Fleet
 from kubelend.core.models import ClusterId
 
@@ -24,14 +24,14 @@ class NoFit(msgspec.Struct, frozen=True):
     explanation: Explanation
 
 
-def decide(query: Question, fleet: Fleet) -> Placement | NoFit:
+def decide_placement(query: PlacementQuery, fleet: Fleet) -> Placement | NoFit:
     """The best cluster that fits, or the reasons why none does."""
-    placement = choose(query, fleet)
-    return placement or NoFit(explanations.explain(query, fleet, limit=0))
+    placement = choose_cluster(query, fleet)
+    return placement or NoFit(explanations.explain_placement(query, fleet, limit=0))
 
 
-def choose(query: Question, fleet: Fleet) -> Placement | None:
+def choose_cluster(query: PlacementQuery, fleet: Fleet) -> Placement | None:
     """The best cluster that fits, without an explanation if none does."""
-    feasible = filters.passing(query, fleet)
-    best = policies.best(query.request, fleet, feasible)
+    feasible = filters.feasible_clusters(query, fleet)
+    best = policies.best_row(query.request, fleet, feasible)
     return None if best is None else Placement(fleet.ids[best.row], best.score)

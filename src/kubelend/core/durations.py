@@ -16,45 +16,45 @@ from typing import Final
 
 from kubelend.core import errors
 
-LONGEST: Final = timedelta(microseconds=(2**63 - 1) // 1000)
+MAX_DURATION: Final = timedelta(microseconds=(2**63 - 1) // 1000)
 """About 292 years, the maximum of Go's time.Duration."""
 
-MAX_LENGTH: Final = 64
+MAX_DURATION_TEXT_LENGTH: Final = 64
 """Longer texts are rejected without parsing."""
 
 
 @functools.lru_cache(maxsize=1024)
-def parse(text: str) -> timedelta:
+def parse_duration(text: str) -> timedelta:
     """Parses a text; raises `InvalidDuration`."""
-    if len(text) > MAX_LENGTH:
-        raise _invalid(text, f"has {len(text)} characters, more than {MAX_LENGTH}")
+    if len(text) > MAX_DURATION_TEXT_LENGTH:
+        raise _invalid(text, f"has {len(text)} characters, more than {MAX_DURATION_TEXT_LENGTH}")
     match = _TEXT.fullmatch(text)
     if match is None:
-        raise _invalid(text, _problem(text))
+        raise _invalid(text, _describe_error(text))
     parts = _PART.findall(match["parts"] or "")
     microseconds = math.ceil(sum(Fraction(number) * _MICROSECONDS[unit] for number, unit in parts))
-    if microseconds > LONGEST // _MICROSECOND:
+    if microseconds > MAX_DURATION // _MICROSECOND:
         raise _invalid(text, "is out of range: it is over 292 years")
     return timedelta(microseconds=-microseconds if match["sign"] == "-" else microseconds)
 
 
-def text(duration: timedelta) -> str:
+def format_duration(duration: timedelta) -> str:
     """Formats a duration as Go does: "1h0m0s", "1m30s", "1.5ms", "0s"."""
     microseconds = duration // _MICROSECOND
     sign, microseconds = ("-", -microseconds) if microseconds < 0 else ("", microseconds)
     if microseconds < _SECOND:
-        return sign + _text_below_a_second(microseconds)
+        return sign + _format_below_one_second(microseconds)
     minutes, rest = divmod(microseconds, 60 * _SECOND)
-    seconds = f"{_decimal(rest, _SECOND)}s"
+    seconds = f"{_format_decimal(rest, _SECOND)}s"
     if not minutes:
         return f"{sign}{seconds}"
     hours, minutes = divmod(minutes, 60)
     return f"{sign}{hours}h{minutes}m{seconds}" if hours else f"{sign}{minutes}m{seconds}"
 
 
-def short(duration: timedelta) -> str:
+def format_duration_short(duration: timedelta) -> str:
     """The Go format without trailing zero units: "1h30m", "2h"."""
-    full = text(duration)
+    full = format_duration(duration)
     full = full[:-2] if full.endswith("m0s") else full
     return full[:-2] if full.endswith("h0m") else full
 
@@ -84,7 +84,7 @@ _UNKNOWN_UNIT: Final = re.compile(
 _HINT: Final = "write numbers with units, for example 1h30m, 90s or 500ms"
 
 
-def _problem(text: str) -> str:
+def _describe_error(text: str) -> str:
     match = _UNKNOWN_UNIT.fullmatch(text)
     if match is None:
         return "is not a duration"
@@ -96,15 +96,15 @@ def _invalid(text: str, problem: str) -> errors.InvalidDuration:
     return errors.InvalidDuration(f"{reprlib.repr(text)} {problem}", hint=_HINT)
 
 
-def _text_below_a_second(microseconds: int) -> str:
+def _format_below_one_second(microseconds: int) -> str:
     if not microseconds:
         return "0s"
     if microseconds < 1000:
         return f"{microseconds}\u00b5s"
-    return f"{_decimal(microseconds, 1000)}ms"
+    return f"{_format_decimal(microseconds, 1000)}ms"
 
 
-def _decimal(amount: int, unit: int) -> str:
+def _format_decimal(amount: int, unit: int) -> str:
     """`amount / unit` in the fewest digits that are exact; `unit` is a power of ten."""
     whole, part = divmod(amount, unit)
     fraction = str(unit + part)[1:].rstrip("0")

@@ -34,7 +34,7 @@ from kubelend.core.members import (
     BY_CERTIFICATE,
     Certificate,
     Member,
-    Standing,
+    MembershipStatus,
     Token,
     TokenId,
     member_id,
@@ -42,22 +42,22 @@ from kubelend.core.members import (
 from kubelend.core.models import ClusterId, Record
 from kubelend.core.roles import Role
 
-JOINING = (Role.CLUSTER, Role.VIEWER, Role.ADMIN)
+JOINABLE_ROLES = (Role.CLUSTER, Role.VIEWER, Role.ADMIN)
 """Roles that can join with a token. A proxy acts for everyone, so its certificate is issued at the
 CA only.
 """
 
-MOST_TOKENS = 1000
-SHORTEST_TTL, LONGEST_TTL = timedelta(seconds=1), timedelta(days=30)
+MAX_TOKENS = 1000
+MIN_TOKEN_TTL, MAX_TOKEN_TTL = timedelta(seconds=1), timedelta(days=30)
 
-REVOKED = "revoked"
+REVOKED_CORDON_PREFIX = "revoked"
 """Prefix of the cordon reason of a revoked cluster."""
 
 _NO_DIGEST = "0" * 64
 """Compared instead of the digest of an unknown token, so that the check takes constant time."""
 
 
-class Door(Record, frozen=True):
+class JoinPolicy(Record, frozen=True):
     """Which clusters may join, by patterns such as `edge-*`. Users join with tokens bound to their
     names.
     """
@@ -68,7 +68,7 @@ class Door(Record, frozen=True):
     """Names accepted without approval, even if the token is not bound to them."""
 
 
-class Newcomer(Record, frozen=True):
+class Applicant(Record, frozen=True):
     """The subject of a join request, from its CSR."""
 
     role: Role
@@ -77,45 +77,47 @@ class Newcomer(Record, frozen=True):
     """The pin of its public key."""
 
 
-class Judgement(NamedTuple):
+class JoinDecision(NamedTuple):
     """Decision on a join request, before anything is changed."""
 
     member: Member
     token: Token | None
     """The token after this use; None if no use is consumed."""
-    let_in: bool
+    is_accepted: bool
     """Whether a certificate is issued now; otherwise the applicant waits."""
 
 
-def create_token(ledger: Ledger, token: Token, door: Door, now: datetime) -> Command[Token]:
+def create_token(
+    ledger: Ledger, token: Token, join_policy: JoinPolicy, now: datetime
+) -> Command[Token]:
     """Creates a join token."""
-    if token.role not in JOINING:
+    if token.role not in JOINABLE_ROLES:
         raise Forbidden(
             f"role {token.role} cannot join with a token", hint="see `kubelend ca issue`"
         )
-    if len(ledger.registry.tokens) >= MOST_TOKENS:
+    if len(ledger.member_index.tokens) >= MAX_TOKENS:
         raise Conflict(
-            f"limit of {MOST_TOKENS} tokens reached",
+            f"limit of {MAX_TOKENS} tokens reached",
             hint="delete unused tokens, see `kubelend get tokens`",
         )
-    if token.id in ledger.registry.tokens:
+    if token.id in ledger.member_index.tokens:
         raise Conflict(f"token {token.id} already exists", hint="retry the request")
     if token.name:
-        check_name(token.role, token.name, door)
+        check_join_allowed(token.role, token.name, join_policy)
     yield TokenCreated(now, token)
-    return ledger.registry.tokens[token.id]
+    return ledger.member_index.tokens[token.id]
 
 
 def delete_token(ledger: Ledger, token: TokenId, now: datetime) -> Command[None]:
     """Deletes a token. Join requests made with it can no longer be queried."""
-    if token not in ledger.registry.tokens:
+    if token not in ledger.member_index.tokens:
         raise NotFound(f"no token {token!r}", hint="see `kubelend get tokens`")
     yield TokenRemoved(now, token)
 
 
 def check_token(ledger: Ledger, token: TokenId, digest: str) -> Token:
     """Returns the presented token after a constant-time comparison of its secret."""
-    found = ledger.registry.tokens.get(token)
+    found = ledger.member_index.tokens.get(token)
     kept = _NO_DIGEST if found is None else found.digest
     if not hmac.compare_digest(kept.encode(), digest.encode()) or found is None:
         raise TokenRefused(
@@ -124,46 +126,52 @@ def check_token(ledger: Ledger, token: TokenId, digest: str) -> Token:
     return found
 
 
-def check_name(role: Role, name: str, door: Door) -> None:
+def check_join_allowed(role: Role, name: str, join_policy: JoinPolicy) -> None:
     """Raises `Forbidden` for a cluster whose name may not join."""
-    if role is Role.CLUSTER and not _matches(name, door.allow):
+    if role is Role.CLUSTER and not _matches_patterns(name, join_policy.allow):
         raise Forbidden(
             f"cluster {name!r} is not allowed to join", hint="see --allow-join of the broker"
         )
 
 
-def judge(ledger: Ledger, newcomer: Newcomer, token: Token, door: Door, now: datetime) -> Judgement:
+def decide_join(
+    ledger: Ledger, applicant: Applicant, token: Token, join_policy: JoinPolicy, now: datetime
+) -> JoinDecision:
     """Decides on a join request: accept, wait or refuse. The token's secret has been checked."""
-    _check_meant(token, newcomer)
-    check_name(newcomer.role, newcomer.name, door)
-    known = ledger.registry.members.get(member_id(newcomer.role, newcomer.name))
-    if known is not None and known.token == token.id and _has_asked(known, newcomer.key):
-        return Judgement(known, None, known.is_in_with(newcomer.key))
-    _check_usable(token, now)
+    _check_token_scope(token, applicant)
+    check_join_allowed(applicant.role, applicant.name, join_policy)
+    known = ledger.member_index.members.get(member_id(applicant.role, applicant.name))
+    if known is not None and known.token == token.id and _has_applied(known, applicant.key):
+        return JoinDecision(known, None, known.is_accepted_with_key(applicant.key))
+    _check_token_usable(token, now)
     used = replace(token, uses_left=token.uses_left - 1)
     if known is not None:
-        return _returning(known, newcomer, used, now)
-    is_new = newcomer.role is not Role.CLUSTER or _is_unheard_of(ledger, ClusterId(newcomer.name))
-    at_once = is_new and (bool(token.name) or _is_expected(newcomer, door))
-    return Judgement(_new_member(newcomer, token, now, at_once=at_once), used, at_once)
+        return _decide_known_member(known, applicant, used, now)
+    is_new = applicant.role is not Role.CLUSTER or _is_unknown_cluster(
+        ledger, ClusterId(applicant.name)
+    )
+    at_once = is_new and (bool(token.name) or _is_auto_accepted(applicant, join_policy))
+    return JoinDecision(_new_member(applicant, token, now, at_once=at_once), used, at_once)
 
 
-def join(
-    ledger: Ledger, judged: Judgement, certificate: Certificate | None, now: datetime
+def join_member(
+    ledger: Ledger, decision: JoinDecision, certificate: Certificate | None, now: datetime
 ) -> Command[Member]:
     """Records a join decision, with the certificate if the applicant is accepted."""
-    member = judged.member
-    if judged.token is not None:
-        yield TokenUsed(now, judged.token)
-    if ledger.registry.members.get(member.id) != member:
-        yield MemberAccepted(now, member) if judged.let_in else JoinRequested(now, member)
+    member = decision.member
+    if decision.token is not None:
+        yield TokenUsed(now, decision.token)
+    if ledger.member_index.members.get(member.id) != member:
+        yield MemberAccepted(now, member) if decision.is_accepted else JoinRequested(now, member)
     if certificate is not None:
-        known = ledger.registry.members[member.id]
-        yield CertificateIssued(now, known.certified(certificate, _advertised_until(ledger, known)))
-    return ledger.registry.members[member.id]
+        known = ledger.member_index.members[member.id]
+        yield CertificateIssued(
+            now, known.with_certificate(certificate, _advertised_until(ledger, known))
+        )
+    return ledger.member_index.members[member.id]
 
 
-def accept(
+def accept_member(
     ledger: Ledger,
     role: Role,
     name: str,
@@ -178,83 +186,85 @@ def accept(
     With a key, only if that key has applied. Certificates of a previous key are revoked unless
     `keep_old`. Idempotent.
     """
-    found = ledger.registry.member(role, name)
+    found = ledger.member_index.member(role, name)
     if key and key != (found.asks or found.key):
         raise Conflict(
             f"another key has requested to join as {role} {name}",
             hint="compare the keys with `kubelend get members`",
         )
-    if _is_another_key(found) and not keep_old:
-        gone = found.revoked("another key was accepted", by, now)
+    if _replaces_key(found) and not keep_old:
+        gone = found.as_revoked("another key was accepted", by, now)
         yield MemberRevoked(now, gone)
         found = replace(gone, asks=found.asks)
-    if found.asks or not found.was_let_in:
-        yield MemberAccepted(now, _accepted(found, by, now))
-        yield from _reopen(ledger, role, name, now)
-    return ledger.registry.member(role, name)
+    if found.asks or not found.was_admitted:
+        yield MemberAccepted(now, _accepted_member(found, by, now))
+        yield from _uncordon_revoked(ledger, role, name, now)
+    return ledger.member_index.member(role, name)
 
 
-def reject(ledger: Ledger, role: Role, name: str, now: datetime) -> Command[None]:
+def reject_join(ledger: Ledger, role: Role, name: str, now: datetime) -> Command[None]:
     """Rejects a join request. An existing membership is unchanged."""
-    found = ledger.registry.member(role, name)
+    found = ledger.member_index.member(role, name)
     if not found.asks:
         raise Conflict(
             f"{role} {name} has no pending join request",
             hint="to deny access, use `kubelend revoke`",
         )
-    if found.standing is Standing.PENDING:
+    if found.standing is MembershipStatus.PENDING:
         yield MemberRemoved(now, found.id)
     else:
         yield JoinRejected(now, replace(found, asks=""))
 
 
-def check_renewal(ledger: Ledger, role: Role, name: str) -> Member | None:
+def check_certificate_renewal(ledger: Ledger, role: Role, name: str) -> Member | None:
     """The member that renews its certificate, if it has a record; raises `Revoked`."""
-    found = ledger.registry.members.get(member_id(role, name))
-    if found is not None and found.standing is Standing.REVOKED:
+    found = ledger.member_index.members.get(member_id(role, name))
+    if found is not None and found.standing is MembershipStatus.REVOKED:
         raise Revoked(f"{role} {name} is revoked", hint="join again with a token")
     return found
 
 
-def certify(
+def issue_certificate(
     ledger: Ledger,
-    holder: Newcomer,
+    holder: Applicant,
     certificate: Certificate,
     now: datetime,
     shown_until: datetime | None = None,
 ) -> Command[Member]:
     """Records a renewed certificate for the holder of a valid one, which expires at `shown_until`."""
-    found = check_renewal(ledger, holder.role, holder.name)
-    if found is None or found.standing is Standing.PENDING:
+    found = check_certificate_renewal(ledger, holder.role, holder.name)
+    if found is None or found.standing is MembershipStatus.PENDING:
         waiting = "" if found is None else found.asks
         found = Member(
             holder.role,
             holder.name,
-            Standing.ACCEPTED,
+            MembershipStatus.ACCEPTED,
             now,
             asks=waiting,
             token=None if found is None else found.token,
             decided_at=now,
             decided_by=BY_CERTIFICATE,
         )
-    yield CertificateIssued(now, replace(found, key=holder.key).certified(certificate, shown_until))
-    return ledger.registry.members[found.id]
+    yield CertificateIssued(
+        now, replace(found, key=holder.key).with_certificate(certificate, shown_until)
+    )
+    return ledger.member_index.members[found.id]
 
 
-def _check_meant(token: Token, newcomer: Newcomer) -> None:
-    if token.role is not newcomer.role:
+def _check_token_scope(token: Token, applicant: Applicant) -> None:
+    if token.role is not applicant.role:
         raise TokenRefused(
-            f"the token is for role {token.role}, not for role {newcomer.role}",
+            f"the token is for role {token.role}, not for role {applicant.role}",
             hint=f"join with --role {token.role}, or ask for another token",
         )
-    if token.name not in {"", newcomer.name}:
+    if token.name not in {"", applicant.name}:
         raise TokenRefused(
             f"the token is bound to {token.name!r}",
             hint="join with that name, or ask for another token",
         )
 
 
-def _check_usable(token: Token, now: datetime) -> None:
+def _check_token_usable(token: Token, now: datetime) -> None:
     if token.expires_at <= now:
         raise TokenRefused(
             f"the token expired at {token.expires_at:%Y-%m-%dT%H:%M:%SZ}",
@@ -266,60 +276,64 @@ def _check_usable(token: Token, now: datetime) -> None:
         )
 
 
-def _has_asked(known: Member, key: str) -> bool:
-    return known.asks == key or known.is_in_with(key)
+def _has_applied(known: Member, key: str) -> bool:
+    return known.asks == key or known.is_accepted_with_key(key)
 
 
-def _returning(known: Member, newcomer: Newcomer, used: Token, now: datetime) -> Judgement:
-    if known.is_in_with(newcomer.key):
-        return Judgement(replace(known, token=used.id), used, True)
-    if known.asks not in {"", newcomer.key}:
+def _decide_known_member(
+    known: Member, applicant: Applicant, used: Token, now: datetime
+) -> JoinDecision:
+    if known.is_accepted_with_key(applicant.key):
+        return JoinDecision(replace(known, token=used.id), used, True)
+    if known.asks not in {"", applicant.key}:
         raise Conflict(
             f"another key has already requested to join as {known.role} {known.name}",
             hint="an administrator has to decide first: `kubelend approve` or `reject`",
         )
-    asking = replace(known, asks=newcomer.key, asked_at=now, token=used.id)
-    return Judgement(asking, used, False)
+    asking = replace(known, asks=applicant.key, asked_at=now, token=used.id)
+    return JoinDecision(asking, used, False)
 
 
-def _is_unheard_of(ledger: Ledger, cluster: ClusterId) -> bool:
+def _is_unknown_cluster(ledger: Ledger, cluster: ClusterId) -> bool:
     """False also for a cluster that never joined but uses a certificate from another CA."""
-    return cluster not in ledger.clusters and next(ledger.touching(cluster), None) is None
+    return cluster not in ledger.clusters and next(ledger.by_cluster(cluster), None) is None
 
 
-def _is_expected(newcomer: Newcomer, door: Door) -> bool:
-    return newcomer.role is Role.CLUSTER and _matches(newcomer.name, door.auto_accept)
+def _is_auto_accepted(applicant: Applicant, join_policy: JoinPolicy) -> bool:
+    return applicant.role is Role.CLUSTER and _matches_patterns(
+        applicant.name, join_policy.auto_accept
+    )
 
 
-def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+def _matches_patterns(name: str, patterns: tuple[str, ...]) -> bool:
     # Exact names first: a name may contain brackets.
     return name in patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _new_member(newcomer: Newcomer, token: Token, now: datetime, *, at_once: bool) -> Member:
+def _new_member(applicant: Applicant, token: Token, now: datetime, *, at_once: bool) -> Member:
     if not at_once:
         return Member(
-            newcomer.role,
-            newcomer.name,
-            Standing.PENDING,
+            applicant.role,
+            applicant.name,
+            MembershipStatus.PENDING,
             now,
-            asks=newcomer.key,
+            asks=applicant.key,
             token=token.id,
         )
     return Member(
-        newcomer.role,
-        newcomer.name,
-        Standing.ACCEPTED,
+        applicant.role,
+        applicant.name,
+        MembershipStatus.ACCEPTED,
         now,
-        key=newcomer.key,
+        key=applicant.key,
         token=token.id,
         decided_at=now,
         decided_by=token.created_by,
     )
 
 
-def _is_another_key(found: Member) -> bool:
-    return found.standing is Standing.ACCEPTED and found.asks not in {"", found.key}
+def _replaces_key(found: Member) -> bool:
+    return found.standing is MembershipStatus.ACCEPTED and found.asks not in {"", found.key}
 
 
 def _advertised_until(ledger: Ledger, member: Member) -> datetime | None:
@@ -328,12 +342,12 @@ def _advertised_until(ledger: Ledger, member: Member) -> datetime | None:
     return None if found is None else found.certificate_until
 
 
-def _accepted(found: Member, by: str, now: datetime) -> Member:
+def _accepted_member(found: Member, by: str, now: datetime) -> Member:
     # The previous key of a revoked member is not accepted again.
-    is_in = found.standing is Standing.ACCEPTED
+    is_in = found.standing is MembershipStatus.ACCEPTED
     return replace(
         found,
-        standing=Standing.ACCEPTED,
+        standing=MembershipStatus.ACCEPTED,
         key=found.asks or (found.key if is_in else ""),
         asks="",
         decided_at=now,
@@ -343,8 +357,8 @@ def _accepted(found: Member, by: str, now: datetime) -> Member:
     )
 
 
-def _reopen(ledger: Ledger, role: Role, name: str, now: datetime) -> Command[None]:
+def _uncordon_revoked(ledger: Ledger, role: Role, name: str, now: datetime) -> Command[None]:
     """Uncordons a cluster that was cordoned only because of its revocation."""
     found = ledger.clusters.get(ClusterId(name)) if role is Role.CLUSTER else None
-    if found is not None and (found.cordon or "").startswith(REVOKED):
+    if found is not None and (found.cordon or "").startswith(REVOKED_CORDON_PREFIX):
         yield Uncordoned(now, found.id)

@@ -5,28 +5,28 @@ from __future__ import annotations
 from kubelend.core.events import (
     Advertised,
     Change,
+    ClusterRemoved,
     Cordoned,
-    Earmarked,
     Event,
-    Forgotten,
     LimitsEvent,
     MembershipEvent,
-    Removed,
+    Nominated,
     Requested,
     ReservationEvent,
+    RetentionExpired,
     Uncordoned,
 )
-from kubelend.core.journal import Actor, Entry, Subject, facts
+from kubelend.core.journal import Actor, AuditedRecord, AuditEntry, audited_fields
 from kubelend.core.ledger import Ledger
 from kubelend.core.limits import Limits
 from kubelend.core.members import Member, Token
 from kubelend.core.models import Cluster, Reservation
 
-_UNTOLD = (Earmarked, Forgotten)
+_NOT_AUDITED = (Nominated, RetentionExpired)
 """Internal bookkeeping without effect on what a cluster holds or may do."""
 
 
-def before(ledger: Ledger, event: Event) -> Subject | None:
+def record_before(ledger: Ledger, event: Event) -> AuditedRecord | None:
     """The record that an event will change; None if it is new."""
     match event:
         case Requested():
@@ -35,25 +35,27 @@ def before(ledger: Ledger, event: Event) -> Subject | None:
             return ledger.reservations.get(event.reservation)
         case Advertised():
             return ledger.clusters.get(event.advertisement.cluster)
-        case Cordoned() | Uncordoned() | Removed():
+        case Cordoned() | Uncordoned() | ClusterRemoved():
             return ledger.clusters.get(event.cluster)
         case MembershipEvent():
-            return ledger.registry.before(event)
+            return ledger.member_index.record_before(event)
         case LimitsEvent():
-            return ledger.rulebook.limits.get(event.cluster)
+            return ledger.limit_index.limits.get(event.cluster)
     raise TypeError(f"unknown event: {type(event).__name__}")
 
 
-def entry_of(actor: Actor, event: Event, before: Subject | None, change: Change) -> Entry | None:
+def audit_entry(
+    actor: Actor, event: Event, before: AuditedRecord | None, change: Change
+) -> AuditEntry | None:
     """The audit entry of an event; None if it is not audited."""
-    if isinstance(event, _UNTOLD) or _says_the_same(event, before, change):
+    if isinstance(event, _NOT_AUDITED) or _is_unchanged_offer(event, before, change):
         return None
-    after = change if isinstance(change, Subject) else None
-    subject = name_of(after or before)
-    return Entry(event.at, actor, type(event).__name__, subject, before, after)
+    after = change if isinstance(change, AuditedRecord) else None
+    subject = subject_name(after or before)
+    return AuditEntry(event.at, actor, type(event).__name__, subject, before, after)
 
 
-def name_of(record: Subject | None) -> str:
+def subject_name(record: AuditedRecord | None) -> str:
     """The audit subject of a record: `kind/name`."""
     match record:
         case Reservation():
@@ -69,7 +71,7 @@ def name_of(record: Subject | None) -> str:
     raise TypeError(f"not an audited record: {record!r}")
 
 
-def _says_the_same(event: Event, before: Subject | None, change: Change) -> bool:
+def _is_unchanged_offer(event: Event, before: AuditedRecord | None, change: Change) -> bool:
     """Whether an advertisement only updates measurements: these arrive every few seconds and are
     not audited.
     """
@@ -79,4 +81,4 @@ def _says_the_same(event: Event, before: Subject | None, change: Change) -> bool
     said = (old.labels, old.prices, old.endpoint, old.policy)
     if said == (new.labels, new.prices, new.endpoint, new.policy):
         return True
-    return isinstance(change, Cluster) and facts(before) == facts(change)
+    return isinstance(change, Cluster) and audited_fields(before) == audited_fields(change)

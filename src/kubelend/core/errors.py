@@ -288,6 +288,6 @@ class InvalidSettings(KubelendError):
     code = "InvalidSettings"
 
 
-def no_reservation(name: str, kind: type[NotFound] = NotFound) -> NotFound:
+def reservation_not_found(name: str, kind: type[NotFound] = NotFound) -> NotFound:
     """Builds the same error for a missing reservation and for one the caller may not see."""
     return kind(f"no reservation {name!r}", hint="see `kubelend get reservations`")

@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from kubelend.core.journal import Entry
+from kubelend.core.journal import AuditEntry
 from kubelend.core.lending import LendingPolicy
 from kubelend.core.lifecycle import Reason
 from kubelend.core.limits import Limits, Quota
@@ -34,14 +34,14 @@ class Advertised(Event, frozen=True):
 
 class Cordoned(Event, frozen=True):
     cluster: ClusterId
-    why: str
+    reason: str
 
 
 class Uncordoned(Event, frozen=True):
     cluster: ClusterId
 
 
-class Removed(Event, frozen=True):
+class ClusterRemoved(Event, frozen=True):
     cluster: ClusterId
 
 
@@ -57,7 +57,7 @@ class ReservationEvent(Event, frozen=True):
     reservation: ReservationId
 
 
-class Earmarked(ReservationEvent, frozen=True):
+class Nominated(ReservationEvent, frozen=True):
     cluster: ClusterId | None
 
 
@@ -67,19 +67,19 @@ class Placed(ReservationEvent, frozen=True):
     reason: Reason
     hourly: int = 0
     currency: str = ""
-    why: str = ""
+    detail: str = ""
     """Why it left the previous provider, appended to the message; empty if the audit entry has an
     actor who caused it.
     """
 
 
-class Stranded(ReservationEvent, frozen=True):
+class FailoverBlocked(ReservationEvent, frozen=True):
     """The provider is unreachable and no other cluster fits; the reservation stays on it."""
 
     message: str
 
 
-class Regained(ReservationEvent, frozen=True):
+class ProviderRecovered(ReservationEvent, frozen=True):
     """The provider is reachable again."""
 
 
@@ -105,7 +105,7 @@ class Failed(ReservationEvent, frozen=True):
     message: str
 
 
-class Forgotten(ReservationEvent, frozen=True):
+class RetentionExpired(ReservationEvent, frozen=True):
     """The retention of a finished reservation has passed: the ledger evicts it, the store archives it."""
 
 
@@ -175,7 +175,7 @@ class TokenRemoved(MembershipEvent, frozen=True):
     token: TokenId
 
 
-class Dropped(msgspec.Struct, frozen=True):
+class ClusterDeleted(msgspec.Struct, frozen=True):
     """Store change: delete this cluster."""
 
     cluster: ClusterId
@@ -187,19 +187,30 @@ class Archived(msgspec.Struct, frozen=True):
     reservation: ReservationId
 
 
-class Erased(msgspec.Struct, frozen=True):
+class RecordDeleted(msgspec.Struct, frozen=True):
     """Store change: delete this member, token or set of limits."""
 
-    kind: Kind
+    kind: RecordKind
     id: str
 
 
-class Cut(msgspec.Struct, frozen=True):
+class AuditLogTruncated(msgspec.Struct, frozen=True):
     """Store change: audit log lines up to this number may be deleted."""
 
     line: int
 
 
-Kind = Literal["member", "token", "limits"]
-Change = Cluster | Reservation | Member | Token | Limits | Dropped | Archived | Erased | Entry | Cut
+RecordKind = Literal["member", "token", "limits"]
+Change = (
+    Cluster
+    | Reservation
+    | Member
+    | Token
+    | Limits
+    | ClusterDeleted
+    | Archived
+    | RecordDeleted
+    | AuditEntry
+    | AuditLogTruncated
+)
 """A change that a store persists: a new record, a deletion or archival, or an audit log entry."""

@@ -5,5 +5,5 @@ from __future__ import annotations
 import msgspec
 
 
-class Excerpt(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+class PartialObject(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """Some fields of an object; unknown fields are ignored."""

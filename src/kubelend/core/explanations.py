@@ -31,23 +31,23 @@ import numpy as np
 from kubelend.core import filters, nearness, policies, remedies
 from kubelend.core.columns import Floats, Mask
 from kubelend.core.errors import NoCapacity, QuotaExceeded
-from kubelend.core.filters import Question
+from kubelend.core.filters import PlacementQuery
 from kubelend.core.fleet import Fleet
 from kubelend.core.models import ClusterId, Request
-from kubelend.core.nearness import Nearness, Verdicts
-from kubelend.core.refusals import Refusal
-from kubelend.core.remedies import Remedy
+from kubelend.core.nearness import Distance, FilterMasks
+from kubelend.core.refusals import Rejection
+from kubelend.core.remedies import Suggestion
 
 
 class Candidate(msgspec.Struct, frozen=True, omit_defaults=True):
     """How one cluster fares for a request."""
 
     cluster: ClusterId
-    refusals: tuple[Refusal, ...] = ()
+    rejections: tuple[Rejection, ...] = ()
     score: float | None = None
     price: float | None = None
     currency: str = ""
-    remedy: Remedy | None = None
+    suggestion: Suggestion | None = None
 
 
 class Explanation(msgspec.Struct, frozen=True):
@@ -55,12 +55,12 @@ class Explanation(msgspec.Struct, frozen=True):
 
     total: int
     fitting: int
-    refusals: dict[Refusal, int]
+    rejections: dict[Rejection, int]
     """Number of clusters by their first rejection reason; together with `fitting` they add up to
     `total`.
     """
     candidates: tuple[Candidate, ...] = ()
-    remedy: Remedy | None = None
+    suggestion: Suggestion | None = None
     quota: tuple[QuotaExceeded, ...] = ()
     """Limits of the requester's quota that the request would exceed, independent of the clusters."""
     unknown: ClusterId | None = None
@@ -69,36 +69,36 @@ class Explanation(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         if not self.total:
             return "no cluster has advertised yet"
-        counts = sorted(self.refusals.items(), key=lambda item: (-item[1], item[0]))
+        counts = sorted(self.rejections.items(), key=lambda item: (-item[1], item[0]))
         why = ", ".join(f"{count} {rejection}" for rejection, count in counts)
         noun = "cluster fits" if self.total == 1 else "clusters fit"
         unknown = "" if self.unknown is None else f"; cluster {self.unknown!r} is unknown"
         return f"{self.fitting}/{self.total} {noun}" + (f": {why}" if why else "") + unknown
 
 
-def no_capacity(explanation: Explanation) -> NoCapacity:
+def no_capacity_error(explanation: Explanation) -> NoCapacity:
     """The explanation as an error, for callers that requested a placement."""
-    hint = "" if explanation.remedy is None else explanation.remedy.text
+    hint = "" if explanation.suggestion is None else explanation.suggestion.text
     return NoCapacity(f"no suitable cluster: {explanation}", hint=hint, explanation=explanation)
 
 
-def explain(query: Question, fleet: Fleet, limit: int) -> Explanation:
+def explain_placement(query: PlacementQuery, fleet: Fleet, limit: int) -> Explanation:
     """Counts the rejections of all clusters and details the first `limit` candidates."""
-    verdicts = list(filters.verdicts(query, fleet))
-    feasible, rejections = _histogram(verdicts, len(fleet))
-    near = nearness.measure(query, fleet, verdicts)
+    verdicts = list(filters.filter_masks(query, fleet))
+    feasible, rejections = _count_rejections(verdicts, len(fleet))
+    near = nearness.distances(query, fleet, verdicts)
     pinned = query.request.constraints.pinned
     return Explanation(
         total=len(fleet),
         fitting=int(feasible.sum()),
-        refusals=rejections,
+        rejections=rejections,
         candidates=_candidates(query, fleet, verdicts, feasible, near, limit),
-        remedy=None if feasible.any() else _nearest_remedy(query, fleet, verdicts, near),
-        unknown=pinned if pinned is not None and fleet.find(pinned) is None else None,
+        suggestion=None if feasible.any() else _nearest_suggestion(query, fleet, verdicts, near),
+        unknown=pinned if pinned is not None and fleet.find_row(pinned) is None else None,
     )
 
 
-def _histogram(verdicts: Verdicts, total: int) -> tuple[Mask, dict[Refusal, int]]:
+def _count_rejections(verdicts: FilterMasks, total: int) -> tuple[Mask, dict[Rejection, int]]:
     remaining, counts = np.ones(total, np.bool_), {}
     for rejection, mask in verdicts:
         refused = int((remaining & ~mask).sum())
@@ -109,71 +109,71 @@ def _histogram(verdicts: Verdicts, total: int) -> tuple[Mask, dict[Refusal, int]
 
 
 def _candidates(
-    query: Question,
+    query: PlacementQuery,
     fleet: Fleet,
-    verdicts: Verdicts,
+    verdicts: FilterMasks,
     feasible: Mask,
-    near: Nearness,
+    near: Distance,
     limit: int,
 ) -> tuple[Candidate, ...]:
     if not limit or not len(fleet):
         return ()
     request = query.request
-    weights = policies.of(request).weights
-    scores = policies.weigh(weights, request, fleet, feasible) / policies.BILLION
-    hourly = filters.hourly(request, fleet)
-    merit = np.where(feasible, -scores, near.distance)
-    order = np.lexsort((_between_equals(request, fleet, feasible), merit, ~feasible))[:limit]
+    weights = policies.policy_for(request).weights
+    scores = policies.weighted_score(weights, request, fleet, feasible) / policies.SCORE_SCALE
+    hourly = filters.hourly_costs(request, fleet)
+    merit = np.where(feasible, -scores, near.nearest)
+    order = np.lexsort((_tie_break_order(request, fleet, feasible), merit, ~feasible))[:limit]
     return tuple(
         _candidate(query, fleet, verdicts, near, int(row), float(scores[row]), float(hourly[row]))
         for row in order
     )
 
 
-def _between_equals(request: Request, fleet: Fleet, feasible: Mask) -> Floats:
+def _tie_break_order(request: Request, fleet: Fleet, feasible: Mask) -> Floats:
     """The tie-break of `scoring.best_row`, so that the first candidate is the chosen cluster."""
-    then = policies.of(request).then
+    then = policies.policy_for(request).tie_break
     if not then:
         return np.zeros(len(fleet), np.float64)
-    return np.where(feasible, -policies.weigh(then, request, fleet, feasible), 0.0)
+    return np.where(feasible, -policies.weighted_score(then, request, fleet, feasible), 0.0)
 
 
 def _candidate(
-    query: Question,
+    query: PlacementQuery,
     fleet: Fleet,
-    verdicts: Verdicts,
-    near: Nearness,
+    verdicts: FilterMasks,
+    near: Distance,
     row: int,
     score: float,
     hourly: float,
 ) -> Candidate:
     rejections = tuple(rejection for rejection, mask in verdicts if not mask[row])
-    currency = remedies.currency(fleet, row)
+    currency = remedies.currency_of(fleet, row)
     return Candidate(
         fleet.ids[row],
         rejections,
         score=None if rejections else score,
         price=hourly if currency else None,
         currency=currency,
-        remedy=remedies.remedy(query, fleet, row, rejections, near),
+        suggestion=remedies.suggest_change(query, fleet, row, rejections, near),
     )
 
 
-def _nearest_remedy(
-    query: Question, fleet: Fleet, verdicts: Verdicts, near: Nearness
-) -> Remedy | None:
-    distance = near.distance
-    for _ in range(min(_TRIES, len(fleet))):
+def _nearest_suggestion(
+    query: PlacementQuery, fleet: Fleet, verdicts: FilterMasks, near: Distance
+) -> Suggestion | None:
+    distance = near.nearest
+    for _ in range(min(_MAX_SUGGESTION_ATTEMPTS, len(fleet))):
         row = int(distance.argmin())
         if not np.isfinite(distance[row]):
             return None
         rejections = tuple(rejection for rejection, mask in verdicts if not mask[row])
-        found = remedies.remedy(query, fleet, row, rejections, near)
+        found = remedies.suggest_change(query, fleet, row, rejections, near)
         if found is not None:
             return found
         distance[row] = np.inf
     return None
 
 
-_TRIES = 8
+_MAX_SUGGESTION_ATTEMPTS = 8
 """Some of the nearest clusters may have no suggestion, for example those that never open."""

@@ -15,63 +15,63 @@ import msgspec
 import numpy as np
 
 from kubelend.core import prices
-from kubelend.core.bounds import Admission, Bounds
-from kubelend.core.columns import HIGHEST, Floats, Ints, Mask
+from kubelend.core.bounds import PolicyColumns, RequesterMask
+from kubelend.core.columns import INT64_MAX, Floats, Ints, Mask
 from kubelend.core.fleet import UNPRICED, Fleet, currency_code
-from kubelend.core.instants import micros
+from kubelend.core.instants import to_micros
 from kubelend.core.models import UNCONSTRAINED, ClusterId, Request
-from kubelend.core.refusals import INSUFFICIENT, Refusal
-from kubelend.core.selections import Selection
+from kubelend.core.refusals import INSUFFICIENT_BY_RESOURCE, Rejection
+from kubelend.core.selections import FleetSubset
 
-NEWEST = HIGHEST
+NEW_REQUEST_TICKET = INT64_MAX
 """The ticket of a request that is not queued: every waiting request of the same priority ranks
 above it.
 """
 
 
-class Purse(NamedTuple):
+class BudgetLimit(NamedTuple):
     """The highest hourly price that a budget allows, in billionths of one currency."""
 
-    most: int
+    max_hourly_price: int
     currency: str
 
 
-class Question(msgspec.Struct, frozen=True):
+class PlacementQuery(msgspec.Struct, frozen=True):
     """A request to be placed, with its rank. `excluded_before` are previous providers, never tried
     again.
     """
 
     request: Request
     now: datetime
-    ticket: int = NEWEST
-    left: tuple[ClusterId, ...] = ()
-    purse: Purse | None = None
+    ticket: int = NEW_REQUEST_TICKET
+    excluded_before: tuple[ClusterId, ...] = ()
+    budget: BudgetLimit | None = None
 
 
-Filter = Callable[[Question, Fleet], Mask | None]
+Filter = Callable[[PlacementQuery, Fleet], Mask | None]
 
 
-def passing(query: Question, fleet: Fleet) -> Mask:
+def feasible_clusters(query: PlacementQuery, fleet: Fleet) -> Mask:
     """Clusters that pass every filter: the fast path of `filter_masks`."""
     request = query.request
-    feasible = fleet.usable(micros(query.now))
-    requester = fleet.find(request.requester)
+    feasible = fleet.usable(to_micros(query.now))
+    requester = fleet.find_row(request.requester)
     if requester is not None:
         feasible[requester] = False
     for name, wanted in request.resources.items():
         free = fleet.free(name)
         feasible &= False if free is None else free >= wanted
-    if fleet.bounds is not None:
-        _bind(feasible, query, fleet, fleet.bounds)
-    is_plain = request.constraints is UNCONSTRAINED and query.purse is None
-    for passes in _SELDOM if is_plain else _RARE:
+    if fleet.policy_columns is not None:
+        _apply_policies(feasible, query, fleet, fleet.policy_columns)
+    is_plain = request.constraints is UNCONSTRAINED and query.budget is None
+    for passes in _FILTERS_OF_PLAIN_REQUESTS if is_plain else _FILTERS_OF_CONSTRAINED_REQUESTS:
         mask = passes(query, fleet)
         if mask is not None:
             feasible &= mask
     return feasible
 
 
-def verdicts(query: Question, fleet: Fleet) -> Iterator[tuple[Refusal, Mask]]:
+def filter_masks(query: PlacementQuery, fleet: Fleet) -> Iterator[tuple[Rejection, Mask]]:
     """The mask of each filter that applies, with its rejection reason."""
     for rejection, passes in FILTERS:
         mask = passes(query, fleet)
@@ -79,92 +79,94 @@ def verdicts(query: Question, fleet: Fleet) -> Iterator[tuple[Refusal, Mask]]:
             yield rejection, mask
 
 
-def not_the_requester(query: Question, fleet: Fleet) -> Mask | None:
+def not_the_requester(query: PlacementQuery, fleet: Fleet) -> Mask | None:
     return _all_but((query.request.requester,), fleet)
 
 
-def pinned(query: Question, fleet: Fleet) -> Mask | None:
+def matches_pin(query: PlacementQuery, fleet: Fleet) -> Mask | None:
     wanted = query.request.constraints.pinned
     if wanted is None:
         return None
     mask = np.zeros(len(fleet), np.bool_)
-    row = fleet.find(wanted)
+    row = fleet.find_row(wanted)
     if row is not None:
         mask[row] = True
     return mask
 
 
-def not_excluded(query: Question, fleet: Fleet) -> Mask | None:
+def not_excluded(query: PlacementQuery, fleet: Fleet) -> Mask | None:
     return _all_but(query.request.constraints.excluded, fleet)
 
 
-def not_left(query: Question, fleet: Fleet) -> Mask | None:
-    return _all_but(query.left, fleet)
+def not_tried_before(query: PlacementQuery, fleet: Fleet) -> Mask | None:
+    return _all_but(query.excluded_before, fleet)
 
 
-def allowed(query: Question, fleet: Fleet) -> Mask | None:
-    admission = _admission(query, fleet)
+def requester_allowed(query: PlacementQuery, fleet: Fleet) -> Mask | None:
+    admission = _requester_mask(query, fleet)
     return None if admission is None else admission.allowed
 
 
-def not_denied(query: Question, fleet: Fleet) -> Mask | None:
-    admission = _admission(query, fleet)
+def requester_not_denied(query: PlacementQuery, fleet: Fleet) -> Mask | None:
+    admission = _requester_mask(query, fleet)
     return None if admission is None else admission.not_denied
 
 
-def fresh(query: Question, fleet: Fleet) -> Mask:
-    return fleet.valid_until > micros(query.now)
+def not_stale(query: PlacementQuery, fleet: Fleet) -> Mask:
+    return fleet.valid_until > to_micros(query.now)
 
 
-def not_cordoned(query: Question, fleet: Fleet) -> Mask | None:  # noqa: ARG001 - signature of all filters
-    return fleet.open
+def not_cordoned(query: PlacementQuery, fleet: Fleet) -> Mask | None:  # noqa: ARG001 - signature of all filters
+    return fleet.uncordoned
 
 
-def within_hours(query: Question, fleet: Fleet) -> Mask | None:
-    return fleet.within_hours(micros(query.now))
+def within_hours(query: PlacementQuery, fleet: Fleet) -> Mask | None:
+    return fleet.within_hours(to_micros(query.now))
 
 
-def labelled(query: Question, fleet: Fleet) -> Mask | None:
+def matches_labels(query: PlacementQuery, fleet: Fleet) -> Mask | None:
     wanted = query.request.constraints.labels
     if not wanted:
         return None
     return _all_of([fleet.with_label(key, value) for key, value in wanted.items()])
 
 
-def same_currency(query: Question, fleet: Fleet) -> Mask | None:
+def same_currency(query: PlacementQuery, fleet: Fleet) -> Mask | None:
     """Applies to a maximum price and to a budget. A cluster without prices passes."""
     needed = []
     if query.request.constraints.max_price is not None:
-        needed.append(in_its_currency(query.request, fleet))
-    if query.purse is not None:
-        needed.append(fleet.currency == currency_code(query.purse.currency))
+        needed.append(in_request_currency(query.request, fleet))
+    if query.budget is not None:
+        needed.append(fleet.currency == currency_code(query.budget.currency))
     return _all_of(needed) | (fleet.currency == UNPRICED) if needed else None
 
 
-def affordable(query: Question, fleet: Fleet) -> Mask | None:
+def within_max_price(query: PlacementQuery, fleet: Fleet) -> Mask | None:
     """A price in another currency passes: `same_currency` rejects it."""
     request, maximum = query.request, query.request.constraints.max_price
     if maximum is None:
         return None
-    return (hourly(request, fleet) <= prices.limit(maximum)) | ~in_its_currency(request, fleet)
+    return (hourly_costs(request, fleet) <= prices.max_price_limit(maximum)) | ~in_request_currency(
+        request, fleet
+    )
 
 
-def within_budget(query: Question, fleet: Fleet) -> Mask | None:
+def within_budget(query: PlacementQuery, fleet: Fleet) -> Mask | None:
     """Exact to the billionth: floats decide unless the price is close to the limit, then integers do."""
-    if query.purse is None:
+    if query.budget is None:
         return None
-    wanted, most = query.request.resources, query.purse.most
-    asked = hourly(query.request, fleet) * prices.BILLIONTHS
+    wanted, most = query.request.resources, query.budget.max_hourly_price
+    asked = hourly_costs(query.request, fleet) * prices.BILLIONTHS
     limit = most + 0.5  # the agreed cost is rounded
-    fits: Mask = asked < limit * (1 - _DOUBT)
-    for row in np.flatnonzero(~fits & (asked <= limit * (1 + _DOUBT))):
+    fits: Mask = asked < limit * (1 - _FLOAT_TOLERANCE)
+    for row in np.flatnonzero(~fits & (asked <= limit * (1 + _FLOAT_TOLERANCE))):
         known = fleet.prices[row]
-        fits[row] = known is None or known.agreed(wanted) <= most
-    fits |= fleet.currency != currency_code(query.purse.currency)
+        fits[row] = known is None or known.hourly_cost(wanted) <= most
+    fits |= fleet.currency != currency_code(query.budget.currency)
     return fits
 
 
-def enough(name: str, query: Question, fleet: Fleet) -> Mask | None:
+def has_enough(name: str, query: PlacementQuery, fleet: Fleet) -> Mask | None:
     """Whether the amount is available regardless of policies."""
     wanted = query.request.resources.amount(name)
     if not wanted:
@@ -173,75 +175,86 @@ def enough(name: str, query: Question, fleet: Fleet) -> Mask | None:
     return np.zeros(len(fleet), np.bool_) if available is None else available >= wanted
 
 
-def enough_extended(query: Question, fleet: Fleet) -> Mask | None:
+def has_enough_extended(query: PlacementQuery, fleet: Fleet) -> Mask | None:
     wanted = query.request.resources.extended
     if not wanted:
         return None
-    masks = [enough(name, query, fleet) for name in wanted]
+    masks = [has_enough(name, query, fleet) for name in wanted]
     return _all_of([mask for mask in masks if mask is not None])
 
 
-def not_kept_back(query: Question, fleet: Fleet) -> Mask | None:
+def not_kept_back(query: PlacementQuery, fleet: Fleet) -> Mask | None:
     def left(name: str, there: Ints) -> Ints | None:
-        bound = fleet.bound(name)
+        bound = fleet.limit_column(name)
         return None if bound is None else there - bound.kept_back[: len(fleet)]
 
     return _not_withheld(query, fleet, left)
 
 
-def under_cap(query: Question, fleet: Fleet) -> Mask | None:
+def within_lending_cap(query: PlacementQuery, fleet: Fleet) -> Mask | None:
     def left(name: str, _: Ints) -> Ints | None:
-        bound = fleet.bound(name)
+        bound = fleet.limit_column(name)
         return None if bound is None else bound.cap_left[: len(fleet)]
 
     return _not_withheld(query, fleet, left)
 
 
-def within_share(query: Question, fleet: Fleet) -> Mask | None:
+def within_requester_cap(query: PlacementQuery, fleet: Fleet) -> Mask | None:
     def left(name: str, _: Ints) -> Ints | None:
-        return fleet.share_left(name, query.request.requester)
+        return fleet.requester_cap_left(name, query.request.requester)
 
     return _not_withheld(query, fleet, left)
 
 
-def not_held(query: Question, fleet: Fleet) -> Mask | None:
-    if not fleet.earmarks:
+def not_nominated_for_other(query: PlacementQuery, fleet: Fleet) -> Mask | None:
+    if not fleet.nomination_count:
         return None
-    return fleet.open_to(query.request.priority, query.ticket)
+    return fleet.not_nominated_above(query.request.priority, query.ticket)
 
 
-FILTERS: tuple[tuple[Refusal, Filter], ...] = (
-    (Refusal.IS_REQUESTER, not_the_requester),
-    (Refusal.NOT_PINNED, pinned),
-    (Refusal.EXCLUDED, not_excluded),
-    (Refusal.LEFT_BEFORE, not_left),
-    (Refusal.REQUESTER_NOT_ALLOWED, allowed),
-    (Refusal.REQUESTER_DENIED, not_denied),
-    (Refusal.STALE, fresh),
-    (Refusal.CORDONED, not_cordoned),
-    (Refusal.OUTSIDE_OPENING_HOURS, within_hours),
-    (Refusal.LABEL_MISMATCH, labelled),
-    (Refusal.CURRENCY_MISMATCH, same_currency),
-    (Refusal.TOO_EXPENSIVE, affordable),
-    (Refusal.OVER_BUDGET, within_budget),
-    *((rejection, partial(enough, name)) for name, rejection in INSUFFICIENT.items()),
-    (Refusal.INSUFFICIENT_EXTENDED, enough_extended),
-    (Refusal.KEPT_BACK, not_kept_back),
-    (Refusal.LENDING_CAP_REACHED, under_cap),
-    (Refusal.REQUESTER_CAP_REACHED, within_share),
-    (Refusal.HELD_FOR_WAITER, not_held),
+FILTERS: tuple[tuple[Rejection, Filter], ...] = (
+    (Rejection.IS_REQUESTER, not_the_requester),
+    (Rejection.NOT_PINNED, matches_pin),
+    (Rejection.EXCLUDED, not_excluded),
+    (Rejection.LEFT_BEFORE, not_tried_before),
+    (Rejection.REQUESTER_NOT_ALLOWED, requester_allowed),
+    (Rejection.REQUESTER_DENIED, requester_not_denied),
+    (Rejection.STALE, not_stale),
+    (Rejection.CORDONED, not_cordoned),
+    (Rejection.OUTSIDE_OPENING_HOURS, within_hours),
+    (Rejection.LABEL_MISMATCH, matches_labels),
+    (Rejection.CURRENCY_MISMATCH, same_currency),
+    (Rejection.TOO_EXPENSIVE, within_max_price),
+    (Rejection.OVER_BUDGET, within_budget),
+    *(
+        (rejection, partial(has_enough, name))
+        for name, rejection in INSUFFICIENT_BY_RESOURCE.items()
+    ),
+    (Rejection.INSUFFICIENT_EXTENDED, has_enough_extended),
+    (Rejection.KEPT_BACK, not_kept_back),
+    (Rejection.LENDING_CAP_REACHED, within_lending_cap),
+    (Rejection.REQUESTER_CAP_REACHED, within_requester_cap),
+    (Rejection.HELD_FOR_WAITER, not_nominated_for_other),
 )
 
-_SELDOM = (not_left, not_held)
-_RARE = (*_SELDOM, pinned, not_excluded, labelled, same_currency, affordable, within_budget)
+_FILTERS_OF_PLAIN_REQUESTS = (not_tried_before, not_nominated_for_other)
+_FILTERS_OF_CONSTRAINED_REQUESTS = (
+    *_FILTERS_OF_PLAIN_REQUESTS,
+    matches_pin,
+    not_excluded,
+    matches_labels,
+    same_currency,
+    within_max_price,
+    within_budget,
+)
 """Filters that `feasible_clusters` evaluates for requests without and with constraints or a budget.
 """
 
-_DOUBT = 1e-12
+_FLOAT_TOLERANCE = 1e-12
 """Relative tolerance below which floats do not decide about a price."""
 
 
-def hourly(request: Request, fleet: Fleet | Selection) -> Floats:
+def hourly_costs(request: Request, fleet: Fleet | FleetSubset) -> Floats:
     """Hourly cost of the request on each cluster, in its own currency; zero without prices."""
     amounts = request.resources
     cpu, memory, gpu, storage = fleet.rates
@@ -251,37 +264,39 @@ def hourly(request: Request, fleet: Fleet | Selection) -> Floats:
     return costs
 
 
-def in_its_currency(request: Request, fleet: Fleet) -> Mask:
+def in_request_currency(request: Request, fleet: Fleet) -> Mask:
     """Clusters with prices in the currency of the request's maximum price."""
     currency = request.constraints.currency or prices.DEFAULT_CURRENCY
     same: Mask = fleet.currency == currency_code(currency)
     return same
 
 
-def _bind(feasible: Mask, query: Question, fleet: Fleet, bounds: Bounds) -> None:
+def _apply_policies(
+    feasible: Mask, query: PlacementQuery, fleet: Fleet, bounds: PolicyColumns
+) -> None:
     """Removes clusters whose policy rejects the requester. Withheld amounts are already out of the
     free column.
     """
     request = query.request
     if bounds.access:
-        feasible &= bounds.admission(request.requester, len(fleet)).admitted
-    if bounds.shares:
+        feasible &= bounds.requester_mask(request.requester, len(fleet)).admitted
+    if bounds.requester_cap_count:
         for name, wanted in request.resources.items():
-            left = fleet.share_left(name, request.requester)
+            left = fleet.requester_cap_left(name, request.requester)
             feasible &= left is None or left >= wanted
 
 
-def _admission(query: Question, fleet: Fleet) -> Admission | None:
-    if fleet.bounds is None or not fleet.bounds.access:
+def _requester_mask(query: PlacementQuery, fleet: Fleet) -> RequesterMask | None:
+    if fleet.policy_columns is None or not fleet.policy_columns.access:
         return None
-    return fleet.bounds.admission(query.request.requester, len(fleet))
+    return fleet.policy_columns.requester_mask(query.request.requester, len(fleet))
 
 
 def _not_withheld(
-    query: Question, fleet: Fleet, left_of: Callable[[str, Ints], Ints | None]
+    query: PlacementQuery, fleet: Fleet, left_of: Callable[[str, Ints], Ints | None]
 ) -> Mask | None:
     """Clusters where the policy leaves enough. A resource that is not available at all is not withheld."""
-    if fleet.bounds is None:
+    if fleet.policy_columns is None:
         return None
     mask = np.ones(len(fleet), np.bool_)
     for name, wanted in query.request.resources.items():
@@ -298,7 +313,7 @@ def _all_of(masks: list[Mask]) -> Mask:
 
 
 def _all_but(clusters: Iterable[ClusterId], fleet: Fleet) -> Mask | None:
-    rows = [row for cluster in clusters if (row := fleet.find(cluster)) is not None]
+    rows = [row for cluster in clusters if (row := fleet.find_row(cluster)) is not None]
     if not rows:
         return None
     mask = np.ones(len(fleet), np.bool_)

@@ -15,23 +15,32 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from kubelend.core.bounds import Bound, Bounds
-from kubelend.core.columns import FOREVER, LOWEST, NEVER, Column, Floats, Ints, Mask, widened
-from kubelend.core.instants import micros
-from kubelend.core.lending import Lending
-from kubelend.core.loans import Loans
+from kubelend.core.bounds import LimitColumn, PolicyColumns
+from kubelend.core.columns import (
+    FOREVER,
+    INT64_MIN,
+    NEVER,
+    Floats,
+    Ints,
+    Mask,
+    ResourceColumn,
+    widen,
+)
+from kubelend.core.instants import to_micros
+from kubelend.core.lending import EffectivePolicy
+from kubelend.core.loans import LentByRequester
 from kubelend.core.models import Cluster, ClusterId
 from kubelend.core.prices import Prices
 from kubelend.core.resources import NOTHING, Resources
 
 UNPRICED = -1
-NO_EARMARK = LOWEST
+NO_NOMINATION = INT64_MIN
 """Priority in rows without a nomination: every request ranks above it."""
 
-LABEL_MASKS = 256
+MAX_LABEL_MASKS = 256
 """Cache size; the labels come from requests, so the cache is bounded."""
 
-_NAMED = ("cpu", "memory", "gpu", "storage")
+_STANDARD_RESOURCES = ("cpu", "memory", "gpu", "storage")
 
 
 def currency_code(currency: str) -> int:
@@ -46,23 +55,23 @@ class Fleet:
         self.ids: list[ClusterId] = []
         self.labels: list[dict[str, str]] = []
         self.prices: list[Prices | None] = []
-        self.earmarks = 0
-        self.bounds: Bounds | None = None
+        self.nomination_count = 0
+        self.policy_columns: PolicyColumns | None = None
         """Columns of the lending policies; None while no cluster has one."""
-        self.loans = Loans()
+        self.lent_by_requester = LentByRequester()
         self._extended: list[frozenset[str]] = []
-        self._offers: Counter[str] = Counter()
+        self._offer_counts: Counter[str] = Counter()
         """Number of clusters that offer each extended resource."""
-        self._columns = {name: Column(capacity) for name in _NAMED}
+        self._columns = {name: ResourceColumn(capacity) for name in _STANDARD_RESOURCES}
         self._valid_until = np.zeros(capacity, np.int64)
-        self._open = np.zeros(capacity, np.bool_)
+        self._uncordoned = np.zeros(capacity, np.bool_)
         self._usable = np.zeros(capacity, np.bool_)
         """Neither cordoned, stale nor closed; cached from `_usable_from` to `_usable_until`."""
         self._usable_from = self._usable_until = NEVER
         self._currency = np.full(capacity, UNPRICED, np.int64)
-        self._rates = np.zeros((len(_NAMED), capacity), np.float64)
-        self._earmark_priority = np.full(capacity, NO_EARMARK, np.int64)
-        self._earmark_ticket = np.zeros(capacity, np.int64)
+        self._rates = np.zeros((len(_STANDARD_RESOURCES), capacity), np.float64)
+        self._nomination_priority = np.full(capacity, NO_NOMINATION, np.int64)
+        self._nomination_ticket = np.zeros(capacity, np.int64)
         self._label_masks: dict[tuple[str, str], Mask] = {}
         self._scratch = np.empty((4, capacity), np.float64)
         self._rows = slice(0)
@@ -77,8 +86,8 @@ class Fleet:
         """Adds or rewrites the row of a cluster; its nomination stays."""
         row = self._row_for(cluster.id)
         advertisement = cluster.advertisement
-        self._valid_until[row] = micros(cluster.valid_until)
-        self._open[row] = cluster.cordon is None
+        self._valid_until[row] = to_micros(cluster.valid_until)
+        self._uncordoned[row] = cluster.cordon is None
         self._set_usable(row)
         self._set_labels(row, advertisement.labels)
         self._set_prices(row, cluster)
@@ -89,16 +98,16 @@ class Fleet:
             column.allocatable[row] = advertisement.allocatable.amount(name) or 1
             column.free[row] = column.free_float[row] = free.amount(name)
 
-    def renew(self, cluster: Cluster) -> None:
+    def renew_validity(self, cluster: Cluster) -> None:
         """Hot path of an advertisement that only extends the validity."""
-        row = self.find(cluster.id)
+        row = self.find_row(cluster.id)
         if row is not None:
-            self._valid_until[row] = micros(cluster.valid_until)
+            self._valid_until[row] = to_micros(cluster.valid_until)
             self._set_usable(row)
 
     def set_free(self, cluster: ClusterId, free: Resources, changed: Resources) -> None:
         """Hot path of a reservation: updates the free amounts of the requested resources."""
-        row = self.find(cluster)
+        row = self.find_row(cluster)
         if row is None:
             return
         for name, _ in changed.items():  # noqa: PERF102 - not a dict
@@ -106,70 +115,76 @@ class Fleet:
             if column is not None:
                 column.free[row] = column.free_float[row] = free.amount(name)
 
-    def bind(self, cluster: Cluster, lending: Lending | None) -> None:
+    def set_policy(self, cluster: Cluster, lending: EffectivePolicy | None) -> None:
         """Writes or clears the policy of a cluster. Call it after each `put`."""
-        if lending is None and self.bounds is None:
+        if lending is None and self.policy_columns is None:
             return
-        row = self.find(cluster.id)
+        row = self.find_row(cluster.id)
         if row is None:
             return
-        if self.bounds is None:
-            self.bounds = Bounds(len(self._open))
-        if self.bounds.bind(row, lending):
+        if self.policy_columns is None:
+            self.policy_columns = PolicyColumns(len(self._uncordoned))
+        if self.policy_columns.set_policy(row, lending):
             self._usable_until = NEVER
         if lending is not None:
             ceiling, offer = lending.lendable(cluster.ceiling, NOTHING), cluster.advertisement
             for name, column in self._columns.items():
                 column.ceiling[row] = ceiling.amount(name)
                 if offer.allocatable.amount(name):
-                    self.bounds.column(name).bind(row, name, lending)
+                    self.policy_columns.column(name).set_policy(row, name, lending)
                 else:
-                    self.bounds.column(name).clear(row)
-        elif not self.bounds.policies:
-            self.bounds = None
+                    self.policy_columns.column(name).clear(row)
+        elif not self.policy_columns.policy_count:
+            self.policy_columns = None
 
-    def withhold(
-        self, cluster: ClusterId, lending: Lending, available: Resources, reserved: Resources
+    def apply_policy(
+        self,
+        cluster: ClusterId,
+        lending: EffectivePolicy,
+        available: Resources,
+        reserved: Resources,
     ) -> None:
         """Subtracts what a policy withholds from the free amounts. Call it after each `put` and
         `set_free`.
         """
-        row, bounds = self.find(cluster), self.bounds
+        row, bounds = self.find_row(cluster), self.policy_columns
         if row is None or bounds is None:
             return
         for name, column in self._columns.items():
             most = lending.max_lent.get(name)
             left = FOREVER if most is None else max(most - reserved.amount(name), 0)
-            column.free[row] = bounds.column(name).withhold(row, available.amount(name), left)
+            column.free[row] = bounds.column(name).update_free(row, available.amount(name), left)
 
-    def set_earmark(self, cluster: ClusterId, rank: tuple[int, int] | None) -> None:
+    def set_nomination(self, cluster: ClusterId, rank: tuple[int, int] | None) -> None:
         """Nominates a cluster for the request of this priority and ticket, or clears the nomination."""
-        row = self.find(cluster)
+        row = self.find_row(cluster)
         if row is None:
             return
-        self.earmarks += int(rank is not None) - int(self._earmark_priority[row] != NO_EARMARK)
-        self._earmark_priority[row], self._earmark_ticket[row] = rank or (NO_EARMARK, 0)
+        self.nomination_count += int(rank is not None) - int(
+            self._nomination_priority[row] != NO_NOMINATION
+        )
+        self._nomination_priority[row], self._nomination_ticket[row] = rank or (NO_NOMINATION, 0)
 
     def remove(self, cluster: ClusterId) -> None:
-        row = self.find(cluster)
+        row = self.find_row(cluster)
         if row is None:
             return
-        self.set_earmark(cluster, None)
-        if self.bounds is not None:
-            self.bounds.bind(row, None)
-            self.bounds = self.bounds if self.bounds.policies else None
+        self.set_nomination(cluster, None)
+        if self.policy_columns is not None:
+            self.policy_columns.set_policy(row, None)
+            self.policy_columns = self.policy_columns if self.policy_columns.policy_count else None
         for array in self._arrays():
             array[..., row : len(self) - 1] = array[..., row + 1 : len(self)]
         self._set_extended(row, frozenset())
         del self.ids[row], self.labels[row], self.prices[row], self._extended[row]
         self._rows = slice(len(self))
-        if self.bounds is not None:
-            self.bounds.removed()
+        if self.policy_columns is not None:
+            self.policy_columns.on_row_removed()
         self._label_masks.clear()
 
     # -- read by filters and scores
 
-    def find(self, cluster: ClusterId) -> int | None:
+    def find_row(self, cluster: ClusterId) -> int | None:
         row = bisect_left(self.ids, cluster)
         return row if row < len(self.ids) and self.ids[row] == cluster else None
 
@@ -185,28 +200,35 @@ class Fleet:
     def available(self, name: str) -> Ints | None:
         """Free amounts without the effect of policies."""
         free = self.free(name)
-        if free is None or self.bounds is None:
+        if free is None or self.policy_columns is None:
             return free
         size = len(self)
-        return np.where(self.bounds.bound[:size], self.bounds.column(name).available[:size], free)
+        return np.where(
+            self.policy_columns.has_policy[:size],
+            self.policy_columns.column(name).available[:size],
+            free,
+        )
 
-    def bound(self, name: str) -> Bound | None:
+    def limit_column(self, name: str) -> LimitColumn | None:
         """Policy limits of a resource; None if there are no policies or no cluster offers it."""
-        if self.bounds is None or name not in self._columns:
+        if self.policy_columns is None or name not in self._columns:
             return None
-        return self.bounds.column(name)
+        return self.policy_columns.column(name)
 
-    def share_left(self, name: str, requester: ClusterId) -> Ints | None:
+    def requester_cap_left(self, name: str, requester: ClusterId) -> Ints | None:
         """What each cluster may still lend to a requester under its cap per requester; None as above."""
-        bound = self.bound(name)
+        bound = self.limit_column(name)
         if bound is None:
             return None
-        left, loans = bound.share[self._rows], self.loans.of(requester)
+        left, loans = (
+            bound.requester_cap[self._rows],
+            self.lent_by_requester.for_requester(requester),
+        )
         if not loans:
             return left
         left = left.copy()
         for provider, lent in loans.items():
-            row = self.find(provider)
+            row = self.find_row(provider)
             if row is not None:
                 left[row] -= lent.amount(name)
         return left
@@ -215,7 +237,7 @@ class Fleet:
         column = self._columns.get(name)
         return None if column is None else column.ceiling[self._rows]
 
-    def shares(self, name: str) -> tuple[Floats, Floats] | None:
+    def free_and_allocatable(self, name: str) -> tuple[Floats, Floats] | None:
         """Free and allocatable amounts as floats for scores; the divisor is never zero."""
         column = self._columns.get(name)
         if column is None:
@@ -229,32 +251,32 @@ class Fleet:
     def usable(self, now: int) -> Mask:
         """Clusters that are neither cordoned, stale nor outside their hours, as a new array."""
         if not self._usable_from <= now < self._usable_until:
-            self._look_again(now)
+            self._refresh_usable(now)
         return self._usable[self._rows].copy()
 
     def within_hours(self, now: int) -> Mask | None:
         """Clusters within their opening hours; None if none has any."""
-        if self.bounds is None or not self.bounds.openings.hours:
+        if self.policy_columns is None or not self.policy_columns.opening_hours.hours:
             return None
-        self.bounds.openings.look(now)
-        return self.bounds.openings.open(len(self))
+        self.policy_columns.opening_hours.refresh(now)
+        return self.policy_columns.opening_hours.open_mask(len(self))
 
     def is_within_hours(self, row: int, now: int) -> bool:
-        if self.bounds is None or not self.bounds.openings.hours:
+        if self.policy_columns is None or not self.policy_columns.opening_hours.hours:
             return True
-        self.bounds.openings.look(now)
-        return self.bounds.openings.is_open(row)
+        self.policy_columns.opening_hours.refresh(now)
+        return self.policy_columns.opening_hours.is_open(row)
 
-    def opened(self, now: int) -> list[ClusterId]:
+    def newly_opened(self, now: int) -> list[ClusterId]:
         """Clusters that have opened since the last call."""
-        if self.bounds is None:
+        if self.policy_columns is None:
             return []
-        self.bounds.openings.look(now)
-        return [self.ids[row] for row in self.bounds.openings.opened(len(self))]
+        self.policy_columns.opening_hours.refresh(now)
+        return [self.ids[row] for row in self.policy_columns.opening_hours.newly_opened(len(self))]
 
     @property
-    def open(self) -> Mask:
-        return self._open[self._rows]
+    def uncordoned(self) -> Mask:
+        return self._uncordoned[self._rows]
 
     @property
     def currency(self) -> Ints:
@@ -266,9 +288,9 @@ class Fleet:
         """Currency per hour of a milli-core, byte, device and byte, one array row each."""
         return self._rates[:, self._rows]
 
-    def open_to(self, priority: int, ticket: int) -> Mask:
+    def not_nominated_above(self, priority: int, ticket: int) -> Mask:
         """Clusters not nominated for a request that ranks above this priority and ticket."""
-        held_by, since = self._earmark_priority[self._rows], self._earmark_ticket[self._rows]
+        held_by, since = self._nomination_priority[self._rows], self._nomination_ticket[self._rows]
         open_to: Mask = (held_by < priority) | ((held_by == priority) & (since >= ticket))
         return open_to
 
@@ -276,7 +298,7 @@ class Fleet:
         """Clusters with a label; cached until the labels of any cluster change."""
         mask = self._label_masks.get((key, value))
         if mask is None:
-            if len(self._label_masks) >= LABEL_MASKS:
+            if len(self._label_masks) >= MAX_LABEL_MASKS:
                 self._label_masks.clear()
             mask = np.fromiter(
                 (labels.get(key) == value for labels in self.labels), bool, len(self)
@@ -298,78 +320,80 @@ class Fleet:
 
     def _insert(self, row: int, cluster: ClusterId) -> None:
         size = len(self.ids)
-        if size == len(self._open):
+        if size == len(self._uncordoned):
             self._grow(2 * size)
         for array in self._arrays():
             array[..., row + 1 : size + 1] = array[..., row:size]
-        self._earmark_priority[row] = NO_EARMARK
+        self._nomination_priority[row] = NO_NOMINATION
         self.ids.insert(row, cluster)
         self.labels.insert(row, {})
         self.prices.insert(row, None)
         self._extended.insert(row, frozenset())
         self._rows = slice(len(self))
-        if self.bounds is not None:
-            self.bounds.inserted(row)
+        if self.policy_columns is not None:
+            self.policy_columns.on_row_inserted(row)
         self._label_masks.clear()
 
     def _grow(self, capacity: int) -> None:
-        if self.bounds is not None:
-            self.bounds.grow(capacity)
+        if self.policy_columns is not None:
+            self.policy_columns.grow(capacity)
         for column in self._columns.values():
             column.grow(capacity)
-        self._valid_until = widened(self._valid_until, capacity)
-        self._open = widened(self._open, capacity)
-        self._usable = widened(self._usable, capacity)
-        self._currency = widened(self._currency, capacity)
-        self._rates = widened(self._rates, capacity)
-        self._earmark_priority = widened(self._earmark_priority, capacity)
-        self._earmark_ticket = widened(self._earmark_ticket, capacity)
+        self._valid_until = widen(self._valid_until, capacity)
+        self._uncordoned = widen(self._uncordoned, capacity)
+        self._usable = widen(self._usable, capacity)
+        self._currency = widen(self._currency, capacity)
+        self._rates = widen(self._rates, capacity)
+        self._nomination_priority = widen(self._nomination_priority, capacity)
+        self._nomination_ticket = widen(self._nomination_ticket, capacity)
         self._scratch = np.empty((4, capacity), np.float64)
 
     def _arrays(self) -> Iterator[npt.NDArray[np.generic]]:
         """All arrays with a value per row, which insertions and removals shift."""
         for column in self._columns.values():
             yield from column.arrays()
-        yield from (self._valid_until, self._open, self._usable, self._currency, self._rates)
-        yield from (self._earmark_priority, self._earmark_ticket)
-        if self.bounds is not None:
-            yield from self.bounds.arrays()
+        yield from (self._valid_until, self._uncordoned, self._usable, self._currency, self._rates)
+        yield from (self._nomination_priority, self._nomination_ticket)
+        if self.policy_columns is not None:
+            yield from self.policy_columns.arrays()
 
     def _set_extended(self, row: int, names: frozenset[str]) -> None:
         """Adds columns for new extended resources and drops those no cluster offers any more."""
         before, self._extended[row] = self._extended[row], names
         if before == names:
             return
-        self._offers.update(names - before)
-        self._offers.subtract(before - names)
+        self._offer_counts.update(names - before)
+        self._offer_counts.subtract(before - names)
         for name in names - self._columns.keys():
-            self._columns[name] = Column(len(self._open))
+            self._columns[name] = ResourceColumn(len(self._uncordoned))
         for name in before - names:
-            if not self._offers[name]:
-                del self._columns[name], self._offers[name]
-                if self.bounds is not None:
-                    self.bounds.drop(name)
+            if not self._offer_counts[name]:
+                del self._columns[name], self._offer_counts[name]
+                if self.policy_columns is not None:
+                    self.policy_columns.drop_resource(name)
 
     def _set_usable(self, row: int) -> None:
         """Marks a usable row immediately; any other change invalidates the cache."""
-        if self._open[row] and self._usable_until <= self._valid_until[row]:
-            self._usable[row] = self._usable_until == NEVER or self._was_open(row)
+        if self._uncordoned[row] and self._usable_until <= self._valid_until[row]:
+            self._usable[row] = self._usable_until == NEVER or self._was_within_hours(row)
         else:
             self._usable_until = NEVER
 
-    def _was_open(self, row: int) -> bool:
-        return self.bounds is None or self.bounds.openings.is_open(row)
+    def _was_within_hours(self, row: int) -> bool:
+        return self.policy_columns is None or self.policy_columns.opening_hours.is_open(row)
 
-    def _look_again(self, now: int) -> None:
+    def _refresh_usable(self, now: int) -> None:
         usable = self._usable[self._rows]
         np.greater(self.valid_until, now, out=usable)
-        usable &= self.open
+        usable &= self.uncordoned
         ends = self.valid_until[usable]
         self._usable_from = now
         self._usable_until = int(ends.min()) if len(ends) else FOREVER
-        if self.bounds is not None and self.bounds.openings.hours:
-            self._usable_until = min(self._usable_until, self.bounds.openings.look(now))
-            usable &= self.bounds.openings.open(len(self))
+        if self.policy_columns is not None and self.policy_columns.opening_hours.hours:
+            self._usable_until = min(
+                self._usable_until, self.policy_columns.opening_hours.refresh(now)
+            )
+            usable &= self.policy_columns.opening_hours.open_mask(len(self))
 
     def _set_labels(self, row: int, labels: dict[str, str]) -> None:
         if self.labels[row] != labels:

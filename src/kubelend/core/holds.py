@@ -8,7 +8,7 @@ from kubelend.core.models import ClusterId, Reservation, ReservationId
 from kubelend.core.resources import NOTHING, Resources
 
 
-class Holds:
+class HeldResources:
     """Resources held on each cluster by live reservations."""
 
     def __init__(self) -> None:
@@ -18,7 +18,7 @@ class Holds:
     def total(self, cluster: ClusterId) -> Resources:
         return self._sums.get(cluster, NOTHING)
 
-    def on(self, cluster: ClusterId) -> Collection[ReservationId]:
+    def reservations_on(self, cluster: ClusterId) -> Collection[ReservationId]:
         """Unordered."""
         return self._lent.get(cluster, ())
 

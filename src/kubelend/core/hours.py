@@ -12,22 +12,22 @@ from zoneinfo import ZoneInfo
 
 from kubelend.core.errors import InvalidInput
 
-HORIZON: Final = 15
+SEARCH_DAYS: Final = 15
 """Days searched for the next change: hours repeat weekly, unless a clock change skips them."""
 
-_NAMES: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+_DAY_NAMES: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _EVERY_DAY: Final = frozenset(range(7))
-_TEXT: Final = re.compile(
+_OPENING_HOURS_TEXT: Final = re.compile(
     r"(?:(?P<days>[a-z]{3}(?:[-,][a-z]{3})*) )?"
     r"(?P<start>\d{1,2}:\d\d)-(?P<end>\d{1,2}:\d\d)"
     r"(?: (?P<zone>\S+))?",
     re.ASCII | re.IGNORECASE,
 )
-_HINT: Final = "write for example Mon-Fri 18:00-08:00 Europe/Rome"
+_OPENING_HOURS_HINT: Final = "write for example Mon-Fri 18:00-08:00 Europe/Rome"
 _WHOLE_DAY: Final = 24 * 60
 
 
-class Window(NamedTuple):
+class OpeningWindow(NamedTuple):
     """A parsed text of opening hours."""
 
     days: frozenset[int]
@@ -46,7 +46,7 @@ class Window(NamedTuple):
             yesterday in self.days and minute < self.end - _WHOLE_DAY
         )
 
-    def edges(self, day: date) -> Iterator[datetime]:
+    def boundaries(self, day: date) -> Iterator[datetime]:
         """All times of a local day at which the window may open or close."""
         for minute in {self.start, self.end % _WHOLE_DAY}:
             wall = datetime.combine(day, time(*divmod(minute, 60)), self.zone)
@@ -54,91 +54,93 @@ class Window(NamedTuple):
             yield wall.replace(fold=1).astimezone(
                 UTC
             )  # the second occurrence, if clocks are set back
-        turned = _clock_change(day, self.zone)
+        turned = _utc_offset_change(day, self.zone)
         if turned is not None:
             yield turned
 
 
-class Timetable:
+class OpeningHours:
     """Several lists of opening hours, all of which have to be open.
 
     The texts have been validated before.
     """
 
     def __init__(self, lists: tuple[tuple[str, ...], ...]) -> None:
-        self._lists = [[_known(text) for text in texts] for texts in lists]
+        self._lists = [[_parse_or_never_open(text) for text in texts] for texts in lists]
 
     def is_open(self, at: datetime) -> bool:
         return all(any(window.is_open(at) for window in windows) for windows in self._lists)
 
     def next_change(self, at: datetime) -> datetime | None:
         """The next time at which it opens or closes; None if not within `SEARCH_DAYS`."""
-        return self._change_within(at, 1) or self._change_within(at, HORIZON)
+        return self._change_within(at, 1) or self._change_within(at, SEARCH_DAYS)
 
     def _change_within(self, at: datetime, days: int) -> datetime | None:
         now, last = self.is_open(at), at + timedelta(days=days)
-        edges = {edge for edge in self._edges(at, days) if at < edge <= last}
+        edges = {edge for edge in self._boundaries(at, days) if at < edge <= last}
         return next((edge for edge in sorted(edges) if self.is_open(edge) != now), None)
 
-    def _edges(self, at: datetime, days: int) -> Iterator[datetime]:
+    def _boundaries(self, at: datetime, days: int) -> Iterator[datetime]:
         for window in chain.from_iterable(self._lists):
             # Local calendar days: steps of 24 hours would miss one when clocks are set forward.
             today = at.astimezone(window.zone).date()
             for ahead in range(days + 2):
-                yield from window.edges(today + timedelta(days=ahead))
+                yield from window.boundaries(today + timedelta(days=ahead))
 
 
 @lru_cache(maxsize=1024)
-def parse(text: str) -> Window:
+def parse_opening_hours(text: str) -> OpeningWindow:
     """Parses a text; raises `InvalidInput`."""
-    match = _TEXT.fullmatch(text) if len(text) <= 160 else None
+    match = _OPENING_HOURS_TEXT.fullmatch(text) if len(text) <= 160 else None
     if match is None:
-        raise InvalidInput(f"{text[:80]!r} is not a valid opening-hours text", hint=_HINT)
-    start = _minutes(match["start"], text, _WHOLE_DAY - 1)
-    end = _minutes(match["end"], text, _WHOLE_DAY)
+        raise InvalidInput(
+            f"{text[:80]!r} is not a valid opening-hours text", hint=_OPENING_HOURS_HINT
+        )
+    start = _parse_minutes(match["start"], text, _WHOLE_DAY - 1)
+    end = _parse_minutes(match["end"], text, _WHOLE_DAY)
     if start == end:
         raise InvalidInput(
             f"{text[:80]!r} begins and ends at the same time",
             hint="write 00:00-24:00 for a whole day",
         )
-    days = _EVERY_DAY if match["days"] is None else _days(match["days"], text)
-    zone = UTC if match["zone"] is None else _zone(match["zone"], text)
-    return Window(days, start, end if end > start else end + _WHOLE_DAY, zone)
+    days = _EVERY_DAY if match["days"] is None else _parse_days(match["days"], text)
+    zone = UTC if match["zone"] is None else _parse_zone(match["zone"], text)
+    return OpeningWindow(days, start, end if end > start else end + _WHOLE_DAY, zone)
 
 
-_NEVER: Final = Window(frozenset(), 0, 1, UTC)
+_NEVER_OPEN: Final = OpeningWindow(frozenset(), 0, 1, UTC)
 
 
-def _known(text: str) -> Window:
+def _parse_or_never_open(text: str) -> OpeningWindow:
     """A stored text may name a time zone that this host does not know: then it never opens."""
     try:
-        return parse(text)
+        return parse_opening_hours(text)
     except InvalidInput:
-        return _NEVER
+        return _NEVER_OPEN
 
 
-def _minutes(text: str, whole: str, most: int) -> int:
+def _parse_minutes(text: str, whole: str, most: int) -> int:
     hours, minutes = map(int, text.split(":"))
     if minutes > 59 or hours * 60 + minutes > most:
-        raise InvalidInput(f"{whole[:80]!r}: {text} is not a time of day", hint=_HINT)
+        raise InvalidInput(f"{whole[:80]!r}: {text} is not a time of day", hint=_OPENING_HOURS_HINT)
     return hours * 60 + minutes
 
 
-def _days(text: str, whole: str) -> frozenset[int]:
+def _parse_days(text: str, whole: str) -> frozenset[int]:
     found: set[int] = set()
     for part in text.lower().split(","):
         first, _, last = part.partition("-")
-        if first not in _NAMES or (last or first) not in _NAMES:
+        if first not in _DAY_NAMES or (last or first) not in _DAY_NAMES:
             raise InvalidInput(
                 f"{whole[:80]!r}: {part} is not a day or range of days",
                 hint="write for example Mon-Fri,Sun",
             )
-        begin, end = _NAMES.index(first), _NAMES.index(last or first)
+        begin, end = _DAY_NAMES.index(first), _DAY_NAMES.index(last or first)
         found.update((begin + step) % 7 for step in range((end - begin) % 7 + 1))
     return frozenset(found)
 
 
-def _zone(name: str, whole: str) -> tzinfo:
+def _parse_zone(name: str, whole: str) -> tzinfo:
     if name.upper() in {"UTC", "Z"}:
         return UTC
     try:
@@ -149,7 +151,7 @@ def _zone(name: str, whole: str) -> tzinfo:
         ) from None
 
 
-def _clock_change(day: date, zone: tzinfo) -> datetime | None:
+def _utc_offset_change(day: date, zone: tzinfo) -> datetime | None:
     """The time at which the UTC offset of a zone changes on a day; None on nearly all days."""
     early = datetime.combine(day, time(), zone).astimezone(UTC)
     late = early + timedelta(hours=26)

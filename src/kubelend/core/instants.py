@@ -6,28 +6,28 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-HOUR: Final = 3_600_000_000
+HOUR_MICROS: Final = 3_600_000_000
 """In microseconds, as all integers of this module."""
-DAY: Final = 24 * HOUR
+DAY_MICROS: Final = 24 * HOUR_MICROS
 
 _MICROSECOND: Final = timedelta(microseconds=1)
 
 
-def micros(at: datetime) -> int:
+def to_micros(at: datetime) -> int:
     """Microseconds since the Unix epoch."""
     return (at - EPOCH) // _MICROSECOND
 
 
-def instant(at: int) -> datetime:
+def from_micros(at: int) -> datetime:
     """The inverse of `micros`."""
     return EPOCH + timedelta(microseconds=at)
 
 
-def time_of_day(at: datetime, now: datetime) -> str:
+def format_time(at: datetime, now: datetime) -> str:
     """Formats a timestamp for messages; the date is omitted if it is today."""
     return f"{at:%H:%M:%S} UTC" if at.date() == now.date() else f"{at:%Y-%m-%d %H:%M:%S} UTC"
 
 
-def day_of(at: datetime) -> int:
+def day_number(at: datetime) -> int:
     """Number of the UTC day that contains the timestamp."""
-    return micros(at) // DAY
+    return to_micros(at) // DAY_MICROS

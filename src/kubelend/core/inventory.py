@@ -21,7 +21,7 @@ import msgspec
 
 from kubelend.core import nodes
 from kubelend.core.nodes import Node
-from kubelend.core.pods import Guest, Pod
+from kubelend.core.pods import OffloadedFrom, Pod
 from kubelend.core.resources import NOTHING, Resources
 
 
@@ -54,22 +54,22 @@ class Inventory:
     """Nodes, pods and holds of the local cluster, and their sums."""
 
     def __init__(self) -> None:
-        self.is_measured = False
+        self.is_synced = False
         """Whether the first list is complete; before that the totals are unknown, not zero."""
         self._nodes: dict[str, Node] = {}
         """Only nodes that count as capacity."""
         self._pods: dict[str, Pod] = {}
         """Unfinished pods on any node or none."""
-        self._use: dict[str, _Use] = {}
+        self._use: dict[str, _NodeUse] = {}
         """By node name, including nodes that do not count or are unknown; "" for no node."""
-        self._own = _Use()
+        self._total_use = _NodeUse()
         """The sum over nodes that count as capacity."""
         self._holds: dict[str, Hold] = {}
 
     def reset(self, nodes: Iterable[Node], pods: Iterable[Pod]) -> None:
         """Replaces all nodes and pods; holds stay."""
-        self._nodes, self._pods, self._use, self._own = {}, {}, {}, _Use()
-        self.is_measured = True
+        self._nodes, self._pods, self._use, self._total_use = {}, {}, {}, _NodeUse()
+        self.is_synced = True
         for node in nodes:
             self.put_node(node)
         for pod in pods:
@@ -78,45 +78,45 @@ class Inventory:
     def put_node(self, node: Node) -> None:
         """Adds or updates a node."""
         known = self._nodes.get(node.name)
-        if not nodes.is_own(node):
-            self.drop_node(node.name)
+        if not nodes.counts_as_capacity(node):
+            self.delete_node(node.name)
         elif known != node:
             self._nodes[node.name] = node
             if known is None and node.name in self._use:
-                self._own.include(self._use[node.name])
+                self._total_use.include(self._use[node.name])
 
-    def drop_node(self, name: str) -> None:
+    def delete_node(self, name: str) -> None:
         """Deletes a node. Pods still assigned to it no longer count."""
         if self._nodes.pop(name, None) is not None and name in self._use:
-            self._own.exclude(self._use[name])
+            self._total_use.exclude(self._use[name])
 
     def put_pod(self, pod: Pod) -> None:
         """Adds or updates a pod. Its node may be unknown yet."""
         if pod.is_finished:
-            self.drop_pod(pod.id)
+            self.delete_pod(pod.id)
         elif self._pods.get(pod.id) != pod:
-            self.drop_pod(pod.id)
+            self.delete_pod(pod.id)
             self._pods[pod.id] = pod
-            use = _Use.of(pod)
-            self._use.setdefault(pod.node, _Use()).include(use)
+            use = _NodeUse.of(pod)
+            self._use.setdefault(pod.node, _NodeUse()).include(use)
             if pod.node in self._nodes:
-                self._own.include(use)
+                self._total_use.include(use)
 
-    def drop_pod(self, id: str) -> None:
+    def delete_pod(self, id: str) -> None:
         pod = self._pods.pop(id, None)
         if pod is None:
             return
-        use = _Use.of(pod)
+        use = _NodeUse.of(pod)
         self._use[pod.node].exclude(use)
         if not self._use[pod.node].pods:
             del self._use[pod.node]
         if pod.node in self._nodes:
-            self._own.exclude(use)
+            self._total_use.exclude(use)
 
     def put_hold(self, reservation: str, hold: Hold) -> None:
         self._holds[reservation] = hold
 
-    def drop_hold(self, reservation: str) -> None:
+    def delete_hold(self, reservation: str) -> None:
         self._holds.pop(reservation, None)
 
     @property
@@ -130,10 +130,10 @@ class Inventory:
             allocatable=self._allocatable(),
             allocated=self._allocated(),
             pending=NOTHING if unscheduled is None else unscheduled.amounts,
-            largest=functools.reduce(Resources.larger, self._left(), NOTHING),
+            largest=functools.reduce(Resources.elementwise_max, self._free_per_node(), NOTHING),
             free=self.free(),
             nodes=len(self._nodes),
-            pods=self._own.pods,
+            pods=self._total_use.pods,
         )
 
     def free(self, without: str = "") -> Resources:
@@ -143,51 +143,51 @@ class Inventory:
         Offloaded pods that may belong to it or to another hold do not count against it.
         """
         held = sum((hold.resources for hold in self._holds.values()), NOTHING)
-        return self._allocatable() - self._allocated() - held + self._share(without)
+        return self._allocatable() - self._allocated() - held + self._effective_hold(without)
 
-    def _share(self, reservation: str) -> Resources:
+    def _effective_hold(self, reservation: str) -> Resources:
         hold = self._holds.get(reservation)
         if hold is None:
             return NOTHING
-        guests = self._own.guests.get(Guest(hold.requester, reservation))
-        return hold.resources if guests is None else hold.resources.larger(guests.amounts)
+        guests = self._total_use.offloaded.get(OffloadedFrom(hold.requester, reservation))
+        return hold.resources if guests is None else hold.resources.elementwise_max(guests.amounts)
 
     def _allocatable(self) -> Resources:
         return sum((node.allocatable for node in self._nodes.values()), NOTHING)
 
     def _allocated(self) -> Resources:
-        own = self._own.amounts
-        guests = sum((guests.amounts for guests in self._own.guests.values()), NOTHING)
-        beyond = sum(((used - held).clamped() for held, used in self._compared()), NOTHING)
+        own = self._total_use.amounts
+        guests = sum((guests.amounts for guests in self._total_use.offloaded.values()), NOTHING)
+        beyond = sum(((used - held).clamped() for held, used in self._held_and_used()), NOTHING)
         return own - guests + beyond
 
-    def _compared(self) -> Iterator[tuple[Resources, Resources]]:
+    def _held_and_used(self) -> Iterator[tuple[Resources, Resources]]:
         """Pairs of held and used resources that belong together."""
         held: dict[str, Resources] = {}
         used: dict[str, Resources] = {}
         for reservation, hold in self._holds.items():
-            guests = self._own.guests.get(Guest(hold.requester, reservation))
+            guests = self._total_use.offloaded.get(OffloadedFrom(hold.requester, reservation))
             if guests is None:
                 held[hold.requester] = held.get(hold.requester, NOTHING) + hold.resources
             else:
                 yield hold.resources, guests.amounts
-        for guest, guests in self._own.guests.items():
+        for guest, guests in self._total_use.offloaded.items():
             if not self._has_hold(guest):
                 used[guest.origin] = used.get(guest.origin, NOTHING) + guests.amounts
         for origin in held.keys() | used.keys():
             yield held.get(origin, NOTHING), used.get(origin, NOTHING)
 
-    def _has_hold(self, guest: Guest) -> bool:
+    def _has_hold(self, guest: OffloadedFrom) -> bool:
         hold = self._holds.get(guest.virtual_node)
         return hold is not None and hold.requester == guest.origin
 
-    def _left(self) -> Iterator[Resources]:
+    def _free_per_node(self) -> Iterator[Resources]:
         for name, node in self._nodes.items():
             use = self._use.get(name)
             yield node.allocatable if use is None else node.allocatable - use.amounts
 
 
-class _Sum:
+class _PodSum:
     """Number of pods and the sum of their requests."""
 
     __slots__ = ("amounts", "pods")
@@ -196,40 +196,40 @@ class _Sum:
         self.amounts = amounts
         self.pods = pods
 
-    def add(self, other: _Sum) -> None:
+    def add(self, other: _PodSum) -> None:
         self.amounts += other.amounts
         self.pods += other.pods
 
-    def subtract(self, other: _Sum) -> None:
+    def subtract(self, other: _PodSum) -> None:
         self.amounts -= other.amounts
         self.pods -= other.pods
 
 
-class _Use(_Sum):
+class _NodeUse(_PodSum):
     """The same, with separate sums per group of offloaded pods."""
 
-    __slots__ = ("guests",)
+    __slots__ = ("offloaded",)
 
     def __init__(self) -> None:
         super().__init__()
-        self.guests: dict[Guest, _Sum] = {}
+        self.offloaded: dict[OffloadedFrom, _PodSum] = {}
 
     @classmethod
-    def of(cls, pod: Pod) -> _Use:
+    def of(cls, pod: Pod) -> _NodeUse:
         use = cls()
         use.amounts, use.pods = pod.requests, 1
-        if pod.guest is not None:
-            use.guests[pod.guest] = _Sum(pod.requests, 1)
+        if pod.offloaded_from is not None:
+            use.offloaded[pod.offloaded_from] = _PodSum(pod.requests, 1)
         return use
 
-    def include(self, other: _Use) -> None:
+    def include(self, other: _NodeUse) -> None:
         self.add(other)
-        for guest, guests in other.guests.items():
-            self.guests.setdefault(guest, _Sum()).add(guests)
+        for guest, guests in other.offloaded.items():
+            self.offloaded.setdefault(guest, _PodSum()).add(guests)
 
-    def exclude(self, other: _Use) -> None:
+    def exclude(self, other: _NodeUse) -> None:
         self.subtract(other)
-        for guest, guests in other.guests.items():
-            self.guests[guest].subtract(guests)
-            if not self.guests[guest].pods:
-                del self.guests[guest]
+        for guest, guests in other.offloaded.items():
+            self.offloaded[guest].subtract(guests)
+            if not self.offloaded[guest].pods:
+                del self.offloaded[guest]

@@ -19,8 +19,8 @@ from kubelend.core.limits import Limits
 from kubelend.core.members import Member, Token
 from kubelend.core.models import Cluster, Record, Reservation
 
-Subject = Cluster | Reservation | Member | Token | Limits
-Facts = dict[str, Any]
+AuditedRecord = Cluster | Reservation | Member | Token | Limits
+AuditedFields = dict[str, Any]
 
 
 class Actor(Record, frozen=True):
@@ -33,11 +33,11 @@ class Actor(Record, frozen=True):
     """The proxy that forwarded the call, if any."""
 
 
-THE_BROKER = Actor("broker", "broker")
+BROKER_ACTOR = Actor("broker", "broker")
 """Actor of actions without a caller, such as expiry or serving the queue."""
 
 
-class Entry(msgspec.Struct, frozen=True, gc=False):
+class AuditEntry(msgspec.Struct, frozen=True, gc=False):
     """An entry before it is chained. Cheap to create; encoded only when it is stored."""
 
     at: datetime
@@ -46,14 +46,14 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     """The event class, or the route of a rejected call."""
     subject: str
     """`kind/name`."""
-    before: Subject | None = None
-    after: Subject | None = None
+    before: AuditedRecord | None = None
+    after: AuditedRecord | None = None
     code: str = ""
     """Error code of a rejected call; empty if it succeeded."""
     message: str = ""
 
 
-class Told(msgspec.Struct, frozen=True, omit_defaults=True):
+class AuditRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """The JSON text of a line."""
 
     number: int
@@ -61,13 +61,13 @@ class Told(msgspec.Struct, frozen=True, omit_defaults=True):
     actor: Actor
     action: str
     subject: str
-    before: Facts = {}
-    after: Facts = {}
+    before: AuditedFields = {}
+    after: AuditedFields = {}
     code: str = ""
     message: str = ""
 
 
-class Line(NamedTuple):
+class AuditLine(NamedTuple):
     """A chained entry."""
 
     number: int
@@ -75,89 +75,91 @@ class Line(NamedTuple):
     digest: bytes
 
     @property
-    def head(self) -> Head:
+    def head(self) -> ChainHead:
         """The head of the chain after this line."""
-        return Head(self.number, self.digest)
+        return ChainHead(self.number, self.digest)
 
 
-class Head(NamedTuple):
+class ChainHead(NamedTuple):
     """Head of a chain: number and digest of its last line."""
 
     number: int
     digest: bytes
 
 
-CUT = "AuditLogTruncated"
-START = Head(0, bytes(32))
+TRUNCATED_ACTION = "AuditLogTruncated"
+CHAIN_START = ChainHead(0, bytes(32))
 
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(Told).decode
+_decode = msgspec.json.Decoder(AuditRecord).decode
 
 
-def seal(entries: Iterable[Entry], head: Head) -> list[Line]:
+def chain_entries(entries: Iterable[AuditEntry], head: ChainHead) -> list[AuditLine]:
     """Chains the entries to `head`."""
     number, digest = head
     lines = []
     for entry in entries:
         number += 1
-        text = _encode(_told(entry, number))
+        text = _encode(_audit_record(entry, number))
         digest = sha256(digest + text).digest()
-        lines.append(Line(number, text, digest))
+        lines.append(AuditLine(number, text, digest))
     return lines
 
 
-def told(line: Line) -> Told:
+def decode_line(line: AuditLine) -> AuditRecord:
     """Decodes a line; raises `msgspec.MsgspecError`."""
     return _decode(line.text)
 
 
-def cut(last: Line, now: datetime, moment: datetime) -> Entry:
+def truncation_entry(last: AuditLine, now: datetime, moment: datetime) -> AuditEntry:
     """The entry that records a truncation up to `last`; without it the lines would count as missing."""
     message = f"Lines from before {moment:%Y-%m-%dT%H:%M:%SZ} were deleted after their retention"
-    return Entry(now, THE_BROKER, CUT, _cut_subject(last.head), message=message)
+    return AuditEntry(
+        now, BROKER_ACTOR, TRUNCATED_ACTION, _truncation_subject(last.head), message=message
+    )
 
 
-def breaks(lines: Iterable[Line], start: Head, end: Head) -> Iterator[str]:
+def verify_chain(lines: Iterable[AuditLine], start: ChainHead, end: ChainHead) -> Iterator[str]:
     """Verifies the chain from `start` to `end`; yields one sentence per fault."""
     at = start
-    is_attested = start == START
+    is_attested = start == CHAIN_START
     for line in lines:
-        is_attested = is_attested or _attests(line, start)
+        is_attested = is_attested or _records_truncation(line, start)
         if line.number != at.number + 1:
-            yield _gap(at.number + 1, line.number - 1)
+            yield _gap_message(at.number + 1, line.number - 1)
         elif sha256(at.digest + line.text).digest() != line.digest:
             yield f"line {line.number} was modified"
         at = line.head
     if not is_attested:
         yield f"lines up to {start.number} are missing, and no line records their truncation"
     if at.number < end.number:
-        yield _gap(at.number + 1, end.number)
+        yield _gap_message(at.number + 1, end.number)
     elif at != end:
         yield f"the audit log ends with line {at.number}, which is not the recorded line {end.number}"
 
 
-def _attests(line: Line, start: Head) -> bool:
-    if CUT.encode() not in line.text:
+def _records_truncation(line: AuditLine, start: ChainHead) -> bool:
+    if TRUNCATED_ACTION.encode() not in line.text:
         return False
-    what = told(line)
-    return (what.action, what.subject) == (CUT, _cut_subject(start))
+    what = decode_line(line)
+    return (what.action, what.subject) == (TRUNCATED_ACTION, _truncation_subject(start))
 
 
-def _cut_subject(head: Head) -> str:
+def _truncation_subject(head: ChainHead) -> str:
     """Contains the digest, so that the beginning cannot be replaced."""
     return f"audit-log/{head.number}:{head.digest.hex()}"
 
 
-def _gap(first: int, last: int) -> str:
+def _gap_message(first: int, last: int) -> str:
     return f"line {first} is missing" if first == last else f"lines {first} to {last} are missing"
 
 
-def _told(entry: Entry, number: int) -> Told:
-    before = {} if entry.before is None else facts(entry.before)
-    after = {} if entry.after is None else facts(entry.after)
+def _audit_record(entry: AuditEntry, number: int) -> AuditRecord:
+    before = {} if entry.before is None else audited_fields(entry.before)
+    after = {} if entry.after is None else audited_fields(entry.after)
     if before and after:
         before, after = _difference(before, after)
-    return Told(
+    return AuditRecord(
         number,
         entry.at,
         entry.actor,
@@ -170,7 +172,7 @@ def _told(entry: Entry, number: int) -> Told:
     )
 
 
-def _difference(before: Facts, after: Facts) -> tuple[Facts, Facts]:
+def _difference(before: AuditedFields, after: AuditedFields) -> tuple[AuditedFields, AuditedFields]:
     changed = [name for name in before | after if before.get(name) != after.get(name)]
     return (
         {name: before[name] for name in changed if name in before},
@@ -178,28 +180,28 @@ def _difference(before: Facts, after: Facts) -> tuple[Facts, Facts]:
     )
 
 
-def facts(record: Subject) -> Facts:
+def audited_fields(record: AuditedRecord) -> AuditedFields:
     """The audited fields of a record: decisions, not measurements that change all the time."""
     return {
-        name: value for name, value in _all_facts(record).items() if value not in (None, "", {})
+        name: value for name, value in _all_fields(record).items() if value not in (None, "", {})
     }
 
 
-def _all_facts(record: Subject) -> Facts:
+def _all_fields(record: AuditedRecord) -> AuditedFields:
     match record:
         case Reservation():
-            return _of_reservation(record)
+            return _reservation_fields(record)
         case Cluster():
-            return _of_cluster(record)
+            return _cluster_fields(record)
         case Member():
-            return _of_member(record)
+            return _member_fields(record)
         case Token():
-            return _of_token(record)
+            return _token_fields(record)
         case Limits():
             return {"policy": record.policy, "quota": record.quota}
 
 
-def _of_reservation(record: Reservation) -> Facts:
+def _reservation_fields(record: Reservation) -> AuditedFields:
     return {
         "phase": record.phase,
         "reason": record.reason,
@@ -211,7 +213,7 @@ def _of_reservation(record: Reservation) -> Facts:
     }
 
 
-def _of_cluster(record: Cluster) -> Facts:
+def _cluster_fields(record: Cluster) -> AuditedFields:
     advertisement = record.advertisement
     return {
         "cordon": record.cordon,
@@ -222,7 +224,7 @@ def _of_cluster(record: Cluster) -> Facts:
     }
 
 
-def _of_member(record: Member) -> Facts:
+def _member_fields(record: Member) -> AuditedFields:
     return {
         "standing": record.standing,
         "key": record.key,
@@ -235,7 +237,7 @@ def _of_member(record: Member) -> Facts:
     }
 
 
-def _of_token(record: Token) -> Facts:
+def _token_fields(record: Token) -> AuditedFields:
     return {
         "role": record.role,
         "name": record.name,

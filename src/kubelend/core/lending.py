@@ -21,16 +21,16 @@ import msgspec
 from kubelend.core.errors import InvalidInput
 from kubelend.core.resources import NOTHING, Resources
 
-Names = tuple[str, ...]
+NamePatterns = tuple[str, ...]
 """Names and shell patterns: `team-a`, `team-*`."""
 
 
 class LendingPolicy(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """What a provider lends, to whom, and when. An empty field does not limit."""
 
-    allow: Names = ()
+    allow: NamePatterns = ()
     """Requesters that may borrow; everyone if empty."""
-    deny: Names = ()
+    deny: NamePatterns = ()
     """Requesters that may not borrow, even if in `allow`."""
     keep_back: Resources = NOTHING
     """Resources that stay free for the provider, in addition to those its pods use."""
@@ -48,21 +48,21 @@ NO_POLICY = LendingPolicy()
 class Access(NamedTuple):
     """The allow and deny lists of a provider. Hashable, because many providers share one."""
 
-    allow: tuple[Names, ...] = ()
+    allow: tuple[NamePatterns, ...] = ()
     """A requester has to match each of these lists."""
-    deny: Names = ()
+    deny: NamePatterns = ()
 
     def allows(self, requester: str) -> bool:
-        return all(matches(requester, names) for names in self.allow)
+        return all(matches_any(requester, names) for names in self.allow)
 
     def denies(self, requester: str) -> bool:
-        return matches(requester, self.deny)
+        return matches_any(requester, self.deny)
 
 
 EVERYONE = Access()
 
 
-class Lending(msgspec.Struct, frozen=True):
+class EffectivePolicy(msgspec.Struct, frozen=True):
     """The effective policy of one provider."""
 
     access: Access
@@ -81,28 +81,30 @@ class Lending(msgspec.Struct, frozen=True):
         return Resources.of(rest)
 
 
-def stricter(advertised: LendingPolicy | None, ordered: LendingPolicy | None) -> Lending | None:
+def effective_policy(
+    advertised: LendingPolicy | None, administrative: LendingPolicy | None
+) -> EffectivePolicy | None:
     """Combines a provider's own policy with the administrator's; None if nothing is limited."""
-    if advertised is None and ordered is None:
+    if advertised is None and administrative is None:
         return None
-    one, other = advertised or NO_POLICY, ordered or NO_POLICY
+    one, other = advertised or NO_POLICY, administrative or NO_POLICY
     if one == other == NO_POLICY:
         return None
-    return Lending(
-        access=Access(_both(one.allow, other.allow), tuple(sorted({*one.deny, *other.deny}))),
-        keep_back=one.keep_back.larger(other.keep_back),
-        max_lent=_smaller(one.max_lent, other.max_lent),
-        max_per_requester=_smaller(one.max_per_requester, other.max_per_requester),
-        hours=_both(one.hours, other.hours),
+    return EffectivePolicy(
+        access=Access(_both_lists(one.allow, other.allow), tuple(sorted({*one.deny, *other.deny}))),
+        keep_back=one.keep_back.elementwise_max(other.keep_back),
+        max_lent=_smaller_caps(one.max_lent, other.max_lent),
+        max_per_requester=_smaller_caps(one.max_per_requester, other.max_per_requester),
+        hours=_both_lists(one.hours, other.hours),
     )
 
 
-def matches(name: str, names: Names) -> bool:
+def matches_any(name: str, names: NamePatterns) -> bool:
     """Whether a name matches one of the names and patterns."""
     return _matcher(names).matches(name)
 
 
-def check_names(names: Names, where: str) -> None:
+def check_name_patterns(names: NamePatterns, where: str) -> None:
     """Raises `InvalidInput` for a pattern that cannot match any name."""
     for name in names:
         if not name.strip() or not name.isprintable():
@@ -119,8 +121,8 @@ def check_names(names: Names, where: str) -> None:
 class _Matcher:
     """Matches exact names by lookup, and only patterns one by one: lists may be long."""
 
-    def __init__(self, names: Names) -> None:
-        patterns = [name for name in names if not _WILD.isdisjoint(name)]
+    def __init__(self, names: NamePatterns) -> None:
+        patterns = [name for name in names if not _WILDCARDS.isdisjoint(name)]
         self._exact = frozenset(names)
         """Patterns too: a cluster may be named `edge[1]`."""
         self._patterns = [re.compile(fnmatch.translate(pattern)).match for pattern in patterns]
@@ -129,15 +131,15 @@ class _Matcher:
         return name in self._exact or any(match(name) for match in self._patterns)
 
 
-_WILD = frozenset("*?[")
+_WILDCARDS = frozenset("*?[")
 _matcher = lru_cache(maxsize=4096)(_Matcher)
 
 
-def _both(one: Names, other: Names) -> tuple[Names, ...]:
+def _both_lists(one: NamePatterns, other: NamePatterns) -> tuple[NamePatterns, ...]:
     return tuple(dict.fromkeys(names for names in (one, other) if names))
 
 
-def _smaller(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+def _smaller_caps(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
     return {
         name: min(caps[name] for caps in (one, other) if name in caps)
         for name in sorted({*one, *other})

@@ -7,13 +7,13 @@ from __future__ import annotations
 from enum import StrEnum
 
 
-class _Word(StrEnum):
+class _FastStrEnum(StrEnum):
     """A StrEnum with the hash of `str`: `Enum.__hash__` is implemented in Python and is slow in sets."""
 
     __hash__ = str.__hash__
 
 
-class Phase(_Word):
+class Phase(_FastStrEnum):
     """Phase of a reservation."""
 
     PENDING = "Pending"  # waiting for capacity
@@ -23,7 +23,7 @@ class Phase(_Word):
     FAILED = "Failed"  # never placed, or lost its provider; final
 
 
-class Reason(_Word):
+class Reason(_FastStrEnum):
     """Reason for the current phase."""
 
     WAITING = "Waiting"  # Pending: no cluster fits yet
@@ -45,7 +45,7 @@ class Reason(_Word):
 LIVE = frozenset({Phase.RESERVED, Phase.ACTIVE})
 FINAL = frozenset({Phase.RELEASED, Phase.FAILED})
 
-FOLLOWS: dict[Phase, frozenset[Phase]] = {
+ALLOWED_TRANSITIONS: dict[Phase, frozenset[Phase]] = {
     Phase.PENDING: frozenset({Phase.PENDING, Phase.RESERVED, Phase.RELEASED, Phase.FAILED}),
     Phase.RESERVED: frozenset({Phase.RESERVED, Phase.ACTIVE, Phase.RELEASED, Phase.FAILED}),
     Phase.ACTIVE: frozenset({Phase.ACTIVE, Phase.RESERVED, Phase.RELEASED, Phase.FAILED}),
@@ -57,5 +57,5 @@ provider.
 """
 
 
-def may_follow(phase: Phase, next_phase: Phase) -> bool:
-    return next_phase in FOLLOWS[phase]
+def is_allowed_transition(phase: Phase, next_phase: Phase) -> bool:
+    return next_phase in ALLOWED_TRANSITIONS[phase]

@@ -42,9 +42,9 @@ def set_quota(ledger: Ledger, cluster: ClusterId, quota: Quota, now: datetime) -
 
 def clear_quota(ledger: Ledger, cluster: ClusterId, now: datetime) -> Command[None]:
     if ledger.limits(cluster).quota is None:
-        raise no_quota(cluster)
+        raise quota_not_found(cluster)
     yield QuotaSet(now, cluster, None)
 
 
-def no_quota(cluster: ClusterId) -> NotFound:
+def quota_not_found(cluster: ClusterId) -> NotFound:
     return NotFound(f"{cluster!r} has no quota", hint="an administrator can set one")

@@ -8,41 +8,41 @@ from kubelend.core.models import ClusterId, Reservation
 from kubelend.core.resources import NOTHING, Resources
 
 
-class Loans:
+class LentByRequester:
     """Sums of live reservations by requester and provider. Only the ledger changes them."""
 
     def __init__(self) -> None:
-        self.watched: set[ClusterId] = set()
+        self.tracked: set[ClusterId] = set()
         """Providers with a cap per requester."""
         self._by_requester: dict[ClusterId, dict[ClusterId, Resources]] = {}
 
-    def of(self, requester: ClusterId) -> Mapping[ClusterId, Resources]:
+    def for_requester(self, requester: ClusterId) -> Mapping[ClusterId, Resources]:
         return self._by_requester.get(requester, {})
 
-    def watch(self, provider: ClusterId, lent: Iterable[Reservation]) -> None:
+    def track(self, provider: ClusterId, lent: Iterable[Reservation]) -> None:
         """Starts tracking a provider with its current reservations."""
-        if provider in self.watched:
+        if provider in self.tracked:
             return
-        self.watched.add(provider)
+        self.tracked.add(provider)
         for reservation in lent:
             self.add(provider, reservation)
 
-    def ignore(self, provider: ClusterId) -> None:
-        if provider not in self.watched:
+    def untrack(self, provider: ClusterId) -> None:
+        if provider not in self.tracked:
             return
-        self.watched.remove(provider)
+        self.tracked.remove(provider)
         for requester, loans in list(self._by_requester.items()):
             loans.pop(provider, None)
             if not loans:
                 del self._by_requester[requester]
 
     def add(self, provider: ClusterId, reservation: Reservation) -> None:
-        if provider in self.watched:
+        if provider in self.tracked:
             loans = self._by_requester.setdefault(reservation.requester, {})
             loans[provider] = loans.get(provider, NOTHING) + reservation.request.resources
 
     def remove(self, provider: ClusterId, reservation: Reservation) -> None:
-        if provider not in self.watched:
+        if provider not in self.tracked:
             return
         loans = self._by_requester[reservation.requester]
         loans[provider] -= reservation.request.resources

@@ -23,7 +23,7 @@ BY_CERTIFICATE = "its older certificate"
 """
 
 
-class Standing(StrEnum):
+class MembershipStatus(StrEnum):
     """Status of a membership. The values are API."""
 
     PENDING = "Pending"  # waiting for approval by an administrator
@@ -46,7 +46,7 @@ class Member(Record, frozen=True):
 
     role: Role
     name: str
-    standing: Standing
+    standing: MembershipStatus
     asked_at: datetime
     key: str = ""
     """The pin of its public key: a repeated request with the same key is a retry."""
@@ -75,35 +75,37 @@ class Member(Record, frozen=True):
         return member_id(self.role, self.name)
 
     @property
-    def was_let_in(self) -> bool:
+    def was_admitted(self) -> bool:
         """Whether an administrator approved it, by a token or by name."""
-        return self.standing is Standing.ACCEPTED and self.decided_by != BY_CERTIFICATE
+        return self.standing is MembershipStatus.ACCEPTED and self.decided_by != BY_CERTIFICATE
 
-    def was_let_in_by(self, admin: str) -> bool:
-        return self.was_let_in and self.decided_by == admin
+    def was_admitted_by(self, admin: str) -> bool:
+        return self.was_admitted and self.decided_by == admin
 
-    def certified(self, certificate: Certificate, shown_until: datetime | None = None) -> Self:
+    def with_certificate(
+        self, certificate: Certificate, shown_until: datetime | None = None
+    ) -> Self:
         """Returns the record with a new certificate; the one presented for it may expire later."""
         ends = (self.certified_until, certificate.ends_at, shown_until)
         until = max(end for end in ends if end is not None)
         return replace(self, certificate=certificate, certified_until=until)
 
-    def revoked(self, why: str, by: str, now: datetime) -> Self:
+    def as_revoked(self, reason: str, by: str, now: datetime) -> Self:
         """Returns the record with all its certificates revoked."""
         return replace(
             self,
-            standing=Standing.REVOKED,
+            standing=MembershipStatus.REVOKED,
             asks="",
             revoked_at=self._after_all_certificates(now),
             decided_at=now,
             decided_by=by,
-            reason=why,
+            reason=reason,
             forget_at=None,
         )
 
-    def is_in_with(self, key: str) -> bool:
+    def is_accepted_with_key(self, key: str) -> bool:
         """Whether the holder of this key may obtain certificates under its name."""
-        return self.standing is Standing.ACCEPTED and self.key == key
+        return self.standing is MembershipStatus.ACCEPTED and self.key == key
 
     def _after_all_certificates(self, now: datetime) -> datetime:
         """The current time; or later, because after a re-acceptance certificates start at the next

@@ -76,7 +76,7 @@ class Cluster(Record, frozen=True):
     def is_stale(self, now: datetime) -> bool:
         return now >= self.valid_until
 
-    def offers_the_same_as(self, before: Cluster) -> bool:
+    def has_same_offer(self, before: Cluster) -> bool:
         """Whether nothing relevant to placement changed; most advertisements are only heartbeats."""
         old, new = before.advertisement, self.advertisement
         return (
@@ -140,7 +140,7 @@ class Reservation(Record, frozen=True):
     target: ClusterId | None = None
     left: tuple[ClusterId, ...] = ()
     """Previous providers, which refused, were drained or became unreachable; never tried again."""
-    earmark: ClusterId | None = None
+    nominated_cluster: ClusterId | None = None
     """While Pending: the cluster nominated for this request, as `nominatedNodeName` in
     kube-scheduler. Requests that rank lower are not placed there, so that smaller requests cannot
     starve it.
@@ -165,7 +165,7 @@ class Reservation(Record, frozen=True):
         return self.request.requester
 
     @property
-    def touched(self) -> set[ClusterId]:
+    def involved_clusters(self) -> set[ClusterId]:
         """The requester and all current and previous providers."""
         touched = {self.requester, *self.left}
         if self.target is not None:

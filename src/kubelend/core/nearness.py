@@ -9,124 +9,124 @@ import numpy as np
 
 from kubelend.core import filters, prices
 from kubelend.core.columns import Floats, Ints, Mask
-from kubelend.core.filters import Purse, Question
+from kubelend.core.filters import BudgetLimit, PlacementQuery
 from kubelend.core.fleet import UNPRICED, Fleet, currency_code
-from kubelend.core.refusals import Refusal
+from kubelend.core.refusals import Rejection
 
-Verdicts = Sequence[tuple[Refusal, Mask]]
+FilterMasks = Sequence[tuple[Rejection, Mask]]
 
-_REQUIRED = ("cpu", "memory")
+_REQUIRED_RESOURCES = ("cpu", "memory")
 """A request needs some of these and may do without all others."""
-_HELPLESS = {
-    Refusal.IS_REQUESTER,
-    Refusal.LEFT_BEFORE,
-    Refusal.REQUESTER_NOT_ALLOWED,
-    Refusal.REQUESTER_DENIED,
-    Refusal.STALE,
-    Refusal.CORDONED,
+_UNFIXABLE = {
+    Rejection.IS_REQUESTER,
+    Rejection.LEFT_BEFORE,
+    Rejection.REQUESTER_NOT_ALLOWED,
+    Rejection.REQUESTER_DENIED,
+    Rejection.STALE,
+    Rejection.CORDONED,
 }
 """Rejections that no change of the request avoids."""
-_STEPS = {
-    Refusal.NOT_PINNED,
-    Refusal.EXCLUDED,
-    Refusal.OUTSIDE_OPENING_HOURS,
-    Refusal.HELD_FOR_WAITER,
+_FIXED_COST_REJECTIONS = {
+    Rejection.NOT_PINNED,
+    Rejection.EXCLUDED,
+    Rejection.OUTSIDE_OPENING_HOURS,
+    Rejection.HELD_FOR_WAITER,
 }
-_STEP = 0.5
-_OTHER_CURRENCY = 1.0
-_BILLION = 1e9
+_FIXED_COST = 0.5
+_OTHER_CURRENCY_COST = 1.0
+_DISTANCE_SCALE = 1e9
 
 
-class Nearness(NamedTuple):
+class Distance(NamedTuple):
     """Distance of each cluster in billionths, for both ways to obtain the amounts."""
 
-    less: Floats
+    reduced: Floats
     """Take what is free now."""
-    later: Floats
+    waiting: Floats
     """Wait for the full amount; infinite if it is already free or never will be."""
 
     @property
-    def distance(self) -> Floats:
-        return np.minimum(self.less, self.later)
+    def nearest(self) -> Floats:
+        return np.minimum(self.reduced, self.waiting)
 
 
-def measure(query: Question, fleet: Fleet, verdicts: Verdicts) -> Nearness:
+def distances(query: PlacementQuery, fleet: Fleet, verdicts: FilterMasks) -> Distance:
     """The distance of each cluster to fitting."""
-    rest = _rest(query, fleet)
-    given_up = _given_up(query, fleet, rest)
-    less = _steps(query, fleet, verdicts)
-    later = less + _STEP
+    rest = _obtainable(query, fleet)
+    given_up = _missing_share(query, fleet, rest)
+    less = _fixed_costs(query, fleet, verdicts)
+    later = less + _FIXED_COST
     later[(given_up == 0) | ~_fits_empty(query, fleet)] = np.inf
     less += given_up
-    if query.request.constraints.max_price is not None or query.purse is not None:
-        whole = filters.hourly(query.request, fleet)
-        less += _dearness(query, fleet, whole, _costs(fleet, rest))
-        later += _dearness(query, fleet, whole, whole)
-    return Nearness(np.rint(less * _BILLION), np.rint(later * _BILLION))
+    if query.request.constraints.max_price is not None or query.budget is not None:
+        whole = filters.hourly_costs(query.request, fleet)
+        less += _excess_share(query, fleet, whole, _obtainable_costs(fleet, rest))
+        later += _excess_share(query, fleet, whole, whole)
+    return Distance(np.rint(less * _DISTANCE_SCALE), np.rint(later * _DISTANCE_SCALE))
 
 
-def left(query: Question, fleet: Fleet, name: str) -> Ints | None:
+def lendable_now(query: PlacementQuery, fleet: Fleet, name: str) -> Ints | None:
     """What each cluster would lend to this requester now; None if no cluster offers the resource."""
-    free, share = fleet.free(name), fleet.share_left(name, query.request.requester)
+    free, share = fleet.free(name), fleet.requester_cap_left(name, query.request.requester)
     return free if free is None or share is None else np.minimum(free, np.maximum(share, 0))
 
 
-def is_foreign(purse: Purse, fleet: Fleet) -> Mask:
+def in_other_currency(purse: BudgetLimit, fleet: Fleet) -> Mask:
     """Clusters with prices in another currency than the budget."""
     code = currency_code(purse.currency)
     foreign: Mask = (fleet.currency != code) & (fleet.currency != UNPRICED)
     return foreign
 
 
-def _steps(query: Question, fleet: Fleet, verdicts: Verdicts) -> Floats:
+def _fixed_costs(query: PlacementQuery, fleet: Fleet, verdicts: FilterMasks) -> Floats:
     """The distance from changes without an amount."""
     size = np.zeros(len(fleet), np.float64)
     for rejection, mask in verdicts:
-        if rejection in _HELPLESS:
+        if rejection in _UNFIXABLE:
             size[~mask] = np.inf
-        elif rejection in _STEPS:
-            size[~mask] += _STEP
+        elif rejection in _FIXED_COST_REJECTIONS:
+            size[~mask] += _FIXED_COST
     for key, value in query.request.constraints.labels.items():
-        size[~fleet.with_label(key, value)] += _STEP
-    if query.purse is not None:
-        size[is_foreign(query.purse, fleet)] = np.inf
+        size[~fleet.with_label(key, value)] += _FIXED_COST
+    if query.budget is not None:
+        size[in_other_currency(query.budget, fleet)] = np.inf
     return size
 
 
-def _rest(query: Question, fleet: Fleet) -> dict[str, Ints]:
+def _obtainable(query: PlacementQuery, fleet: Fleet) -> dict[str, Ints]:
     """The obtainable part of the request on each cluster, by resource."""
     rest = {}
     for name, wanted in query.request.resources.items():
-        has = left(query, fleet, name)
+        has = lendable_now(query, fleet, name)
         none = np.zeros(len(fleet), np.int64)
         rest[name] = none if has is None else np.minimum(has, wanted)
     return rest
 
 
-def _given_up(query: Question, fleet: Fleet, rest: dict[str, Ints]) -> Floats:
+def _missing_share(query: PlacementQuery, fleet: Fleet, rest: dict[str, Ints]) -> Floats:
     """The sum of the missing shares; infinite where the rest is not a valid request."""
     size, nothing = np.zeros(len(fleet), np.float64), np.ones(len(fleet), np.bool_)
     for name, has in rest.items():
         wanted = query.request.resources.amount(name)
         size += (wanted - has) / wanted
         nothing &= has == 0
-        if name in _REQUIRED:
+        if name in _REQUIRED_RESOURCES:
             size[has == 0] = np.inf
     size[nothing] = np.inf
     return size
 
 
-def _fits_empty(query: Question, fleet: Fleet) -> Mask:
+def _fits_empty(query: PlacementQuery, fleet: Fleet) -> Mask:
     """Clusters where the full request would fit if nothing were reserved."""
     fits = np.ones(len(fleet), np.bool_)
     for name, wanted in query.request.resources.items():
-        ceiling, bound = fleet.ceiling(name), fleet.bound(name)
+        ceiling, bound = fleet.ceiling(name), fleet.limit_column(name)
         fits &= ceiling is not None and ceiling >= wanted
-        fits &= bound is None or bound.share[: len(fleet)] >= wanted
+        fits &= bound is None or bound.requester_cap[: len(fleet)] >= wanted
     return fits
 
 
-def _costs(fleet: Fleet, amounts: dict[str, Ints]) -> Floats:
+def _obtainable_costs(fleet: Fleet, amounts: dict[str, Ints]) -> Floats:
     """Hourly cost of the obtainable amounts, as `filters.hourly_costs`."""
     costs = np.zeros(len(fleet), np.float64)
     for name, rates in zip(("cpu", "memory", "gpu", "storage"), fleet.rates, strict=True):
@@ -135,20 +135,20 @@ def _costs(fleet: Fleet, amounts: dict[str, Ints]) -> Floats:
     return costs
 
 
-def _dearness(query: Question, fleet: Fleet, whole: Floats, costs: Floats) -> Floats:
+def _excess_share(query: PlacementQuery, fleet: Fleet, whole: Floats, costs: Floats) -> Floats:
     """The share of the `whole` price by which these costs exceed what may be paid."""
     size, request = np.zeros(len(fleet), np.float64), query.request
     maximum = request.constraints.max_price
     if maximum is not None:
-        comparable = filters.in_its_currency(request, fleet)
+        comparable = filters.in_request_currency(request, fleet)
         size += np.where(comparable, _excess(costs, maximum, whole), 0)
-        size[~comparable & (fleet.currency != UNPRICED)] += _OTHER_CURRENCY
-        size[(size > 0) & (costs >= prices.CEILING)] = np.inf
-    if query.purse is not None:
-        size += _excess(costs, query.purse.most, whole)
+        size[~comparable & (fleet.currency != UNPRICED)] += _OTHER_CURRENCY_COST
+        size[(size > 0) & (costs >= prices.MAX_UNIT_PRICE)] = np.inf
+    if query.budget is not None:
+        size += _excess(costs, query.budget.max_hourly_price, whole)
     return size
 
 
 def _excess(costs: Floats, most: int, whole: Floats) -> Floats:
-    above = np.where(costs > prices.limit(most), costs - most / prices.BILLIONTHS, 0)
+    above = np.where(costs > prices.max_price_limit(most), costs - most / prices.BILLIONTHS, 0)
     return np.divide(above, whole, out=np.zeros_like(whole), where=whole > 0)

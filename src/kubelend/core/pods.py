@@ -9,7 +9,7 @@ import msgspec
 from kubelend.core.resources import NOTHING, Resources
 
 
-class Guest(NamedTuple):
+class OffloadedFrom(NamedTuple):
     """The origin of a pod that another cluster offloaded here."""
 
     origin: str
@@ -28,4 +28,4 @@ class Pod(msgspec.Struct, frozen=True, gc=False):
     requests: Resources = NOTHING
     """Effective requests by the scheduler's rules."""
     is_finished: bool = False
-    guest: Guest | None = None
+    offloaded_from: OffloadedFrom | None = None

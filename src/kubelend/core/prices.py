@@ -14,18 +14,18 @@ from functools import lru_cache
 import msgspec
 
 from kubelend.core.errors import InvalidInput
-from kubelend.core.quantities import REMEMBERED
+from kubelend.core.quantities import PARSE_CACHE_SIZE
 from kubelend.core.resources import Resources
 
 BILLIONTHS = 10**9
 DEFAULT_CURRENCY = "USD"
 """Currency of a price or maximum price that names none."""
-CEILING = 10**9
+MAX_UNIT_PRICE = 10**9
 """Highest price per unit and hour. Anything above is a typing error; floats are exact enough below it.
 """
 
 _TOLERANCE = 1 + 1e-12
-_LONGEST = 20
+_MAX_LENGTH = 20
 
 _DECIMAL = re.compile(r"(\d{1,10})(?:\.(\d{1,9}))?", re.ASCII)
 _CURRENCY = re.compile(r"[A-Za-z]{3,8}", re.ASCII)
@@ -49,7 +49,7 @@ class Prices(msgspec.Struct, frozen=True, omit_defaults=True):
             self.storage / BILLIONTHS / 10**9,
         )
 
-    def agreed(self, amounts: Resources) -> int:
+    def hourly_cost(self, amounts: Resources) -> int:
         """Cost per hour in billionths, as agreed at placement."""
         billionths = (
             amounts.cpu * self.cpu * 10**6
@@ -60,9 +60,9 @@ class Prices(msgspec.Struct, frozen=True, omit_defaults=True):
         return (billionths + 5 * 10**8) // 10**9
 
 
-def parse(text: str, where: str) -> int:
+def parse_price(text: str, where: str) -> int:
     """Parses a decimal text into billionths: `0.05` is 50,000,000."""
-    billionths = _billionths(text) if len(text) <= _LONGEST else None
+    billionths = _billionths(text) if len(text) <= _MAX_LENGTH else None
     if billionths is None:
         raise InvalidInput(
             f"{where}: {text[:24]!r} is not a price",
@@ -71,20 +71,20 @@ def parse(text: str, where: str) -> int:
     return billionths
 
 
-@lru_cache(maxsize=REMEMBERED)
+@lru_cache(maxsize=PARSE_CACHE_SIZE)
 def _billionths(text: str) -> int | None:
     match = _DECIMAL.fullmatch(text)
-    if match is None or int(match[1]) >= CEILING:
+    if match is None or int(match[1]) >= MAX_UNIT_PRICE:
         return None
     return int(match[1]) * BILLIONTHS + int((match[2] or "").ljust(9, "0"))
 
 
-def limit(billionths: int) -> float:
+def max_price_limit(billionths: int) -> float:
     """The highest float cost that is within a maximum price; tolerates rounding errors."""
     return billionths / BILLIONTHS * _TOLERANCE
 
 
-def text(billionths: int) -> str:
+def format_price(billionths: int) -> str:
     """The shortest decimal text of a price: 50,000,000 is `0.05`."""
     whole, fraction = divmod(billionths, BILLIONTHS)
     return f"{whole}.{fraction:09d}".rstrip("0").rstrip(".")

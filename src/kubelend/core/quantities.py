@@ -24,17 +24,17 @@ import msgspec
 
 from kubelend.core import errors
 
-LARGEST: Final = 2**63 - 1
+MAX_AMOUNT: Final = 2**63 - 1
 """The largest magnitude of any amount: what Kubernetes, SQLite and numpy can all hold."""
 
-MAX_LENGTH: Final = 64
+MAX_QUANTITY_TEXT_LENGTH: Final = 64
 """Longer texts are rejected without parsing. The longest canonical text has 30 characters."""
 
 MAX_EXPONENT: Final = 64
 """Larger absolute exponents are rejected before any power is computed."""
 
 
-REMEMBERED: Final = 2**12
+PARSE_CACHE_SIZE: Final = 2**12
 """Size of conversion caches: a large fleet sends the same texts all the time."""
 
 
@@ -94,7 +94,7 @@ class Quantity(msgspec.Struct, frozen=True):
         return _decimal_text(coefficient, exponent, self.format)
 
 
-def plain_amount(text: str, places: int) -> int | None:
+def parse_plain_amount(text: str, places: int) -> int | None:
     """Fast path of `parse` for common texts, in units of `10**-places`.
 
     Returns None for any other text, valid or not. A large fleet sends more distinct texts than the
@@ -107,10 +107,10 @@ def plain_amount(text: str, places: int) -> int | None:
     if factor is None or not digits.isdigit() or not digits.isascii() or len(digits) > 15:
         return None
     amount = int(digits) * factor
-    return amount if amount <= LARGEST else None
+    return amount if amount <= MAX_AMOUNT else None
 
 
-def plain_text(amount: int, places: int, format: Format) -> str | None:
+def format_plain_amount(amount: int, places: int, format: Format) -> str | None:
     """Fast path of formatting: the canonical text of `amount` units of `10**-places`, or None."""
     if amount <= 0 or format is Format.DECIMAL_EXPONENT:
         return None if amount else "0"
@@ -171,14 +171,16 @@ _TEXT: Final = re.compile(
     r"(?:[eE](?P<exponent>[+-]?+[0-9]++)|(?P<suffix>[^0-9.+-]*+))",
     re.ASCII,
 )
-_KNOWN: Final = " ".join(filter(None, (*_DECIMAL_SUFFIXES, *_BINARY_SUFFIXES)))
-_HINT: Final = f"write a number, alone or with one of {_KNOWN}, for example 1.5, 500m or 256Mi"
+_KNOWN_SUFFIXES: Final = " ".join(filter(None, (*_DECIMAL_SUFFIXES, *_BINARY_SUFFIXES)))
+_HINT: Final = (
+    f"write a number, alone or with one of {_KNOWN_SUFFIXES}, for example 1.5, 500m or 256Mi"
+)
 
 
-@functools.lru_cache(maxsize=REMEMBERED)
+@functools.lru_cache(maxsize=PARSE_CACHE_SIZE)
 def _parse(text: str) -> Quantity:
-    if len(text) > MAX_LENGTH:
-        raise _invalid(text, f"has {len(text)} characters, more than {MAX_LENGTH}")
+    if len(text) > MAX_QUANTITY_TEXT_LENGTH:
+        raise _invalid(text, f"has {len(text)} characters, more than {MAX_QUANTITY_TEXT_LENGTH}")
     match = _TEXT.fullmatch(text)
     if match is None:
         raise _invalid(text, "is not a quantity")
@@ -186,8 +188,8 @@ def _parse(text: str) -> Quantity:
     sign, whole, fraction = match.group("sign", "whole", "fraction")
     coefficient = int(f"{sign}{whole}{fraction}") * suffix.factor
     exponent = suffix.exponent - len(fraction)
-    if _ceiling(abs(coefficient), exponent) > LARGEST:
-        raise _invalid(text, f"is out of range: its magnitude is over {LARGEST} (2^63-1)")
+    if _ceiling(abs(coefficient), exponent) > MAX_AMOUNT:
+        raise _invalid(text, f"is out of range: its magnitude is over {MAX_AMOUNT} (2^63-1)")
     return Quantity(*_without_trailing_zeros(coefficient, exponent), suffix.format)
 
 

@@ -9,13 +9,13 @@ from kubelend.core.lifecycle import Phase
 from kubelend.core.models import ClusterId, Reservation, ReservationId
 
 
-class Queue:
+class WaitQueue:
     """Waiting requests, and the clusters nominated for them."""
 
     def __init__(self, reservations: Mapping[ReservationId, Reservation]) -> None:
         self._reservations = reservations
         self._waiting: dict[ReservationId, None] = {}
-        self._earmarked: dict[ClusterId, ReservationId] = {}
+        self._nominated: dict[ClusterId, ReservationId] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -25,9 +25,9 @@ class Queue:
         waiters = [self._reservations[found] for found in self._waiting]
         return sorted(waiters, key=lambda waiter: (-waiter.request.priority, waiter.ticket))
 
-    def earmarked(self, cluster: ClusterId) -> Reservation | None:
+    def nominated_waiter(self, cluster: ClusterId) -> Reservation | None:
         """The waiting request for which a cluster is nominated."""
-        found = self._earmarked.get(cluster)
+        found = self._nominated.get(cluster)
         return None if found is None else self._reservations[found]
 
     def put(self, before: Reservation | None, after: Reservation, fleet: Fleet) -> ClusterId | None:
@@ -36,19 +36,19 @@ class Queue:
             self._waiting[after.id] = None
         else:
             self._waiting.pop(after.id, None)
-        had = None if before is None else before.earmark
-        if had == after.earmark:
+        had = None if before is None else before.nominated_cluster
+        if had == after.nominated_cluster:
             return None
-        if had is not None and self._earmarked.get(had) == after.id:
-            del self._earmarked[had]
-            fleet.set_earmark(had, None)
+        if had is not None and self._nominated.get(had) == after.id:
+            del self._nominated[had]
+            fleet.set_nomination(had, None)
         else:
             had = None  # a request of higher rank has taken over the nomination
-        if after.earmark is not None:
-            self._earmarked[after.earmark] = after.id
-            fleet.set_earmark(after.earmark, (after.request.priority, after.ticket))
+        if after.nominated_cluster is not None:
+            self._nominated[after.nominated_cluster] = after.id
+            fleet.set_nomination(after.nominated_cluster, (after.request.priority, after.ticket))
         return had
 
-    def drop(self, cluster: ClusterId) -> None:
+    def remove_cluster(self, cluster: ClusterId) -> None:
         """Removes the nomination of a deleted cluster."""
-        self._earmarked.pop(cluster, None)
+        self._nominated.pop(cluster, None)

@@ -13,119 +13,119 @@ from datetime import datetime
 from msgspec.structs import replace
 
 from kubelend.core import prices, resources
-from kubelend.core.accounts import Account
+from kubelend.core.accounts import QuotaUsage
 from kubelend.core.errors import QuotaExceeded
-from kubelend.core.filters import Purse, Question
-from kubelend.core.instants import micros
+from kubelend.core.filters import BudgetLimit, PlacementQuery
+from kubelend.core.instants import to_micros
 from kubelend.core.ledger import Ledger
 from kubelend.core.lifecycle import Phase
 from kubelend.core.models import Request, Reservation
-from kubelend.core.spending import Span
+from kubelend.core.spending import CostInterval
 
 
-def admit(ledger: Ledger, request: Request, now: datetime) -> Question:
+def admit_request(ledger: Ledger, request: Request, now: datetime) -> PlacementQuery:
     """The placement query of a new request; raises `QuotaExceeded` if its amounts or count exceed
     the quota.
     """
-    account = ledger.accounts.by_requester.get(request.requester)
+    account = ledger.quota_usages.by_requester.get(request.requester)
     if account is None:
-        return Question(request, now)
-    for excess in _excesses(account, request):
+        return PlacementQuery(request, now)
+    for excess in _violations(account, request):
         raise excess
-    return question(ledger, request, now)
+    return query_for_request(ledger, request, now)
 
 
-def question(ledger: Ledger, request: Request, now: datetime) -> Question:
+def query_for_request(ledger: Ledger, request: Request, now: datetime) -> PlacementQuery:
     """The placement query of a request, without checking amounts and count."""
-    account = ledger.accounts.get(request.requester)
+    account = ledger.quota_usages.get(request.requester)
     if account is None:
-        return Question(request, now)
-    return Question(request, now, purse=_purse(account, now, now + request.duration))
+        return PlacementQuery(request, now)
+    return PlacementQuery(request, now, budget=_budget_limit(account, now, now + request.duration))
 
 
-def question_of(ledger: Ledger, found: Reservation, now: datetime) -> Question:
+def query_for_reservation(ledger: Ledger, found: Reservation, now: datetime) -> PlacementQuery:
     """The placement query of an existing reservation, with its rank in the queue and without its
     previous providers.
     """
     left = found.left if found.target is None else (*found.left, found.target)
-    asked = Question(found.request, now, found.ticket, left)
-    account = ledger.accounts.get(found.requester)
+    asked = PlacementQuery(found.request, now, found.ticket, left)
+    account = ledger.quota_usages.get(found.requester)
     if account is None:
         return asked
     until, costs = now + found.request.duration, None
     if found.is_live and found.expires_at is not None:
-        until, costs = found.expires_at, _from(now, account.running(found))
-    return replace(asked, purse=_purse(account, now, until, costs))
+        until, costs = found.expires_at, _remaining_interval(now, account.current_interval(found))
+    return replace(asked, budget=_budget_limit(account, now, until, costs))
 
 
-def excesses(
+def quota_violations(
     ledger: Ledger, request: Request, asked: Reservation | None = None
 ) -> tuple[QuotaExceeded, ...]:
     """All errors that a request would raise because of its requester's quota.
 
     `asked` is the reservation of this request: while it waits, it does not count against itself.
     """
-    account = ledger.accounts.get(request.requester)
+    account = ledger.quota_usages.get(request.requester)
     if account is None:
         return ()
     if asked is not None and asked.phase is Phase.PENDING:
         account = account.copy()
         account.remove(asked)
-    return tuple(_excesses(account, request))
+    return tuple(_violations(account, request))
 
 
-def blocks(ledger: Ledger, waiter: Reservation) -> bool:
+def blocked_by_quota(ledger: Ledger, waiter: Reservation) -> bool:
     """Whether a waiting request exceeds a quota that was lowered after it was accepted."""
-    account = ledger.accounts.get(waiter.requester)
+    account = ledger.quota_usages.get(waiter.requester)
     if account is None:
         return False
     most = account.quota.reservations
     held = account.held + waiter.request.resources
-    return (most is not None and account.holds >= most) or any(
+    return (most is not None and account.held_count >= most) or any(
         held.amount(name) > cap
         for name, cap in account.quota.amounts.items()
         if waiter.request.resources.amount(name)
     )
 
 
-def check_renewal(ledger: Ledger, found: Reservation, until: datetime) -> None:
+def check_renewal_budget(ledger: Ledger, found: Reservation, until: datetime) -> None:
     """Raises `QuotaExceeded` if the requester's budget does not cover the renewal."""
-    account = ledger.accounts.get(found.requester)
+    account = ledger.quota_usages.get(found.requester)
     if account is None or account.quota.budget is None or not found.hourly:
         return
-    currency, budget = account.quota.currency, prices.text(account.quota.budget)
+    currency, budget = account.quota.currency, prices.format_price(account.quota.budget)
     if found.currency != currency:
         raise QuotaExceeded(
             f"{found.id} costs {found.currency}, but {found.requester} has a budget in {currency} only",
             hint="borrow from a cluster that charges in that currency",
         )
-    most = account.most(found.expires_at or until, until)
+    most = account.max_hourly_price(found.expires_at or until, until)
     if most is not None and found.hourly > most:
         raise QuotaExceeded(
             f"the budget of {found.requester}, {budget} {currency} a day, leaves"
-            f" {prices.text(most)} per hour, but {found.id} costs {prices.text(found.hourly)}",
+            f" {prices.format_price(most)} per hour, but {found.id} costs {prices.format_price(found.hourly)}",
             hint="renew it for a shorter time, or release other reservations",
         )
 
 
-def _purse(
-    account: Account, since: datetime, until: datetime, without: Span | None = None
-) -> Purse | None:
-    most = account.most(since, until, without)
-    return None if most is None else Purse(most, account.quota.currency)
+def _budget_limit(
+    account: QuotaUsage, since: datetime, until: datetime, without: CostInterval | None = None
+) -> BudgetLimit | None:
+    most = account.max_hourly_price(since, until, without)
+    return None if most is None else BudgetLimit(most, account.quota.currency)
 
 
-def _from(now: datetime, span: Span | None) -> Span | None:
+def _remaining_interval(now: datetime, span: CostInterval | None) -> CostInterval | None:
     """The part of the interval after `now`."""
-    return None if span is None else span._replace(since=max(span.since, micros(now)))
+    return None if span is None else span._replace(since=max(span.since, to_micros(now)))
 
 
-def _excesses(account: Account, request: Request) -> Iterator[QuotaExceeded]:
+def _violations(account: QuotaUsage, request: Request) -> Iterator[QuotaExceeded]:
     """One error with a hint for each limit that the request would exceed."""
     who, most = request.requester, account.quota.reservations
-    if most is not None and account.holds + account.waits >= most:
+    if most is not None and account.held_count + account.pending_count >= most:
         yield QuotaExceeded(
-            f"{who} has {account.holds + account.waits} of {most} reservations,"
+            f"{who} has {account.held_count + account.pending_count} of {most} reservations,"
             " and one more would exceed its quota",
             hint="release a reservation, or wait until one ends",
         )
@@ -133,26 +133,30 @@ def _excesses(account: Account, request: Request) -> Iterator[QuotaExceeded]:
         cap = account.quota.amounts.get(name)
         if cap is None:
             continue
-        has = account.held.amount(name) + account.awaited.amount(name)
+        has = account.held.amount(name) + account.pending.amount(name)
         if has + wanted > cap:
-            less = _less(name, wanted, has + wanted - cap)
-            yield QuotaExceeded(_too_much(account, who, name, wanted), hint=less)
+            less = _reduction_hint(name, wanted, has + wanted - cap)
+            yield QuotaExceeded(_exceeded_message(account, who, name, wanted), hint=less)
 
 
-def _too_much(account: Account, who: str, name: str, wanted: int) -> str:
+def _exceeded_message(account: QuotaUsage, who: str, name: str, wanted: int) -> str:
     held, awaited, cap, more = (
-        resources.text(name, amount)
+        resources.format_amount(name, amount)
         for amount in (
             account.held.amount(name),
-            account.awaited.amount(name),
+            account.pending.amount(name),
             account.quota.amounts[name],
             wanted,
         )
     )
-    waits = f" and waits for {awaited}" if account.awaited.amount(name) else ""
+    waits = f" and waits for {awaited}" if account.pending.amount(name) else ""
     return f"{who} holds {held}{waits} of {cap} {name}, and {more} more would exceed its quota"
 
 
-def _less(name: str, wanted: int, excess: int) -> str:
+def _reduction_hint(name: str, wanted: int, excess: int) -> str:
     release = "release some of it, or wait until reservations end"
-    return f"request {resources.text(name, excess)} {name} less" if excess < wanted else release
+    return (
+        f"request {resources.format_amount(name, excess)} {name} less"
+        if excess < wanted
+        else release
+    )

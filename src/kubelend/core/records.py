@@ -14,7 +14,7 @@ from kubelend.core.members import Member, Token
 from kubelend.core.models import Cluster, Reservation
 
 
-class Records(NamedTuple):
+class WorkingSet(NamedTuple):
     """All live records of a store, from which a ledger is restored; without archived reservations
     and the audit log.
     """
@@ -26,20 +26,22 @@ class Records(NamedTuple):
     tokens: Sequence[Token] = ()
     limits: Sequence[Limits] = ()
 
-    def in_order(self) -> list[Reservation]:
+    def reservations_by_age(self) -> list[Reservation]:
         """The reservations, oldest first, without nominations of clusters that no longer exist.
 
         A cluster may have been deleted while no broker was running; its waiter is nominated again.
         """
         offered_or_none = {None, *(cluster.id for cluster in self.clusters)}
         known = (
-            found if found.earmark in offered_or_none else replace(found, earmark=None)
+            found
+            if found.nominated_cluster in offered_or_none
+            else replace(found, nominated_cluster=None)
             for found in self.reservations
         )
         return sorted(known, key=attrgetter("ticket"))
 
 
-class News(NamedTuple):
+class CommittedChanges(NamedTuple):
     """The changes of one commit, for a replica that has applied all earlier ones."""
 
     changes: Sequence[Change]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 
-class Refusal(StrEnum):
+class Rejection(StrEnum):
     """Why one cluster was rejected. The values are API."""
 
     IS_REQUESTER = "IsRequester"  # a cluster does not borrow from itself
@@ -34,9 +34,9 @@ class Refusal(StrEnum):
     HELD_FOR_WAITER = "HeldForWaiter"  # nominated for a waiting request of higher rank
 
 
-INSUFFICIENT = {
-    "cpu": Refusal.INSUFFICIENT_CPU,
-    "memory": Refusal.INSUFFICIENT_MEMORY,
-    "gpu": Refusal.INSUFFICIENT_GPU,
-    "storage": Refusal.INSUFFICIENT_STORAGE,
+INSUFFICIENT_BY_RESOURCE = {
+    "cpu": Rejection.INSUFFICIENT_CPU,
+    "memory": Rejection.INSUFFICIENT_MEMORY,
+    "gpu": Rejection.INSUFFICIENT_GPU,
+    "storage": Rejection.INSUFFICIENT_STORAGE,
 }

@@ -13,18 +13,18 @@ from msgspec.structs import replace
 from kubelend.core.errors import NotFound, Revoked
 from kubelend.core.events import (
     Change,
-    Erased,
     MemberChanged,
     MemberRemoved,
     MembershipEvent,
+    RecordDeleted,
     TokenChanged,
     TokenRemoved,
 )
-from kubelend.core.members import Member, MemberId, Standing, Token, TokenId, member_id
+from kubelend.core.members import Member, MemberId, MembershipStatus, Token, TokenId, member_id
 from kubelend.core.roles import Role
 
 
-class Registry:
+class MemberIndex:
     """Members and tokens by ID."""
 
     def __init__(self, members: Iterable[Member] = (), tokens: Iterable[Token] = ()) -> None:
@@ -45,12 +45,12 @@ class Registry:
             raise NotFound(f"no {role} {name!r} has joined", hint="see `kubelend get members`")
         return found
 
-    def check(self, role: Role, name: str, not_before: datetime) -> None:
+    def check_not_revoked(self, role: Role, name: str, not_before: datetime) -> None:
         """Raises `Revoked` for a certificate of a revoked member, or one issued before the revocation."""
         found = self._members.get(member_id(role, name))
         if found is None or found.revoked_at is None:
             return
-        if found.standing is Standing.REVOKED or not_before < found.revoked_at:
+        if found.standing is MembershipStatus.REVOKED or not_before < found.revoked_at:
             raise Revoked(
                 f"the certificate of {role} {name} was revoked at {found.revoked_at:%Y-%m-%dT%H:%M:%SZ}",
                 hint="join again with a token from an administrator",
@@ -64,29 +64,29 @@ class Registry:
                 return member
             case MemberRemoved():
                 del self._members[event.member]
-                return Erased("member", event.member)
+                return RecordDeleted("member", event.member)
             case TokenChanged():
                 token = replace(event.token, revision=revision)
                 self._tokens[token.id] = token
                 return token
             case TokenRemoved():
                 del self._tokens[event.token]
-                return Erased("token", event.token)
+                return RecordDeleted("token", event.token)
         raise TypeError(f"not a membership event: {type(event).__name__}")
 
-    def adopt(self, change: Member | Token | Erased) -> None:
+    def apply_change(self, change: Member | Token | RecordDeleted) -> None:
         """Applies a replicated change."""
         match change:
             case Member():
                 self._members[change.id] = change
             case Token():
                 self._tokens[change.id] = change
-            case Erased(kind="member"):
+            case RecordDeleted(kind="member"):
                 self._members.pop(MemberId(change.id), None)
-            case Erased():
+            case RecordDeleted():
                 self._tokens.pop(TokenId(change.id), None)
 
-    def before(self, event: MembershipEvent) -> Member | Token | None:
+    def record_before(self, event: MembershipEvent) -> Member | Token | None:
         """The record that the event will change; None if it is new."""
         match event:
             case MemberChanged():

@@ -20,48 +20,48 @@ from collections.abc import Iterable
 from typing import Final
 
 from kubelend.core import errors
-from kubelend.core.excerpts import Excerpt
-from kubelend.core.pods import Guest, Pod
-from kubelend.core.quantities import LARGEST, REMEMBERED, Quantity
+from kubelend.core.excerpts import PartialObject
+from kubelend.core.pods import OffloadedFrom, Pod
+from kubelend.core.quantities import MAX_AMOUNT, PARSE_CACHE_SIZE, Quantity
 from kubelend.core.resources import NOTHING, Resources
 
-Texts = dict[str, str]
+QuantityTexts = dict[str, str]
 """Kubernetes quantities by resource name."""
 
 
-class Requirements(Excerpt, frozen=True, gc=False):
-    requests: Texts = {}
+class Requirements(PartialObject, frozen=True, gc=False):
+    requests: QuantityTexts = {}
 
 
-class Container(Excerpt, frozen=True, gc=False):
+class Container(PartialObject, frozen=True, gc=False):
     name: str = ""
     restart_policy: str = ""
     """For an init container: "Always" makes it a sidecar."""
     resources: Requirements = Requirements()
 
 
-class PodSpec(Excerpt, frozen=True, gc=False):
+class PodSpec(PartialObject, frozen=True, gc=False):
     node_name: str = ""
     containers: tuple[Container, ...] = ()
     init_containers: tuple[Container, ...] = ()
-    overhead: Texts = {}
+    overhead: QuantityTexts = {}
     resources: Requirements = Requirements()
 
 
-class ContainerStatus(Excerpt, frozen=True, gc=False):
+class ContainerStatus(PartialObject, frozen=True, gc=False):
     name: str = ""
     resources: Requirements | None = None
     """Resources the container runs with; None if the node has not reported them."""
-    allocated_resources: Texts = {}
+    allocated_resources: QuantityTexts = {}
     """Resources the node has allocated to the container."""
 
 
-class PodCondition(Excerpt, frozen=True, gc=False):
+class PodCondition(PartialObject, frozen=True, gc=False):
     type: str = ""
     reason: str = ""
 
 
-class PodStatus(Excerpt, frozen=True, gc=False):
+class PodStatus(PartialObject, frozen=True, gc=False):
     phase: str = ""
     resize: str = ""
     """Until 1.32; replaced by the condition `PodResizePending`."""
@@ -71,17 +71,17 @@ class PodStatus(Excerpt, frozen=True, gc=False):
     resources: Requirements = Requirements()
     """As in `ContainerStatus`, for the pod as a whole including overhead; likewise the next field.
     """
-    allocated_resources: Texts = {}
+    allocated_resources: QuantityTexts = {}
 
 
-class PodMetadata(Excerpt, frozen=True, gc=False):
+class PodMetadata(PartialObject, frozen=True, gc=False):
     uid: str
     name: str
     namespace: str = ""
-    labels: Texts = {}
+    labels: QuantityTexts = {}
 
 
-class KubernetesPod(Excerpt, frozen=True, gc=False):
+class KubernetesPod(PartialObject, frozen=True, gc=False):
     """The fields of a Kubernetes Pod that are decoded."""
 
     metadata: PodMetadata
@@ -89,19 +89,19 @@ class KubernetesPod(Excerpt, frozen=True, gc=False):
     status: PodStatus = PodStatus()
 
 
-def pod_of(found: KubernetesPod) -> Pod:
+def project_pod(found: KubernetesPod) -> Pod:
     """Projects a Pod; raises `InvalidInput` as `effective_requests`."""
     is_finished = found.status.phase in ("Succeeded", "Failed")
     return Pod(
         id=found.metadata.uid,
         node=sys.intern(found.spec.node_name),
-        requests=NOTHING if is_finished else requests_of(found),
+        requests=NOTHING if is_finished else effective_requests(found),
         is_finished=is_finished,
-        guest=_guest_of(found.metadata.labels),
+        offloaded_from=_offloaded_from(found.metadata.labels),
     )
 
 
-def requests_of(found: KubernetesPod) -> Resources:
+def effective_requests(found: KubernetesPod) -> Resources:
     """Effective requests of a pod, scheduled or not.
 
     `InvalidInput` names the pod and the resource whose quantity is invalid or out of range. The API
@@ -109,10 +109,12 @@ def requests_of(found: KubernetesPod) -> Resources:
     should be logged.
     """
     try:
-        total = _of_containers(found)
-        total.update(_of_pod(found))
-        _add(total, _nanos(found.spec.overhead))
-        return _shared(tuple(sorted((name, _rounded(name, n)) for name, n in total.items() if n)))
+        total = _containers_requests(found)
+        total.update(_pod_level_requests(found))
+        _add_to(total, _parse_nanos(found.spec.overhead))
+        return _cached_resources(
+            tuple(sorted((name, _round_up(name, n)) for name, n in total.items() if n))
+        )
     except errors.InvalidInput as problem:
         whose = f"pod {found.metadata.namespace}/{found.metadata.name}"
         raise type(problem)(f"{whose}: {problem.message}", hint=problem.hint) from None
@@ -121,12 +123,12 @@ def requests_of(found: KubernetesPod) -> Resources:
 Nanos = dict[str, int]
 """Billionths of a core, byte or device by resource name."""
 
-_OURS: Final = {"ephemeral-storage": "storage"}
-_MANAGED_BY, _SHADOW = "liqo.io/managed-by", "shadowpod"
+_RESOURCE_NAMES: Final = {"ephemeral-storage": "storage"}
+_MANAGED_BY, _SHADOW_POD = "liqo.io/managed-by", "shadowpod"
 _ORIGIN, _VIRTUAL_NODE = "offloading.liqo.io/origin", "offloading.liqo.io/nodename"
 
 
-def _of_containers(found: KubernetesPod) -> Nanos:
+def _containers_requests(found: KubernetesPod) -> Nanos:
     """Init containers run in sequence, each beside the sidecars started before it; then the
     containers run beside all sidecars. The effective request is the maximum over time.
     """
@@ -136,18 +138,20 @@ def _of_containers(found: KubernetesPod) -> Nanos:
     most: Nanos = {}
     for container in found.spec.init_containers:
         if container.restart_policy == "Always":
-            _add(running, _of_container(container, known.get(container.name), is_infeasible))
+            _add_to(
+                running, _container_requests(container, known.get(container.name), is_infeasible)
+            )
         else:
-            starting = _nanos(container.resources.requests)
-            _add(starting, running)
-            _raise(most, starting)
+            starting = _parse_nanos(container.resources.requests)
+            _add_to(starting, running)
+            _raise_to(most, starting)
     for container in found.spec.containers:
-        _add(running, _of_container(container, known.get(container.name), is_infeasible))
-    _raise(most, running)
+        _add_to(running, _container_requests(container, known.get(container.name), is_infeasible))
+    _raise_to(most, running)
     return most
 
 
-def _of_container(
+def _container_requests(
     container: Container, status: ContainerStatus | None, is_infeasible: bool
 ) -> Nanos:
     """The largest of requested, actual and allocated resources during a resize.
@@ -156,18 +160,18 @@ def _of_container(
     """
     wanted = container.resources.requests
     if status is None:
-        return _nanos(wanted)
+        return _parse_nanos(wanted)
     if status.resources is None:
-        return _largest((wanted, status.allocated_resources))
+        return _elementwise_max((wanted, status.allocated_resources))
     actual = (status.resources.requests, status.allocated_resources)
-    return _largest(actual if is_infeasible else (wanted, *actual))
+    return _elementwise_max(actual if is_infeasible else (wanted, *actual))
 
 
-def _of_pod(found: KubernetesPod) -> Nanos:
+def _pod_level_requests(found: KubernetesPod) -> Nanos:
     """Pod-level requests, which replace the sum of the containers' requests."""
-    wanted = _nanos(found.spec.resources.requests)
-    actual = _largest((found.status.resources.requests, found.status.allocated_resources))
-    overhead = _nanos(found.spec.overhead)
+    wanted = _parse_nanos(found.spec.resources.requests)
+    actual = _elementwise_max((found.status.resources.requests, found.status.allocated_resources))
+    overhead = _parse_nanos(found.spec.overhead)
     total: Nanos = {}
     for name, amount in wanted.items():
         if name in ("cpu", "memory") or name.startswith("hugepages-"):
@@ -182,63 +186,63 @@ def _is_infeasible(status: PodStatus) -> bool:
     return next(pending, status.resize) == "Infeasible"
 
 
-def _largest(lists: Iterable[Texts]) -> Nanos:
+def _elementwise_max(lists: Iterable[QuantityTexts]) -> Nanos:
     most: Nanos = {}
     for texts in lists:
-        _raise(most, _nanos(texts))
+        _raise_to(most, _parse_nanos(texts))
     return most
 
 
-def _nanos(texts: Texts) -> Nanos:
+def _parse_nanos(texts: QuantityTexts) -> Nanos:
     name = ""
     try:
         amounts: Nanos = {}
         for name, text in texts.items():
-            _add(amounts, {_OURS.get(name, name): _nano(text)})
+            _add_to(amounts, {_RESOURCE_NAMES.get(name, name): _parse_nano(text)})
         return amounts
     except errors.InvalidInput as problem:
         raise type(problem)(f"{name}: {problem.message}", hint=problem.hint) from None
 
 
-@functools.lru_cache(maxsize=REMEMBERED)
-def _nano(text: str) -> int:
+@functools.lru_cache(maxsize=PARSE_CACHE_SIZE)
+def _parse_nano(text: str) -> int:
     amount = Quantity.parse(text).rounded_up(9)
     if amount < 0:
         raise errors.InvalidQuantity(f"{text!r} is negative", hint="write zero or more")
     return amount
 
 
-def _rounded(name: str, nanos: int) -> int:
+def _round_up(name: str, nanos: int) -> int:
     unit = 10**6 if name == "cpu" else 10**9
     amount = -(-nanos // unit)
-    if amount > LARGEST:
+    if amount > MAX_AMOUNT:
         raise errors.InvalidQuantity(f"{name}: is out of range", hint="request less")
     return amount
 
 
-def _add(total: Nanos, more: Nanos) -> None:
+def _add_to(total: Nanos, more: Nanos) -> None:
     for name, amount in more.items():
         total[name] = total.get(name, 0) + amount
 
 
-def _raise(most: Nanos, others: Nanos) -> None:
+def _raise_to(most: Nanos, others: Nanos) -> None:
     for name, amount in others.items():
         most[name] = max(most.get(name, 0), amount)
 
 
 # Pods of one Deployment have equal requests and share one record.
-@functools.lru_cache(maxsize=REMEMBERED)
-def _shared(amounts: tuple[tuple[str, int], ...]) -> Resources:
+@functools.lru_cache(maxsize=PARSE_CACHE_SIZE)
+def _cached_resources(amounts: tuple[tuple[str, int], ...]) -> Resources:
     return Resources.of(dict(amounts))
 
 
-def _guest_of(labels: Texts) -> Guest | None:
+def _offloaded_from(labels: QuantityTexts) -> OffloadedFrom | None:
     """The origin of an offloaded pod, from the labels that Liqo sets."""
-    if labels.get(_MANAGED_BY) != _SHADOW or not labels.get(_ORIGIN):
+    if labels.get(_MANAGED_BY) != _SHADOW_POD or not labels.get(_ORIGIN):
         return None
-    return _guest(labels[_ORIGIN], labels.get(_VIRTUAL_NODE, ""))
+    return _cached_offloaded_from(labels[_ORIGIN], labels.get(_VIRTUAL_NODE, ""))
 
 
-@functools.lru_cache(maxsize=REMEMBERED)
-def _guest(origin: str, virtual_node: str) -> Guest:
-    return Guest(origin, virtual_node)
+@functools.lru_cache(maxsize=PARSE_CACHE_SIZE)
+def _cached_offloaded_from(origin: str, virtual_node: str) -> OffloadedFrom:
+    return OffloadedFrom(origin, virtual_node)

@@ -15,7 +15,13 @@ from typing import Final, NamedTuple
 import msgspec
 
 from kubelend.core import errors
-from kubelend.core.quantities import LARGEST, Format, Quantity, plain_amount, plain_text
+from kubelend.core.quantities import (
+    MAX_AMOUNT,
+    Format,
+    Quantity,
+    format_plain_amount,
+    parse_plain_amount,
+)
 
 
 # gc=False: instances are acyclic, and there are hundreds of thousands of them.
@@ -92,7 +98,7 @@ class Resources(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
             else self.extended,
         )
 
-    def larger(self, other: Resources) -> Resources:
+    def elementwise_max(self, other: Resources) -> Resources:
         """The larger amount of each resource."""
         return self + (other - self).clamped()
 
@@ -126,61 +132,65 @@ class Resources(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     def amount(self, name: str) -> int:
         """Amount of a resource in its unit; zero if absent."""
         name = _ALIASES.get(name, name)
-        named: int = getattr(self, name) if name in _NAMED else self.extended.get(name, 0)
+        named: int = getattr(self, name) if name in _DISPLAY_NAMES else self.extended.get(name, 0)
         return named
 
-    def texts(self) -> dict[str, str]:
+    def quantities(self) -> dict[str, str]:
         """Canonical quantities by name, in the order of `items`.
 
         CPU and memory are always there, because bodies and objects require them.
         """
         amounts = {"cpu": 0, "memory": 0, **dict(self.items())}
-        return {name: text(name, amount) for name, amount in amounts.items()}
+        return {name: format_amount(name, amount) for name, amount in amounts.items()}
 
     def describe(self) -> str:
         """For people: "500m CPU / 256Mi Memory / 2 GPU"."""
         return " / ".join(
-            f"{amount} {_NAMED.get(name, name)}" for name, amount in self.texts().items()
+            f"{amount} {_DISPLAY_NAMES.get(name, name)}"
+            for name, amount in self.quantities().items()
         )
 
 
 NOTHING: Final = Resources()
 
 
-def asked(texts: Mapping[str, str], where: str = "") -> Resources:
+def parse_requested(texts: Mapping[str, str], where: str = "") -> Resources:
     """Parses requested quantities, rounding up. Errors name the field: `<where>.cpu: ...`."""
-    return _vector(_read(texts, _asked_amount, where))
+    return _vector(_parse_amounts(texts, _requested_amount, where))
 
 
-def offered(texts: Mapping[str, str], where: str = "") -> Resources:
+def parse_offered(texts: Mapping[str, str], where: str = "") -> Resources:
     """Parses offered quantities, rounding down. Errors name the field: `<where>.cpu: ...`."""
-    return _vector(_read(texts, _offered_amount, where))
+    return _vector(_parse_amounts(texts, _offered_amount, where))
 
 
-def unrounded(cpu: str, memory: str, gpu: str, storage: str) -> Resources | None:
+def parse_exact(cpu: str, memory: str, gpu: str, storage: str) -> Resources | None:
     """Fast path for common texts that need no rounding; None for any other text. `gpu` and
     `storage` may be empty.
     """
-    cores, bytes_ = plain_amount(cpu, _CORES.places), plain_amount(memory, _BYTES.places)
-    devices = plain_amount(gpu, _DEVICES.places) if gpu else 0
-    disk = plain_amount(storage, _BYTES.places) if storage else 0
+    cores, bytes_ = (
+        parse_plain_amount(cpu, _CORES.places),
+        parse_plain_amount(memory, _BYTES.places),
+    )
+    devices = parse_plain_amount(gpu, _DEVICES.places) if gpu else 0
+    disk = parse_plain_amount(storage, _BYTES.places) if storage else 0
     if cores is None or bytes_ is None or devices is None or disk is None:
         return None
     return Resources(cores, bytes_, devices, disk)
 
 
-def caps(texts: Mapping[str, str], where: str = "") -> dict[str, int]:
+def parse_caps(texts: Mapping[str, str], where: str = "") -> dict[str, int]:
     """Parses caps by resource, rounding down. Zero is kept: it allows none."""
-    return _read(texts, _offered_amount, where)
+    return _parse_amounts(texts, _offered_amount, where)
 
 
-def text(name: str, amount: int) -> str:
+def format_amount(name: str, amount: int) -> str:
     """One amount as a canonical quantity: `text("cpu", 1500)` is "1500m"."""
     unit = _unit(name)
-    return plain_text(amount, *unit) or str(Quantity.of(amount, *unit))
+    return format_plain_amount(amount, *unit) or str(Quantity.of(amount, *unit))
 
 
-_NAMED: Final = {"cpu": "CPU", "memory": "Memory", "gpu": "GPU", "storage": "Storage"}
+_DISPLAY_NAMES: Final = {"cpu": "CPU", "memory": "Memory", "gpu": "GPU", "storage": "Storage"}
 _ALIASES: Final = {"nvidia.com/gpu": "gpu"}
 
 
@@ -208,7 +218,7 @@ _NAME: Final = re.compile(
 )
 
 
-def _read(
+def _parse_amounts(
     texts: Mapping[str, str], amount_of: Callable[[str, str], int], where: str
 ) -> dict[str, int]:
     amounts: dict[str, int] = {}
@@ -220,13 +230,13 @@ def _read(
                 raise errors.InvalidInput("is given twice", hint=f"use only {field}")
             amounts[field] = amount_of(field, quantity)
     except errors.InvalidInput as problem:
-        raise _located(problem, where, name) from None
+        raise _with_field(problem, where, name) from None
     return amounts
 
 
-def _asked_amount(name: str, quantity: str) -> int:
+def _requested_amount(name: str, quantity: str) -> int:
     places = _unit(name).places
-    plain = plain_amount(quantity, places)
+    plain = parse_plain_amount(quantity, places)
     if plain is not None:
         return plain
     return _in_range(_not_negative(quantity).rounded_up(places), quantity)
@@ -234,7 +244,7 @@ def _asked_amount(name: str, quantity: str) -> int:
 
 def _offered_amount(name: str, quantity: str) -> int:
     places = _unit(name).places
-    plain = plain_amount(quantity, places)
+    plain = parse_plain_amount(quantity, places)
     if plain is not None:
         return plain
     return _in_range(_not_negative(quantity).rounded_down(places), quantity)
@@ -248,12 +258,12 @@ def _not_negative(quantity: str) -> Quantity:
 
 
 def _in_range(amount: int, quantity: str) -> int:
-    if amount > LARGEST:
+    if amount > MAX_AMOUNT:
         raise errors.InvalidQuantity(f"{quantity!r} is out of range", hint="write a smaller amount")
     return amount
 
 
-def _located(problem: errors.InvalidInput, where: str, name: str) -> errors.InvalidInput:
+def _with_field(problem: errors.InvalidInput, where: str, name: str) -> errors.InvalidInput:
     shown = name if _NAME.fullmatch(name) else reprlib.repr(name)
     path = f"{where}.{shown}" if where else shown
     return type(problem)(f"{path}: {problem.message}", hint=problem.hint)

@@ -13,11 +13,11 @@ from kubelend.core.errors import NotFound
 from kubelend.core.events import Cordoned, MemberRemoved, MemberRevoked, Released, TokenRemoved
 from kubelend.core.ledger import Ledger
 from kubelend.core.lifecycle import FINAL, Phase, Reason
-from kubelend.core.members import Member, MemberId, Standing, TokenId, member_id
+from kubelend.core.members import Member, MemberId, MembershipStatus, TokenId, member_id
 from kubelend.core.models import ClusterId, Reservation, ReservationId
 from kubelend.core.roles import Role
 
-LISTED_FOR = timedelta(days=1)
+EXPIRED_TOKEN_RETENTION = timedelta(days=1)
 """How long an expired token is listed, and a lost join response can be requested again with it."""
 
 
@@ -31,7 +31,7 @@ class Revocation(NamedTuple):
     """Released reservations of the member as a requester."""
     drained: list[ReservationId]
     """Reservations on the member as a provider: moved or released."""
-    legacy: Legacy
+    left_behind: LeftBehind
 
 
 class Removal(NamedTuple):
@@ -39,10 +39,10 @@ class Removal(NamedTuple):
 
     member: Member | None
     """The remaining record, which keeps its certificates rejected; None if none is needed."""
-    legacy: Legacy
+    left_behind: LeftBehind
 
 
-class Legacy(NamedTuple):
+class LeftBehind(NamedTuple):
     """Tokens and members that a revoked or removed administrator created: possible ways back in."""
 
     tokens: tuple[TokenId, ...] = ()
@@ -51,12 +51,12 @@ class Legacy(NamedTuple):
     """Members it approved, by a token or by name. They stay and should be reviewed."""
 
 
-def revoke(
+def revoke_member(
     ledger: Ledger,
     role: Role,
     name: str,
     *,
-    why: str,
+    reason: str,
     by: str,
     release: bool,
     now: datetime,
@@ -66,35 +66,39 @@ def revoke(
     With `release`, what it borrowed is released and what it lends is moved; otherwise both stay
     until they end. Waiting requests are released in any case.
     """
-    known = ledger.registry.members.get(member_id(role, name))
-    was_known = known is not None or (role is Role.CLUSTER and _is_heard_of(ledger, name))
-    if known is None or not _is_put_out(known) or known.asks:
-        before = known or Member(role, name, Standing.REVOKED, now)
-        yield MemberRevoked(now, before.revoked(why, by, now))
-    legacy = yield from _end_tokens(ledger, role, name, now)
+    known = ledger.member_index.members.get(member_id(role, name))
+    was_known = known is not None or (role is Role.CLUSTER and _is_known_cluster(ledger, name))
+    if known is None or not _is_revoked_permanently(known) or known.asks:
+        before = known or Member(role, name, MembershipStatus.REVOKED, now)
+        yield MemberRevoked(now, before.as_revoked(reason, by, now))
+    legacy = yield from _delete_tokens_of(ledger, role, name, now)
     released: list[ReservationId] = []
     drained: list[ReservationId] = []
     if role is Role.CLUSTER:
-        released = yield from _give_back(ledger, ClusterId(name), now, waiting_only=not release)
-        drained = yield from _close(ledger, ClusterId(name), why, now, drain=release)
-    return Revocation(ledger.registry.member(role, name), was_known, released, drained, legacy)
+        released = yield from _release_borrowed(
+            ledger, ClusterId(name), now, waiting_only=not release
+        )
+        drained = yield from _cordon_revoked(ledger, ClusterId(name), reason, now, drain=release)
+    return Revocation(ledger.member_index.member(role, name), was_known, released, drained, legacy)
 
 
-def remove(ledger: Ledger, role: Role, name: str, by: str, now: datetime) -> Command[Removal]:
+def remove_member(
+    ledger: Ledger, role: Role, name: str, by: str, now: datetime
+) -> Command[Removal]:
     """Removes a member, and its cluster if it has no live reservations.
 
     The record of a member with certificates stays revoked until the last has expired, because
     without a record they would be accepted again. The record of a member that was ever revoked
     stays until an administrator accepts it, because its certificates are not all known.
     """
-    member = ledger.registry.members.get(member_id(role, name))
+    member = ledger.member_index.members.get(member_id(role, name))
     cluster = ledger.clusters.get(ClusterId(name)) if role is Role.CLUSTER else None
     if member is None and cluster is None:
         raise NotFound(f"no {role} {name!r} exists", hint="see `kubelend get members`")
-    end = _last_end(member, None if cluster is None else cluster.certificate_until)
+    end = _last_certificate_end(member, None if cluster is None else cluster.certificate_until)
     if cluster is not None:
-        yield from commands.remove(ledger, cluster.id, now)
-    legacy = yield from _end_tokens(ledger, role, name, now)
+        yield from commands.remove_cluster(ledger, cluster.id, now)
+    legacy = yield from _delete_tokens_of(ledger, role, name, now)
     if member is None:
         return Removal(None, legacy)
     was_revoked = member.revoked_at is not None and member.forget_at is None
@@ -102,71 +106,75 @@ def remove(ledger: Ledger, role: Role, name: str, by: str, now: datetime) -> Com
         yield MemberRemoved(now, member.id)
         return Removal(None, legacy)
     revoked = member
-    if member.standing is not Standing.REVOKED:
-        revoked = member.revoked("removed", by, now)
+    if member.standing is not MembershipStatus.REVOKED:
+        revoked = member.as_revoked("removed", by, now)
     forget_at = None if was_revoked else end
     yield MemberRevoked(now, replace(revoked, asks="", forget_at=forget_at))
-    return Removal(ledger.registry.member(role, name), legacy)
+    return Removal(ledger.member_index.member(role, name), legacy)
 
 
-def sweep(ledger: Ledger, now: datetime) -> Command[None]:
+def collect_expired(ledger: Ledger, now: datetime) -> Command[None]:
     """Deletes expired tokens after their retention, and removed members without valid certificates."""
-    awaited = {member.token for member in ledger.registry.members.values() if member.asks}
-    for token in list(ledger.registry.tokens.values()):
-        if token.expires_at + LISTED_FOR <= now and token.id not in awaited:
+    awaited = {member.token for member in ledger.member_index.members.values() if member.asks}
+    for token in list(ledger.member_index.tokens.values()):
+        if token.expires_at + EXPIRED_TOKEN_RETENTION <= now and token.id not in awaited:
             yield TokenRemoved(now, TokenId(token.id))
-    for member in list(ledger.registry.members.values()):
+    for member in list(ledger.member_index.members.values()):
         if member.forget_at is not None and member.forget_at <= now and not member.asks:
             yield MemberRemoved(now, member.id)
 
 
-def _is_put_out(member: Member) -> bool:
+def _is_revoked_permanently(member: Member) -> bool:
     """Revoked by an administrator; a removed member is deleted at `forget_at`."""
-    return member.standing is Standing.REVOKED and member.forget_at is None
+    return member.standing is MembershipStatus.REVOKED and member.forget_at is None
 
 
-def _end_tokens(ledger: Ledger, role: Role, name: str, now: datetime) -> Command[Legacy]:
+def _delete_tokens_of(ledger: Ledger, role: Role, name: str, now: datetime) -> Command[LeftBehind]:
     """Deletes the tokens of an administrator, who could otherwise join again with them."""
     if role is not Role.ADMIN:
-        return Legacy()
-    registry = ledger.registry
+        return LeftBehind()
+    registry = ledger.member_index
     tokens = tuple(one.id for one in registry.tokens.values() if one.created_by == name)
     for token in tokens:
         yield TokenRemoved(now, token)
-    let_in = sorted(one.id for one in registry.members.values() if one.was_let_in_by(name))
-    return Legacy(tokens, tuple(let_in))
+    let_in = sorted(one.id for one in registry.members.values() if one.was_admitted_by(name))
+    return LeftBehind(tokens, tuple(let_in))
 
 
-def _is_heard_of(ledger: Ledger, name: str) -> bool:
+def _is_known_cluster(ledger: Ledger, name: str) -> bool:
     cluster = ClusterId(name)
-    return cluster in ledger.clusters or next(ledger.touching(cluster), None) is not None
+    return cluster in ledger.clusters or next(ledger.by_cluster(cluster), None) is not None
 
 
-def _give_back(
+def _release_borrowed(
     ledger: Ledger, cluster: ClusterId, now: datetime, *, waiting_only: bool
 ) -> Command[list[ReservationId]]:
     found = [
         one
-        for one in ledger.touching(cluster)
-        if one.requester == cluster and _is_to_end(one, waiting_only=waiting_only)
+        for one in ledger.by_cluster(cluster)
+        if one.requester == cluster and _is_releasable(one, waiting_only=waiting_only)
     ]
     for one in found:
         yield Released(now, one.id, Reason.BY_ADMIN, f"Requester {cluster} was revoked")
     return [one.id for one in found]
 
 
-def _is_to_end(found: Reservation, *, waiting_only: bool) -> bool:
+def _is_releasable(found: Reservation, *, waiting_only: bool) -> bool:
     return found.phase is Phase.PENDING if waiting_only else found.phase not in FINAL
 
 
-def _close(
-    ledger: Ledger, cluster: ClusterId, why: str, now: datetime, *, drain: bool
+def _cordon_revoked(
+    ledger: Ledger, cluster: ClusterId, reason: str, now: datetime, *, drain: bool
 ) -> Command[list[ReservationId]]:
     """Keeps an administrator's own cordon reason, which also outlasts a re-acceptance."""
     found = ledger.clusters.get(cluster)
     if found is None:
         return []
-    text = found.cordon or (f"{enrolment.REVOKED}: {why}" if why else enrolment.REVOKED)
+    text = found.cordon or (
+        f"{enrolment.REVOKED_CORDON_PREFIX}: {reason}"
+        if reason
+        else enrolment.REVOKED_CORDON_PREFIX
+    )
     if drain:
         return (yield from commands.drain(ledger, cluster, text, now))
     if found.cordon is None:
@@ -174,6 +182,6 @@ def _close(
     return []
 
 
-def _last_end(member: Member | None, advertised: datetime | None) -> datetime | None:
+def _last_certificate_end(member: Member | None, advertised: datetime | None) -> datetime | None:
     known = () if member is None else (member.certified_until, member.forget_at)
     return max((end for end in (*known, advertised) if end is not None), default=None)

@@ -6,19 +6,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from heapq import heapify, heappop, heappush, heapreplace
 
-from kubelend.core.accounts import Accounts
+from kubelend.core.accounts import QuotaUsages
 from kubelend.core.lifecycle import FINAL
 from kubelend.core.models import Reservation, ReservationId
 
 
-class Schedule:
+class DeadlineHeap:
     """Heaps of deadlines and of finished reservations."""
 
     def __init__(
-        self, reservations: Mapping[ReservationId, Reservation], accounts: Accounts
+        self, reservations: Mapping[ReservationId, Reservation], accounts: QuotaUsages
     ) -> None:
         self._reservations = reservations
-        self._accounts = accounts
+        self._quota_usages = accounts
         self._deadlines: list[tuple[datetime, ReservationId]] = []
         self._finished: list[tuple[datetime, ReservationId]] = []
 
@@ -29,11 +29,11 @@ class Schedule:
         deadline = after.deadline
         if deadline is not None and (before is None or before.deadline != deadline):
             heappush(self._deadlines, (deadline, after.id))
-            self._forget_old_deadlines()
+            self._compact()
         if after.phase in FINAL and after.finished_at is not None:
             heappush(self._finished, (after.finished_at, after.id))
 
-    def fill(self, reservations: Sequence[Reservation]) -> None:
+    def load(self, reservations: Sequence[Reservation]) -> None:
         """Adds many new reservations."""
         for found in reservations:
             if found.finished_at is not None and found.phase in FINAL:
@@ -43,7 +43,7 @@ class Schedule:
         heapify(self._finished)
         heapify(self._deadlines)
 
-    def next(self) -> datetime | None:
+    def next_deadline(self) -> datetime | None:
         """The earliest deadline, which may be outdated."""
         return self._deadlines[0][0] if self._deadlines else None
 
@@ -71,13 +71,13 @@ class Schedule:
                 )  # already evicted; another reservation may have the same name
                 continue
             # A reservation that counts against a day's budget is retained until the day ends.
-            until = self._accounts.kept_until(reservation)
+            until = self._quota_usages.retained_until(reservation)
             if until is not None and until > at:
                 heapreplace(self._finished, (until, found))
             else:
                 yield reservation
 
-    def _forget_old_deadlines(self) -> None:
+    def _compact(self) -> None:
         """Rebuilds the heap when outdated entries dominate: a long lease that was released or
         renewed would otherwise stay for years.
         """

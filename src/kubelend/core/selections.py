@@ -8,7 +8,7 @@ from kubelend.core.columns import Floats, Ints
 from kubelend.core.fleet import Fleet
 
 
-class Selection:
+class FleetSubset:
     """Some rows of a fleet, with the columns that scores need."""
 
     def __init__(self, fleet: Fleet, rows: Ints) -> None:
@@ -26,8 +26,8 @@ class Selection:
     def rates(self) -> Floats:
         return self._fleet.rates[:, self._rows]
 
-    def shares(self, name: str) -> tuple[Floats, Floats] | None:
-        shares = self._fleet.shares(name)
+    def free_and_allocatable(self, name: str) -> tuple[Floats, Floats] | None:
+        shares = self._fleet.free_and_allocatable(name)
         return None if shares is None else (shares[0][self._rows], shares[1][self._rows])
 
     def scratch(self, _: int) -> Floats:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from kubelend.core.instants import DAY, HOUR
+from kubelend.core.instants import DAY_MICROS, HOUR_MICROS
 
-MONEY: Final = HOUR
+COST_UNITS_PER_BILLIONTH: Final = HOUR_MICROS
 """Cost units per billionth of the currency: an hourly price of one billionth for one hour."""
 
 
-class Span(NamedTuple):
+class CostInterval(NamedTuple):
     """An interval in microseconds with an hourly price."""
 
     since: int
@@ -23,66 +23,66 @@ class Span(NamedTuple):
     hourly: int
 
 
-class Spending:
+class DailySpend:
     """Cost by day number."""
 
     def __init__(self) -> None:
         self._steps: dict[int, int] = {}
         """Difference to the cost of the previous day."""
 
-    def add(self, span: Span) -> None:
-        self._count(span, 1)
+    def add(self, span: CostInterval) -> None:
+        self._accumulate(span, 1)
 
-    def remove(self, span: Span) -> None:
-        self._count(span, -1)
+    def remove(self, span: CostInterval) -> None:
+        self._accumulate(span, -1)
 
-    def on(self, day: int) -> int:
+    def cost_on(self, day: int) -> int:
         """The cost of a day."""
         return sum(step for since, step in self._steps.items() if since <= day)
 
     def steps(self) -> dict[int, int]:
         return dict(self._steps)
 
-    def copy(self) -> Spending:
-        twin = Spending()
+    def copy(self) -> DailySpend:
+        twin = DailySpend()
         twin._steps = self.steps()
         return twin
 
-    def most(self, budget: int, since: int, until: int) -> int:
+    def max_hourly_price(self, budget: int, since: int, until: int) -> int:
         """The highest hourly price in billionths that fits the budget on every day of the interval.
 
         `budget` is a cost per day. Negative if it is already exceeded.
         """
-        first, last = since // DAY, (until - 1) // DAY
+        first, last = since // DAY_MICROS, (until - 1) // DAY_MICROS
         if first == last:
-            return (budget - self.on(first)) // (until - since)
+            return (budget - self.cost_on(first)) // (until - since)
         edges = [
-            (budget - self.on(first)) // (DAY * (first + 1) - since),
-            (budget - self.on(last)) // (until - DAY * last),
+            (budget - self.cost_on(first)) // (DAY_MICROS * (first + 1) - since),
+            (budget - self.cost_on(last)) // (until - DAY_MICROS * last),
         ]
         if last - first > 1:
-            edges.append((budget - self._highest(first + 1, last - 1)) // DAY)
+            edges.append((budget - self._max_cost(first + 1, last - 1)) // DAY_MICROS)
         return min(edges)
 
-    def _highest(self, first: int, last: int) -> int:
+    def _max_cost(self, first: int, last: int) -> int:
         """The cost of the most expensive of these days. Costs only rise at a step."""
         steps = [day for day in self._steps if first < day <= last]
-        return max(self.on(day) for day in (first, *steps))
+        return max(self.cost_on(day) for day in (first, *steps))
 
-    def _count(self, span: Span, sign: int) -> None:
+    def _accumulate(self, span: CostInterval, sign: int) -> None:
         since, until, hourly = span
         price = sign * hourly
-        first, last = since // DAY, (until - 1) // DAY
+        first, last = since // DAY_MICROS, (until - 1) // DAY_MICROS
         if until <= since:
             return
         if first == last:
-            self._step(first, price * (until - since), last + 1)
+            self._add_step(first, price * (until - since), last + 1)
             return
-        self._step(first, price * (DAY * (first + 1) - since), first + 1)
-        self._step(first + 1, price * DAY, last)
-        self._step(last, price * (until - DAY * last), last + 1)
+        self._add_step(first, price * (DAY_MICROS * (first + 1) - since), first + 1)
+        self._add_step(first + 1, price * DAY_MICROS, last)
+        self._add_step(last, price * (until - DAY_MICROS * last), last + 1)
 
-    def _step(self, since: int, cost: int, until: int) -> None:
+    def _add_step(self, since: int, cost: int, until: int) -> None:
         """Adds a cost to each day from `since` to before `until`."""
         if since == until:
             return

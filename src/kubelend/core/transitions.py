@@ -12,27 +12,27 @@ from kubelend.core.errors import WrongPhase
 from kubelend.core.events import (
     Acknowledged,
     Activated,
-    Earmarked,
     Failed,
+    FailoverBlocked,
     LimitsEvent,
+    Nominated,
     Placed,
     PolicySet,
+    ProviderRecovered,
     QuotaSet,
-    Regained,
     Released,
     Renewed,
     ReservationEvent,
-    Stranded,
 )
-from kubelend.core.lifecycle import FINAL, FOLLOWS, Phase, Reason, may_follow
+from kubelend.core.lifecycle import ALLOWED_TRANSITIONS, FINAL, Phase, Reason, is_allowed_transition
 from kubelend.core.limits import Limits
 from kubelend.core.models import Charge, ClusterId, Request, Reservation, ReservationId
 from kubelend.core.prices import Prices
 
-Fields = dict[str, Any]
+ChangedFields = dict[str, Any]
 
 
-def placed_at_once(
+def new_placed_reservation(
     new_id: ReservationId,
     request: Request,
     target: ClusterId,
@@ -46,16 +46,16 @@ def placed_at_once(
         now,
         phase=Phase.RESERVED,
         reason=Reason.LOCKED,
-        message=_locked(target),
+        message=_locked_message(target),
         target=target,
         reserved_at=now,
         expires_at=now + request.duration,
-        hourly=0 if prices is None else prices.agreed(request.resources),
+        hourly=0 if prices is None else prices.hourly_cost(request.resources),
         currency="" if prices is None else prices.currency,
     )
 
 
-def placed(
+def placed_event(
     found: Reservation,
     target: ClusterId,
     prices: Prices | None,
@@ -66,18 +66,20 @@ def placed(
     """The event that places an existing reservation, at the provider's current price."""
     if prices is None:
         return Placed(now, found.id, target, expires_at, reason)
-    hourly = prices.agreed(found.request.resources)
+    hourly = prices.hourly_cost(found.request.resources)
     return Placed(now, found.id, target, expires_at, reason, hourly, prices.currency)
 
 
-def evolve(reservation: Reservation, event: ReservationEvent, revision: int) -> Reservation:
+def apply_reservation_event(
+    reservation: Reservation, event: ReservationEvent, revision: int
+) -> Reservation:
     """Returns the reservation after the event; raises `WrongPhase` for a forbidden transition."""
-    fields = _fields(event, reservation)
-    check(reservation, fields.get("phase", reservation.phase))
+    fields = _changed_fields(event, reservation)
+    check_transition(reservation, fields.get("phase", reservation.phase))
     return replace(reservation, revision=revision, **fields)
 
 
-def limited(limits: Limits, event: LimitsEvent, revision: int) -> Limits:
+def apply_limits_event(limits: Limits, event: LimitsEvent, revision: int) -> Limits:
     """Returns the limits after the event."""
     match event:
         case PolicySet():
@@ -87,41 +89,41 @@ def limited(limits: Limits, event: LimitsEvent, revision: int) -> Limits:
     raise TypeError(f"not a limits event: {type(event).__name__}")
 
 
-def check(reservation: Reservation, phase: Phase) -> None:
+def check_transition(reservation: Reservation, phase: Phase) -> None:
     """Raises `WrongPhase` if the lifecycle does not allow the transition."""
-    if not may_follow(reservation.phase, phase):
+    if not is_allowed_transition(reservation.phase, phase):
         raise WrongPhase(
             f"{reservation.id} is {reservation.phase} and cannot become {phase}",
-            hint=next_step(reservation.phase),
+            hint=next_phase_hint(reservation.phase),
         )
 
 
-def next_step(phase: Phase) -> str:
+def next_phase_hint(phase: Phase) -> str:
     """The hint for a `WrongPhase` error."""
     if phase in FINAL:
         return "the reservation is finished; request a new one"
-    return f"allowed next phases: {', '.join(sorted(FOLLOWS[phase] - {phase}))}"
+    return f"allowed next phases: {', '.join(sorted(ALLOWED_TRANSITIONS[phase] - {phase}))}"
 
 
 @singledispatch
-def _fields(event: ReservationEvent, reservation: Reservation) -> Fields:
+def _changed_fields(event: ReservationEvent, reservation: Reservation) -> ChangedFields:
     raise TypeError(f"no transition for {type(event).__name__} of {reservation.id}")
 
 
-@_fields.register
-def _(event: Earmarked, _: Reservation) -> Fields:
+@_changed_fields.register
+def _(event: Nominated, _: Reservation) -> ChangedFields:
     return {"earmark": event.cluster}
 
 
-@_fields.register
-def _(event: Placed, reservation: Reservation) -> Fields:
+@_changed_fields.register
+def _(event: Placed, reservation: Reservation) -> ChangedFields:
     left = (
         reservation.left if reservation.target is None else (*reservation.left, reservation.target)
     )
     return {
         "phase": Phase.RESERVED,
         "reason": event.reason,
-        "message": _locked(event.target) + (f". {event.why}" if event.why else ""),
+        "message": _locked_message(event.target) + (f". {event.detail}" if event.detail else ""),
         "target": event.target,
         "left": left,
         "earmark": None,
@@ -131,54 +133,54 @@ def _(event: Placed, reservation: Reservation) -> Fields:
         "activated_at": None,
         "hourly": event.hourly,
         "currency": event.currency,
-        "charges": (*reservation.charges, *_charge(reservation, event.at)),
+        "charges": (*reservation.charges, *_charge_until(reservation, event.at)),
     }
 
 
-@_fields.register
-def _(event: Acknowledged, _: Reservation) -> Fields:
+@_changed_fields.register
+def _(event: Acknowledged, _: Reservation) -> ChangedFields:
     return {"acknowledged_at": event.at}
 
 
-@_fields.register
-def _(event: Activated, reservation: Reservation) -> Fields:
+@_changed_fields.register
+def _(event: Activated, reservation: Reservation) -> ChangedFields:
     return {
         "phase": Phase.ACTIVE,
         "reason": Reason.IN_USE,
-        "message": _in_use(reservation),
+        "message": _in_use_message(reservation),
         "activated_at": event.at,
     }
 
 
-@_fields.register
-def _(event: Stranded, _: Reservation) -> Fields:
+@_changed_fields.register
+def _(event: FailoverBlocked, _: Reservation) -> ChangedFields:
     return {"reason": Reason.PROVIDER_SILENT, "message": event.message}
 
 
-@_fields.register
-def _(event: Regained, reservation: Reservation) -> Fields:  # noqa: ARG001 - singledispatch needs it
+@_changed_fields.register
+def _(event: ProviderRecovered, reservation: Reservation) -> ChangedFields:  # noqa: ARG001 - singledispatch needs it
     if reservation.phase is Phase.ACTIVE:
-        return {"reason": Reason.IN_USE, "message": _in_use(reservation)}
+        return {"reason": Reason.IN_USE, "message": _in_use_message(reservation)}
     reason = Reason.MOVED if reservation.left else Reason.LOCKED
-    return {"reason": reason, "message": _locked(reservation.target)}
+    return {"reason": reason, "message": _locked_message(reservation.target)}
 
 
-@_fields.register
-def _(event: Renewed, _: Reservation) -> Fields:
+@_changed_fields.register
+def _(event: Renewed, _: Reservation) -> ChangedFields:
     return {"expires_at": event.expires_at}
 
 
-@_fields.register
-def _(event: Released, _: Reservation) -> Fields:
-    return _finished(Phase.RELEASED, event)
+@_changed_fields.register
+def _(event: Released, _: Reservation) -> ChangedFields:
+    return _finished_fields(Phase.RELEASED, event)
 
 
-@_fields.register
-def _(event: Failed, _: Reservation) -> Fields:
-    return _finished(Phase.FAILED, event)
+@_changed_fields.register
+def _(event: Failed, _: Reservation) -> ChangedFields:
+    return _finished_fields(Phase.FAILED, event)
 
 
-def _charge(reservation: Reservation, until: datetime) -> tuple[Charge, ...]:
+def _charge_until(reservation: Reservation, until: datetime) -> tuple[Charge, ...]:
     """The cost at the provider that it leaves."""
     since = reservation.reserved_at
     if since is None or not reservation.hourly:
@@ -186,15 +188,15 @@ def _charge(reservation: Reservation, until: datetime) -> tuple[Charge, ...]:
     return (Charge(since, until, reservation.hourly, reservation.currency),)
 
 
-def _locked(target: ClusterId | None) -> str:
+def _locked_message(target: ClusterId | None) -> str:
     return f"Resources locked in cluster {target}"
 
 
-def _in_use(reservation: Reservation) -> str:
+def _in_use_message(reservation: Reservation) -> str:
     return f"Resources in use in cluster {reservation.target}"
 
 
-def _finished(phase: Phase, event: Released | Failed) -> Fields:
+def _finished_fields(phase: Phase, event: Released | Failed) -> ChangedFields:
     return {
         "phase": phase,
         "reason": event.reason,

@@ -14,108 +14,118 @@ import numpy as np
 
 from kubelend.core import decision, filters, quotas, transitions
 from kubelend.core.columns import Mask
-from kubelend.core.events import Earmarked, Event
-from kubelend.core.instants import micros
+from kubelend.core.events import Event, Nominated
+from kubelend.core.instants import to_micros
 from kubelend.core.ledger import Ledger
 from kubelend.core.lifecycle import Reason
 from kubelend.core.models import ClusterId, Reservation
-from kubelend.core.refusals import INSUFFICIENT, Refusal
+from kubelend.core.refusals import INSUFFICIENT_BY_RESOURCE, Rejection
 
-_CURED_BY_WAITING = {
-    *INSUFFICIENT.values(),
-    Refusal.INSUFFICIENT_EXTENDED,
-    Refusal.KEPT_BACK,
-    Refusal.LENDING_CAP_REACHED,
+_RESOLVED_BY_WAITING = {
+    *INSUFFICIENT_BY_RESOURCE.values(),
+    Rejection.INSUFFICIENT_EXTENDED,
+    Rejection.KEPT_BACK,
+    Rejection.LENDING_CAP_REACHED,
 }
 """Without the cap per requester: a requester that reached its cap must not block a cluster for others.
 """
 
 
-def serve(ledger: Ledger, now: datetime) -> Iterator[Event]:
+def serve_queue(ledger: Ledger, now: datetime) -> Iterator[Event]:
     """Places waiting requests on freed capacity. Apply each event before advancing the iterator.
 
     Only freed clusters are examined, because all others have already rejected every waiting
     request. For a requester with a changed quota usage all clusters are examined again.
     """
-    while (ledger.freed or ledger.shifted) and ledger.waiting_count:
-        freed, shifted = ledger.freed & ledger.clusters.keys(), set(ledger.shifted)
-        ledger.freed.clear()
-        ledger.shifted.clear()
+    while (ledger.capacity_freed or ledger.quota_changed) and ledger.waiting_count:
+        freed, shifted = ledger.capacity_freed & ledger.clusters.keys(), set(ledger.quota_changed)
+        ledger.capacity_freed.clear()
+        ledger.quota_changed.clear()
         for waiter in ledger.waiting():
             if waiter.requester in shifted:
-                yield from _reconsider(ledger, ledger.reservation(waiter.id), now)
+                yield from _retry_placement(ledger, ledger.reservation(waiter.id), now)
             elif freed:
-                yield from _serve_one(ledger, ledger.reservation(waiter.id), freed, now)
-            freed -= {ledger.reservation(waiter.id).earmark}  # not available to lower ranks
+                yield from _serve_waiter(ledger, ledger.reservation(waiter.id), freed, now)
+            freed -= {
+                ledger.reservation(waiter.id).nominated_cluster
+            }  # not available to lower ranks
             if not freed and not shifted:
                 break
-    ledger.freed.clear()
-    ledger.shifted.clear()
+    ledger.capacity_freed.clear()
+    ledger.quota_changed.clear()
 
 
-def earmark(ledger: Ledger, waiter: Reservation, now: datetime) -> Iterator[Event]:
+def nominate(ledger: Ledger, waiter: Reservation, now: datetime) -> Iterator[Event]:
     """Nominates the nearest cluster; a displaced request of lower rank is nominated again."""
     seeker: Reservation | None = waiter
     while seeker is not None:
-        cluster = _nearest(ledger, seeker, now)
-        if cluster == seeker.earmark:
+        cluster = _nearest_cluster(ledger, seeker, now)
+        if cluster == seeker.nominated_cluster:
             return
-        displaced = None if cluster is None else ledger.earmarked(cluster)
-        yield Earmarked(now, seeker.id, cluster)
+        displaced = None if cluster is None else ledger.nominated_waiter(cluster)
+        yield Nominated(now, seeker.id, cluster)
         seeker = displaced
 
 
-def _serve_one(
+def _serve_waiter(
     ledger: Ledger, waiter: Reservation, freed: Set[ClusterId], now: datetime
 ) -> Iterator[Event]:
     wanted = waiter.request.resources
     usable = [cluster for cluster in freed if wanted.fits_in(ledger.cluster(cluster).ceiling)]
     may_fit = any(wanted.fits_in(ledger.available(cluster)) for cluster in usable)
-    looks_on = (usable or waiter.earmark is not None) and not _is_kept(ledger, waiter, freed, now)
+    looks_on = (usable or waiter.nominated_cluster is not None) and not _nomination_holds(
+        ledger, waiter, freed, now
+    )
     # A cluster may have opened, or a budget may have been reset: placing is better than nominating.
-    placed = _place(ledger, waiter, now) if may_fit or looks_on else None
+    placed = _try_place(ledger, waiter, now) if may_fit or looks_on else None
     if placed is not None:
         yield placed
     elif looks_on:
-        yield from earmark(ledger, waiter, now)
+        yield from nominate(ledger, waiter, now)
 
 
-def _reconsider(ledger: Ledger, waiter: Reservation, now: datetime) -> Iterator[Event]:
+def _retry_placement(ledger: Ledger, waiter: Reservation, now: datetime) -> Iterator[Event]:
     """Retries placement on all clusters."""
-    placed = _place(ledger, waiter, now)
+    placed = _try_place(ledger, waiter, now)
     if placed is not None:
         yield placed
-    elif not _is_kept(ledger, waiter, ledger.clusters.keys(), now):
-        yield from earmark(ledger, waiter, now)
+    elif not _nomination_holds(ledger, waiter, ledger.clusters.keys(), now):
+        yield from nominate(ledger, waiter, now)
 
 
-def _place(ledger: Ledger, waiter: Reservation, now: datetime) -> Event | None:
-    if quotas.blocks(ledger, waiter):
+def _try_place(ledger: Ledger, waiter: Reservation, now: datetime) -> Event | None:
+    if quotas.blocked_by_quota(ledger, waiter):
         return None
-    chosen = decision.choose(quotas.question_of(ledger, waiter, now), ledger.fleet)
+    chosen = decision.choose_cluster(
+        quotas.query_for_reservation(ledger, waiter, now), ledger.fleet
+    )
     if chosen is None:
         return None
     prices = ledger.cluster(chosen.cluster).advertisement.prices
     expires_at = now + waiter.request.duration
-    return transitions.placed(waiter, chosen.cluster, prices, expires_at, Reason.LOCKED, now)
+    return transitions.placed_event(waiter, chosen.cluster, prices, expires_at, Reason.LOCKED, now)
 
 
-def _is_kept(ledger: Ledger, waiter: Reservation, freed: Set[ClusterId], now: datetime) -> bool:
+def _nomination_holds(
+    ledger: Ledger, waiter: Reservation, freed: Set[ClusterId], now: datetime
+) -> bool:
     """Whether the nominated cluster can still serve this request."""
-    cluster = None if waiter.earmark is None else ledger.clusters.get(waiter.earmark)
+    cluster = (
+        None if waiter.nominated_cluster is None else ledger.clusters.get(waiter.nominated_cluster)
+    )
     if cluster is None or cluster.is_stale(now):
         return False
-    row = ledger.fleet.find(cluster.id)
-    if row is None or not ledger.fleet.is_within_hours(row, micros(now)):
+    row = ledger.fleet.find_row(cluster.id)
+    if row is None or not ledger.fleet.is_within_hours(row, to_micros(now)):
         return False
     if cluster.id not in freed:
         return True  # unchanged since its nomination, apart from staleness and hours
-    return bool(_possible(ledger, waiter, now)[row])
+    return bool(_eligible_clusters(ledger, waiter, now)[row])
 
 
-def _nearest(ledger: Ledger, waiter: Reservation, now: datetime) -> ClusterId | None:
+def _nearest_cluster(ledger: Ledger, waiter: Reservation, now: datetime) -> ClusterId | None:
     """The cluster with the smallest missing share, among those that could serve the request."""
-    fleet, possible = ledger.fleet, _possible(ledger, waiter, now)
+    fleet, possible = ledger.fleet, _eligible_clusters(ledger, waiter, now)
     if not possible.any():
         return None
     missing = np.zeros(len(fleet), np.float64)
@@ -125,17 +135,19 @@ def _nearest(ledger: Ledger, waiter: Reservation, now: datetime) -> ClusterId | 
     return fleet.ids[int(np.where(possible, missing, np.inf).argmin())]
 
 
-def _possible(ledger: Ledger, waiter: Reservation, now: datetime) -> Mask:
+def _eligible_clusters(ledger: Ledger, waiter: Reservation, now: datetime) -> Mask:
     """The clusters that could serve the request if they had lent nothing else."""
     fleet = ledger.fleet
-    if quotas.blocks(ledger, waiter):
+    if quotas.blocked_by_quota(ledger, waiter):
         return np.zeros(len(fleet), np.bool_)
     possible = np.ones(len(fleet), np.bool_)
-    for rejection, mask in filters.verdicts(quotas.question_of(ledger, waiter, now), fleet):
-        if rejection not in _CURED_BY_WAITING:
+    for rejection, mask in filters.filter_masks(
+        quotas.query_for_reservation(ledger, waiter, now), fleet
+    ):
+        if rejection not in _RESOLVED_BY_WAITING:
             possible &= mask
     for name, wanted in waiter.request.resources.items():
-        ceiling, share = fleet.ceiling(name), fleet.share_left(name, waiter.requester)
+        ceiling, share = fleet.ceiling(name), fleet.requester_cap_left(name, waiter.requester)
         possible &= ceiling is not None and ceiling >= wanted
         possible &= share is None or share >= wanted
     return possible

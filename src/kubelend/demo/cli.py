@@ -20,7 +20,7 @@ def command(
     from kubelend.demo import story
 
     with (
-        trials.trial() as trial,
+        trials.temporary_deployment() as trial,
         trial.broker("--shutdown-timeout=5s", "--lost-after=1s") as broker,
     ):
-        story.tell(trial, broker, stay=stay)
+        story.run_demo(trial, broker, stay=stay)

@@ -6,7 +6,7 @@ from kubelend.wire import bodies
 
 BERLIN, TURIN, ZURICH, PARIS = "berlin", "turin", "zurich", "paris"
 
-EVERYONE = {
+CLUSTER_DESCRIPTIONS = {
     # Busy, and without GPUs: the requester.
     BERLIN: """
 region: eu-central
@@ -50,7 +50,7 @@ cost: {cpuCost: "0.02", memoryCost: "0.003", gpuCost: "0.45", currency: EUR}
 """,
 }
 
-SPEC = """\
+REQUEST_SPEC = """\
 requestedCPU: "4"
 requestedMemory: 16Gi
 requestedGPU: "1"
@@ -58,19 +58,19 @@ duration: 2h
 constraints: {maxPricePerHour: "2", currency: EUR}
 """
 
-WISH = bodies.ReservationRequest(
+RESERVATION_REQUEST = bodies.ReservationRequest(
     bodies.Quantities("4", "16Gi", gpu="1"),
     duration="2h",
-    constraints=bodies.ConstraintsBody(max_price_per_hour="2", currency="EUR"),
+    constraints=bodies.Constraints(max_price_per_hour="2", currency="EUR"),
 )
 
 
-def request(name: str, spec: str) -> str:
+def request_manifest(name: str, spec: str) -> str:
     """Returns the manifest of a ResourceRequest."""
     lines = "".join(f"  {line}\n" for line in spec.splitlines())
     head = "apiVersion: rear.fluidos.eu/v1alpha1\nkind: ResourceRequest\n"
     return f"{head}metadata: {{name: {name}}}\nspec:\n{lines}"
 
 
-REQUEST = request("training", SPEC)
-TOO_MUCH = request("too-much", 'requestedCPU: "60"\nrequestedMemory: 16Gi\n')
+REQUEST_MANIFEST = request_manifest("training", REQUEST_SPEC)
+OVERSIZED_MANIFEST = request_manifest("too-much", 'requestedCPU: "60"\nrequestedMemory: 16Gi\n')

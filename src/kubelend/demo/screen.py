@@ -13,16 +13,16 @@ from rich.text import Text
 
 from kubelend.core import resources
 from kubelend.demo import telling
-from kubelend.demo.telling import PlainTeller, Teller
+from kubelend.demo.telling import PlainDisplay, ProgressDisplay
 from kubelend.wire import bodies
 
-_REFRESH = 8
+_REFRESH_RATE = 8
 """Refreshes per second."""
-_BAR = 16
-_BLANK = bodies.Quantities("0", "0")
+_BAR_WIDTH = 16
+_NO_RESOURCES = bodies.Quantities("0", "0")
 
 
-class ScreenTeller:
+class LiveDisplay:
     """Prints finished steps and keeps the table of clusters and the current step at the bottom."""
 
     def __init__(self, live: Live) -> None:
@@ -35,7 +35,7 @@ class ScreenTeller:
 
     def begin(self, number: int, title: str) -> None:
         self._current = Spinner("dots", Text(f"{number:>2}  {title}", style="bold"))
-        self._show()
+        self._update()
 
     def step(self, number: int, title: str, seconds: float, lines: Sequence[str]) -> None:
         self._current = None
@@ -44,16 +44,16 @@ class ScreenTeller:
         head.add_column(justify="right")
         head.add_row(
             Text.assemble(("✓ ", "green"), (f"{number:>2}  {title}", "bold")),
-            Text(telling.duration(seconds), style="dim"),
+            Text(telling.format_seconds(seconds), style="dim"),
         )
         self._print(head, *(Text(f"      {line}") for line in lines))
-        self._show()
+        self._update()
 
-    def fleet(self, clusters: Sequence[bodies.Cluster]) -> None:
+    def show_clusters(self, clusters: Sequence[bodies.Cluster]) -> None:
         self._clusters = clusters
-        self._show()
+        self._update()
 
-    def advice(self, text: str, lines: Sequence[str]) -> None:
+    def show_commands(self, text: str, lines: Sequence[str]) -> None:
         self._print(Text(f"\n{text}\n", style="bold"))
         for line in lines:
             # Not in a table: lines to be copied must not be wrapped or padded.
@@ -63,30 +63,32 @@ class ScreenTeller:
         for part in parts:
             self._live.console.print(part)
 
-    def _show(self) -> None:
-        parts = [part for part in (table(self._clusters), self._current) if part is not None]
+    def _update(self) -> None:
+        parts = [
+            part for part in (cluster_table(self._clusters), self._current) if part is not None
+        ]
         self._live.update(Group(Text(), *parts))
 
 
 @contextmanager
-def teller() -> Iterator[Teller]:
+def open_display() -> Iterator[ProgressDisplay]:
     """Returns a live display on a terminal, plain output elsewhere."""
     console = Console(highlight=False)
     if not console.is_terminal or console.is_dumb_terminal:
-        yield PlainTeller()
+        yield PlainDisplay()
         return
-    with opened(console) as found:
+    with open_live_display(console) as found:
         yield found
 
 
 @contextmanager
-def opened(console: Console) -> Iterator[ScreenTeller]:
+def open_live_display(console: Console) -> Iterator[LiveDisplay]:
     """Opens the live display. Printed steps stay on the terminal when it closes."""
-    with Live(console=console, refresh_per_second=_REFRESH, transient=True) as live:
-        yield ScreenTeller(live)
+    with Live(console=console, refresh_per_second=_REFRESH_RATE, transient=True) as live:
+        yield LiveDisplay(live)
 
 
-def table(clusters: Sequence[bodies.Cluster]) -> Table | None:
+def cluster_table(clusters: Sequence[bodies.Cluster]) -> Table | None:
     """Returns one row per cluster: used, lent and free CPU, and whether it is active."""
     if not clusters:
         return None
@@ -94,17 +96,17 @@ def table(clusters: Sequence[bodies.Cluster]) -> Table | None:
     for name in ("CLUSTER", "CPU used lent free", "CPU FREE", "GPU FREE", "LENT", "STATE"):
         shown.add_column(name, no_wrap=True)
     for cluster in clusters:
-        shown.add_row(*_cells(cluster))
+        shown.add_row(*_cluster_row(cluster))
     return shown
 
 
-def _cells(cluster: bodies.Cluster) -> tuple[str | Text, ...]:
+def _cluster_row(cluster: bodies.Cluster) -> tuple[str | Text, ...]:
     offer, status = cluster.advertisement, cluster.status
-    free = offer.resources.available or _BLANK
+    free = offer.resources.available or _NO_RESOURCES
     state = Text("active", style="green") if status.active else Text("stale", style="red")
     return (
         offer.cluster_id,
-        _bar(cluster),
+        _cpu_bar(cluster),
         str(free.cpu),
         str(free.gpu or "-"),
         str(status.reservations or "-"),
@@ -112,17 +114,20 @@ def _cells(cluster: bodies.Cluster) -> tuple[str | Text, ...]:
     )
 
 
-def _bar(cluster: bodies.Cluster) -> Text:
+def _cpu_bar(cluster: bodies.Cluster) -> Text:
     """Draws the CPU of a cluster: used by its own pods, lent, free."""
     parts = cluster.advertisement.resources
-    total = _cores(parts.allocatable or parts.capacity) or 1
-    used, lent = _cores(parts.allocated or _BLANK), _cores(parts.reserved or _BLANK)
-    own = min(_BAR, round(used * _BAR / total))
-    others = min(_BAR - own, -(-lent * _BAR // total))
+    total = _millicores(parts.allocatable or parts.capacity) or 1
+    used, lent = (
+        _millicores(parts.allocated or _NO_RESOURCES),
+        _millicores(parts.reserved or _NO_RESOURCES),
+    )
+    own = min(_BAR_WIDTH, round(used * _BAR_WIDTH / total))
+    others = min(_BAR_WIDTH - own, -(-lent * _BAR_WIDTH // total))
     return Text.assemble(
-        ("█" * own, "blue"), ("█" * others, "yellow"), ("░" * (_BAR - own - others), "dim")
+        ("█" * own, "blue"), ("█" * others, "yellow"), ("░" * (_BAR_WIDTH - own - others), "dim")
     )
 
 
-def _cores(amounts: bodies.Amounts) -> int:
-    return resources.offered({"cpu": str(amounts.cpu)}).cpu
+def _millicores(amounts: bodies.Amounts) -> int:
+    return resources.parse_offered({"cpu": str(amounts.cpu)}).cpu

@@ -9,155 +9,163 @@ from datetime import datetime
 from kubelend.apps import audits
 from kubelend.demo import clusters, telling
 from kubelend.demo.clusters import BERLIN, PARIS
-from kubelend.demo.stage import ADMIN, Stage, expect
+from kubelend.demo.stage import ADMIN_NAME, DemoContext, expect
 from kubelend.kits import columns
 from kubelend.wire import bodies
 from kubelend.wire.objects import ProviderInstruction, ReservationInstruction, ResourceRequest
 
-NAME, TOO_MUCH = "training", "too-much"
+REQUEST_NAME, OVERSIZED_NAME = "training", "too-much"
 FAILED, WITHDRAWN = "Failed", "Withdrawn"
 
 
-async def agents_join(stage: Stage) -> list[str]:
+async def wait_for_agents(stage: DemoContext) -> list[str]:
     for agent in stage.agents.values():
         await asyncio.to_thread(agent.wait_until_ready)
-    async with stage.client(ADMIN) as admin:
+    async with stage.client(ADMIN_NAME) as admin:
         known = await admin.all_clusters()
     active = sorted(one.advertisement.cluster_id for one in known if one.status.active)
     expect(active == sorted(stage.agents), f"only {', '.join(active)} are active")
     for name in stage.agents:
-        stage.before[name] = await stage.available(name)
+        stage.available_before[name] = await stage.available(name)
     headers = ("CLUSTER", "REGION", "CPU FREE", "MEMORY FREE", "GPU FREE", "EUR/CORE-HOUR")
-    return columns.aligned(headers, map(_offer, known), right=(2, 3, 4, 5))
+    return columns.align_columns(headers, map(_offer_row, known), right=(2, 3, 4, 5))
 
 
-async def explain_shows_where_it_fits(stage: Stage) -> list[str]:
+async def dry_run(stage: DemoContext) -> list[str]:
     async with stage.client(BERLIN) as borrower:
-        found = await borrower.explain(clusters.WISH)
+        found = await borrower.explain(clusters.RESERVATION_REQUEST)
     expect(found.fitting == 2, f"expected two clusters to fit, but {found.summary}")
     headers = ("CLUSTER", "FITS", "SCORE", "PRICE PER HOUR", "REASON")
-    rows = [_candidate(one) for one in found.candidates]
-    asked = f"{_amounts(clusters.WISH.requested_resources)}: {found.summary}"
-    return [*telling.sentence(asked), *columns.aligned(headers, rows, right=(2, 3))]
+    rows = [_candidate_row(one) for one in found.candidates]
+    asked = f"{_amounts_text(clusters.RESERVATION_REQUEST.requested_resources)}: {found.summary}"
+    return [*telling.wrap_text(asked), *columns.align_columns(headers, rows, right=(2, 3))]
 
 
-async def user_asks(stage: Stage) -> list[str]:
-    path = stage.path(BERLIN, ResourceRequest, NAME)
+async def create_request(stage: DemoContext) -> list[str]:
+    path = stage.path(BERLIN, ResourceRequest, REQUEST_NAME)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(clusters.REQUEST, "utf-8")
-    stage.asked_at = time.time()
-    found = await stage.sees(
-        BERLIN, ResourceRequest, NAME, lambda one: bool(one.status.reservation_name)
+    path.write_text(clusters.REQUEST_MANIFEST, "utf-8")
+    stage.requested_at = time.time()
+    found = await stage.wait_for(
+        BERLIN, ResourceRequest, REQUEST_NAME, lambda one: bool(one.status.reservation_name)
     )
-    stage.reservation, stage.lender = found.status.reservation_name, found.status.target_cluster_id
-    expect(stage.lender == PARIS, f"expected provider {PARIS}, but got {stage.lender}")
-    lines = [f"spec in {path.name}:", *(f"  {line}" for line in clusters.SPEC.splitlines())]
-    return [*lines, f"{stage.reservation} is reserved in {stage.lender}"]
+    stage.reservation, stage.provider = (
+        found.status.reservation_name,
+        found.status.target_cluster_id,
+    )
+    expect(stage.provider == PARIS, f"expected provider {PARIS}, but got {stage.provider}")
+    lines = [f"spec in {path.name}:", *(f"  {line}" for line in clusters.REQUEST_SPEC.splitlines())]
+    return [*lines, f"{stage.reservation} is reserved in {stage.provider}"]
 
 
-async def amount_is_locked(stage: Stage) -> list[str]:
-    before, now = stage.before[stage.lender], await stage.available(stage.lender)
-    expect(before != now, f"{stage.lender} still has {_amounts(now)} available")
+async def check_reserved(stage: DemoContext) -> list[str]:
+    before, now = stage.available_before[stage.provider], await stage.available(stage.provider)
+    expect(before != now, f"{stage.provider} still has {_amounts_text(now)} available")
     return [
-        f"available in {stage.lender} before: {_amounts(before)}",
-        f"available in {stage.lender} now:    {_amounts(now)}",
+        f"available in {stage.provider} before: {_amounts_text(before)}",
+        f"available in {stage.provider} now:    {_amounts_text(now)}",
     ]
 
 
-async def both_sides_are_told(stage: Stage) -> list[str]:
-    use = await stage.sees(
+async def check_instructions(stage: DemoContext) -> list[str]:
+    use = await stage.wait_for(
         BERLIN, ReservationInstruction, stage.reservation, lambda one: one.status.delivered
     )
-    hold = await _held(stage)
+    hold = await _wait_held(stage)
     headers = ("CLUSTER", "INSTRUCTION", "AFTER")
     rows = [
-        (BERLIN, use.spec.message, _after(stage, use.metadata.creation_timestamp)),
-        (stage.lender, hold.spec.message, _after(stage, hold.metadata.creation_timestamp)),
+        (BERLIN, use.spec.message, _since_request(stage, use.metadata.creation_timestamp)),
+        (
+            stage.provider,
+            hold.spec.message,
+            _since_request(stage, hold.metadata.creation_timestamp),
+        ),
     ]
-    return columns.aligned(headers, rows, right=(2,))
+    return columns.align_columns(headers, rows, right=(2,))
 
 
-async def borrower_uses_it(stage: Stage) -> list[str]:
-    found = await stage.sees(
-        BERLIN, ResourceRequest, NAME, lambda one: one.status.phase == "Active"
+async def wait_active(stage: DemoContext) -> list[str]:
+    found = await stage.wait_for(
+        BERLIN, ResourceRequest, REQUEST_NAME, lambda one: one.status.phase == "Active"
     )
-    seconds = _after(stage, found.status.last_update_time)
+    seconds = _since_request(stage, found.status.last_update_time)
     return [f"{found.status.reservation_name} is Active, {seconds} after the request"]
 
 
-async def provider_dies(stage: Stage) -> list[str]:
-    lost, killed_at = stage.lender, time.time()
+async def kill_provider(stage: DemoContext) -> list[str]:
+    lost, killed_at = stage.provider, time.time()
     await asyncio.to_thread(stage.agents[lost].kill)
-    found = await stage.sees(
+    found = await stage.wait_for(
         BERLIN,
         ResourceRequest,
-        NAME,
+        REQUEST_NAME,
         lambda one: one.status.target_cluster_id not in {"", lost},
     )
-    stage.lender = found.status.target_cluster_id
-    seconds = telling.duration(time.time() - killed_at)
+    stage.provider = found.status.target_cluster_id
+    seconds = telling.format_seconds(time.time() - killed_at)
     return [
-        *telling.sentence(
-            f"{stage.reservation} failed over from {lost} to {stage.lender} after {seconds}"
+        *telling.wrap_text(
+            f"{stage.reservation} failed over from {lost} to {stage.provider} after {seconds}"
         ),
-        *telling.sentence(f"{BERLIN}: {found.status.message}"),
+        *telling.wrap_text(f"{BERLIN}: {found.status.message}"),
     ]
 
 
-async def next_one_holds_it(stage: Stage) -> list[str]:
-    hold = await _held(stage)
-    use = await stage.sees(
+async def check_new_provider(stage: DemoContext) -> list[str]:
+    hold = await _wait_held(stage)
+    use = await stage.wait_for(
         BERLIN,
         ReservationInstruction,
         stage.reservation,
-        lambda one: one.spec.target_cluster_id == stage.lender,
+        lambda one: one.spec.target_cluster_id == stage.provider,
     )
-    return [f"{stage.lender}: {hold.spec.message}", f"{BERLIN}: {use.spec.message}"]
+    return [f"{stage.provider}: {hold.spec.message}", f"{BERLIN}: {use.spec.message}"]
 
 
-async def no_is_explained(stage: Stage) -> list[str]:
-    path = stage.path(BERLIN, ResourceRequest, TOO_MUCH)
-    path.write_text(clusters.TOO_MUCH, "utf-8")
-    found = await stage.sees(
-        BERLIN, ResourceRequest, TOO_MUCH, lambda one: one.status.phase == FAILED
+async def reject_oversized_request(stage: DemoContext) -> list[str]:
+    path = stage.path(BERLIN, ResourceRequest, OVERSIZED_NAME)
+    path.write_text(clusters.OVERSIZED_MANIFEST, "utf-8")
+    found = await stage.wait_for(
+        BERLIN, ResourceRequest, OVERSIZED_NAME, lambda one: one.status.phase == FAILED
     )
     path.unlink()
-    return telling.sentence(f"{FAILED}, {found.status.reason}: {found.status.message}")
+    return telling.wrap_text(f"{FAILED}, {found.status.reason}: {found.status.message}")
 
 
-async def request_is_deleted(stage: Stage) -> list[str]:
+async def delete_request(stage: DemoContext) -> list[str]:
     deleted_at = time.time()
-    stage.path(BERLIN, ResourceRequest, NAME).unlink()
+    stage.path(BERLIN, ResourceRequest, REQUEST_NAME).unlink()
     name = f"{stage.reservation}-provider"
-    over = await stage.sees(
-        stage.lender, ProviderInstruction, name, lambda one: one.status.phase == WITHDRAWN
+    over = await stage.wait_for(
+        stage.provider, ProviderInstruction, name, lambda one: one.status.phase == WITHDRAWN
     )
-    await stage.misses(BERLIN, ResourceRequest, NAME)
-    seconds = telling.duration(time.time() - deleted_at)
-    return telling.sentence(f"{stage.lender}, after {seconds}: {over.status.message}")
+    await stage.wait_deleted(BERLIN, ResourceRequest, REQUEST_NAME)
+    seconds = telling.format_seconds(time.time() - deleted_at)
+    return telling.wrap_text(f"{stage.provider}, after {seconds}: {over.status.message}")
 
 
-async def capacity_is_back(stage: Stage) -> list[str]:
-    for name, before in stage.before.items():
+async def check_released(stage: DemoContext) -> list[str]:
+    for name, before in stage.available_before.items():
         now = await stage.available(name)
         expect(
-            name == PARIS or now == before, f"{name} has {_amounts(now)}, had {_amounts(before)}"
+            name == PARIS or now == before,
+            f"{name} has {_amounts_text(now)}, had {_amounts_text(before)}",
         )
     return [
-        f"available in {stage.lender}: {_amounts(stage.before[stage.lender])}, exactly as before"
+        f"available in {stage.provider}: {_amounts_text(stage.available_before[stage.provider])}, exactly as before"
     ]
 
 
-async def audit_finds_nothing(stage: Stage) -> list[str]:
-    ledger, found, _ = audits.of(str(stage.trial.store))
+async def run_audit(stage: DemoContext) -> list[str]:
+    ledger, found, _ = audits.audit_store(str(stage.deployment.store))
     expect(not found, "; ".join(found))
-    return telling.sentence(
+    return telling.wrap_text(
         f"0 violations; clusters: {len(ledger.clusters)}, reservations:"
         f" {len(ledger.reservations)}, revision: {ledger.revision}"
     )
 
 
-async def all_stop(stage: Stage) -> list[str]:
+async def stop_processes(stage: DemoContext) -> list[str]:
     living = [agent for name, agent in stage.agents.items() if name != PARIS]
     codes = await asyncio.gather(
         *(asyncio.to_thread(process.stop) for process in (*living, stage.broker))
@@ -166,19 +174,23 @@ async def all_stop(stage: Stage) -> list[str]:
     return ["Calls in flight finished, store closed, all exit codes 0"]
 
 
-async def _held(stage: Stage) -> ProviderInstruction:
+async def _wait_held(stage: DemoContext) -> ProviderInstruction:
     name = f"{stage.reservation}-provider"
-    return await stage.sees(
-        stage.lender, ProviderInstruction, name, lambda one: one.status.enforced
+    return await stage.wait_for(
+        stage.provider, ProviderInstruction, name, lambda one: one.status.enforced
     )
 
 
-def _after(stage: Stage, moment: datetime | None) -> str:
+def _since_request(stage: DemoContext, moment: datetime | None) -> str:
     """Returns the time since the request was written."""
-    return "" if moment is None else telling.duration(max(moment.timestamp() - stage.asked_at, 0))
+    return (
+        ""
+        if moment is None
+        else telling.format_seconds(max(moment.timestamp() - stage.requested_at, 0))
+    )
 
 
-def _offer(one: bodies.Cluster) -> tuple[str, ...]:
+def _offer_row(one: bodies.Cluster) -> tuple[str, ...]:
     offer = one.advertisement
     free = offer.resources.available or bodies.Quantities("0", "0")
     price = offer.cost.cpu_cost if offer.cost else ""
@@ -192,7 +204,7 @@ def _offer(one: bodies.Cluster) -> tuple[str, ...]:
     )
 
 
-def _candidate(one: bodies.Candidate) -> tuple[str, ...]:
+def _candidate_row(one: bodies.Candidate) -> tuple[str, ...]:
     return (
         one.cluster_id,
         "yes" if one.fits else "no",
@@ -202,6 +214,6 @@ def _candidate(one: bodies.Candidate) -> tuple[str, ...]:
     )
 
 
-def _amounts(amounts: bodies.Amounts) -> str:
+def _amounts_text(amounts: bodies.Amounts) -> str:
     parts = [f"{amounts.cpu} CPU", f"{amounts.memory} memory"]
     return ", ".join([*parts, f"{amounts.gpu} GPU"] if amounts.gpu else parts)

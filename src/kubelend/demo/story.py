@@ -12,49 +12,49 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kubelend.apps.children import BrokerProcess
-from kubelend.apps.trials import Trial
+from kubelend.apps.trials import TemporaryDeployment
 from kubelend.core.errors import KubelendError
 from kubelend.core.roles import Role
 from kubelend.demo import clusters, screen, steps
 from kubelend.demo import stage as staging
-from kubelend.demo.stage import Stage
-from kubelend.demo.telling import Teller
+from kubelend.demo.stage import DemoContext
+from kubelend.demo.telling import ProgressDisplay
 from kubelend.kits import logs, tasks
 
-_LOOK_EVERY = 0.3
+_REFRESH_SECONDS = 0.3
 
 
 class Step(NamedTuple):
     """A title and a function that returns the lines to print."""
 
     title: str
-    run: Callable[[Stage], Awaitable[list[str]]]
+    run: Callable[[DemoContext], Awaitable[list[str]]]
 
 
-LIFE = (
-    Step("Start four agents, which measure and advertise their clusters", steps.agents_join),
-    Step("Dry run: which clusters fit a request?", steps.explain_shows_where_it_fits),
-    Step("A user creates a ResourceRequest in berlin", steps.user_asks),
-    Step("The broker has reserved the resources", steps.amount_is_locked),
-    Step("Both clusters have received an instruction", steps.both_sides_are_told),
-    Step("The reservation becomes Active", steps.borrower_uses_it),
-    Step("The agent of the provider paris is killed", steps.provider_dies),
-    Step("The new provider holds the resources", steps.next_one_holds_it),
-    Step("A request that fits nowhere fails with the reasons", steps.no_is_explained),
-    Step("The user deletes the ResourceRequest", steps.request_is_deleted),
-    Step("All resources are available again", steps.capacity_is_back),
+LIFECYCLE_STEPS = (
+    Step("Start four agents, which measure and advertise their clusters", steps.wait_for_agents),
+    Step("Dry run: which clusters fit a request?", steps.dry_run),
+    Step("A user creates a ResourceRequest in berlin", steps.create_request),
+    Step("The broker has reserved the resources", steps.check_reserved),
+    Step("Both clusters have received an instruction", steps.check_instructions),
+    Step("The reservation becomes Active", steps.wait_active),
+    Step("The agent of the provider paris is killed", steps.kill_provider),
+    Step("The new provider holds the resources", steps.check_new_provider),
+    Step("A request that fits nowhere fails with the reasons", steps.reject_oversized_request),
+    Step("The user deletes the ResourceRequest", steps.delete_request),
+    Step("All resources are available again", steps.check_released),
 )
-END = (
-    Step("Audit of the store", steps.audit_finds_nothing),
-    Step("Stop all processes", steps.all_stop),
+FINAL_STEPS = (
+    Step("Audit of the store", steps.run_audit),
+    Step("Stop all processes", steps.stop_processes),
 )
 
 
-def tell(trial: Trial, broker: BrokerProcess, *, stay: bool) -> None:
+def run_demo(trial: TemporaryDeployment, broker: BrokerProcess, *, stay: bool) -> None:
     """Runs all steps; raises at the first that has not the expected result."""
     # Log messages would disturb the output; failures arrive as exceptions.
     logs.setup("critical")
-    with screen.teller() as teller:
+    with screen.open_display() as teller:
         teller.heading("Kubelend demo: one broker, four clusters, the lifecycle of a reservation")
         seconds = broker.wait_until_ready()
         teller.step(
@@ -63,35 +63,39 @@ def tell(trial: Trial, broker: BrokerProcess, *, stay: bool) -> None:
             seconds,
             [f"{broker.url}, with a SQLite store and new certificates"],
         )
-        with staging.opened(trial, broker) as stage:
-            asyncio.run(_play(stage, teller, stay))
+        with staging.open_context(trial, broker) as stage:
+            asyncio.run(_run_with_display(stage, teller, stay))
         teller.heading("\nDemo finished.")
 
 
-async def _play(stage: Stage, teller: Teller, stay: bool) -> None:
-    await tasks.run_all({"fleet": _watch(stage, teller), "story": _story(stage, teller, stay)})
+async def _run_with_display(stage: DemoContext, teller: ProgressDisplay, stay: bool) -> None:
+    await tasks.run_all(
+        {"fleet": _refresh_clusters(stage, teller), "story": _run_all(stage, teller, stay)}
+    )
 
 
-async def _watch(stage: Stage, teller: Teller) -> None:
+async def _refresh_clusters(stage: DemoContext, teller: ProgressDisplay) -> None:
     """Updates the table of clusters while the broker runs."""
-    async with stage.client(staging.ADMIN) as admin:
+    async with stage.client(staging.ADMIN_NAME) as admin:
         while True:
             try:
-                teller.fleet(await admin.all_clusters())
+                teller.show_clusters(await admin.all_clusters())
             except KubelendError:
-                teller.fleet(())
-            await asyncio.sleep(_LOOK_EVERY)
+                teller.show_clusters(())
+            await asyncio.sleep(_REFRESH_SECONDS)
 
 
-async def _story(stage: Stage, teller: Teller, stay: bool) -> None:
-    number = await _tell(LIFE, stage, teller, 2)
+async def _run_all(stage: DemoContext, teller: ProgressDisplay, stay: bool) -> None:
+    number = await _run_steps(LIFECYCLE_STEPS, stage, teller, 2)
     if stay:
-        await _stay(stage, teller)
-    await _tell(END, stage, teller, number)
+        await _wait_for_ctrl_c(stage, teller)
+    await _run_steps(FINAL_STEPS, stage, teller, number)
 
 
-async def _tell(chapter: tuple[Step, ...], stage: Stage, teller: Teller, number: int) -> int:
-    for step in chapter:
+async def _run_steps(
+    steps_to_run: tuple[Step, ...], stage: DemoContext, teller: ProgressDisplay, number: int
+) -> int:
+    for step in steps_to_run:
         began = time.perf_counter()
         teller.begin(number, step.title)
         try:
@@ -103,15 +107,17 @@ async def _tell(chapter: tuple[Step, ...], stage: Stage, teller: Teller, number:
     return number
 
 
-async def _stay(stage: Stage, teller: Teller) -> None:
+async def _wait_for_ctrl_c(stage: DemoContext, teller: ProgressDisplay) -> None:
     """Keeps everything running until Ctrl-C."""
-    with _ctrl_c() as pressed:
-        teller.advice("Running until Ctrl-C. Try in another terminal:", _commands(stage))
+    with _handle_ctrl_c() as pressed:
+        teller.show_commands(
+            "Running until Ctrl-C. Try in another terminal:", _example_commands(stage)
+        )
         await pressed.wait()
 
 
 @contextmanager
-def _ctrl_c() -> Iterator[asyncio.Event]:
+def _handle_ctrl_c() -> Iterator[asyncio.Event]:
     """Makes Ctrl-C continue the demo instead of interrupting it."""
     pressed, loop = asyncio.Event(), asyncio.get_running_loop()
     numbers = (signal.SIGINT, signal.SIGTERM)
@@ -126,20 +132,20 @@ def _ctrl_c() -> Iterator[asyncio.Event]:
             signal.signal(number, handler)
 
 
-def _commands(stage: Stage) -> list[str]:
+def _example_commands(stage: DemoContext) -> list[str]:
     called = sys.argv[0] if Path(sys.argv[0]).name == "kubelend" else "kubelend"
-    admin = stage.trial.certificate(staging.ADMIN, Role.ADMIN)
+    admin = stage.deployment.certificate(staging.ADMIN_NAME, Role.ADMIN)
     requests = stage.agents[clusters.BERLIN].objects / "resourcerequests"
     return [
         f"export KUBELEND_BROKER_URL={stage.broker.url}",
-        f"export KUBELEND_CERT_PATH={stage.trial.certificate(clusters.BERLIN)}",
+        f"export KUBELEND_CERT_PATH={stage.deployment.certificate(clusters.BERLIN)}",
         f"cat > {requests}/default.mine.yaml <<'EOF'",
-        *clusters.request("mine", clusters.SPEC).splitlines(),
+        *clusters.request_manifest("mine", clusters.REQUEST_SPEC).splitlines(),
         "EOF",
         f"cat {requests}/default.mine.yaml",
         f"{called} get reservations",
         f"{called} explain --cpu 4 --memory 16Gi --gpu 1",
         f"rm {requests}/default.mine.yaml",
         f"{called} get clusters --cert-path {admin}",
-        f"{called} audit check --store {stage.trial.store}",
+        f"{called} audit check --store {stage.deployment.store}",
     ]

@@ -16,7 +16,7 @@ WIDTH = 80
 _INDENT = "    "
 
 
-class Teller(Protocol):
+class ProgressDisplay(Protocol):
     """Displays the progress of the demo or the lab."""
 
     def heading(self, text: str) -> None: ...
@@ -27,14 +27,14 @@ class Teller(Protocol):
     def step(self, number: int, title: str, seconds: float, lines: Sequence[str]) -> None:
         """A step has finished."""
 
-    def fleet(self, clusters: Sequence[bodies.Cluster]) -> None:
+    def show_clusters(self, clusters: Sequence[bodies.Cluster]) -> None:
         """The current state of the clusters."""
 
-    def advice(self, text: str, lines: Sequence[str]) -> None:
+    def show_commands(self, text: str, lines: Sequence[str]) -> None:
         """Commands to copy; lines are not wrapped."""
 
 
-class PlainTeller:
+class PlainDisplay:
     """Prints each step when it has finished."""
 
     def heading(self, text: str) -> None:
@@ -44,29 +44,29 @@ class PlainTeller:
         """Prints nothing: output without a terminal cannot be overwritten."""
 
     def step(self, number: int, title: str, seconds: float, lines: Sequence[str]) -> None:
-        head = timed(f"{number:>2}  {title}", seconds)
+        head = title_line(f"{number:>2}  {title}", seconds)
         print("", head, *(_INDENT + line for line in lines), sep="\n")
         sys.stdout.flush()
 
-    def fleet(self, clusters: Sequence[bodies.Cluster]) -> None:
+    def show_clusters(self, clusters: Sequence[bodies.Cluster]) -> None:
         """Prints nothing: the steps print what matters."""
 
-    def advice(self, text: str, lines: Sequence[str]) -> None:
+    def show_commands(self, text: str, lines: Sequence[str]) -> None:
         print("", text, "", *lines, "", sep="\n", flush=True)
 
 
-def sentence(text: str) -> list[str]:
+def wrap_text(text: str) -> list[str]:
     """Wraps text to the width of the output."""
     return textwrap.wrap(text, WIDTH - len(_INDENT), break_on_hyphens=False)
 
 
-def timed(title: str, seconds: float) -> str:
+def title_line(title: str, seconds: float) -> str:
     """Returns one line with the duration right-aligned."""
-    right = duration(seconds)
+    right = format_seconds(seconds)
     return f"{title}{' ' * max(1, WIDTH - len(title) - len(right))}{right}"
 
 
-def duration(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
     """Formats seconds with at most three digits: 0.8 ms, 12 ms, 1.2 s."""
     if seconds >= 1:
         return f"{seconds:.1f} s"

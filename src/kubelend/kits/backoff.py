@@ -28,5 +28,5 @@ class Backoff(msgspec.Struct, frozen=True):
             delay = min(delay * 2, self.longest)
 
 
-NONE = Backoff(retries=0)
+NO_RETRIES = Backoff(retries=0)
 """No retries."""

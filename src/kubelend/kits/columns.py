@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-_GAP = "  "
+_COLUMN_GAP = "  "
 
 
-def aligned(
+def align_columns(
     headers: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[int] = ()
 ) -> list[str]:
     """Return one line for the headers and one for each row. Columns in `right` are right-aligned."""
@@ -15,7 +15,7 @@ def aligned(
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     right_aligned = set(right)
     return [
-        _GAP.join(
+        _COLUMN_GAP.join(
             cell.rjust(width) if column in right_aligned else cell.ljust(width)
             for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()

@@ -20,23 +20,23 @@ from typing import Final
 from kubelend.core import durations
 from kubelend.core.errors import InvalidSettings, Unavailable
 
-MOST_BYTES: Final = 1 << 20
+MAX_OUTPUT_BYTES: Final = 1 << 20
 """Limit of captured output; only the end is kept. Expected outputs have a few thousand bytes."""
 
-LONGEST_LINE: Final = 200
-DEATH_WITHIN: Final = 5.0
+MAX_LINE_LENGTH: Final = 200
+KILL_TIMEOUT: Final = 5.0
 """Seconds to wait for a killed child."""
 
-_OURS: Final = "KUBELEND_"
+_OWN_VARIABLES: Final = "KUBELEND_"
 
 
-async def run(
+async def run_program(
     program: str,
     *arguments: str,
-    within: timedelta,
+    timeout: timedelta,
     environment: Mapping[str, str] | None = None,
-    late: str = "",
-    missing: str = "install it, or give the path of the program",
+    timeout_hint: str = "",
+    missing_hint: str = "install it, or give the path of the program",
 ) -> bytes:
     """Run a program and return its standard output. A failure is `Unavailable`, because a retry may
     succeed.
@@ -44,35 +44,35 @@ async def run(
     A program that cannot be started is `InvalidSettings`. `late` and `missing` are the hints for a timeout
     and for a program that cannot be started.
     """
-    what = " ".join((Path(program).name, *_verbs(arguments)))
-    child = await _start(program, arguments, environment, missing)
+    what = " ".join((Path(program).name, *_subcommands(arguments)))
+    child = await _start_child(program, arguments, environment, missing_hint)
     try:
-        async with asyncio.timeout(within.total_seconds()):
-            output, errors, status = await _end_of(child)
+        async with asyncio.timeout(timeout.total_seconds()):
+            output, errors, status = await _communicate(child)
     except TimeoutError:
-        await _kill(child)
+        await _kill_group(child)
         raise Unavailable(
-            f"{what} timed out after {durations.short(within)}",
-            hint=late,
+            f"{what} timed out after {durations.format_duration_short(timeout)}",
+            hint=timeout_hint,
         ) from None
     except asyncio.CancelledError:
-        await _kill(child)
+        await _kill_group(child)
         raise
     if status != 0:
-        raise Unavailable(f"{what} failed: {last_words(errors) or f'exit status {status}'}")
+        raise Unavailable(f"{what} failed: {last_error_line(errors) or f'exit status {status}'}")
     return output
 
 
-def last_words(said: bytes) -> str:
+def last_error_line(output: bytes) -> str:
     """Return the last non-empty line, printable and with secrets redacted."""
-    text = _HIDDEN.sub(" ", _ESCAPES.sub("", said.decode("utf-8", "replace")))
+    text = _PEM_BLOCK.sub(" ", _ESCAPES.sub("", output.decode("utf-8", "replace")))
     lines = [line for line in map(_printable, text.splitlines()) if line]
-    return _SECRET.sub("[redacted]", lines[-1])[:LONGEST_LINE] if lines else ""
+    return _SECRET.sub("[redacted]", lines[-1])[:MAX_LINE_LENGTH] if lines else ""
 
 
 _ESCAPES: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 # Without an end marker everything up to the end: a truncated key is secret too.
-_HIDDEN: Final = re.compile(r"-----BEGIN.*?(?:-----END[^-]*+-----|\Z)", re.DOTALL)
+_PEM_BLOCK: Final = re.compile(r"-----BEGIN.*?(?:-----END[^-]*+-----|\Z)", re.DOTALL)
 _SECRET: Final = re.compile(
     r"eyJ[\w-]+\.[\w.-]+"  # a signed token
     r"|(?<=://)[^/\s@]+(?=@)"
@@ -85,7 +85,7 @@ def _printable(line: str) -> str:
     return " ".join("".join(c if c.isprintable() else " " for c in line).split())
 
 
-def _verbs(arguments: tuple[str, ...]) -> list[str]:
+def _subcommands(arguments: tuple[str, ...]) -> list[str]:
     """Return the subcommands without flags, for messages: `create resourceslice`."""
     verbs = []
     for argument in arguments[:2]:
@@ -95,15 +95,15 @@ def _verbs(arguments: tuple[str, ...]) -> list[str]:
     return verbs
 
 
-async def _start(
+async def _start_child(
     program: str,
     arguments: tuple[str, ...],
     environment: Mapping[str, str] | None,
-    missing: str,
+    missing_hint: str,
 ) -> Process:
     known = os.environ if environment is None else environment
     # Our own settings may be secrets, so other programs do not inherit them.
-    passed = {name: value for name, value in known.items() if not name.startswith(_OURS)}
+    passed = {name: value for name, value in known.items() if not name.startswith(_OWN_VARIABLES)}
     try:
         return await asyncio.create_subprocess_exec(
             program,
@@ -116,26 +116,26 @@ async def _start(
         )
     except OSError as problem:
         raise InvalidSettings(
-            f"{program} cannot be run: {problem.strerror}", hint=missing
+            f"{program} cannot be run: {problem.strerror}", hint=missing_hint
         ) from None
 
 
-async def _end_of(child: Process) -> tuple[bytes, bytes, int]:
+async def _communicate(child: Process) -> tuple[bytes, bytes, int]:
     """Return stdout, stderr and the exit status once all writers have closed the pipes."""
-    return await asyncio.gather(_read(child.stdout), _read(child.stderr), child.wait())
+    return await asyncio.gather(_read_tail(child.stdout), _read_tail(child.stderr), child.wait())
 
 
-async def _read(stream: asyncio.StreamReader | None) -> bytes:
+async def _read_tail(stream: asyncio.StreamReader | None) -> bytes:
     tail = b""
     while stream is not None and (chunk := await stream.read(1 << 16)):
-        tail = (tail + chunk)[-MOST_BYTES:]
+        tail = (tail + chunk)[-MAX_OUTPUT_BYTES:]
     return tail
 
 
-async def _kill(child: Process) -> None:
+async def _kill_group(child: Process) -> None:
     """Kill the process group, also if the child itself has already exited."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(DEATH_WITHIN):
-            await _end_of(child)
+        async with asyncio.timeout(KILL_TIMEOUT):
+            await _communicate(child)

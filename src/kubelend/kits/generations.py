@@ -27,23 +27,23 @@ from pathlib import Path
 from kubelend.core.errors import InvalidSettings
 from kubelend.kits import keyfiles
 
-LINK = ".current"
-PREFIX = ".generation-"
+CURRENT_LINK = ".current"
+GENERATION_PREFIX = ".generation-"
 
 
-class Generations:
+class AtomicDirectory:
     """The files `names` of one directory, replaced together. Writers must hold the lock."""
 
     def __init__(self, directory: Path, names: Sequence[str]) -> None:
         self._directory = directory
         self._names = names
 
-    def obstacle(self) -> str:
+    def write_problem(self) -> str:
         """Return why this process cannot replace the files, as one sentence; empty if it can."""
         if not os.access(self._directory, os.W_OK | os.X_OK, effective_ids=True):
             return f"{self._directory} is not writable"
         for path in self._paths():
-            if path.is_symlink() and not self._is_ours(path):
+            if path.is_symlink() and not self._is_managed_link(path):
                 return f"{path} is a symbolic link managed by another program"
             if not path.exists():
                 return f"{path} is missing"
@@ -52,55 +52,55 @@ class Generations:
         return ""
 
     @contextlib.contextmanager
-    def lock(self) -> Iterator[bool]:
+    def try_lock(self) -> Iterator[bool]:
         """Try to lock the directory; yields False if another process holds the lock. Released when this
         process ends.
         """
-        with self._telling():
+        with self._mapped_errors():
             descriptor = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            yield _is_locked_by_us(descriptor)
+            yield _try_flock(descriptor)
         finally:
             os.close(descriptor)
 
     def stage(self, contents: Mapping[str, bytes]) -> Path:
         """Write a new generation with the modes of the current files. It is not visible until `switch_to`."""
-        with self._telling():
-            generation = Path(tempfile.mkdtemp(prefix=PREFIX, dir=self._directory))
+        with self._mapped_errors():
+            generation = Path(tempfile.mkdtemp(prefix=GENERATION_PREFIX, dir=self._directory))
             for path in self._paths():
-                _write_like(path, generation / path.name, contents[path.name])
+                _write_with_mode_of(path, generation / path.name, contents[path.name])
             generation.chmod(stat.S_IMODE(self._directory.stat().st_mode))
             keyfiles.sync_directory(self._directory)
             return generation
 
-    def take(self, staged: Path) -> None:
+    def switch_to(self, staged: Path) -> None:
         """Switch to the staged generation and remove older ones."""
-        with self._telling():
-            if not all(map(self._is_ours, self._paths())):
-                self._adopt()
-            self._link(self._directory / LINK, staged.name)
-            self.sweep()
+        with self._mapped_errors():
+            if not all(map(self._is_managed_link, self._paths())):
+                self._convert_to_links()
+            self._replace_link(self._directory / CURRENT_LINK, staged.name)
+            self.remove_unused()
 
-    def sweep(self) -> None:
+    def remove_unused(self) -> None:
         """Remove unused generations and leftovers of a crash, as far as possible."""
-        current = _target(self._directory / LINK)
-        for path in self._directory.glob(f"{PREFIX}*"):
+        current = _link_target(self._directory / CURRENT_LINK)
+        for path in self._directory.glob(f"{GENERATION_PREFIX}*"):
             if path.is_symlink():
                 with contextlib.suppress(OSError):
                     path.unlink()
             elif path.name != current:
                 shutil.rmtree(path, ignore_errors=True)
 
-    def _adopt(self) -> None:
+    def _convert_to_links(self) -> None:
         """Convert plain files to links, one by one, without changing the content behind any name."""
-        present = self.stage({path.name: keyfiles.read(path) for path in self._paths()})
-        self._link(self._directory / LINK, present.name)
+        present = self.stage({path.name: keyfiles.read_file(path) for path in self._paths()})
+        self._replace_link(self._directory / CURRENT_LINK, present.name)
         for path in self._paths():
-            self._link(path, f"{LINK}/{path.name}")
+            self._replace_link(path, f"{CURRENT_LINK}/{path.name}")
 
-    def _link(self, path: Path, target: str) -> None:
+    def _replace_link(self, path: Path, target: str) -> None:
         # A link cannot be changed in place, so a new one is renamed over it.
-        temporary = self._directory / f"{PREFIX}{secrets.token_hex(8)}"
+        temporary = self._directory / f"{GENERATION_PREFIX}{secrets.token_hex(8)}"
         temporary.symlink_to(target)
         temporary.replace(path)
         keyfiles.sync_directory(self._directory)
@@ -108,11 +108,11 @@ class Generations:
     def _paths(self) -> list[Path]:
         return [self._directory / name for name in self._names]
 
-    def _is_ours(self, path: Path) -> bool:
-        return _target(path) == f"{LINK}/{path.name}"
+    def _is_managed_link(self, path: Path) -> bool:
+        return _link_target(path) == f"{CURRENT_LINK}/{path.name}"
 
     @contextlib.contextmanager
-    def _telling(self) -> Iterator[None]:
+    def _mapped_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -122,7 +122,7 @@ class Generations:
             ) from error
 
 
-def _is_locked_by_us(descriptor: int) -> bool:
+def _try_flock(descriptor: int) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -130,15 +130,15 @@ def _is_locked_by_us(descriptor: int) -> bool:
     return True
 
 
-def _write_like(old: Path, new: Path, content: bytes) -> None:
+def _write_with_mode_of(old: Path, new: Path, content: bytes) -> None:
     """Write a file with the mode and group of the old one, because other processes of the group may read
     it.
     """
     found = old.stat()
-    keyfiles.write(new, content, mode=stat.S_IMODE(found.st_mode))
+    keyfiles.write_atomic(new, content, mode=stat.S_IMODE(found.st_mode))
     with contextlib.suppress(PermissionError):
         os.chown(new, -1, found.st_gid)
 
 
-def _target(path: Path) -> str:
+def _link_target(path: Path) -> str:
     return str(path.readlink()) if path.is_symlink() else ""

@@ -17,15 +17,15 @@ from pathlib import Path
 from kubelend.core.errors import InvalidSettings
 
 # Keys of a Kubernetes TLS secret, and therefore file names where one is mounted.
-CERTIFICATE = "tls.crt"
-KEY = "tls.key"
-AUTHORITIES = "ca.crt"
+TLS_CERTIFICATE = "tls.crt"
+TLS_KEY = "tls.key"
+CA_CERTIFICATES = "ca.crt"
 
-PRIVATE = 0o600
-PUBLIC = 0o644
+PRIVATE_MODE = 0o600
+PUBLIC_MODE = 0o644
 
 
-def read(path: Path, *, hint: str = "") -> bytes:
+def read_file(path: Path, *, hint: str = "") -> bytes:
     """Return the file's content. Missing, unreadable and empty files are errors; `hint` says what to do."""
     try:
         content = path.read_bytes()
@@ -40,7 +40,7 @@ def read(path: Path, *, hint: str = "") -> bytes:
     return content
 
 
-def exposure(path: Path, *, holds: str = "a private key") -> str:
+def mode_problem(path: Path, *, content: str = "a private key") -> str:
     """Return what is wrong with a private file's mode, as one sentence; empty if nothing is.
 
     Group read is allowed if another user owns the file: Kubernetes mounts secrets like this for a process
@@ -54,15 +54,15 @@ def exposure(path: Path, *, holds: str = "a private key") -> str:
     mode = stat.S_IMODE(found.st_mode)
     if not mode & ~allowed:
         return ""
-    return f"{path} holds {holds} and has mode {mode:04o}, so other users can access it"
+    return f"{path} holds {content} and has mode {mode:04o}, so other users can access it"
 
 
-def write(path: Path, content: bytes, *, mode: int, overwrite: bool = False) -> None:
+def write_atomic(path: Path, content: bytes, *, mode: int, overwrite: bool = False) -> None:
     """Write a file atomically. Without `overwrite`, only if the file does not exist."""
     try:
-        temporary = _write_beside(path, content, mode)
+        temporary = _write_temporary(path, content, mode)
         try:
-            _move(temporary, path, overwrite)
+            _move_into_place(temporary, path, overwrite)
         finally:
             temporary.unlink(missing_ok=True)
         sync_directory(path.parent)
@@ -84,7 +84,7 @@ def sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-def remove(path: Path) -> None:
+def remove_file(path: Path) -> None:
     """Remove a file if it exists, durably."""
     try:
         path.unlink(missing_ok=True)
@@ -95,24 +95,24 @@ def remove(path: Path) -> None:
         ) from error
 
 
-def remove_leftovers(path: Path) -> None:
+def remove_temporary_files(path: Path) -> None:
     """Remove temporary files of interrupted writes of `path`. The caller must hold the lock."""
     for leftover in path.parent.glob(f"{_temporary_prefix(path)}*"):
-        remove(leftover)
+        remove_file(leftover)
 
 
 @contextmanager
-def locked(directory: Path) -> Iterator[None]:
+def lock_directory(directory: Path) -> Iterator[None]:
     """Lock a directory exclusively, for read-modify-write of its files."""
     descriptor = _open_directory(directory)
     try:
-        _lock(descriptor, directory)
+        _flock_or_fail(descriptor, directory)
         yield
     finally:
         os.close(descriptor)
 
 
-def _write_beside(path: Path, content: bytes, mode: int) -> Path:
+def _write_temporary(path: Path, content: bytes, mode: int) -> Path:
     # In the same directory, because a rename does not cross file systems; mkstemp creates it with mode 0600.
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=_temporary_prefix(path))
     try:
@@ -131,7 +131,7 @@ def _temporary_prefix(path: Path) -> str:
     return f".{path.name}."
 
 
-def _move(temporary: Path, path: Path, overwrite: bool) -> None:
+def _move_into_place(temporary: Path, path: Path, overwrite: bool) -> None:
     # A hard link fails atomically if the file exists; a check before a rename would be a race.
     if overwrite:
         temporary.replace(path)
@@ -149,7 +149,7 @@ def _open_directory(directory: Path) -> int:
         ) from error
 
 
-def _lock(descriptor: int, directory: Path) -> None:
+def _flock_or_fail(descriptor: int, directory: Path) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

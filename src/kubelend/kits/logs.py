@@ -45,20 +45,20 @@ def setup(level: str = "info", format: Format = "json", stream: TextIO | None = 
         )
     if format not in FORMATS:
         raise InvalidSettings(f"unknown log format {format!r}", hint=f"use {' or '.join(FORMATS)}")
-    _Lines.stream = sys.stderr if stream is None else stream
+    _LineLogger.stream = sys.stderr if stream is None else stream
     _processors[:] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.format_exc_info,
         redact,
-        _head,
-        *(_console(_Lines.stream) if format == "console" else (_json,)),
+        _order_keys,
+        *(_console(_LineLogger.stream) if format == "console" else (_json,)),
     ]
     threshold = logging.getLevelNamesMapping()[level.upper()]
     structlog.configure(
         processors=_processors,
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
-        logger_factory=_Lines,
+        logger_factory=_LineLogger,
         cache_logger_on_first_use=True,
     )
     _route_logging(threshold)
@@ -90,8 +90,8 @@ _USER_IN_URL: Final = re.compile(r"(?<=://)[^/\s@]++(?=@)")
 _BEARER: Final = re.compile(r"(?<=bearer )\S++", re.IGNORECASE)
 # A join token: its ID is public and identifies it.
 _TOKEN: Final = re.compile(r"\b(kl1\.[\w-]++\.)[\w-]++", re.ASCII)
-_DEEPEST: Final = 4
-_LARGEST: Final = 2**63
+_MAX_DEPTH: Final = 4
+_MAX_INTEGER: Final = 2**63
 
 
 @functools.lru_cache(maxsize=1024)
@@ -118,9 +118,9 @@ def _cleaned(value: object, depth: int = 0) -> object:
         case None | bool() | float():
             return value
         case int():
-            return value if abs(value) < _LARGEST else str(value)
+            return value if abs(value) < _MAX_INTEGER else str(value)
         case dict() | list() | tuple() | set() | frozenset():
-            return _cleaned_inside(value, depth + 1) if depth < _DEEPEST else "[too deep]"
+            return _cleaned_inside(value, depth + 1) if depth < _MAX_DEPTH else "[too deep]"
         case _:
             return _cleaned_text(_described(value))
 
@@ -164,7 +164,7 @@ def _cleaned_text(text: str) -> str:
 _encode: Final = msgspec.json.Encoder().encode
 
 
-def _head(logger: WrappedLogger, _: str, event: EventDict) -> EventDict:
+def _order_keys(logger: WrappedLogger, _: str, event: EventDict) -> EventDict:
     """Put timestamp, level, logger and event first, for people who read JSON."""
     return {
         "timestamp": clock.utc_now(),
@@ -191,11 +191,13 @@ def _printable(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
     event["timestamp"] = f"{event['timestamp']:%Y-%m-%dT%H:%M:%S.%f}"[:-3] + "Z"
     for name, value in event.items():
         if isinstance(value, str) and not value.isprintable():
-            event[name] = "".join(map(_shown if name == "exception" else _escaped, value))
+            event[name] = "".join(
+                map(_escaped_but_newlines if name == "exception" else _escaped, value)
+            )
     return event
 
 
-def _shown(character: str) -> str:
+def _escaped_but_newlines(character: str) -> str:
     return character if character == "\n" else _escaped(character)
 
 
@@ -203,7 +205,7 @@ def _escaped(character: str) -> str:
     return character if character.isprintable() else ascii(character)[1:-1]
 
 
-class _Lines:
+class _LineLogger:
     """Output of log lines. A stream that is full, broken or closed must not stop the process."""
 
     stream: ClassVar[TextIO] = sys.stderr
@@ -224,7 +226,7 @@ class _Lines:
 # -- records of the standard library
 
 
-class _Foreign(logging.Handler):
+class _StructlogHandler(logging.Handler):
     """Forwards records of `logging` to structlog."""
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -239,8 +241,8 @@ class _Foreign(logging.Handler):
 def _route_logging(threshold: int) -> None:
     root = logging.getLogger()
     for handler in root.handlers[:]:
-        if isinstance(handler, _Foreign):
+        if isinstance(handler, _StructlogHandler):
             root.removeHandler(handler)
-    root.addHandler(_Foreign())
+    root.addHandler(_StructlogHandler())
     root.setLevel(threshold)
     logging.captureWarnings(True)

@@ -6,7 +6,7 @@ import stat
 from pathlib import Path
 
 
-def exposed_directory(path: Path) -> str:
+def directory_mode_problem(path: Path) -> str:
     """Return what is wrong with a directory's mode, as one sentence; empty if nothing is.
 
     With the sticky bit other users cannot replace files that they do not own, as in /tmp and in a mounted

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 
 @lru_cache(maxsize=4096)
-def network(remote: str) -> str:
+def rate_limit_key(remote: str) -> str:
     """Return the IPv4 address, or the /64 network of an IPv6 address, because one client usually has all of
     it.
     """

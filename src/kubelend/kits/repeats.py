@@ -9,44 +9,44 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable
 
-INTERVAL = 10.0
+LOG_INTERVAL = 10.0
 """Seconds between two log lines with one key."""
 
-MOST = 4096
+MAX_LOG_KEYS = 4096
 """Maximum number of keys. Beyond it the oldest is evicted, and its next line is logged early."""
 
 
-class Repeats:
+class LogThrottle:
     """Allows one log line per key and interval, and counts the suppressed ones."""
 
     def __init__(
-        self, interval: float = INTERVAL, clock: Callable[[], float] = time.monotonic
+        self, interval: float = LOG_INTERVAL, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._interval = interval
         self._clock = clock
-        self._told: dict[Hashable, _Told] = {}
+        self._intervals: dict[Hashable, _LogInterval] = {}
 
-    def left_out(self, subject: Hashable) -> int | None:
+    def suppressed(self, key: Hashable) -> int | None:
         """Return the number of lines suppressed since the last one; None if this line is suppressed too."""
         now = self._clock()
-        known = self._told.get(subject)
+        known = self._intervals.get(key)
         if known is not None and now < known.until:
-            known.left_out += 1
+            known.suppressed += 1
             return None
-        self._remember(subject, now)
-        return 0 if known is None else known.left_out
+        self._start_interval(key, now)
+        return 0 if known is None else known.suppressed
 
-    def _remember(self, subject: Hashable, now: float) -> None:
+    def _start_interval(self, key: Hashable, now: float) -> None:
         # Removed first, so that the dictionary stays ordered by time and its first key is the oldest.
-        self._told.pop(subject, None)
-        self._told[subject] = _Told(now + self._interval)
-        if len(self._told) > MOST:
-            del self._told[next(iter(self._told))]
+        self._intervals.pop(key, None)
+        self._intervals[key] = _LogInterval(now + self._interval)
+        if len(self._intervals) > MAX_LOG_KEYS:
+            del self._intervals[next(iter(self._intervals))]
 
 
-class _Told:
-    __slots__ = ("left_out", "until")
+class _LogInterval:
+    __slots__ = ("suppressed", "until")
 
     def __init__(self, until: float) -> None:
         self.until = until
-        self.left_out = 0
+        self.suppressed = 0

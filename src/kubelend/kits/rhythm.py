@@ -12,15 +12,15 @@ from collections.abc import Callable
 Action = Callable[[], None]
 
 
-class Rhythm:
+class CoalescingTimer:
     """Runs a rare action immediately; batches frequent ones until the next tick."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._last = float("-inf")
-        self._waiting: list[Action] = []
+        self._pending: list[Action] = []
 
-    def call(self, action: Action) -> None:
+    def schedule(self, action: Action) -> None:
         """Run the action now, or together with others within `seconds`."""
         loop = asyncio.get_running_loop()
         is_often = loop.time() - self._last < self._seconds
@@ -28,12 +28,12 @@ class Rhythm:
         if not is_often:
             action()
             return
-        if not self._waiting:
-            loop.call_later(self._seconds, self._strike)
-        self._waiting.append(action)
+        if not self._pending:
+            loop.call_later(self._seconds, self._fire)
+        self._pending.append(action)
 
-    def _strike(self) -> None:
-        waiting, self._waiting = self._waiting, []
+    def _fire(self) -> None:
+        waiting, self._pending = self._pending, []
         loop = asyncio.get_running_loop()
         for action in waiting:
             loop.call_soon(

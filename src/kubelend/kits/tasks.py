@@ -14,7 +14,7 @@ import structlog
 
 log = structlog.get_logger("kubelend.tasks")
 
-Root = asyncio.Task[object]
+RootTaskHandle = asyncio.Task[object]
 
 
 async def run_all(tasks: Mapping[str, Coroutine[Any, Any, object]]) -> str:
@@ -24,43 +24,43 @@ async def run_all(tasks: Mapping[str, Coroutine[Any, Any, object]]) -> str:
     Tasks are stopped in reverse order, one by one, so that each may use those before it until it has
     finished. Cancelling this does the same; cancelling it again cancels all tasks at once.
     """
-    running = [_start(name, task) for name, task in tasks.items()]
+    running = [_start_root(name, task) for name, task in tasks.items()]
     try:
         await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-        first = _first(running)
+        first = _first_ended(running)
     finally:
-        await _stop(running)
-    failure = _failure(first)
+        await _stop_all(running)
+    failure = _error_of(first)
     if failure is not None:
         raise failure
     return first.get_name()
 
 
-def _start(name: str, task: Coroutine[Any, Any, object]) -> Root:
+def _start_root(name: str, task: Coroutine[Any, Any, object]) -> RootTaskHandle:
     root = asyncio.create_task(task, name=name)
-    root.add_done_callback(_report)
+    root.add_done_callback(_log_end)
     return root
 
 
-def _report(root: Root) -> None:
-    failure = _failure(root)
+def _log_end(root: RootTaskHandle) -> None:
+    failure = _error_of(root)
     if failure is not None:
         log.error("Root task failed", task=root.get_name(), exc_info=failure)
     elif not root.cancelling():
         log.debug("Root task ended", task=root.get_name())
 
 
-def _failure(root: Root) -> BaseException | None:
+def _error_of(root: RootTaskHandle) -> BaseException | None:
     return None if root.cancelled() else root.exception()
 
 
-def _first(running: Sequence[Root]) -> Root:
+def _first_ended(running: Sequence[RootTaskHandle]) -> RootTaskHandle:
     """Prefer a failed task over a finished one if both ended in the same loop iteration."""
     done = [root for root in running if root.done()]
-    return next((root for root in done if _failure(root) is not None), done[0])
+    return next((root for root in done if _error_of(root) is not None), done[0])
 
 
-async def _stop(running: Sequence[Root]) -> None:
+async def _stop_all(running: Sequence[RootTaskHandle]) -> None:
     interrupted: asyncio.CancelledError | None = None
     for root in reversed(running):
         root.cancel()

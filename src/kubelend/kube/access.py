@@ -18,31 +18,31 @@ import msgspec
 
 from kubelend.core.errors import InvalidSettings
 from kubelend.kube import exec_plugins, held, kubeconfig, proxies
-from kubelend.kube.exec_plugins import Plugin
-from kubelend.kube.held import Held
+from kubelend.kube.exec_plugins import ExecPlugin
+from kubelend.kube.held import DataOrFile
 
-SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-HOST, PORT = "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"
+SERVICE_ACCOUNT_DIRECTORY: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+HOST_VARIABLE, PORT_VARIABLE = "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"
 
 
-class Origin(msgspec.Struct, frozen=True):
+class KubeconfigSource(msgspec.Struct, frozen=True):
     """The kubeconfig and context that the configuration was read from."""
 
     path: str
     context: str
 
 
-class Access(msgspec.Struct, frozen=True, kw_only=True):
+class KubeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """An API server and the credentials to access it."""
 
     server: str
     """URL of the API server. May end in a path prefix."""
-    authorities: Held = held.NOTHING
+    authorities: DataOrFile = held.NO_DATA
     """Trusted certificate authorities. Defaults to those of the system."""
-    certificate: Held = held.NOTHING
-    key: Held = held.NOTHING
-    token: Held = held.NOTHING
-    plugin: Plugin | None = None
+    certificate: DataOrFile = held.NO_DATA
+    key: DataOrFile = held.NO_DATA
+    token: DataOrFile = held.NO_DATA
+    plugin: ExecPlugin | None = None
     impersonation: tuple[tuple[str, str], ...] = ()
     """Impersonation headers."""
     tls_server_name: str = ""
@@ -52,13 +52,13 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
     namespace: str = "default"
     """Default namespace."""
     proxy: str = ""
-    origin: Origin | None = None
+    origin: KubeconfigSource | None = None
 
     def __repr__(self) -> str:
-        return f"KubeConfig({self.server!r}, {self.manner})"
+        return f"KubeConfig({self.server!r}, {self.auth_method})"
 
     @property
-    def manner(self) -> str:
+    def auth_method(self) -> str:
         """How the client authenticates, without secrets."""
         if self.plugin:
             return f"by {self.plugin.command}"
@@ -66,83 +66,92 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
         return " and ".join(f"by {name}" for name, way in ways if way) or "anonymously"
 
 
-def find(
-    kubeconfig_path: str = "", context: str = "", *, account: Path = SERVICE_ACCOUNT
-) -> Access:
+def load_config(
+    kubeconfig_path: str = "",
+    context: str = "",
+    *,
+    service_account: Path = SERVICE_ACCOUNT_DIRECTORY,
+) -> KubeConfig:
     """Load the configuration as kubectl does: the named kubeconfig, else $KUBECONFIG, else the pod's
     service account, else ~/.kube/config.
     """
-    is_named = bool(kubeconfig_path or context or os.environ.get(kubeconfig.VARIABLE))
-    if not is_named and os.environ.get(HOST):
-        return in_cluster(account)
-    return from_kubeconfig(kubeconfig_path, context)
+    is_named = bool(kubeconfig_path or context or os.environ.get(kubeconfig.KUBECONFIG_VARIABLE))
+    if not is_named and os.environ.get(HOST_VARIABLE):
+        return in_cluster_config(service_account)
+    return config_from_kubeconfig(kubeconfig_path, context)
 
 
-def in_cluster(
-    directory: Path = SERVICE_ACCOUNT, environment: Mapping[str, str] = os.environ
-) -> Access:
+def in_cluster_config(
+    directory: Path = SERVICE_ACCOUNT_DIRECTORY, environment: Mapping[str, str] = os.environ
+) -> KubeConfig:
     """Use the pod's service account. The kubelet replaces its token about every hour."""
-    host, port = environment.get(HOST, ""), environment.get(PORT, "443")
+    host, port = environment.get(HOST_VARIABLE, ""), environment.get(PORT_VARIABLE, "443")
     if not host:
-        raise InvalidSettings(f"not running in a pod: {HOST} is not set", hint="use --kubeconfig")
-    token, authorities = Held(path=directory / "token"), Held(path=directory / "ca.crt")
+        raise InvalidSettings(
+            f"not running in a pod: {HOST_VARIABLE} is not set", hint="use --kubeconfig"
+        )
+    token, authorities = DataOrFile(path=directory / "token"), DataOrFile(path=directory / "ca.crt")
     for file in (token, authorities):
         file.read(hint="check that the pod does not set automountServiceAccountToken: false")
     server = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
     namespace = directory / "namespace"
-    return Access(
+    return KubeConfig(
         server=server,
         authorities=authorities,
         token=token,
         namespace=namespace.read_text().strip() if namespace.exists() else "default",
-        proxy=proxies.for_server(server, environment),
+        proxy=proxies.proxy_for(server, environment),
     )
 
 
-def from_kubeconfig(path: str | Path | None = None, context: str = "") -> Access:
+def config_from_kubeconfig(path: str | Path | None = None, context: str = "") -> KubeConfig:
     """Load one context of a kubeconfig; without a path of $KUBECONFIG, or of ~/.kube/config."""
-    paths = kubeconfig.files(str(path or ""))
-    choice = kubeconfig.choose(paths, context)
+    paths = kubeconfig.kubeconfig_files(str(path or ""))
+    choice = kubeconfig.select_context(paths, context)
     cluster, user = choice.cluster, choice.user
-    authorities = _held(
+    authorities = _data_or_file(
         cluster.certificate_authority_data, cluster.certificate_authority, choice.cluster_file
     )
     _check_cluster(cluster, choice, authorities)
     _check_user(user, choice)
-    return Access(
+    return KubeConfig(
         server=cluster.server.rstrip("/"),
         authorities=authorities,
-        certificate=_held(user.client_certificate_data, user.client_certificate, choice.user_file),
-        key=_held(user.client_key_data, user.client_key, choice.user_file),
-        token=_token(user, choice.user_file),
-        plugin=_plugin(user.exec, choice, authorities),
+        certificate=_data_or_file(
+            user.client_certificate_data, user.client_certificate, choice.user_file
+        ),
+        key=_data_or_file(user.client_key_data, user.client_key, choice.user_file),
+        token=_user_token(user, choice.user_file),
+        plugin=_exec_plugin(user.exec, choice, authorities),
         impersonation=_impersonation(user),
         tls_server_name=cluster.tls_server_name,
         insecure=cluster.insecure_skip_tls_verify,
         namespace=choice.namespace or "default",
-        proxy=cluster.proxy_url or proxies.for_server(cluster.server),
-        origin=Origin(str(path or ""), choice.name),
+        proxy=cluster.proxy_url or proxies.proxy_for(cluster.server),
+        origin=KubeconfigSource(str(path or ""), choice.name),
     )
 
 
-def files(access: Access) -> list[Path | None]:
+def config_files(config: KubeConfig) -> list[Path | None]:
     """Return the files that the configuration depends on, for change detection."""
-    own = [access.authorities.path, access.certificate.path, access.key.path, access.token.path]
-    return own if access.origin is None else [*own, *kubeconfig.files(access.origin.path)]
+    own = [config.authorities.path, config.certificate.path, config.key.path, config.token.path]
+    return (
+        own if config.origin is None else [*own, *kubeconfig.kubeconfig_files(config.origin.path)]
+    )
 
 
-def _held(data: bytes, path: str, beside: Path) -> Held:
+def _data_or_file(data: bytes, path: str, relative_to: Path) -> DataOrFile:
     if data or not path:
-        return Held(data)
-    return Held(path=beside.absolute().parent / path)
+        return DataOrFile(data)
+    return DataOrFile(path=relative_to.absolute().parent / path)
 
 
-def _token(user: kubeconfig.User, file: Path) -> Held:
-    return _held(b"" if user.token_file else user.token.encode(), user.token_file, file)
+def _user_token(user: kubeconfig.User, file: Path) -> DataOrFile:
+    return _data_or_file(b"" if user.token_file else user.token.encode(), user.token_file, file)
 
 
 def _check_cluster(
-    cluster: kubeconfig.Cluster, choice: kubeconfig.Choice, authorities: Held
+    cluster: kubeconfig.Cluster, choice: kubeconfig.SelectedContext, authorities: DataOrFile
 ) -> None:
     what = f"{choice.cluster_file}, context {choice.name!r}"
     url = urlsplit(cluster.server)
@@ -160,7 +169,7 @@ def _check_cluster(
     authorities.read(hint="correct certificate-authority")
 
 
-def _check_user(user: kubeconfig.User, choice: kubeconfig.Choice) -> None:
+def _check_user(user: kubeconfig.User, choice: kubeconfig.SelectedContext) -> None:
     what = f"{choice.user_file}, context {choice.name!r}"
     if user.auth_provider is not None:
         raise InvalidSettings(
@@ -182,9 +191,9 @@ def _check_user(user: kubeconfig.User, choice: kubeconfig.Choice) -> None:
         )
 
 
-def _plugin(
-    found: kubeconfig.Exec | None, choice: kubeconfig.Choice, authorities: Held
-) -> Plugin | None:
+def _exec_plugin(
+    found: kubeconfig.ExecConfig | None, choice: kubeconfig.SelectedContext, authorities: DataOrFile
+) -> ExecPlugin | None:
     if found is None:
         return None
     what = f"{choice.user_file}, context {choice.name!r}: exec"
@@ -201,17 +210,17 @@ def _plugin(
     command = found.command
     if os.sep in command:
         command = str(choice.user_file.absolute().parent / command)
-    return Plugin(
+    return ExecPlugin(
         command=command,
         api_version=found.api_version,
         arguments=found.args or (),
         variables={one.name: one.value for one in found.env or ()},
-        cluster=_told(choice.cluster, authorities) if found.provide_cluster_info else None,
+        cluster=_cluster_info(choice.cluster, authorities) if found.provide_cluster_info else None,
         hint=" ".join(found.install_hint.split()),
     )
 
 
-def _told(cluster: kubeconfig.Cluster, authorities: Held) -> dict[str, Any]:
+def _cluster_info(cluster: kubeconfig.Cluster, authorities: DataOrFile) -> dict[str, Any]:
     """Cluster information for an exec plugin, with the field names of a kubeconfig."""
     info: dict[str, Any] = {
         "server": cluster.server,

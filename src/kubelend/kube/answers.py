@@ -19,13 +19,13 @@ from kubelend.kube.resources import Kind, Resource
 EventType = Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK"]
 
 
-class Unreadable(NamedTuple):
+class UndecodableObject(NamedTuple):
     """An object that does not fit its type, identified by its metadata."""
 
     namespace: str
     name: str
     uid: str
-    problem: str
+    error: str
     is_deleted: bool = False
 
 
@@ -33,18 +33,18 @@ class Page(NamedTuple, Generic[Kind]):
     """One page of a list. `next` is the continue token, empty on the last page."""
 
     objects: list[Kind]
-    unreadable: list[Unreadable]
+    undecodable: list[UndecodableObject]
     resource_version: str
-    next: str
+    continue_token: str
 
 
-class Seen(NamedTuple, Generic[Kind]):
+class WatchEvent(NamedTuple, Generic[Kind]):
     """One watch event. A bookmark has no object; it only advances the resource version."""
 
     type: EventType
     found: Kind | None
     resource_version: str
-    unreadable: Unreadable | None = None
+    undecodable: UndecodableObject | None = None
 
 
 class Decoder(Generic[Kind]):
@@ -55,60 +55,62 @@ class Decoder(Generic[Kind]):
         self._one: msgspec.json.Decoder[Kind] = msgspec.json.Decoder(resource.type)
         self._page = msgspec.json.Decoder(_Page[resource.type])  # type: ignore[name-defined]  # made at run time
 
-    def one(self, content: bytes) -> Kind:
+    def decode_object(self, content: bytes) -> Kind:
         try:
             return self._one.decode(content)
         except msgspec.MsgspecError as problem:
             raise errors.UnexpectedAnswer(f"{self._resource}: {problem}") from problem
 
-    def page(self, content: bytes) -> Page[Kind]:
+    def decode_page(self, content: bytes) -> Page[Kind]:
         try:
             found = self._page.decode(content)
         except msgspec.ValidationError:
-            return self._page_by_parts(content)
+            return self._decode_page_by_item(content)
         except msgspec.MsgspecError as problem:
             raise errors.UnexpectedAnswer(f"{self._resource}: {problem}") from problem
         meta = found.metadata
         return Page(found.items or [], [], meta.resource_version, meta.continue_)
 
-    def event(self, line: bytes) -> Seen[Kind]:
+    def decode_event(self, line: bytes) -> WatchEvent[Kind]:
         """Decode a watch event. An ERROR event, such as `Gone`, is raised."""
         try:
-            event = _EVENTS.decode(line)
+            event = _EVENT_DECODER.decode(line)
             if event.type == "ERROR":
-                raise error_of(_STATUSES.decode(event.object))
-            meta = _HEADS.decode(event.object).metadata
+                raise error_from_status(_STATUS_DECODER.decode(event.object))
+            meta = _METADATA_DECODER.decode(event.object).metadata
         except msgspec.MsgspecError as problem:
             raise errors.UnexpectedAnswer(f"a watch of {self._resource}: {problem}") from problem
         if event.type == "BOOKMARK":
-            return Seen("BOOKMARK", None, meta.resource_version)
-        found = self._read(event.object, is_deleted=event.type == "DELETED")
-        if isinstance(found, Unreadable):
-            return Seen(event.type, None, meta.resource_version, found)
-        return Seen(event.type, found, meta.resource_version)
+            return WatchEvent("BOOKMARK", None, meta.resource_version)
+        found = self._decode_item(event.object, is_deleted=event.type == "DELETED")
+        if isinstance(found, UndecodableObject):
+            return WatchEvent(event.type, None, meta.resource_version, found)
+        return WatchEvent(event.type, found, meta.resource_version)
 
-    def _page_by_parts(self, content: bytes) -> Page[Kind]:
+    def _decode_page_by_item(self, content: bytes) -> Page[Kind]:
         try:
-            found = _PAGES.decode(content)
+            found = _RAW_PAGE_DECODER.decode(content)
         except msgspec.MsgspecError as problem:
             raise errors.UnexpectedAnswer(f"{self._resource}: {problem}") from problem
-        read = [self._read(item) for item in found.items or []]
+        read = [self._decode_item(item) for item in found.items or []]
         return Page(
-            [one for one in read if not isinstance(one, Unreadable)],
-            [one for one in read if isinstance(one, Unreadable)],
+            [one for one in read if not isinstance(one, UndecodableObject)],
+            [one for one in read if isinstance(one, UndecodableObject)],
             found.metadata.resource_version,
             found.metadata.continue_,
         )
 
-    def _read(self, item: msgspec.Raw, *, is_deleted: bool = False) -> Kind | Unreadable:
+    def _decode_item(
+        self, item: msgspec.Raw, *, is_deleted: bool = False
+    ) -> Kind | UndecodableObject:
         try:
             return self._one.decode(item)
         except msgspec.ValidationError as problem:
-            meta = _HEADS.decode(item).metadata
-            return Unreadable(meta.namespace, meta.name, meta.uid, str(problem), is_deleted)
+            meta = _METADATA_DECODER.decode(item).metadata
+            return UndecodableObject(meta.namespace, meta.name, meta.uid, str(problem), is_deleted)
 
 
-def decoder(resource: Resource[Kind]) -> Decoder[Kind]:
+def decoder_for(resource: Resource[Kind]) -> Decoder[Kind]:
     """Return the cached decoder of a resource; creating one costs more than decoding a thousand objects."""
     found = _DECODERS.get(resource)
     if found is None:
@@ -116,7 +118,7 @@ def decoder(resource: Resource[Kind]) -> Decoder[Kind]:
     return found
 
 
-def encode(resource: Resource[Kind], found: Kind, *, is_new: bool = False) -> bytes:
+def encode_object(resource: Resource[Kind], found: Kind, *, is_new: bool = False) -> bytes:
     """Encode an object with apiVersion and kind.
 
     For a new object resourceVersion and UID are dropped, as it may be a copy of an existing one.
@@ -125,25 +127,27 @@ def encode(resource: Resource[Kind], found: Kind, *, is_new: bool = False) -> by
     body: dict[str, object] = head | msgspec.to_builtins(found)
     if is_new:
         known: dict[str, object] = msgspec.to_builtins(found.metadata)
-        body["metadata"] = {name: known[name] for name in known.keys() - _SERVERS_OWN}
+        body["metadata"] = {name: known[name] for name in known.keys() - _SERVER_SET_FIELDS}
     return msgspec.json.encode(body)
 
 
-def failure(status: int, content: bytes, retry_after: str | None) -> errors.KubelendError:
+def error_from_response(
+    status: int, content: bytes, retry_after: str | None
+) -> errors.KubelendError:
     """Return the error of a response, also if it comes from a proxy instead of an API server."""
     try:
-        found = _STATUSES.decode(content)
+        found = _STATUS_DECODER.decode(content)
     except msgspec.MsgspecError:
         text = " ".join(content[:200].decode("utf-8", "replace").split())
         found = Status(message=text)
-    error = error_of(msgspec.structs.replace(found, code=status))
+    error = error_from_status(msgspec.structs.replace(found, code=status))
     if isinstance(error, errors.Unavailable | errors.LimitExceeded):
-        seconds = _seconds(retry_after) or float(found.details.retry_after_seconds)
+        seconds = _retry_after_seconds(retry_after) or float(found.details.retry_after_seconds)
         error.retry_after = seconds or error.retry_after
     return error
 
 
-def is_missing_object(error: errors.KubelendError) -> bool:
+def is_object_not_found(error: errors.KubelendError) -> bool:
     """Whether the object was not found, as opposed to its kind not being defined."""
     return isinstance(error, errors.NotFound) and not error.hint
 
@@ -156,7 +160,7 @@ class _Meta(msgspec.Struct, rename="camel"):
     continue_: str = msgspec.field(default="", name="continue")
 
 
-class _Head(msgspec.Struct):
+class _MetadataOnly(msgspec.Struct):
     metadata: _Meta
 
 
@@ -189,15 +193,15 @@ class Status(msgspec.Struct, rename="camel"):
     details: _Details = _Details()
 
 
-_SERVERS_OWN: Final = frozenset({"resourceVersion", "uid"})
+_SERVER_SET_FIELDS: Final = frozenset({"resourceVersion", "uid"})
 _DECODERS: Final[dict[Resource[Any], Decoder[Any]]] = {}
 
-_EVENTS: Final = msgspec.json.Decoder(_Event)
-_HEADS: Final = msgspec.json.Decoder(_Head)
-_PAGES: Final = msgspec.json.Decoder(_RawPage)
-_STATUSES: Final = msgspec.json.Decoder(Status)
+_EVENT_DECODER: Final = msgspec.json.Decoder(_Event)
+_METADATA_DECODER: Final = msgspec.json.Decoder(_MetadataOnly)
+_RAW_PAGE_DECODER: Final = msgspec.json.Decoder(_RawPage)
+_STATUS_DECODER: Final = msgspec.json.Decoder(Status)
 
-_CLASSES: Final[dict[int, type[errors.KubelendError]]] = {
+_ERRORS_BY_STATUS: Final[dict[int, type[errors.KubelendError]]] = {
     HTTPStatus.BAD_REQUEST: errors.InvalidInput,
     HTTPStatus.UNPROCESSABLE_ENTITY: errors.InvalidInput,
     HTTPStatus.UNSUPPORTED_MEDIA_TYPE: errors.InvalidInput,
@@ -212,23 +216,23 @@ _CLASSES: Final[dict[int, type[errors.KubelendError]]] = {
 }
 
 
-def error_of(said: Status) -> errors.KubelendError:
+def error_from_status(status: Status) -> errors.KubelendError:
     """Map a Status to an error class by its code; the message is the same."""
-    message = said.message or said.reason or f"API server responded with {said.code}"
-    if said.code == HTTPStatus.NOT_FOUND and not said.details.name:
+    message = status.message or status.reason or f"API server responded with {status.code}"
+    if status.code == HTTPStatus.NOT_FOUND and not status.details.name:
         return errors.NotFound(
             message, hint="apply the CRDs, if this kind is not defined in the cluster"
         )
-    if said.code == HTTPStatus.UNAUTHORIZED:
+    if status.code == HTTPStatus.UNAUTHORIZED:
         hint = "check the token or certificate of the kubeconfig's user"
         return errors.Unauthenticated(f"API server rejected the credentials: {message}", hint=hint)
-    if said.reason == "AlreadyExists":
+    if status.reason == "AlreadyExists":
         return errors.AlreadyExists(message)
-    if said.code >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        return errors.Unavailable(f"API server responded with {said.code}: {message}")
-    return _CLASSES.get(said.code, errors.UnexpectedAnswer)(message)
+    if status.code >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        return errors.Unavailable(f"API server responded with {status.code}: {message}")
+    return _ERRORS_BY_STATUS.get(status.code, errors.UnexpectedAnswer)(message)
 
 
-def _seconds(header: str | None) -> float:
+def _retry_after_seconds(header: str | None) -> float:
     # HTTP also allows a date here, but API servers only send seconds.
     return float(header) if header and header.isascii() and header.isdigit() else 0.0

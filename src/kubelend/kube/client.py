@@ -21,20 +21,20 @@ import msgspec
 from kubelend.core.errors import Gone, NotFound, Unavailable
 from kubelend.kits.backoff import Backoff
 from kubelend.kube import answers, connections
-from kubelend.kube.access import Access
-from kubelend.kube.answers import Page, Seen, Unreadable
-from kubelend.kube.connections import Call, Connections
+from kubelend.kube.access import KubeConfig
+from kubelend.kube.answers import Page, UndecodableObject, WatchEvent
+from kubelend.kube.connections import ApiRequest, Transport
 from kubelend.kube.resources import Kind, Resource
 
-PAGE: Final = 500
-WATCH_FOR: Final = timedelta(minutes=5)
+PAGE_SIZE: Final = 500
+WATCH_DURATION: Final = timedelta(minutes=5)
 """Requested duration of a watch. Randomised up to twice as long, so that watches do not end at the same
 time.
 """
-GRACE: Final = timedelta(seconds=30)
+WATCH_GRACE: Final = timedelta(seconds=30)
 """How much later than requested the server may end a watch."""
 
-_LISTS: Final = 3
+_LIST_ATTEMPTS: Final = 3
 """Attempts to list, if the continue token expires between pages."""
 
 
@@ -43,43 +43,45 @@ class Listing(NamedTuple, Generic[Kind]):
 
     objects: list[Kind]
     resource_version: str
-    unreadable: list[Unreadable]
+    undecodable: list[UndecodableObject]
 
 
 class Client:
     """Client for one API server with one identity. Safe for concurrent use."""
 
-    def __init__(self, made: Connections, access: Access, watch_for: timedelta, grace: timedelta):
-        self.access = access
-        self._connections = made
-        self._watch_for = watch_for
+    def __init__(
+        self, transport: Transport, config: KubeConfig, watch_duration: timedelta, grace: timedelta
+    ):
+        self.config = config
+        self._transport = transport
+        self._watch_duration = watch_duration
         self._grace = grace
 
     @classmethod
     @contextlib.asynccontextmanager
     async def open(
         cls,
-        access: Access,
+        config: KubeConfig,
         *,
-        timeout: timedelta = connections.TIMEOUT,
-        backoff: Backoff = connections.BACKOFF,
-        watch_for: timedelta = WATCH_FOR,
-        grace: timedelta = GRACE,
-        at_once: int = connections.MOST_AT_ONCE,
+        timeout: timedelta = connections.REQUEST_TIMEOUT,
+        backoff: Backoff = connections.REQUEST_BACKOFF,
+        watch_duration: timedelta = WATCH_DURATION,
+        grace: timedelta = WATCH_GRACE,
+        max_concurrent: int = connections.MAX_CONCURRENT_REQUESTS,
     ) -> AsyncIterator[Client]:
-        made = Connections(access, timeout, backoff, at_once)
+        made = Transport(config, timeout, backoff, max_concurrent)
         try:
-            yield cls(made, access, watch_for, grace)
+            yield cls(made, config, watch_duration, grace)
         finally:
             await made.close()
 
     async def find(self, resource: Resource[Kind], name: str, namespace: str = "") -> Kind | None:
         """Get an object; None if it does not exist. `NotFound` if its kind is not defined."""
-        call = Call("GET", resource.path(namespace, name))
+        call = ApiRequest("GET", resource.path(namespace, name))
         try:
-            return answers.decoder(resource).one(await self._connections.send(call))
+            return answers.decoder_for(resource).decode_object(await self._transport.send(call))
         except NotFound as error:
-            if answers.is_missing_object(error):
+            if answers.is_object_not_found(error):
                 return None
             raise
 
@@ -97,28 +99,28 @@ class Client:
         With `at`, at exactly this resource version, which may come from a list of another kind; `Gone` if
         the server has compacted it.
         """
-        selected = _selected(labels, fields)
+        selected = _selectors(labels, fields)
         if at:
             exactly = {"resourceVersion": at, "resourceVersionMatch": "Exact"}
             return await self._list(resource, namespace, selected, exactly)
-        for _ in range(_LISTS):
+        for _ in range(_LIST_ATTEMPTS):
             with contextlib.suppress(Gone):
                 return await self._list(resource, namespace, selected, {})
         raise Unavailable(f"list of {resource} expired repeatedly before its last page")
 
     async def create(self, resource: Resource[Kind], found: Kind) -> Kind:
         """Create an object. `AlreadyExists` if the name is taken."""
-        body = answers.encode(resource, found, is_new=True)
-        call = Call("POST", resource.path(found.metadata.namespace), body=body)
-        return answers.decoder(resource).one(await self._connections.send(call))
+        body = answers.encode_object(resource, found, is_new=True)
+        call = ApiRequest("POST", resource.path(found.metadata.namespace), body=body)
+        return answers.decoder_for(resource).decode_object(await self._transport.send(call))
 
-    async def replace(self, resource: Resource[Kind], found: Kind) -> Kind:
+    async def update(self, resource: Resource[Kind], found: Kind) -> Kind:
         """Replace an object without its status; fields unknown to its type are lost. `Conflict` if it has
         changed.
         """
         return await self._put(resource, found, "")
 
-    async def replace_status(self, resource: Resource[Kind], found: Kind) -> Kind:
+    async def update_status(self, resource: Resource[Kind], found: Kind) -> Kind:
         """Replace the status only. `Conflict` if the object has changed."""
         return await self._put(resource, found, "status")
 
@@ -135,13 +137,13 @@ class Client:
 
         With `metadata.resourceVersion` in the patch: `Conflict` if the object has changed.
         """
-        call = Call(
+        call = ApiRequest(
             "PATCH",
             resource.path(namespace, name, subresource),
             body=msgspec.json.encode(change),
             content_type="application/merge-patch+json",
         )
-        return answers.decoder(resource).one(await self._connections.send(call))
+        return answers.decoder_for(resource).decode_object(await self._transport.send(call))
 
     async def delete(
         self, resource: Resource[Kind], name: str, namespace: str = "", *, uid: str = ""
@@ -150,11 +152,13 @@ class Client:
         options: dict[str, object] = {"propagationPolicy": "Background"}
         if uid:
             options["preconditions"] = {"uid": uid}
-        call = Call("DELETE", resource.path(namespace, name), body=msgspec.json.encode(options))
+        call = ApiRequest(
+            "DELETE", resource.path(namespace, name), body=msgspec.json.encode(options)
+        )
         try:
-            await self._connections.send(call)
+            await self._transport.send(call)
         except NotFound as error:
-            if not answers.is_missing_object(error):
+            if not answers.is_object_not_found(error):
                 raise
 
     async def watch(
@@ -165,32 +169,32 @@ class Client:
         since: str,
         labels: str = "",
         fields: str = "",
-    ) -> AsyncGenerator[Seen[Kind], None]:
+    ) -> AsyncGenerator[WatchEvent[Kind], None]:
         """Watch changes after the resource version `since` until the server ends the watch; see
         `kube.informer`.
 
         The first event is a bookmark with `since`, sent when the server responds. `Gone` if the version is
         compacted.
         """
-        decoder = answers.decoder(resource)
-        seconds = max(1, int(self._watch_for.total_seconds() * (1 + random.random())))  # noqa: S311
+        decoder = answers.decoder_for(resource)
+        seconds = max(1, int(self._watch_duration.total_seconds() * (1 + random.random())))  # noqa: S311
         query = {
             "watch": "true",
             "allowWatchBookmarks": "true",
             "resourceVersion": since,
             "timeoutSeconds": str(seconds),
-            **_selected(labels, fields),
+            **_selectors(labels, fields),
         }
-        call = Call("GET", resource.path(namespace), query)
-        lines = self._connections.lines(call, timedelta(seconds=seconds) + self._grace)
+        call = ApiRequest("GET", resource.path(namespace), query)
+        lines = self._transport.lines(call, timedelta(seconds=seconds) + self._grace)
         async with contextlib.aclosing(lines) as opened:
             async for line in opened:
-                yield decoder.event(line) if line else Seen("BOOKMARK", None, since)
+                yield decoder.decode_event(line) if line else WatchEvent("BOOKMARK", None, since)
 
     async def raw(self, method: str, path: str, body: object = None) -> bytes:
         """Send any other request: `/version`, `/metrics`, evictions, objects without a type."""
         content = None if body is None else msgspec.json.encode(body)
-        return await self._connections.send(Call(method, path, body=content))
+        return await self._transport.send(ApiRequest(method, path, body=content))
 
     async def _list(
         self,
@@ -200,24 +204,28 @@ class Client:
         version: dict[str, str],
     ) -> Listing[Kind]:
         objects: builtins.list[Kind] = []
-        unreadable: builtins.list[Unreadable] = []
-        selected = {**selected, "limit": str(resource.page or PAGE)}
+        unreadable: builtins.list[UndecodableObject] = []
+        selected = {**selected, "limit": str(resource.page_size or PAGE_SIZE)}
         query = selected | version
         while True:
-            call = Call("GET", resource.path(namespace), query)
-            page: Page[Kind] = answers.decoder(resource).page(await self._connections.send(call))
+            call = ApiRequest("GET", resource.path(namespace), query)
+            page: Page[Kind] = answers.decoder_for(resource).decode_page(
+                await self._transport.send(call)
+            )
             objects += page.objects
-            unreadable += page.unreadable
-            if not page.next:
+            unreadable += page.undecodable
+            if not page.continue_token:
                 return Listing(objects, page.resource_version, unreadable)
-            query = selected | {"continue": page.next}  # the continue token includes the version
+            query = selected | {
+                "continue": page.continue_token
+            }  # the continue token includes the version
 
     async def _put(self, resource: Resource[Kind], found: Kind, subresource: str) -> Kind:
-        path = resource.path_of(found, subresource)
-        call = Call("PUT", path, body=answers.encode(resource, found))
-        return answers.decoder(resource).one(await self._connections.send(call))
+        path = resource.object_path(found, subresource)
+        call = ApiRequest("PUT", path, body=answers.encode_object(resource, found))
+        return answers.decoder_for(resource).decode_object(await self._transport.send(call))
 
 
-def _selected(labels: str, fields: str) -> dict[str, str]:
+def _selectors(labels: str, fields: str) -> dict[str, str]:
     both = {"labelSelector": labels, "fieldSelector": fields}
     return {name: value for name, value in both.items() if value}

@@ -29,23 +29,23 @@ from kubelend.core.errors import (
 )
 from kubelend.kits.backoff import Backoff
 from kubelend.kube import answers, failures
-from kubelend.kube.access import Access
-from kubelend.kube.credentials import Credentials, Shown
+from kubelend.kube.access import KubeConfig
+from kubelend.kube.credentials import CredentialSource, RequestCredentials
 
-Answer = TypeVar("Answer")
+Response = TypeVar("Response")
 
-TIMEOUT: Final = timedelta(seconds=30)
-IDLE: Final = timedelta(seconds=60)
+REQUEST_TIMEOUT: Final = timedelta(seconds=30)
+IDLE_TIMEOUT: Final = timedelta(seconds=60)
 """Keep-alive of idle connections; an API server closes them after 90 seconds."""
-BACKOFF: Final = Backoff(retries=5)
-MOST_AT_ONCE: Final = 64
+REQUEST_BACKOFF: Final = Backoff(retries=5)
+MAX_CONCURRENT_REQUESTS: Final = 64
 """Maximum concurrent requests. Watches are not counted, as they never end."""
-LONGEST_LINE: Final = 1 << 23
+MAX_EVENT_BYTES: Final = 1 << 23
 """Maximum size of a watch event in bytes. Objects have at most 1.5 MB in etcd, and somewhat more as JSON.
 """
 
 
-class Call(msgspec.Struct, frozen=True):
+class ApiRequest(msgspec.Struct, frozen=True):
     """One request, without credentials."""
 
     method: str
@@ -55,21 +55,25 @@ class Call(msgspec.Struct, frozen=True):
     content_type: str = "application/json"
 
 
-class Connections:
+class Transport:
     """Connections to one API server. Opened and closed by `kube.client.Client.open`."""
 
     def __init__(
-        self, access: Access, timeout: timedelta, backoff: Backoff, at_once: int = MOST_AT_ONCE
+        self,
+        config: KubeConfig,
+        timeout: timedelta,
+        backoff: Backoff,
+        max_concurrent: int = MAX_CONCURRENT_REQUESTS,
     ) -> None:
-        self._credentials = Credentials(access)
+        self._credentials = CredentialSource(config)
         self._timeout = timeout
         self._backoff = backoff
         # Acquired before the timeout starts: a queued request does not wait for the server.
-        self._turns = asyncio.Semaphore(at_once)
+        self._request_slots = asyncio.Semaphore(max_concurrent)
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
                 limit=0,
-                keepalive_timeout=IDLE.total_seconds(),
+                keepalive_timeout=IDLE_TIMEOUT.total_seconds(),
                 socket_factory=_socket,
             ),
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -79,60 +83,62 @@ class Connections:
     async def close(self) -> None:
         await self._session.close()
 
-    async def send(self, call: Call) -> bytes:
+    async def send(self, call: ApiRequest) -> bytes:
         """Send a request and return the body of the response."""
-        return await self._patiently(call, self._once)
+        return await self._with_retries(call, self._send_once)
 
-    async def lines(self, call: Call, limit: timedelta) -> AsyncGenerator[bytes, None]:
+    async def lines(self, call: ApiRequest, limit: timedelta) -> AsyncGenerator[bytes, None]:
         """Yield the response line by line; the first line is empty and marks the start of the response.
 
         Ends when the server ends it, and with `Unavailable` if that takes longer than `limit`.
         """
         clock = asyncio.get_running_loop().time
         deadline = clock() + limit.total_seconds()
-        async with await self._patiently(call, self._open) as response:
+        async with await self._with_retries(call, self._open) as response:
             yield b""
             rest = bytearray()
             while chunk := await self._chunk(response, deadline, limit):
-                for line in _split(rest, chunk):
+                for line in _split_lines(rest, chunk):
                     yield line
         if rest:
             raise Unavailable(f"watch of {call.path} ended in the middle of an event")
 
-    async def _patiently(self, call: Call, ask: Callable[[Call], Awaitable[Answer]]) -> Answer:
+    async def _with_retries(
+        self, call: ApiRequest, send: Callable[[ApiRequest], Awaitable[Response]]
+    ) -> Response:
         delays = self._backoff.delays()
         while True:
             try:
-                return await ask(call)
+                return await send(call)
             except (LimitExceeded, Unavailable) as error:
-                await self._put_off(call, error, next(delays, None))
+                await self._wait_or_raise(call, error, next(delays, None))
 
-    async def _once(self, call: Call) -> bytes:
+    async def _send_once(self, call: ApiRequest) -> bytes:
         """Send a request; if the credentials are rejected and newer ones are available, send it once more."""
         credentials = await self._credentials.current()
         try:
-            return await self._ask(call, credentials)
+            return await self._send_with(call, credentials)
         except Unauthenticated:
-            self._credentials.refuse(credentials)
+            self._credentials.invalidate(credentials)
             newer = await self._credentials.current()
             if newer == credentials:
                 raise
-        return await self._ask(call, newer)
+        return await self._send_with(call, newer)
 
-    async def _ask(self, call: Call, credentials: Shown) -> bytes:
-        with failures.translated(credentials.access.server, self._timeout):
+    async def _send_with(self, call: ApiRequest, credentials: RequestCredentials) -> bytes:
+        with failures.map_http_errors(credentials.config.server, self._timeout):
             async with (
-                self._turns,
+                self._request_slots,
                 asyncio.timeout(self._timeout.total_seconds()),
                 self._request(call, credentials) as response,
             ):
                 content = await response.read()
-        return _accepted(response, content)
+        return _checked_content(response, content)
 
-    async def _open(self, call: Call) -> aiohttp.ClientResponse:
+    async def _open(self, call: ApiRequest) -> aiohttp.ClientResponse:
         """Open a streaming response."""
         credentials = await self._credentials.current()
-        with failures.translated(credentials.access.server, self._timeout):
+        with failures.map_http_errors(credentials.config.server, self._timeout):
             async with asyncio.timeout(self._timeout.total_seconds()):
                 response = await self._request(call, credentials)
                 if response.status == HTTPStatus.OK:
@@ -140,11 +146,13 @@ class Connections:
                 async with response:
                     content = await response.read()
         if response.status == HTTPStatus.UNAUTHORIZED:
-            self._credentials.refuse(credentials)
-        raise answers.failure(response.status, content, response.headers.get("Retry-After"))
+            self._credentials.invalidate(credentials)
+        raise answers.error_from_response(
+            response.status, content, response.headers.get("Retry-After")
+        )
 
-    def _request(self, call: Call, credentials: Shown) -> _RequestContextManager:
-        config = credentials.access
+    def _request(self, call: ApiRequest, credentials: RequestCredentials) -> _RequestContextManager:
+        config = credentials.config
         headers = CIMultiDict(credentials.headers)
         # Compression of large lists would cost more time and memory than it saves.
         headers["Accept-Encoding"] = "identity"
@@ -159,19 +167,19 @@ class Connections:
             ssl=credentials.context or True,
             server_hostname=config.tls_server_name or None,
             proxy=config.proxy or None,
-            timeout=_BY_OURSELVES,
+            timeout=_NO_TIMEOUT,
             allow_redirects=False,
         )
 
     async def _chunk(
         self, response: aiohttp.ClientResponse, deadline: float, limit: timedelta
     ) -> bytes:
-        with failures.translated(str(response.url.origin()), limit):
+        with failures.map_http_errors(str(response.url.origin()), limit):
             async with asyncio.timeout_at(deadline):
                 return await response.content.readany()
 
-    async def _put_off(
-        self, call: Call, error: LimitExceeded | Unavailable, delay: float | None
+    async def _wait_or_raise(
+        self, call: ApiRequest, error: LimitExceeded | Unavailable, delay: float | None
     ) -> None:
         """Sleep for the server's Retry-After, or raise the error if it sent none or the retries are used
         up.
@@ -184,7 +192,7 @@ class Connections:
         await asyncio.sleep(max(delay, retry_after))
 
 
-_BY_OURSELVES: Final = aiohttp.ClientTimeout(total=None)
+_NO_TIMEOUT: Final = aiohttp.ClientTimeout(total=None)
 """Timeouts of the library are disabled: asyncio timeouts around each use replace them."""
 
 _KEEPALIVE: Final = (
@@ -204,13 +212,13 @@ def _socket(address: AddrInfoType) -> socket.socket:
     return made
 
 
-def _accepted(response: aiohttp.ClientResponse, content: bytes) -> bytes:
+def _checked_content(response: aiohttp.ClientResponse, content: bytes) -> bytes:
     if response.status < HTTPStatus.MULTIPLE_CHOICES:
         return content
-    raise answers.failure(response.status, content, response.headers.get("Retry-After"))
+    raise answers.error_from_response(response.status, content, response.headers.get("Retry-After"))
 
 
-def _split(rest: bytearray, chunk: bytes) -> Iterator[bytes]:
+def _split_lines(rest: bytearray, chunk: bytes) -> Iterator[bytes]:
     """Yield the lines that end in this chunk; the remainder stays in `rest`."""
     searched = len(rest)
     rest += chunk
@@ -219,5 +227,5 @@ def _split(rest: bytearray, chunk: bytes) -> Iterator[bytes]:
         yield bytes(rest[begin:end])
         begin = end + 1
     del rest[:begin]
-    if len(rest) > LONGEST_LINE:
-        raise UnexpectedAnswer(f"watch event exceeds {LONGEST_LINE} bytes")
+    if len(rest) > MAX_EVENT_BYTES:
+        raise UnexpectedAnswer(f"watch event exceeds {MAX_EVENT_BYTES} bytes")

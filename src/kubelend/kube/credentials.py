@@ -13,108 +13,110 @@ from typing import NamedTuple
 from kubelend.core.errors import InvalidSettings
 from kubelend.kube import access as accesses
 from kubelend.kube import exec_plugins, held, tls
-from kubelend.kube.access import Access
-from kubelend.kube.exec_plugins import Given
+from kubelend.kube.access import KubeConfig
+from kubelend.kube.exec_plugins import ClientCredentials
 
 
-class Shown(NamedTuple):
+class RequestCredentials(NamedTuple):
     """Credentials of one request."""
 
     headers: tuple[tuple[str, str], ...]
     context: ssl.SSLContext | None
-    given: Given
-    access: Access
+    credentials: ClientCredentials
+    config: KubeConfig
 
     def __repr__(self) -> str:
-        return f"RequestCredentials({self.access!r})"
+        return f"RequestCredentials({self.config!r})"
 
 
-class Credentials:
+class CredentialSource:
     """Loads and caches the credentials of one client."""
 
-    def __init__(self, access: Access) -> None:
-        self._access = access
-        self._runner = exec_plugins.Runner(access.plugin) if access.plugin else None
-        self._signature: held.Signature | None = None
+    def __init__(self, config: KubeConfig) -> None:
+        self._config = config
+        self._runner = exec_plugins.PluginRunner(config.plugin) if config.plugin else None
+        self._fingerprint: held.FileFingerprint | None = None
         self._has_read = False
-        self._files = (b"", Given())
+        self._files = (b"", ClientCredentials())
         self._context: tuple[tuple[bytes, ...], ssl.SSLContext] | None = None
 
-    async def current(self) -> Shown:
+    async def current(self) -> RequestCredentials:
         """Return the current credentials. `InvalidSettings` if there have never been valid ones."""
-        self._look()
+        self._reload_if_changed()
         authorities, obtained = self._files
         given = obtained
         if self._runner is not None:
-            obtained = await self._runner.given()
-            given = _completed(obtained, given)
-        headers = self._access.impersonation
+            obtained = await self._runner.credentials()
+            given = _with_file_certificate(obtained, given)
+        headers = self._config.impersonation
         if given.token:
             headers = (("Authorization", f"Bearer {given.token}"), *headers)
-        return Shown(headers, self._tls(authorities, given), obtained, self._access)
+        return RequestCredentials(headers, self._tls(authorities, given), obtained, self._config)
 
-    def refuse(self, shown: Shown) -> None:
+    def invalidate(self, rejected: RequestCredentials) -> None:
         """Drop credentials that an API server rejected, and read the files again even if they look
         unchanged.
         """
-        self._signature = None
+        self._fingerprint = None
         if self._runner is not None:
-            self._runner.refuse(shown.given)
+            self._runner.invalidate(rejected.credentials)
 
-    def _look(self) -> None:
+    def _reload_if_changed(self) -> None:
         # Before the files are read, so that a change in between is detected by the next check.
-        signature = held.signature(accesses.files(self._access))
-        if signature == self._signature:
+        signature = held.fingerprint_files(accesses.config_files(self._config))
+        if signature == self._fingerprint:
             return
         with contextlib.suppress(InvalidSettings) if self._has_read else contextlib.nullcontext():
-            self._reread()
-            self._files = _read(self._access)
-            self._signature = signature
+            self._reload_kubeconfig()
+            self._files = _read_secret_files(self._config)
+            self._fingerprint = signature
             self._has_read = True
 
-    def _reread(self) -> None:
+    def _reload_kubeconfig(self) -> None:
         """Reload the kubeconfig, which may contain inline secrets. The context stays, even if
         current-context has changed.
         """
-        origin = self._access.origin
+        origin = self._config.origin
         if origin is None or not self._has_read:
             return
-        found = accesses.from_kubeconfig(origin.path, origin.context)
-        if found.plugin != self._access.plugin:
-            self._runner = exec_plugins.Runner(found.plugin) if found.plugin else None
-        self._access = found
+        found = accesses.config_from_kubeconfig(origin.path, origin.context)
+        if found.plugin != self._config.plugin:
+            self._runner = exec_plugins.PluginRunner(found.plugin) if found.plugin else None
+        self._config = found
 
-    def _tls(self, authorities: bytes, given: Given) -> ssl.SSLContext | None:
+    def _tls(self, authorities: bytes, given: ClientCredentials) -> ssl.SSLContext | None:
         """Return the same context for the same bytes, because connections are pooled by context."""
-        if self._access.server.startswith("http:"):
+        if self._config.server.startswith("http:"):
             return None
         parts = (authorities, given.certificate, given.key)
         if self._context is not None and self._context[0] == parts:
             return self._context[1]
         try:
-            made = tls.context(*parts, insecure=self._access.insecure)
+            made = tls.client_tls_context(*parts, insecure=self._config.insecure)
         except InvalidSettings:
             # Probably the key of a new certificate is still being written.
             if self._context is None:
                 raise
-            self._signature = None
+            self._fingerprint = None
             return self._context[1]
         self._context = (parts, made)
         return made
 
 
-def _completed(from_plugin: Given, from_files: Given) -> Given:
+def _with_file_certificate(
+    from_plugin: ClientCredentials, from_files: ClientCredentials
+) -> ClientCredentials:
     """Complete a plugin's token with the client certificate of the kubeconfig."""
     if from_plugin.certificate or not from_files.certificate:
         return from_plugin
     return from_plugin._replace(certificate=from_files.certificate, key=from_files.key)
 
 
-def _read(access: Access) -> tuple[bytes, Given]:
-    token = access.token.read().decode("utf-8", "replace").strip()
+def _read_secret_files(config: KubeConfig) -> tuple[bytes, ClientCredentials]:
+    token = config.token.read().decode("utf-8", "replace").strip()
     if not token.isascii() or not (token.isprintable() or not token):
         raise InvalidSettings(
-            f"invalid token for {access.server}", hint="use a token of one line of printable ASCII"
+            f"invalid token for {config.server}", hint="use a token of one line of printable ASCII"
         )
-    given = Given(token, access.certificate.read(), access.key.read())
-    return access.authorities.read(), given
+    given = ClientCredentials(token, config.certificate.read(), config.key.read())
+    return config.authorities.read(), given

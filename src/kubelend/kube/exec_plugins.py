@@ -18,11 +18,11 @@ from kubelend.kits import clock, commands
 
 GROUP: Final = "client.authentication.k8s.io"
 VERSIONS: Final = (f"{GROUP}/v1", f"{GROUP}/v1beta1")
-WITHIN: Final = timedelta(seconds=60)
+PLUGIN_TIMEOUT: Final = timedelta(seconds=60)
 """Timeout of a plugin run. A login takes a few seconds; one that waits for a person never ends."""
 
 
-class Plugin(msgspec.Struct, frozen=True):
+class ExecPlugin(msgspec.Struct, frozen=True):
     """Configuration of a plugin. Arguments and variables may be secrets."""
 
     command: str
@@ -38,7 +38,7 @@ class Plugin(msgspec.Struct, frozen=True):
         return f"Plugin({self.command!r})"
 
 
-class Given(NamedTuple):
+class ClientCredentials(NamedTuple):
     """Credentials: a token, a certificate with its key in PEM form, or both, or none."""
 
     token: str = ""
@@ -50,55 +50,55 @@ class Given(NamedTuple):
         return f"ClientCredentials(expires_at={self.expires_at})"
 
 
-class Runner:
+class PluginRunner:
     """Runs one plugin when its cached credentials have expired, one run at a time."""
 
     def __init__(
         self,
-        plugin: Plugin,
+        plugin: ExecPlugin,
         *,
         now: Callable[[], datetime] = clock.utc_now,
-        within: timedelta = WITHIN,
+        timeout: timedelta = PLUGIN_TIMEOUT,
     ) -> None:
         self._plugin = plugin
         self._now = now
-        self._within = within
-        self._kept: Given | None = None
-        self._turn = asyncio.Lock()
+        self._timeout = timeout
+        self._cached: ClientCredentials | None = None
+        self._lock = asyncio.Lock()
 
-    async def given(self) -> Given:
-        async with self._turn:
-            if self._kept is None or self._is_over(self._kept):
-                self._kept = None
-                self._kept = await run(self._plugin, self._within)
-            return self._kept
+    async def credentials(self) -> ClientCredentials:
+        async with self._lock:
+            if self._cached is None or self._is_expired(self._cached):
+                self._cached = None
+                self._cached = await run_plugin(self._plugin, self._timeout)
+            return self._cached
 
-    def refuse(self, given: Given) -> None:
+    def invalidate(self, rejected: ClientCredentials) -> None:
         """Drop rejected credentials. Of several concurrent requests only the first causes a new run."""
-        if self._kept is given:
-            self._kept = None
+        if self._cached is rejected:
+            self._cached = None
 
-    def _is_over(self, kept: Given) -> bool:
-        return kept.expires_at is not None and kept.expires_at <= self._now()
+    def _is_expired(self, cached: ClientCredentials) -> bool:
+        return cached.expires_at is not None and cached.expires_at <= self._now()
 
 
-async def run(plugin: Plugin, within: timedelta = WITHIN) -> Given:
+async def run_plugin(plugin: ExecPlugin, timeout: timedelta = PLUGIN_TIMEOUT) -> ClientCredentials:
     """Run the plugin. `InvalidSettings` if it can never work, `Unavailable` if a retry may succeed."""
     spec = {"interactive": False} | ({"cluster": plugin.cluster} if plugin.cluster else {})
     info = {"apiVersion": plugin.api_version, "kind": "ExecCredential", "spec": spec}
-    output = await commands.run(
+    output = await commands.run_program(
         plugin.command,
         *plugin.arguments,
-        within=within,
+        timeout=timeout,
         environment={
             **os.environ,
             **plugin.variables,
             "KUBERNETES_EXEC_INFO": msgspec.json.encode(info).decode(),
         },
-        late="log in manually once, in case it waits for input",
-        missing=plugin.hint or "install it, or correct the kubeconfig's exec command",
+        timeout_hint="log in manually once, in case it waits for input",
+        missing_hint=plugin.hint or "install it, or correct the kubeconfig's exec command",
     )
-    return _read(plugin, output)
+    return _parse_credential(plugin, output)
 
 
 class _Status(msgspec.Struct, rename="camel"):
@@ -114,9 +114,9 @@ class _ExecCredential(msgspec.Struct, rename="camel"):
     status: _Status | None = None
 
 
-def _read(plugin: Plugin, said: bytes) -> Given:
+def _parse_credential(plugin: ExecPlugin, output: bytes) -> ClientCredentials:
     try:
-        found = msgspec.json.decode(said, type=_ExecCredential)
+        found = msgspec.json.decode(output, type=_ExecCredential)
     except msgspec.MsgspecError as problem:
         raise Unavailable(f"{plugin.command} returned no valid ExecCredential: {problem}") from None
     if (found.kind, found.api_version) != ("ExecCredential", plugin.api_version):
@@ -131,15 +131,15 @@ def _read(plugin: Plugin, said: bytes) -> Given:
         )
     if not status.token and not status.client_key_data:
         raise Unavailable(f"{plugin.command} returned neither a token nor a certificate")
-    return Given(
+    return ClientCredentials(
         status.token,
         status.client_certificate_data.encode(),
         status.client_key_data.encode(),
-        _aware(status.expiration_timestamp, plugin),
+        _check_timezone(status.expiration_timestamp, plugin),
     )
 
 
-def _aware(instant: datetime | None, plugin: Plugin) -> datetime | None:
+def _check_timezone(instant: datetime | None, plugin: ExecPlugin) -> datetime | None:
     if instant is not None and instant.tzinfo is None:
         raise Unavailable(f"{plugin.command} returned an expirationTimestamp without a time zone")
     return instant

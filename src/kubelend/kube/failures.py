@@ -14,7 +14,7 @@ from kubelend.core.errors import Unavailable
 
 
 @contextlib.contextmanager
-def translated(server: str, within: timedelta) -> Iterator[None]:
+def map_http_errors(server: str, timeout: timedelta) -> Iterator[None]:
     """Map exceptions of the HTTP library. All become retryable, because networks and certificates can be
     repaired.
     """
@@ -22,14 +22,14 @@ def translated(server: str, within: timedelta) -> Iterator[None]:
         yield
     except TimeoutError as error:
         raise Unavailable(
-            f"API server at {server} did not answer within {durations.short(within)}",
+            f"API server at {server} did not answer within {durations.format_duration_short(timeout)}",
             hint="check its load and the network",
         ) from error
     except aiohttp.ClientConnectorCertificateError as error:
-        raise _distrusted(server, error.certificate_error) from error
+        raise _untrusted_certificate(server, error.certificate_error) from error
     except aiohttp.ClientConnectorError as error:
         raise Unavailable(
-            f"cannot connect to the API server at {server}: {_reason(error.os_error)}",
+            f"cannot connect to the API server at {server}: {_os_error_reason(error.os_error)}",
             hint="check that it runs, and its address",
         ) from error
     except aiohttp.ClientConnectionError as error:
@@ -44,7 +44,7 @@ def translated(server: str, within: timedelta) -> Iterator[None]:
         ) from error
 
 
-def _distrusted(server: str, error: Exception) -> Unavailable:
+def _untrusted_certificate(server: str, error: Exception) -> Unavailable:
     text = getattr(error, "verify_message", "") or type(error).__name__
     return Unavailable(
         f"certificate of the API server at {server} is not trusted: {text}",
@@ -52,7 +52,7 @@ def _distrusted(server: str, error: Exception) -> Unavailable:
     )
 
 
-def _reason(error: OSError) -> str:
+def _os_error_reason(error: OSError) -> str:
     if isinstance(error, ssl.SSLError) and error.reason:
         return error.reason.replace("_", " ").lower()
     return error.strerror or type(error).__name__

@@ -9,11 +9,11 @@ import msgspec
 
 from kubelend.kits import keyfiles
 
-Signature = tuple[tuple[int, ...] | None, ...]
+FileFingerprint = tuple[tuple[int, ...] | None, ...]
 """Fingerprint of some files, which changes when one of them does."""
 
 
-class Held(msgspec.Struct, frozen=True):
+class DataOrFile(msgspec.Struct, frozen=True):
     """Inline data, or the path of a file. Its repr does not show the content."""
 
     data: bytes = b""
@@ -23,7 +23,7 @@ class Held(msgspec.Struct, frozen=True):
         """Return the current content; empty if nothing is configured. `InvalidSettings` names the file."""
         if self.path is None:
             return self.data
-        return keyfiles.read(self.path, hint=hint)
+        return keyfiles.read_file(self.path, hint=hint)
 
     def __bool__(self) -> bool:
         return bool(self.data) or self.path is not None
@@ -36,15 +36,15 @@ class Held(msgspec.Struct, frozen=True):
         )
 
 
-NOTHING = Held()
+NO_DATA = DataOrFile()
 
 
-def signature(paths: Iterable[Path | None]) -> Signature:
+def fingerprint_files(paths: Iterable[Path | None]) -> FileFingerprint:
     """Return a fingerprint that is equal as long as none of the files has changed."""
-    return tuple(None if path is None else _stat(path) for path in paths)
+    return tuple(None if path is None else _fingerprint(path) for path in paths)
 
 
-def _stat(path: Path) -> tuple[int, ...] | None:
+def _fingerprint(path: Path) -> tuple[int, ...] | None:
     # Follows links, and so detects that Kubernetes replaced the ..data link of a mounted secret.
     try:
         found = path.stat()

@@ -15,7 +15,7 @@ import msgspec
 
 from kubelend.core.errors import InvalidSettings
 
-VARIABLE: Final = "KUBECONFIG"
+KUBECONFIG_VARIABLE: Final = "KUBECONFIG"
 
 
 class Extension(msgspec.Struct):
@@ -35,18 +35,18 @@ class Cluster(msgspec.Struct, frozen=True, rename="kebab"):
     extensions: list[Extension] | None = None
 
 
-class Variable(msgspec.Struct, frozen=True):
+class EnvVar(msgspec.Struct, frozen=True):
     name: str
     value: str = ""
 
 
-class Exec(msgspec.Struct, frozen=True, rename="camel"):
+class ExecConfig(msgspec.Struct, frozen=True, rename="camel"):
     """An exec credential plugin, see `kube.exec_plugins`."""
 
     command: str
     api_version: str = ""
     args: tuple[str, ...] | None = None
-    env: tuple[Variable, ...] | None = None
+    env: tuple[EnvVar, ...] | None = None
     interactive_mode: str = ""
     provide_cluster_info: bool = False
     install_hint: str = ""
@@ -62,7 +62,7 @@ class User(msgspec.Struct, frozen=True, rename="kebab"):
     token: str = ""
     token_file: str = msgspec.field(default="", name="tokenFile")
     username: str = ""
-    exec: Exec | None = None
+    exec: ExecConfig | None = None
     auth_provider: Any = None
     as_: str = msgspec.field(default="", name="as")
     as_uid: str = ""
@@ -81,7 +81,7 @@ class Context(msgspec.Struct, frozen=True):
     namespace: str = ""
 
 
-class Choice(NamedTuple):
+class SelectedContext(NamedTuple):
     """The selected context, with the files that its cluster and user come from."""
 
     name: str
@@ -95,20 +95,22 @@ class Choice(NamedTuple):
         return f"SelectedContext({self.name!r})"
 
 
-def files(path: str = "", environment: Mapping[str, str] = os.environ) -> list[Path]:
+def kubeconfig_files(path: str = "", environment: Mapping[str, str] = os.environ) -> list[Path]:
     """Return the kubeconfig files to use: the named one, else those of $KUBECONFIG, else ~/.kube/config."""
     if path:
         return [Path(path)]
-    if listed := [Path(one) for one in environment.get(VARIABLE, "").split(os.pathsep) if one]:
+    if listed := [
+        Path(one) for one in environment.get(KUBECONFIG_VARIABLE, "").split(os.pathsep) if one
+    ]:
         return listed
     return [Path.home() / ".kube" / "config"]
 
 
-def choose(paths: Sequence[Path], context: str = "") -> Choice:
+def select_context(paths: Sequence[Path], context: str = "") -> SelectedContext:
     """Return the context of this name, or the current one. Missing files are skipped unless all are
     missing.
     """
-    found = [(path, _read(path)) for path in paths if len(paths) == 1 or path.exists()]
+    found = [(path, _read_kubeconfig(path)) for path in paths if len(paths) == 1 or path.exists()]
     where = os.pathsep.join(map(str, paths))
     if not found:
         raise InvalidSettings(f"no kubeconfig found: none of {where} exists", hint=_HINT)
@@ -118,16 +120,16 @@ def choose(paths: Sequence[Path], context: str = "") -> Choice:
             f"{where} has no current-context",
             hint="use --context, or run `kubectl config use-context`",
         )
-    _, chosen = _entry("context", name, where, [(p, c.contexts_by_name()) for p, c in found])
-    cluster_file, cluster = _entry(
+    _, chosen = _find_entry("context", name, where, [(p, c.contexts_by_name()) for p, c in found])
+    cluster_file, cluster = _find_entry(
         "cluster", chosen.cluster, where, [(p, c.clusters_by_name()) for p, c in found]
     )
     user_file, user = paths[0], User()
     if chosen.user:
-        user_file, user = _entry(
+        user_file, user = _find_entry(
             "user", chosen.user, where, [(p, c.users_by_name()) for p, c in found]
         )
-    return Choice(name, cluster, cluster_file, user, user_file, chosen.namespace)
+    return SelectedContext(name, cluster, cluster_file, user, user_file, chosen.namespace)
 
 
 _HINT: Final = "use --kubeconfig, or set $KUBECONFIG"
@@ -150,7 +152,7 @@ class _NamedContext(msgspec.Struct):
     context: Context | None = None
 
 
-class _File(msgspec.Struct, rename="kebab"):
+class _KubeconfigFile(msgspec.Struct, rename="kebab"):
     clusters: list[_NamedCluster] | None = None
     users: list[_NamedUser] | None = None
     contexts: list[_NamedContext] | None = None
@@ -170,7 +172,7 @@ class _File(msgspec.Struct, rename="kebab"):
         return ((one.name, one.context or Context()) for one in self.contexts or ())
 
 
-def _read(path: Path) -> _File:
+def _read_kubeconfig(path: Path) -> _KubeconfigFile:
     try:
         content = path.read_bytes()
     except FileNotFoundError:
@@ -180,7 +182,7 @@ def _read(path: Path) -> _File:
             f"kubeconfig {path} cannot be read: {error.strerror}", hint="check its owner and mode"
         ) from error
     try:
-        return msgspec.yaml.decode(content, type=_File | None) or _File()
+        return msgspec.yaml.decode(content, type=_KubeconfigFile | None) or _KubeconfigFile()
     except msgspec.ValidationError as problem:
         raise InvalidSettings(f"kubeconfig {path}: {problem}", hint="correct it") from None
     except msgspec.DecodeError as problem:
@@ -192,7 +194,7 @@ def _read(path: Path) -> _File:
         ) from None
 
 
-def _entry(
+def _find_entry(
     what: str, name: str, where: str, found: Sequence[tuple[Path, Iterator[tuple[str, Entry]]]]
 ) -> tuple[Path, Entry]:
     names = []

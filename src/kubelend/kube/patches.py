@@ -11,7 +11,7 @@ from typing import Any
 Json = dict[str, Any]
 
 
-def difference(before: Json, after: Json) -> Json:
+def merge_patch(before: Json, after: Json) -> Json:
     """Return the merge patch from `before` to `after`; empty if they are equal. Lists are replaced as a
     whole.
     """
@@ -19,7 +19,7 @@ def difference(before: Json, after: Json) -> Json:
     for name, value in after.items():
         known = before.get(name)
         if isinstance(value, dict) and isinstance(known, dict):
-            if inner := difference(known, value):
+            if inner := merge_patch(known, value):
                 change[name] = inner
         elif name not in before or known != value:
             change[name] = value

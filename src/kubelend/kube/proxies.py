@@ -12,23 +12,27 @@ from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 
-def for_server(url: str, environment: Mapping[str, str] = os.environ) -> str:
+def proxy_for(url: str, environment: Mapping[str, str] = os.environ) -> str:
     """Return the proxy URL for a server; empty if there is none."""
     parts = urlsplit(url)
-    proxy = _either(environment, f"{parts.scheme}_proxy")
-    if not proxy or _is_excepted(parts.hostname or "", _either(environment, "no_proxy")):
+    proxy = _variable_in_any_case(environment, f"{parts.scheme}_proxy")
+    if not proxy or _is_excluded(
+        parts.hostname or "", _variable_in_any_case(environment, "no_proxy")
+    ):
         return ""
     return proxy if "://" in proxy else f"http://{proxy}"
 
 
-def _either(environment: Mapping[str, str], name: str) -> str:
+def _variable_in_any_case(environment: Mapping[str, str], name: str) -> str:
     return environment.get(name.upper()) or environment.get(name) or ""
 
 
-def _is_excepted(host: str, excepted: str) -> bool:
+def _is_excluded(host: str, excepted: str) -> bool:
     if host == "localhost" or _is_loopback(host):
         return True
-    return any(_covers(one.strip().lower(), host) for one in excepted.split(",") if one.strip())
+    return any(
+        _no_proxy_matches(one.strip().lower(), host) for one in excepted.split(",") if one.strip()
+    )
 
 
 def _is_loopback(host: str) -> bool:
@@ -38,7 +42,7 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def _covers(rule: str, host: str) -> bool:
+def _no_proxy_matches(rule: str, host: str) -> bool:
     if rule == "*":
         return True
     if "/" in rule:

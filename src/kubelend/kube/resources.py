@@ -35,7 +35,7 @@ class Object(Protocol):
 
 
 Kind = TypeVar("Kind", bound=Object)
-Own = TypeVar("Own", bound=objects.Object)
+OwnKind = TypeVar("OwnKind", bound=objects.Object)
 
 
 class Resource(msgspec.Struct, Generic[Kind], frozen=True):
@@ -48,7 +48,7 @@ class Resource(msgspec.Struct, Generic[Kind], frozen=True):
     kind: str
     type: builtins.type[Kind]
     namespaced: bool = True
-    page: int = 0
+    page_size: int = 0
     """Page size of lists if smaller than the default, for kinds with large objects."""
 
     @property
@@ -72,13 +72,13 @@ class Resource(msgspec.Struct, Generic[Kind], frozen=True):
             parts.append(subresource)
         return "/" + "/".join(parts)
 
-    def path_of(self, found: Kind, subresource: str = "") -> str:
+    def object_path(self, found: Kind, subresource: str = "") -> str:
         return self.path(found.metadata.namespace, found.metadata.name, subresource)
 
     def __str__(self) -> str:
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
 
-def of(kind: type[Own], *, namespaced: bool = True) -> Resource[Own]:
+def resource_for(kind: type[OwnKind], *, namespaced: bool = True) -> Resource[OwnKind]:
     """Return the resource of one of our own kinds."""
     return Resource(kind.group, kind.version, kind.plural, kind.kind, kind, namespaced)

@@ -8,7 +8,7 @@ import ssl
 from kubelend.core.errors import InvalidSettings
 
 
-def context(
+def client_tls_context(
     authorities: bytes, certificate: bytes, key: bytes, *, insecure: bool = False
 ) -> ssl.SSLContext:
     """Return a client context that trusts these authorities (default: the system's) and presents the
@@ -23,15 +23,15 @@ def context(
         made.check_hostname = False
         made.verify_mode = ssl.CERT_NONE
     elif authorities:
-        _believe(made, authorities)
+        _trust_authorities(made, authorities)
     else:
         made.load_default_certs()
     if certificate or key:
-        _show(made, certificate, key)
+        _load_client_certificate(made, certificate, key)
     return made
 
 
-def _believe(made: ssl.SSLContext, authorities: bytes) -> None:
+def _trust_authorities(made: ssl.SSLContext, authorities: bytes) -> None:
     try:
         made.load_verify_locations(cadata=authorities.decode("ascii"))
     except (ssl.SSLError, UnicodeDecodeError) as error:
@@ -41,7 +41,7 @@ def _believe(made: ssl.SSLContext, authorities: bytes) -> None:
         ) from error
 
 
-def _show(made: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
+def _load_client_certificate(made: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
     # The ssl module only reads files, so this uses an anonymous one in memory.
     descriptor = os.memfd_create("client-certificate")
     try:

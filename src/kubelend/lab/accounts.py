@@ -13,40 +13,40 @@ import yaml
 
 from kubelend.kits import keyfiles
 
-Config = dict[str, Any]
+ConfigDict = dict[str, Any]
 
 
-class _Part(NamedTuple):
+class _ContextEntry(NamedTuple):
     name: str
-    cluster: Config
+    cluster: ConfigDict
     user: str
-    proof: Config
+    credentials: ConfigDict
 
 
-def with_token(administrator: Path, path: Path, user: str, token: str) -> Path:
+def write_token_kubeconfig(administrator: Path, path: Path, user: str, token: str) -> Path:
     """Writes a kubeconfig for the same cluster with another user's token."""
-    name, cluster = _cluster(administrator)
-    return _write(path, [_Part(name, cluster, user, {"token": token})])
+    name, cluster = _cluster_entry(administrator)
+    return _write_contexts(path, [_ContextEntry(name, cluster, user, {"token": token})])
 
 
-def together(administrators: Mapping[str, Path], path: Path) -> Path:
+def merge_kubeconfigs(administrators: Mapping[str, Path], path: Path) -> Path:
     """Writes a kubeconfig with one context per cluster, named like it. The first is the current context."""
-    return _write(
+    return _write_contexts(
         path,
         [
-            _Part(name, _cluster(source)[1], f"{name}-admin", _user(source))
+            _ContextEntry(name, _cluster_entry(source)[1], f"{name}-admin", _user_entry(source))
             for name, source in administrators.items()
         ],
     )
 
 
-def _write(path: Path, parts: Iterable[_Part]) -> Path:
+def _write_contexts(path: Path, parts: Iterable[_ContextEntry]) -> Path:
     parts = tuple(parts)
     content = {
         "apiVersion": "v1",
         "kind": "Config",
         "clusters": [{"name": part.name, "cluster": part.cluster} for part in parts],
-        "users": [{"name": part.user, "user": part.proof} for part in parts],
+        "users": [{"name": part.user, "user": part.credentials} for part in parts],
         "contexts": [
             {"name": part.name, "context": {"cluster": part.name, "user": part.user}}
             for part in parts
@@ -54,21 +54,21 @@ def _write(path: Path, parts: Iterable[_Part]) -> Path:
         "current-context": parts[0].name,
     }
     text = yaml.safe_dump(content, sort_keys=False).encode()
-    keyfiles.write(path, text, mode=keyfiles.PRIVATE, overwrite=True)
+    keyfiles.write_atomic(path, text, mode=keyfiles.PRIVATE_MODE, overwrite=True)
     return path
 
 
-def _cluster(path: Path) -> tuple[str, Config]:
-    [found] = _read(path)["clusters"]
+def _cluster_entry(path: Path) -> tuple[str, ConfigDict]:
+    [found] = _read_kubeconfig(path)["clusters"]
     return found["name"], found["cluster"]
 
 
-def _user(path: Path) -> Config:
-    [found] = _read(path)["users"]
-    user: Config = found["user"]
+def _user_entry(path: Path) -> ConfigDict:
+    [found] = _read_kubeconfig(path)["users"]
+    user: ConfigDict = found["user"]
     return user
 
 
-def _read(path: Path) -> Config:
-    found: Config = yaml.safe_load(path.read_text("utf-8"))
+def _read_kubeconfig(path: Path) -> ConfigDict:
+    found: ConfigDict = yaml.safe_load(path.read_text("utf-8"))
     return found

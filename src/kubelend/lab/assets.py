@@ -12,16 +12,16 @@ import msgspec
 
 from kubelend.core.errors import InvalidSettings
 
-VARIABLE = "KUBEBUILDER_ASSETS"
+ASSETS_VARIABLE = "KUBEBUILDER_ASSETS"
 """Variable with the directory of the programs, the same as envtest of controller-runtime uses."""
 
 PROGRAMS = ("kube-apiserver", "etcd", "kubectl")
 
-_ANSWERS_WITHIN = 30.0
-_NUMBERS = re.compile(r"(\d+)\.(\d+)\.(\d+)")
+_VERSION_TIMEOUT = 30.0
+_VERSION_PATTERN = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 
 
-class Version(NamedTuple):
+class KubernetesVersion(NamedTuple):
     """A version number; ordered."""
 
     major: int
@@ -38,52 +38,52 @@ class Assets(msgspec.Struct, frozen=True):
     kube_apiserver: Path
     etcd: Path
     kubectl: Path
-    version: Version
+    version: KubernetesVersion
     """Version of Kubernetes."""
 
-    etcd_version: Version
+    etcd_version: KubernetesVersion
 
 
-def find() -> Assets:
+def find_assets() -> Assets:
     """Returns the programs in the directory of `KUBEBUILDER_ASSETS`, else the newest in the cache."""
-    server, etcd, kubectl = (locate() / program for program in PROGRAMS)
-    return Assets(server, etcd, kubectl, _ask(server), _ask(etcd))
+    server, etcd, kubectl = (locate_assets() / program for program in PROGRAMS)
+    return Assets(server, etcd, kubectl, _program_version(server), _program_version(etcd))
 
 
-def locate() -> Path:
+def locate_assets() -> Path:
     """Returns the directory that contains all programs, without running them."""
-    for directory in _candidates():
+    for directory in _candidate_directories():
         if all(os.access(directory / program, os.X_OK) for program in PROGRAMS):
             return directory
     raise InvalidSettings(
-        f"kube-apiserver, etcd and kubectl not found: run make kube-assets, or set {VARIABLE}"
+        f"kube-apiserver, etcd and kubectl not found: run make kube-assets, or set {ASSETS_VARIABLE}"
     )
 
 
-def cache() -> Path:
+def asset_cache() -> Path:
     """Returns the cache directory, which is outside of the repository so that `make clean` keeps it."""
     home = os.environ.get("XDG_CACHE_HOME", "") or Path.home() / ".cache"
     return Path(home) / "kubelend" / "kube"
 
 
-def _candidates() -> list[Path]:
-    if named := os.environ.get(VARIABLE, ""):
+def _candidate_directories() -> list[Path]:
+    if named := os.environ.get(ASSETS_VARIABLE, ""):
         return [Path(named)]
-    return sorted(cache().glob("*.*.*"), key=_named_version, reverse=True)
+    return sorted(asset_cache().glob("*.*.*"), key=_directory_version, reverse=True)
 
 
-def _named_version(directory: Path) -> Version:
-    return _version_in(directory.name) or Version(0, 0)
+def _directory_version(directory: Path) -> KubernetesVersion:
+    return _version_in(directory.name) or KubernetesVersion(0, 0)
 
 
-def _ask(program: Path) -> Version:
+def _program_version(program: Path) -> KubernetesVersion:
     try:
         done = subprocess.run(
             [program, "--version"],
             check=False,
             capture_output=True,
             text=True,
-            timeout=_ANSWERS_WITHIN,
+            timeout=_VERSION_TIMEOUT,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise InvalidSettings(f"{program} cannot be executed: {error}") from error
@@ -92,6 +92,6 @@ def _ask(program: Path) -> Version:
     raise InvalidSettings(f"{program} prints no version", hint=done.stderr[-200:].strip())
 
 
-def _version_in(text: str) -> Version | None:
-    found = _NUMBERS.search(text)
-    return Version(*map(int, found.groups())) if found else None
+def _version_in(text: str) -> KubernetesVersion | None:
+    found = _VERSION_PATTERN.search(text)
+    return KubernetesVersion(*map(int, found.groups())) if found else None

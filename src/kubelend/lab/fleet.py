@@ -13,33 +13,33 @@ from datetime import timedelta
 from pathlib import Path
 
 from kubelend.apps import interrupts, joining
-from kubelend.apps.children import BrokerProcess, Child
-from kubelend.apps.joining import Invitation
+from kubelend.apps.children import BrokerProcess, ChildProcess
+from kubelend.apps.joining import JoinParameters
 from kubelend.core.errors import Unavailable
 from kubelend.core.roles import Role
 from kubelend.kits import clock
 from kubelend.lab import rights
-from kubelend.lab.records import Home, Process
+from kubelend.lab.records import LabDirectory, LabProcess
 from kubelend.pki import files, pins, profiles
 from kubelend.pki.authority import Authority
 from kubelend.transports.http_client import BrokerClient
 from kubelend.wire.membership_bodies import TokenRequest
 
-ADMIN = "admin"
+ADMIN_NAME = "admin"
 
-_LIFETIME = timedelta(days=30)
-_JOINED_WITHIN = timedelta(seconds=30)
-_STOPPED_WITHIN = 10.0
-_ADVERTISED_WITHIN = 60.0
+_CERTIFICATE_LIFETIME = timedelta(days=30)
+_JOIN_TIMEOUT = timedelta(seconds=30)
+_STOP_TIMEOUT = 10.0
+_ADVERTISE_TIMEOUT = 60.0
 _POLL = 0.1
 
 
-class Fleet:
+class LabProcesses:
     """The running processes. Use `opened`, which also stops them."""
 
-    def __init__(self, home: Home) -> None:
-        self._home = home
-        self._agents: dict[str, Child] = {}
+    def __init__(self, home: LabDirectory) -> None:
+        self._directory = home
+        self._agents: dict[str, ChildProcess] = {}
         self._broker: BrokerProcess | None = None
 
     @property
@@ -51,59 +51,64 @@ class Fleet:
     def make_certificates(self) -> None:
         """Creates a CA, and the certificates of the broker and of an administrator."""
         now = clock.utc_now()
-        authority = Authority.create("kubelend-lab", _LIFETIME, now=now)
-        authority.save(self._home.authority)
+        authority = Authority.create("kubelend-lab", _CERTIFICATE_LIFETIME, now=now)
+        authority.save(self._directory.authority)
         for name, profile in (
-            ("broker", profiles.server()),
-            (ADMIN, profiles.client(ADMIN, Role.ADMIN)),
+            ("broker", profiles.server_profile()),
+            (ADMIN_NAME, profiles.client_profile(ADMIN_NAME, Role.ADMIN)),
         ):
-            issued = authority.issue(profile, _LIFETIME, now=now)
-            files.save_credentials(self._home.certificate(name), issued)
+            issued = authority.issue(profile, _CERTIFICATE_LIFETIME, now=now)
+            files.save_credentials(self._directory.certificate(name), issued)
 
     def start_broker(self, account: Path) -> str:
         """Starts the broker with its store in the account's cluster; returns its URL when it is ready."""
-        log = self._home.directory / "broker.log"
-        with interrupts.put_off():
+        log = self._directory.directory / "broker.log"
+        with interrupts.defer_signals():
             self._broker = BrokerProcess(log, self._broker_arguments(account))
         self.broker.wait_until_ready()
         return self.broker.url
 
     async def join(self, name: str) -> None:
         """Enrols a cluster as `kubelend create token` and `kubelend join` do."""
-        home = self._home
-        async with BrokerClient(self.broker.url, home.certificate(ADMIN)) as admin:
+        home = self._directory
+        async with BrokerClient(self.broker.url, home.certificate(ADMIN_NAME)) as admin:
             made = await admin.tokens.create(TokenRequest(name=name))
-        invitation = Invitation(
-            f"https://localhost:{made.enrol_port}", made.token, pins.parse(made.ca_hash), name
+        invitation = JoinParameters(
+            f"https://localhost:{made.enrol_port}",
+            made.token,
+            pins.parse_ca_pin(made.ca_hash),
+            name,
         )
-        await joining.join(invitation, home.certificate(name), wait=_JOINED_WITHIN)
+        await joining.join_broker(invitation, home.certificate(name), wait=_JOIN_TIMEOUT)
 
     def start_agents(self, accounts: Mapping[str, Path]) -> None:
         """Starts one agent per cluster and waits until all are ready."""
         for name, account in accounts.items():
-            log = self._home.directory / f"{name}.log"
-            with interrupts.put_off():
-                self._agents[name] = Child("agent", log, self._agent_arguments(name, account))
+            log = self._directory.directory / f"{name}.log"
+            with interrupts.defer_signals():
+                self._agents[name] = ChildProcess(
+                    "agent", log, self._agent_arguments(name, account)
+                )
         for agent in self._agents.values():
             agent.wait_until_ready()
 
-    async def advertised(self) -> None:
+    async def wait_advertised(self) -> None:
         """Waits until all clusters are active at the broker."""
-        async with BrokerClient(self.broker.url, self._home.certificate(ADMIN)) as admin:
+        async with BrokerClient(self.broker.url, self._directory.certificate(ADMIN_NAME)) as admin:
             try:
-                async with asyncio.timeout(_ADVERTISED_WITHIN):
+                async with asyncio.timeout(_ADVERTISE_TIMEOUT):
                     while not await self._all_active(admin):  # noqa: ASYNC110 - another process
                         await asyncio.sleep(_POLL)
             except TimeoutError:
                 raise Unavailable(
-                    f"the agents have not advertised within {_ADVERTISED_WITHIN:g} s"
+                    f"the agents have not advertised within {_ADVERTISE_TIMEOUT:g} s"
                 ) from None
 
-    def processes(self) -> tuple[Process, ...]:
+    def processes(self) -> tuple[LabProcess, ...]:
         """Returns the processes for the state file."""
         agents = ((f"agent of {name}", child) for name, child in self._agents.items())
         return tuple(
-            Process(name, child.pid, str(child.log), child.port_of("probes"))
+            LabProcess(name, child.pid, str(child.log), child.port_of("probes"))
             for name, child in (("broker", self.broker), *agents)
         )
 
@@ -112,9 +117,9 @@ class Fleet:
         for agent in self._agents.values():
             agent.terminate()
         for agent in self._agents.values():
-            agent.stop(_STOPPED_WITHIN)
+            agent.stop(_STOP_TIMEOUT)
         if self._broker is not None:
-            self._broker.stop(_STOPPED_WITHIN)
+            self._broker.stop(_STOP_TIMEOUT)
 
     async def _all_active(self, admin: BrokerClient) -> bool:
         found = await admin.all_clusters()
@@ -126,12 +131,12 @@ class Fleet:
         return [
             "--http-host=127.0.0.1",
             "--http-port=0",
-            f"--http-cert-path={self._home.certificate('broker')}",
-            f"--http-namespace={rights.OBJECTS}",
-            f"--ca-path={self._home.authority}",
+            f"--http-cert-path={self._directory.certificate('broker')}",
+            f"--http-namespace={rights.OBJECT_NAMESPACE}",
+            f"--ca-path={self._directory.authority}",
             "--enrol-port=0",
             "--broker-interface=http,kubernetes",
-            f"--store={store(account)}",
+            f"--store={store_url(account)}",
             "--health-probe-bind-address=127.0.0.1:0",
             "--metrics-bind-address=0",
             "--shutdown-timeout=5s",
@@ -140,27 +145,27 @@ class Fleet:
     def _agent_arguments(self, name: str, account: Path) -> list[str]:
         return [
             f"--broker-url={self.broker.url}",
-            f"--broker-cert-path={self._home.certificate(name)}",
+            f"--broker-cert-path={self._directory.certificate(name)}",
             "--source=kubernetes",
             f"--kubeconfig={account}",
-            f"--instruction-namespace={rights.OBJECTS}",
+            f"--instruction-namespace={rights.OBJECT_NAMESPACE}",
             "--health-probe-bind-address=127.0.0.1:0",
             "--metrics-bind-address=0",
         ]
 
 
 @contextmanager
-def opened(home: Home) -> Iterator[Fleet]:
+def open_processes(home: LabDirectory) -> Iterator[LabProcesses]:
     """Stops all processes at exit."""
-    fleet = Fleet(home)
+    fleet = LabProcesses(home)
     try:
         yield fleet
     finally:
         # Ctrl-C in here would leave processes running.
-        with interrupts.put_off():
+        with interrupts.defer_signals():
             fleet.stop()
 
 
-def store(account: Path) -> str:
+def store_url(account: Path) -> str:
     """Returns the value of `--store`."""
     return f"kubernetes://{account}"

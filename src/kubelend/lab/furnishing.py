@@ -17,17 +17,17 @@ from kubelend.core.errors import AlreadyExists, Unavailable
 from kubelend.kube import access
 from kubelend.kube.client import Client
 from kubelend.lab import accounts, inhabitants, manifests, rights
-from kubelend.lab.assets import Version
-from kubelend.lab.inhabitants import Population
-from kubelend.lab.rights import Document
+from kubelend.lab.assets import KubernetesVersion
+from kubelend.lab.inhabitants import ClusterFixture
+from kubelend.lab.rights import Manifest
 from kubelend.wire import crds
 from kubelend.wire.objects import Object
 
-_TOKEN_FOR = 30 * 24 * 3600
-_DEFINED_WITHIN = 30.0
+_TOKEN_SECONDS = 30 * 24 * 3600
+_ESTABLISHED_TIMEOUT = 30.0
 _POLL = 0.05
 
-_PLACES = {
+_COLLECTION_PATHS = {
     "CustomResourceDefinition": "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
     "Namespace": "/api/v1/namespaces",
     "Node": "/api/v1/nodes",
@@ -40,60 +40,66 @@ _PLACES = {
 }
 
 
-class Furnished(msgspec.Struct, frozen=True):
+class InstalledCluster(msgspec.Struct, frozen=True):
     """A cluster that is ready for its broker or agent."""
 
-    version: Version
+    version: KubernetesVersion
     account: Path
     """Kubeconfig of the service account of the broker or agent."""
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class InstallPlan(msgspec.Struct, frozen=True):
     """What to install in a cluster."""
 
     account: str
-    roles: dict[tuple[str, str], list[Document]]
+    roles: dict[tuple[str, str], list[Manifest]]
     kinds: tuple[type[Object], ...]
-    population: Population | None = None
+    fixture: ClusterFixture | None = None
     """Fixture nodes and pods; None for a cluster with real ones."""
 
 
-async def furnish(administrator: Path, wanted: Wanted) -> Furnished:
+async def install_cluster(administrator: Path, plan: InstallPlan) -> InstalledCluster:
     """Installs everything and waits until the CRDs are established."""
-    async with Client.open(access.from_kubeconfig(administrator)) as client:
-        version = await _version(client)
-        await _define(client, wanted.kinds, version)
-        for document in rights.documents(wanted.account, wanted.roles):
-            await _make(client, document)
-        if wanted.population is not None:
-            await _settle(client, wanted.population)
-        token = await _token(client, wanted.account)
-    path = administrator.with_name(f"{wanted.account}.kubeconfig")
-    return Furnished(version, accounts.with_token(administrator, path, wanted.account, token))
+    async with Client.open(access.config_from_kubeconfig(administrator)) as client:
+        version = await _server_version(client)
+        await _install_crds(client, plan.kinds, version)
+        for document in rights.rbac_manifests(plan.account, plan.roles):
+            await _create_object(client, document)
+        if plan.fixture is not None:
+            await _create_fixtures(client, plan.fixture)
+        token = await _request_token(client, plan.account)
+    path = administrator.with_name(f"{plan.account}.kubeconfig")
+    return InstalledCluster(
+        version, accounts.write_token_kubeconfig(administrator, path, plan.account, token)
+    )
 
 
-async def _version(client: Client) -> Version:
+async def _server_version(client: Client) -> KubernetesVersion:
     found = msgspec.json.decode(await client.raw("GET", "/version"), type=dict[str, str])
     numbers = re.findall(r"\d+", found["gitVersion"])
-    return Version(*map(int, numbers[:3]))
+    return KubernetesVersion(*map(int, numbers[:3]))
 
 
-async def _define(client: Client, kinds: Iterable[type[Object]], version: Version) -> None:
-    has_rules = version >= manifests.RULES_SINCE
-    definitions = [crds.definition(kind, cel=has_rules) for kind in kinds]
+async def _install_crds(
+    client: Client, kinds: Iterable[type[Object]], version: KubernetesVersion
+) -> None:
+    has_rules = version >= manifests.CEL_SINCE
+    definitions = [crds.crd(kind, cel=has_rules) for kind in kinds]
     for definition in definitions:
-        await _make(client, definition)
+        await _create_object(client, definition)
     try:
-        async with asyncio.timeout(_DEFINED_WITHIN):
+        async with asyncio.timeout(_ESTABLISHED_TIMEOUT):
             for definition in definitions:
-                await _defined(client, definition["metadata"]["name"])
+                await _wait_established(client, definition["metadata"]["name"])
     except TimeoutError:
-        raise Unavailable(f"the CRDs were not established within {_DEFINED_WITHIN:g} s") from None
+        raise Unavailable(
+            f"the CRDs were not established within {_ESTABLISHED_TIMEOUT:g} s"
+        ) from None
 
 
-async def _defined(client: Client, name: str) -> None:
+async def _wait_established(client: Client, name: str) -> None:
     while True:
-        content = await client.raw("GET", f"{_PLACES['CustomResourceDefinition']}/{name}")
+        content = await client.raw("GET", f"{_COLLECTION_PATHS['CustomResourceDefinition']}/{name}")
         # A new CRD has null in place of the list.
         conditions = msgspec.json.decode(content).get("status", {}).get("conditions") or []
         if any(one["type"] == "Established" and one["status"] == "True" for one in conditions):
@@ -101,31 +107,31 @@ async def _defined(client: Client, name: str) -> None:
         await asyncio.sleep(_POLL)
 
 
-async def _settle(client: Client, population: Population) -> None:
-    for node in inhabitants.nodes(population):
-        await _make(client, node)
-    for pod in inhabitants.pods(population):
-        await _make(client, pod)
-        where = f"{_place(pod)}/{pod['metadata']['name']}/status"
-        await client.raw("PUT", where, pod | inhabitants.RUNNING)
+async def _create_fixtures(client: Client, population: ClusterFixture) -> None:
+    for node in inhabitants.node_manifests(population):
+        await _create_object(client, node)
+    for pod in inhabitants.pod_manifests(population):
+        await _create_object(client, pod)
+        where = f"{_collection_path(pod)}/{pod['metadata']['name']}/status"
+        await client.raw("PUT", where, pod | inhabitants.RUNNING_STATUS)
 
 
-async def _token(client: Client, account: str) -> str:
-    where = _PLACES["ServiceAccount"].format(namespace=rights.NAMESPACE)
+async def _request_token(client: Client, account: str) -> str:
+    where = _COLLECTION_PATHS["ServiceAccount"].format(namespace=rights.ACCOUNT_NAMESPACE)
     order = {
         "apiVersion": "authentication.k8s.io/v1",
         "kind": "TokenRequest",
-        "spec": {"expirationSeconds": _TOKEN_FOR},
+        "spec": {"expirationSeconds": _TOKEN_SECONDS},
     }
     answer = await client.raw("POST", f"{where}/{account}/token", order)
     return str(msgspec.json.decode(answer)["status"]["token"])
 
 
-async def _make(client: Client, document: Document) -> None:
+async def _create_object(client: Client, document: Manifest) -> None:
     """Creates an object; an existing one, such as a namespace, is left unchanged."""
     with suppress(AlreadyExists):
-        await client.raw("POST", _place(document), document)
+        await client.raw("POST", _collection_path(document), document)
 
 
-def _place(document: Document) -> str:
-    return _PLACES[document["kind"]].format(**document["metadata"])
+def _collection_path(document: Manifest) -> str:
+    return _COLLECTION_PATHS[document["kind"]].format(**document["metadata"])

@@ -15,86 +15,98 @@ from kubelend.core.errors import KubelendError
 from kubelend.kube import access, resources
 from kubelend.kube.client import Client
 from kubelend.lab import hosts, rights
-from kubelend.lab.records import Home, Process, Record
+from kubelend.lab.records import LabDirectory, LabProcess, LabState
 from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
 
-_ANSWERS_WITHIN = 5.0
+_RESPONSE_TIMEOUT = 5.0
 _READY = "ready"
 
 
-class Part(NamedTuple):
+class ComponentStatus(NamedTuple):
     """One process or API server."""
 
     name: str
     state: str
     """`ready`, or the error."""
-    place: str
+    location: str
     """The name of its log file, or the URL of an API server."""
 
     @property
-    def is_well(self) -> bool:
+    def is_ready(self) -> bool:
         return self.state == _READY
 
 
-class Health(NamedTuple):
+class LabHealth(NamedTuple):
     """The state of the whole lab."""
 
-    parts: list[Part]
+    components: list[ComponentStatus]
     advertisements: list[ClusterAdvertisement]
     reservations: list[Reservation]
 
     @property
     def problems(self) -> list[str]:
-        found = [f"{part.name}: {part.state}" for part in self.parts if not part.is_well]
+        found = [f"{part.name}: {part.state}" for part in self.components if not part.is_ready]
         active = {one.spec.cluster_id for one in self.advertisements if one.status.active}
-        return found + [f"{name} does not advertise" for name in hosts.AGENTS if name not in active]
+        return found + [
+            f"{name} does not advertise" for name in hosts.AGENT_CLUSTERS if name not in active
+        ]
 
 
-async def look(home: Home, record: Record) -> Health:
+async def check_health(home: LabDirectory, record: LabState) -> LabHealth:
     """Checks all components; a component that does not respond is reported, not raised."""
-    parts = [Part("supervisor", _READY if home.is_locked() else "not running", home.log.name)]
-    parts += await asyncio.gather(*(_api_server(*each) for each in record.clusters.items()))
-    parts += await asyncio.gather(*(asyncio.to_thread(_process, one) for one in record.processes))
-    advertisements, reservations = await _objects(record)
-    return Health(parts, advertisements, reservations)
+    parts = [
+        ComponentStatus("supervisor", _READY if home.is_locked() else "not running", home.log.name)
+    ]
+    parts += await asyncio.gather(*(_api_server_status(*each) for each in record.clusters.items()))
+    parts += await asyncio.gather(
+        *(asyncio.to_thread(_process_status, one) for one in record.processes)
+    )
+    advertisements, reservations = await _broker_objects(record)
+    return LabHealth(parts, advertisements, reservations)
 
 
-async def _api_server(name: str, kubeconfig: str) -> Part:
-    found, name = access.from_kubeconfig(kubeconfig), f"API server of {name}"
+async def _api_server_status(name: str, kubeconfig: str) -> ComponentStatus:
+    found, name = access.config_from_kubeconfig(kubeconfig), f"API server of {name}"
     try:
-        async with asyncio.timeout(_ANSWERS_WITHIN), Client.open(found) as client:
+        async with asyncio.timeout(_RESPONSE_TIMEOUT), Client.open(found) as client:
             await client.raw("GET", "/readyz")
     except KubelendError as error:
-        return Part(name, str(error), found.server)
+        return ComponentStatus(name, str(error), found.server)
     except TimeoutError:
-        return Part(name, "does not respond", found.server)
-    return Part(name, _READY, found.server)
+        return ComponentStatus(name, "does not respond", found.server)
+    return ComponentStatus(name, _READY, found.server)
 
 
-def _process(process: Process) -> Part:
+def _process_status(process: LabProcess) -> ComponentStatus:
     log = Path(process.log).name
-    connection = http.client.HTTPConnection("127.0.0.1", process.probes, timeout=_ANSWERS_WITHIN)
+    connection = http.client.HTTPConnection("127.0.0.1", process.probes, timeout=_RESPONSE_TIMEOUT)
     try:
         connection.request("GET", "/readyz")
         response = connection.getresponse()
         reason = response.read().decode(errors="replace").strip()
     except (OSError, http.client.HTTPException):
-        return Part(process.name, "does not respond", log)
+        return ComponentStatus(process.name, "does not respond", log)
     finally:
         connection.close()
-    return Part(process.name, _READY if response.status == http.HTTPStatus.OK else reason, log)
+    return ComponentStatus(
+        process.name, _READY if response.status == http.HTTPStatus.OK else reason, log
+    )
 
 
-async def _objects(record: Record) -> tuple[list[ClusterAdvertisement], list[Reservation]]:
+async def _broker_objects(record: LabState) -> tuple[list[ClusterAdvertisement], list[Reservation]]:
     """Returns the broker's objects; empty if they cannot be listed, which the API server's state explains."""
-    kubeconfig = record.clusters.get(hosts.BROKER, "")
+    kubeconfig = record.clusters.get(hosts.BROKER_CLUSTER, "")
     if not kubeconfig:
         return [], []
     try:
-        found = access.from_kubeconfig(kubeconfig)
-        async with asyncio.timeout(_ANSWERS_WITHIN), Client.open(found) as client:
-            advertisements = await client.list(resources.of(ClusterAdvertisement), rights.OBJECTS)
-            reservations = await client.list(resources.of(Reservation), rights.OBJECTS)
+        found = access.config_from_kubeconfig(kubeconfig)
+        async with asyncio.timeout(_RESPONSE_TIMEOUT), Client.open(found) as client:
+            advertisements = await client.list(
+                resources.resource_for(ClusterAdvertisement), rights.OBJECT_NAMESPACE
+            )
+            reservations = await client.list(
+                resources.resource_for(Reservation), rights.OBJECT_NAMESPACE
+            )
     except (KubelendError, TimeoutError):
         return [], []
     return advertisements.objects, reservations.objects

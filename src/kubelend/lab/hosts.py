@@ -9,61 +9,63 @@ from typing import NamedTuple
 
 from kubelend.apps import interrupts
 from kubelend.lab import assets, inhabitants, kind, servers
-from kubelend.lab.records import Home
+from kubelend.lab.records import LabDirectory
 
-BROKER = "broker-cluster"
-AGENTS = tuple(inhabitants.EVERYONE)
-NAMES = (BROKER, *AGENTS)
+BROKER_CLUSTER = "broker-cluster"
+AGENT_CLUSTERS = tuple(inhabitants.CLUSTER_FIXTURES)
+CLUSTER_NAMES = (BROKER_CLUSTER, *AGENT_CLUSTERS)
 
 
-class Hosts(NamedTuple):
+class LabClusters(NamedTuple):
     """The clusters, when ready."""
 
     kubeconfigs: dict[str, Path]
     """Administrator kubeconfigs by cluster."""
     kubectl: str
-    are_real: bool
+    has_real_nodes: bool
     """Whether they have real nodes and pods."""
 
 
 @contextmanager
-def own(home: Home) -> Iterator[Hosts]:
+def run_local_clusters(home: LabDirectory) -> Iterator[LabClusters]:
     """Starts API servers that share one etcd; stops them at exit."""
-    found = assets.find()
-    with servers.running(found, home.directory / "lab") as lab:
-        started = lab.start(*NAMES)
+    found = assets.find_assets()
+    with servers.run_api_servers(found, home.directory / "lab") as lab:
+        started = lab.start(*CLUSTER_NAMES)
         kubeconfigs = {cluster.name: cluster.admin_kubeconfig for cluster in started}
-        yield Hosts(kubeconfigs, str(found.kubectl), are_real=False)
+        yield LabClusters(kubeconfigs, str(found.kubectl), has_real_nodes=False)
 
 
 @contextmanager
-def of_kind(home: Home, making: Callable[[tuple[str, ...]], None]) -> Iterator[Hosts]:
+def run_kind_clusters(
+    home: LabDirectory, record_names: Callable[[tuple[str, ...]], None]
+) -> Iterator[LabClusters]:
     """Creates clusters with kind and deletes them at exit.
 
     `making` is called with all names before the first is created and with none after deletion, so that the
     state file always lists the clusters to delete.
     """
-    kind.check()
-    kind.check_names(NAMES)
-    kubeconfigs = {name: _kubeconfig(home, name) for name in NAMES}
-    with interrupts.like_ctrl_c():
+    kind.check_kind()
+    kind.check_kind_names(CLUSTER_NAMES)
+    kubeconfigs = {name: _kind_kubeconfig(home, name) for name in CLUSTER_NAMES}
+    with interrupts.signals_as_interrupt():
         try:
-            making(NAMES)
+            record_names(CLUSTER_NAMES)
             for name, path in kubeconfigs.items():
-                kind.create(name, path)
-            yield Hosts(kubeconfigs, "kubectl", are_real=True)
+                kind.create_kind_cluster(name, path)
+            yield LabClusters(kubeconfigs, "kubectl", has_real_nodes=True)
         finally:
-            with interrupts.put_off():
-                delete_kind(home, NAMES)
-                making(())
+            with interrupts.defer_signals():
+                delete_kind_clusters(home, CLUSTER_NAMES)
+                record_names(())
 
 
-def delete_kind(home: Home, names: tuple[str, ...]) -> None:
+def delete_kind_clusters(home: LabDirectory, names: tuple[str, ...]) -> None:
     for name in names:
-        kind.delete(name, _kubeconfig(home, name))
+        kind.delete_kind_cluster(name, _kind_kubeconfig(home, name))
 
 
-def _kubeconfig(home: Home, name: str) -> Path:
+def _kind_kubeconfig(home: LabDirectory, name: str) -> Path:
     directory = home.directory / "kind" / name
     directory.mkdir(parents=True, exist_ok=True)
     return directory / "admin.kubeconfig"

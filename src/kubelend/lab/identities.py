@@ -19,47 +19,47 @@ from kubelend.pki import files, keys
 from kubelend.pki.authority import Authority
 from kubelend.pki.profiles import Profile
 
-ADMINISTRATORS = "system:masters"
+ADMIN_GROUP = "system:masters"
 """The group with unrestricted access, independent of RBAC."""
 
-_LIFETIME = timedelta(days=30)
-_SERVICE = ("kubernetes", "kubernetes.default", "kubernetes.default.svc", "localhost")
+_CERTIFICATE_LIFETIME = timedelta(days=30)
+_SERVER_NAMES = ("kubernetes", "kubernetes.default", "kubernetes.default.svc", "localhost")
 _LOOPBACK = ipaddress.ip_address("127.0.0.1")
 
 
-class Issuer:
+class TemporaryAuthority:
     """A temporary CA, and the directory for the certificates that it issues."""
 
     def __init__(self, name: str, directory: Path) -> None:
         self._directory = directory
-        self._authority = Authority.create(name, _LIFETIME, now=clock.utc_now())
+        self._authority = Authority.create(name, _CERTIFICATE_LIFETIME, now=clock.utc_now())
 
     @property
     def certificate(self) -> x509.Certificate:
         """The CA certificate."""
         return self._authority.certificate
 
-    def server(self) -> Path:
+    def server_directory(self) -> Path:
         """Returns the directory with the server certificate, its key and the CA certificate."""
-        names = (*map(x509.DNSName, _SERVICE), x509.IPAddress(_LOOPBACK))
+        names = (*map(x509.DNSName, _SERVER_NAMES), x509.IPAddress(_LOOPBACK))
         subject = _subject("kube-apiserver", ())
         return self._issue("server", Profile(subject, ExtendedKeyUsageOID.SERVER_AUTH, names))
 
-    def user(self, name: str, groups: Iterable[str] = ()) -> files.Credentials:
+    def client_credentials(self, name: str, groups: Iterable[str] = ()) -> files.Credentials:
         """Returns client credentials to embed in a kubeconfig."""
         profile = Profile(_subject(name, groups), ExtendedKeyUsageOID.CLIENT_AUTH)
-        return self._authority.issue(profile, _LIFETIME, now=clock.utc_now())
+        return self._authority.issue(profile, _CERTIFICATE_LIFETIME, now=clock.utc_now())
 
-    def client(self, name: str, groups: Iterable[str] = ()) -> Path:
+    def client_directory(self, name: str, groups: Iterable[str] = ()) -> Path:
         """Returns a directory with client credentials as three files."""
         directory = self._directory / name
         if not directory.exists():
-            files.save_credentials(directory, self.user(name, groups))
+            files.save_credentials(directory, self.client_credentials(name, groups))
         return directory
 
     def _issue(self, name: str, profile: Profile) -> Path:
         directory = self._directory / name
-        issued = self._authority.issue(profile, _LIFETIME, now=clock.utc_now())
+        issued = self._authority.issue(profile, _CERTIFICATE_LIFETIME, now=clock.utc_now())
         files.save_credentials(directory, issued)
         return directory
 
@@ -71,7 +71,7 @@ def make_signing_key(directory: Path) -> tuple[Path, Path]:
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )
     private, checking = directory / "accounts.key", directory / "accounts.pub"
-    keyfiles.write(private, keys.to_pem(key), mode=keyfiles.PRIVATE)
+    keyfiles.write_atomic(private, keys.to_pem(key), mode=keyfiles.PRIVATE_MODE)
     checking.write_bytes(public)
     return private, checking
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import msgspec
 
-from kubelend.lab.rights import Document
+from kubelend.lab.rights import Manifest
 
 
-class Node(msgspec.Struct, frozen=True):
+class NodeFixture(msgspec.Struct, frozen=True):
     """A node in condition Ready."""
 
     name: str
@@ -20,7 +20,7 @@ class Node(msgspec.Struct, frozen=True):
     gpu: str = ""
 
 
-class Pod(msgspec.Struct, frozen=True):
+class PodFixture(msgspec.Struct, frozen=True):
     """A pod in phase Running."""
 
     name: str
@@ -29,53 +29,53 @@ class Pod(msgspec.Struct, frozen=True):
     namespace: str = "kube-system"
 
 
-class Population(msgspec.Struct, frozen=True):
+class ClusterFixture(msgspec.Struct, frozen=True):
     """Nodes and pods of one cluster. All pods are on the first node."""
 
-    nodes: tuple[Node, ...]
-    pods: tuple[Pod, ...]
+    nodes: tuple[NodeFixture, ...]
+    pods: tuple[PodFixture, ...]
 
 
-_SYSTEM = (
-    Pod("coredns-1", "100m", "70Mi"),
-    Pod("coredns-2", "100m", "70Mi"),
-    Pod("etcd", "100m", "100Mi"),
-    Pod("kindnet", "100m", "50Mi"),
-    Pod("kube-apiserver", "250m"),
-    Pod("kube-controller-manager", "200m"),
-    Pod("kube-scheduler", "100m"),
+_SYSTEM_PODS = (
+    PodFixture("coredns-1", "100m", "70Mi"),
+    PodFixture("coredns-2", "100m", "70Mi"),
+    PodFixture("etcd", "100m", "100Mi"),
+    PodFixture("kindnet", "100m", "50Mi"),
+    PodFixture("kube-apiserver", "250m"),
+    PodFixture("kube-controller-manager", "200m"),
+    PodFixture("kube-scheduler", "100m"),
 )
 """The system pods of an idle cluster."""
 
-EVERYONE = {
-    "agent-cluster-1": Population(
+CLUSTER_FIXTURES = {
+    "agent-cluster-1": ClusterFixture(
         (
-            Node("agent-cluster-1-control-plane", "4", "4Gi"),
-            Node("agent-cluster-1-gpu", "2", "4Gi", gpu="1"),
+            NodeFixture("agent-cluster-1-control-plane", "4", "4Gi"),
+            NodeFixture("agent-cluster-1-gpu", "2", "4Gi", gpu="1"),
         ),
-        _SYSTEM,
+        _SYSTEM_PODS,
     ),
-    "agent-cluster-2": Population(
-        (Node("agent-cluster-2-control-plane", "10", "8025424Ki"),),
-        (*_SYSTEM, Pod("web", "100m", "128Mi", "default")),
+    "agent-cluster-2": ClusterFixture(
+        (NodeFixture("agent-cluster-2-control-plane", "10", "8025424Ki"),),
+        (*_SYSTEM_PODS, PodFixture("web", "100m", "128Mi", "default")),
     ),
 }
 
 
-def nodes(population: Population) -> list[Document]:
-    return [_node(node) for node in population.nodes]
+def node_manifests(population: ClusterFixture) -> list[Manifest]:
+    return [_node_manifest(node) for node in population.nodes]
 
 
-def pods(population: Population) -> list[Document]:
-    return [_pod(pod, population.nodes[0].name) for pod in population.pods]
+def pod_manifests(population: ClusterFixture) -> list[Manifest]:
+    return [_pod_manifest(pod, population.nodes[0].name) for pod in population.pods]
 
 
-_READY = {"type": "Ready", "status": "True"}
+_READY_CONDITION = {"type": "Ready", "status": "True"}
 
-RUNNING = {
+RUNNING_STATUS = {
     "status": {
         "phase": "Running",
-        "conditions": [_READY],
+        "conditions": [_READY_CONDITION],
         "containerStatuses": [
             {
                 "name": "main",
@@ -91,7 +91,7 @@ RUNNING = {
 """The status that a kubelet reports for a running pod."""
 
 
-def _node(node: Node) -> Document:
+def _node_manifest(node: NodeFixture) -> Manifest:
     amounts = {"cpu": node.cpu, "memory": node.memory, "pods": "110"}
     if node.gpu:
         amounts["nvidia.com/gpu"] = node.gpu
@@ -99,11 +99,11 @@ def _node(node: Node) -> Document:
         "apiVersion": "v1",
         "kind": "Node",
         "metadata": {"name": node.name, "labels": {"kubernetes.io/hostname": node.name}},
-        "status": {"capacity": amounts, "allocatable": amounts, "conditions": [_READY]},
+        "status": {"capacity": amounts, "allocatable": amounts, "conditions": [_READY_CONDITION]},
     }
 
 
-def _pod(pod: Pod, node: str) -> Document:
+def _pod_manifest(pod: PodFixture, node: str) -> Manifest:
     requests = {"cpu": pod.cpu, "memory": pod.memory}
     container = {"name": "main", "image": "none", "resources": {"requests": requests}}
     return {

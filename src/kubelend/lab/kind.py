@@ -12,27 +12,27 @@ from pathlib import Path
 
 from kubelend.core.errors import InvalidSettings, Unavailable
 
-CONTAINERS = ("docker", "podman", "nerdctl")
+CONTAINER_RUNTIMES = ("docker", "podman", "nerdctl")
 """Container runtimes that kind supports."""
 
-_READY_WITHIN = "180s"
-_INSTEAD = "install it, or omit --kind (KIND=1)"
+_KIND_READY_TIMEOUT = "180s"
+_INSTALL_HINT = "install it, or omit --kind (KIND=1)"
 
 
-def check() -> None:
+def check_kind() -> None:
     """Raises `InvalidSettings` if kind or a container runtime is not installed."""
     if shutil.which("kind") is None:
-        raise InvalidSettings("kind not found on PATH", hint=_INSTEAD)
-    if not any(map(shutil.which, CONTAINERS)):
+        raise InvalidSettings("kind not found on PATH", hint=_INSTALL_HINT)
+    if not any(map(shutil.which, CONTAINER_RUNTIMES)):
         raise InvalidSettings(
             "kind requires docker, podman or nerdctl, and none was found on PATH",
-            hint=_INSTEAD,
+            hint=_INSTALL_HINT,
         )
 
 
-def check_names(names: Iterable[str]) -> None:
+def check_kind_names(names: Iterable[str]) -> None:
     """Raises `InvalidSettings` if kind already has a cluster with one of these names."""
-    there = set(_run("get", "clusters").split())
+    there = set(_run_kind("get", "clusters").split())
     if taken := [name for name in names if name in there]:
         raise InvalidSettings(
             f"kind already has a cluster {taken[0]}",
@@ -40,21 +40,21 @@ def check_names(names: Iterable[str]) -> None:
         )
 
 
-def create(name: str, kubeconfig: Path) -> None:
+def create_kind_cluster(name: str, kubeconfig: Path) -> None:
     """Creates a cluster and waits until it is ready."""
-    _run("create", "cluster", f"--name={name}", f"--kubeconfig={kubeconfig}", _wait())
+    _run_kind("create", "cluster", f"--name={name}", f"--kubeconfig={kubeconfig}", _wait_flag())
 
 
-def delete(name: str, kubeconfig: Path) -> None:
+def delete_kind_cluster(name: str, kubeconfig: Path) -> None:
     """Deletes a cluster, if it exists."""
-    _run("delete", "cluster", f"--name={name}", f"--kubeconfig={kubeconfig}")
+    _run_kind("delete", "cluster", f"--name={name}", f"--kubeconfig={kubeconfig}")
 
 
-def _wait() -> str:
-    return f"--wait={_READY_WITHIN}"
+def _wait_flag() -> str:
+    return f"--wait={_KIND_READY_TIMEOUT}"
 
 
-def _run(*arguments: str) -> str:
+def _run_kind(*arguments: str) -> str:
     try:
         done = subprocess.run(
             ["kind", *arguments],

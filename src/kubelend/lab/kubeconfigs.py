@@ -14,38 +14,38 @@ from kubelend.pki import keys
 from kubelend.pki.files import Credentials
 
 
-def by_certificate(user: Credentials) -> dict[str, str]:
+def certificate_user(user: Credentials) -> dict[str, str]:
     """Returns the `user` entry of a kubeconfig with a client certificate."""
     return {
-        "client-certificate-data": _coded(user.certificate.public_bytes(Encoding.PEM)),
-        "client-key-data": _coded(keys.to_pem(user.key)),
+        "client-certificate-data": _base64(user.certificate.public_bytes(Encoding.PEM)),
+        "client-key-data": _base64(keys.to_pem(user.key)),
     }
 
 
-def by_token(token: str) -> dict[str, str]:
+def token_user(token: str) -> dict[str, str]:
     """Returns the `user` entry of a kubeconfig with a bearer token."""
     return {"token": token}
 
 
-def write(
-    path: Path, cluster: str, url: str, authority: x509.Certificate, proof: dict[str, str]
+def write_kubeconfig(
+    path: Path, cluster: str, url: str, authority: x509.Certificate, user: dict[str, str]
 ) -> Path:
     """Writes the file, readable only by its owner because it contains a key."""
-    trusted = _coded(authority.public_bytes(Encoding.PEM))
+    trusted = _base64(authority.public_bytes(Encoding.PEM))
     content = {
         "apiVersion": "v1",
         "kind": "Config",
         "clusters": [
             {"name": cluster, "cluster": {"server": url, "certificate-authority-data": trusted}}
         ],
-        "users": [{"name": path.stem, "user": proof}],
+        "users": [{"name": path.stem, "user": user}],
         "contexts": [{"name": cluster, "context": {"cluster": cluster, "user": path.stem}}],
         "current-context": cluster,
     }
     text = yaml.safe_dump(content, sort_keys=False).encode()
-    keyfiles.write(path, text, mode=keyfiles.PRIVATE, overwrite=True)
+    keyfiles.write_atomic(path, text, mode=keyfiles.PRIVATE_MODE, overwrite=True)
     return path
 
 
-def _coded(content: bytes) -> str:
+def _base64(content: bytes) -> str:
     return base64.b64encode(content).decode()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import msgspec
 
 
-class Begun(msgspec.Struct, frozen=True, tag="begun"):
+class StepStarted(msgspec.Struct, frozen=True, tag="begun"):
     """A step has started."""
 
     title: str
 
 
-class Done(msgspec.Struct, frozen=True, tag="done"):
+class StepFinished(msgspec.Struct, frozen=True, tag="done"):
     """A step has finished."""
 
     title: str
@@ -19,25 +19,25 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
     lines: tuple[str, ...] = ()
 
 
-class Failed(msgspec.Struct, frozen=True, tag="failed"):
+class StartFailed(msgspec.Struct, frozen=True, tag="failed"):
     """The start failed; all processes are stopped."""
 
     code: str
     message: str
 
 
-class Ready(msgspec.Struct, frozen=True, tag="ready"):
+class LabReady(msgspec.Struct, frozen=True, tag="ready"):
     """Everything is running. The last message."""
 
 
-Message = Begun | Done | Failed | Ready
+Message = StepStarted | StepFinished | StartFailed | LabReady
 
 
-def encode(message: Message) -> bytes:
+def encode_message(message: Message) -> bytes:
     return msgspec.json.encode(message) + b"\n"
 
 
-def decode(line: bytes) -> Message:
+def decode_message(line: bytes) -> Message:
     return _DECODER.decode(line)
 
 

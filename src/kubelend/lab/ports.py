@@ -7,13 +7,13 @@ import socket
 
 # Below the ephemeral ports: an outgoing connection could otherwise take the port of a server that is
 # being restarted.
-_RANGE = range(20_000, 32_000)
+_PORT_RANGE = range(20_000, 32_000)
 
 
-def free() -> int:
+def free_port() -> int:
     """Returns a random free port on the loopback interface."""
     while True:
-        port = secrets.choice(_RANGE)
+        port = secrets.choice(_PORT_RANGE)
         try:
             socket.create_server(("127.0.0.1", port)).close()
         except OSError:

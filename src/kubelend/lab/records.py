@@ -17,11 +17,11 @@ from kubelend.core.errors import InvalidSettings
 from kubelend.kits import keyfiles
 from kubelend.pki import files
 
-VARIABLE = "KUBELEND_LAB_DIRECTORY"
-_RECORD, _LOCK = "lab.json", "kubelend-lab.lock"
+DIRECTORY_VARIABLE = "KUBELEND_LAB_DIRECTORY"
+_STATE_FILE, _LOCK_FILE = "lab.json", "kubelend-lab.lock"
 
 
-class Process(msgspec.Struct, frozen=True):
+class LabProcess(msgspec.Struct, frozen=True):
     """A process that the supervisor has started."""
 
     name: str
@@ -31,7 +31,7 @@ class Process(msgspec.Struct, frozen=True):
     """Port of the health probes."""
 
 
-class Record(msgspec.Struct, frozen=True):
+class LabState(msgspec.Struct, frozen=True):
     """The state of the lab. Fields are empty until their component has been started."""
 
     pid: int
@@ -46,10 +46,10 @@ class Record(msgspec.Struct, frozen=True):
     broker: str = ""
     """URL of the broker."""
     store: str = ""
-    processes: tuple[Process, ...] = ()
+    processes: tuple[LabProcess, ...] = ()
 
 
-class Home:
+class LabDirectory:
     """The state directory and the paths in it. Only its owner can read it."""
 
     def __init__(self, directory: Path) -> None:
@@ -81,28 +81,30 @@ class Home:
     def certificate(self, name: str) -> Path:
         return self.directory / "certs" / name
 
-    def is_there(self) -> bool:
+    def exists(self) -> bool:
         """Whether a lab has been started in this directory."""
-        return (self.directory / _LOCK).exists()
+        return (self.directory / _LOCK_FILE).exists()
 
-    def find(self) -> Record | None:
+    def read_state(self) -> LabState | None:
         try:
-            return msgspec.json.decode((self.directory / _RECORD).read_bytes(), type=Record)
+            return msgspec.json.decode((self.directory / _STATE_FILE).read_bytes(), type=LabState)
         except FileNotFoundError:
             return None
         except (OSError, msgspec.MsgspecError) as error:
-            raise InvalidSettings(f"{self.directory / _RECORD} cannot be read: {error}") from error
+            raise InvalidSettings(
+                f"{self.directory / _STATE_FILE} cannot be read: {error}"
+            ) from error
 
-    def keep(self, record: Record) -> None:
-        content = msgspec.json.format(msgspec.json.encode(record), indent=2)
-        path = self.directory / _RECORD
-        keyfiles.write(path, content, mode=keyfiles.PRIVATE, overwrite=True)
+    def write_state(self, state: LabState) -> None:
+        content = msgspec.json.format(msgspec.json.encode(state), indent=2)
+        path = self.directory / _STATE_FILE
+        keyfiles.write_atomic(path, content, mode=keyfiles.PRIVATE_MODE, overwrite=True)
 
-    def make(self) -> None:
+    def create(self) -> None:
         """Creates the directory; raises `InvalidSettings` if it contains files of others."""
-        files.make_directory(self.directory)
+        files.make_private_directory(self.directory)
         found = {path.name for path in self.directory.iterdir()}
-        if found and _LOCK not in found:
+        if found and _LOCK_FILE not in found:
             raise InvalidSettings(
                 f"{self.directory} contains other files", hint="use another directory"
             )
@@ -112,7 +114,7 @@ class Home:
         for path in self.directory.iterdir():
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
-            elif path.name != _LOCK:
+            elif path.name != _LOCK_FILE:
                 path.unlink()
 
     def remove(self) -> None:
@@ -123,22 +125,22 @@ class Home:
 
         The lock is held until all processes that have the descriptor have closed it.
         """
-        path = self.directory / _LOCK
+        path = self.directory / _LOCK_FILE
         while True:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, keyfiles.PRIVATE)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, keyfiles.PRIVATE_MODE)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 os.close(descriptor)
                 return None
-            if _is_there(descriptor, path):
+            if _is_same_file(descriptor, path):
                 return descriptor
             # The lock file was removed with its directory while we opened it.
             os.close(descriptor)
 
     def is_locked(self) -> bool:
         """Whether a supervisor is running, or one is being started or stopped."""
-        if not self.is_there():
+        if not self.exists():
             return False
         descriptor = self.lock()
         if descriptor is not None:
@@ -146,13 +148,13 @@ class Home:
         return descriptor is None
 
 
-def usual() -> Path:
+def default_directory() -> Path:
     """Returns the default directory, below XDG_STATE_HOME."""
     state = os.environ.get("XDG_STATE_HOME", "") or Path.home() / ".local" / "state"
     return Path(state) / "kubelend" / "clusters"
 
 
-def _is_there(descriptor: int, path: Path) -> bool:
+def _is_same_file(descriptor: int, path: Path) -> bool:
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:

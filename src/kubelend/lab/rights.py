@@ -9,20 +9,20 @@ from typing import Any, Final
 
 from kubelend.wire import broker_objects, mailbox_manifests, objects
 
-Document = dict[str, Any]
+Manifest = dict[str, Any]
 Rule = dict[str, Any]
 
-NAMESPACE: Final = "kubelend"
+ACCOUNT_NAMESPACE: Final = "kubelend"
 """Namespace of the service accounts."""
-OBJECTS: Final = "default"
+OBJECT_NAMESPACE: Final = "default"
 """Namespace of the broker's objects and of an agent's instructions."""
 
-AGENT: Final = "kubelend-agent"
-BROKER: Final = "kubelend-broker"
-LEASE: Final = "kubelend-broker"
+AGENT_ACCOUNT: Final = "kubelend-agent"
+BROKER_ACCOUNT: Final = "kubelend-broker"
+LEASE_NAME: Final = "kubelend-broker"
 
-_GROUP: Final = "rbac.authorization.k8s.io"
-_CHANGE: Final = ("create", "patch", "delete")
+_RBAC_GROUP: Final = "rbac.authorization.k8s.io"
+_WRITE_VERBS: Final = ("create", "patch", "delete")
 
 
 def _rule(group: str, resources: str, *verbs: str, names: tuple[str, ...] = ()) -> Rule:
@@ -30,75 +30,77 @@ def _rule(group: str, resources: str, *verbs: str, names: tuple[str, ...] = ()) 
     return {"apiGroups": [group], "resources": resources.split(), **named, "verbs": list(verbs)}
 
 
-AGENTS_ROLES: Final[dict[tuple[str, str], list[Rule]]] = {
-    (AGENT, ""): [
+AGENT_ROLES: Final[dict[tuple[str, str], list[Rule]]] = {
+    (AGENT_ACCOUNT, ""): [
         _rule("", "nodes pods", "list", "watch"),
         _rule("", "namespaces", "get", names=("kube-system",)),
         _rule(objects.GROUP, "resourcerequests", "get", "list", "watch", "patch"),
         _rule(objects.GROUP, "resourcerequests/status", "patch"),
     ],
-    (f"{AGENT}-instructions", OBJECTS): [
+    (f"{AGENT_ACCOUNT}-instructions", OBJECT_NAMESPACE): [
         _rule(
             objects.GROUP,
             "reservationinstructions providerinstructions",
-            *("get", "list", "watch", *_CHANGE),
+            *("get", "list", "watch", *_WRITE_VERBS),
         ),
         _rule(objects.GROUP, "reservationinstructions/status providerinstructions/status", "patch"),
     ],
-    (f"{AGENT}-advertisement", OBJECTS): [
+    (f"{AGENT_ACCOUNT}-advertisement", OBJECT_NAMESPACE): [
         _rule(objects.GROUP, "advertisements", "get", "create", "patch"),
         _rule(objects.GROUP, "advertisements/status", "patch"),
     ],
 }
 """Rules by role name and namespace; without a namespace it is a ClusterRole."""
 
-BROKERS_ROLES: Final[dict[tuple[str, str], list[Rule]]] = {
-    (BROKER, OBJECTS): [
+BROKER_ROLES: Final[dict[tuple[str, str], list[Rule]]] = {
+    (BROKER_ACCOUNT, OBJECT_NAMESPACE): [
         _rule(
             broker_objects.GROUP,
             "clusteradvertisements reservations",
-            *("get", "list", "watch", *_CHANGE),
+            *("get", "list", "watch", *_WRITE_VERBS),
         ),
         _rule(broker_objects.GROUP, "clusteradvertisements/status reservations/status", "patch"),
-        _rule(broker_objects.GROUP, "ledgerrecords", "get", "list", *_CHANGE),
+        _rule(broker_objects.GROUP, "ledgerrecords", "get", "list", *_WRITE_VERBS),
         _rule(broker_objects.GROUP, "ledgerrecords", "update", "watch", names=("head",)),
         _rule("coordination.k8s.io", "leases", "create"),
-        _rule("coordination.k8s.io", "leases", "get", "update", names=(LEASE,)),
+        _rule("coordination.k8s.io", "leases", "get", "update", names=(LEASE_NAME,)),
         _rule("", "events", "create"),
     ],
-    (f"{BROKER}-cluster-namespaces", ""): mailbox_manifests.rules(mailbox_manifests.BROKERS_RULES),
+    (f"{BROKER_ACCOUNT}-cluster-namespaces", ""): mailbox_manifests.policy_rules(
+        mailbox_manifests.BROKER_RULES
+    ),
 }
 """For a broker with a Kubernetes store and interface."""
 
 
-def documents(account: str, roles: dict[tuple[str, str], list[Rule]]) -> list[Document]:
+def rbac_manifests(account: str, roles: dict[tuple[str, str], list[Rule]]) -> list[Manifest]:
     """Returns the manifests of a service account and its roles, in the order of creation."""
-    found: list[Document] = [
-        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}},
+    found: list[Manifest] = [
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": ACCOUNT_NAMESPACE}},
         {
             "apiVersion": "v1",
             "kind": "ServiceAccount",
-            "metadata": {"name": account, "namespace": NAMESPACE},
+            "metadata": {"name": account, "namespace": ACCOUNT_NAMESPACE},
         },
     ]
     for (name, namespace), rules in roles.items():
-        found.append(_placed("Role", name, namespace) | {"rules": rules})
-        found.append(_bound(name, namespace, account))
+        found.append(_rbac_object("Role", name, namespace) | {"rules": rules})
+        found.append(_binding_manifest(name, namespace, account))
     return found
 
 
-def _bound(name: str, namespace: str, account: str) -> Document:
+def _binding_manifest(name: str, namespace: str, account: str) -> Manifest:
     kind = "Role" if namespace else "ClusterRole"
-    return _placed("RoleBinding", name, namespace) | {
-        "roleRef": {"apiGroup": _GROUP, "kind": kind, "name": name},
-        "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": NAMESPACE}],
+    return _rbac_object("RoleBinding", name, namespace) | {
+        "roleRef": {"apiGroup": _RBAC_GROUP, "kind": kind, "name": name},
+        "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": ACCOUNT_NAMESPACE}],
     }
 
 
-def _placed(kind: str, name: str, namespace: str) -> Document:
+def _rbac_object(kind: str, name: str, namespace: str) -> Manifest:
     where = {"namespace": namespace} if namespace else {}
     return {
-        "apiVersion": f"{_GROUP}/v1",
+        "apiVersion": f"{_RBAC_GROUP}/v1",
         "kind": kind if namespace else f"Cluster{kind}",
         "metadata": {"name": name, **where},
     }

@@ -8,22 +8,22 @@ from pathlib import Path
 from typing import ClassVar
 
 from kubelend.apps import interrupts
-from kubelend.apps.programs import Program
+from kubelend.apps.programs import SupervisedProcess
 from kubelend.core.errors import Unavailable
 
 
-class Servant(ABC):
+class ServerProcess(ABC):
     """A server process. Its data and address stay the same over a restart."""
 
-    poll: ClassVar[float]
+    poll_seconds: ClassVar[float]
     """Seconds between two readiness checks."""
-    stops_within: ClassVar[float]
+    stop_timeout: ClassVar[float]
 
     def __init__(self, title: str, log: Path) -> None:
         """`title` is used in error messages."""
         self._title = title
         self._log = log
-        self._running: Program | None = None
+        self._running: SupervisedProcess | None = None
 
     @abstractmethod
     def _command(self) -> list[str]: ...
@@ -32,19 +32,19 @@ class Servant(ABC):
     def _is_ready(self) -> bool: ...
 
     @property
-    def process(self) -> Program:
+    def process(self) -> SupervisedProcess:
         if self._running is None:
             raise Unavailable(f"the {self._title} has not been started")
         return self._running
 
     def start(self) -> None:
         """Starts the process without waiting, so that several can start in parallel."""
-        with interrupts.put_off():
-            self._running = Program(self._title, self._log, self._command(), os.environ)
+        with interrupts.defer_signals():
+            self._running = SupervisedProcess(self._title, self._log, self._command(), os.environ)
 
     def wait_until_ready(self) -> float:
         """Returns the seconds since it was started."""
-        return self.process.wait_until(self._is_ready, self.poll)
+        return self.process.wait_until(self._is_ready, self.poll_seconds)
 
     def restart(self) -> None:
         """Restarts the server. Watches end, and the new server has no cache of earlier events."""
@@ -67,4 +67,4 @@ class Servant(ABC):
     def stop(self) -> None:
         """Stops the process gracefully; does nothing if it was never started."""
         if self._running is not None:
-            self._running.stop(self.stops_within)
+            self._running.stop(self.stop_timeout)

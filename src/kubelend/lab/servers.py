@@ -17,11 +17,11 @@ from pathlib import Path
 from kubelend.apps import interrupts
 from kubelend.core.errors import InvalidSettings
 from kubelend.lab.assets import Assets
-from kubelend.lab.clusters import Cluster
+from kubelend.lab.clusters import LocalCluster
 from kubelend.lab.etcd import Etcd
 
 
-class Lab:
+class ApiServers:
     """The running servers, and the directory with their data, certificates, kubeconfigs and logs.
 
     A stopped cluster keeps its name and its data in etcd.
@@ -30,12 +30,12 @@ class Lab:
     def __init__(self, assets: Assets, directory: Path, *, durable: bool) -> None:
         self.assets = assets
         self.directory = directory
-        self.etcd = Etcd(assets, _made(directory / "etcd"), durable=durable)
-        self.clusters: dict[str, Cluster] = {}
+        self.etcd = Etcd(assets, _make_directory(directory / "etcd"), durable=durable)
+        self.clusters: dict[str, LocalCluster] = {}
 
-    def start(self, *names: str) -> list[Cluster]:
+    def start(self, *names: str) -> list[LocalCluster]:
         """Starts one cluster per name in parallel and waits until all are ready."""
-        started = [self._make(name) for name in names]
+        started = [self._make_cluster(name) for name in names]
         for cluster in started:
             cluster.start()
         for cluster in started:
@@ -48,35 +48,35 @@ class Lab:
             cluster.kill()
         self.etcd.stop()
 
-    def _make(self, name: str) -> Cluster:
+    def _make_cluster(self, name: str) -> LocalCluster:
         if name in self.clusters:
             raise InvalidSettings(f"cluster {name} already exists")
-        directory = _made(self.directory / name)
-        self.clusters[name] = Cluster(name, self.assets, self.etcd, directory)
+        directory = _make_directory(self.directory / name)
+        self.clusters[name] = LocalCluster(name, self.assets, self.etcd, directory)
         return self.clusters[name]
 
 
 @contextmanager
-def running(
+def run_api_servers(
     assets: Assets, directory: Path | None = None, *, durable: bool = False
-) -> Iterator[Lab]:
+) -> Iterator[ApiServers]:
     """Runs etcd in `directory`, or in a temporary one. `durable` enables fsync, as in production."""
     with ExitStack() as stack:
-        stack.enter_context(interrupts.like_ctrl_c())
+        stack.enter_context(interrupts.signals_as_interrupt())
         if directory is None:
             temporary = tempfile.TemporaryDirectory(prefix="kubelend-lab-")
             directory = Path(stack.enter_context(temporary))
-        lab = Lab(assets, directory, durable=durable)
+        lab = ApiServers(assets, directory, durable=durable)
         try:
             lab.etcd.start()
             lab.etcd.wait_until_ready()
             yield lab
         finally:
             # Ctrl-C in here would leave processes running.
-            with interrupts.put_off():
+            with interrupts.defer_signals():
                 lab.stop()
 
 
-def _made(directory: Path) -> Path:
+def _make_directory(directory: Path) -> Path:
     directory.mkdir(mode=0o700, parents=True)
     return directory

@@ -12,47 +12,51 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-_POLL = 0.02
-_FINISHED_WITHIN = 4.0
-_KILLED_WITHIN = 10.0
+_EXIT_POLL = 0.02
+_TERM_TIMEOUT = 4.0
+_KILL_TIMEOUT = 10.0
 
 
-def members(session: int, directory: Path) -> list[int]:
+def session_processes(session: int, directory: Path) -> list[int]:
     """Returns the running processes, without zombies."""
-    return [pid for pid in _all() if _session(pid) == session and _is_in(pid, directory)]
+    return [
+        pid
+        for pid in _all_pids()
+        if _session_of(pid) == session and _has_working_directory(pid, directory)
+    ]
 
 
-def end(session: int, directory: Path) -> None:
+def end_session(session: int, directory: Path) -> None:
     """Terminates all processes, and kills those that do not exit in time."""
-    found = members(session, directory)
-    _signal(found, signal.SIGTERM)
+    found = session_processes(session, directory)
+    _send_signal(found, signal.SIGTERM)
     # A suspended process would not handle the signal.
-    _signal(found, signal.SIGCONT)
-    if not _gone_within(session, directory, _FINISHED_WITHIN):
-        _signal(members(session, directory), signal.SIGKILL)
-        _gone_within(session, directory, _KILLED_WITHIN)
+    _send_signal(found, signal.SIGCONT)
+    if not _wait_exited(session, directory, _TERM_TIMEOUT):
+        _send_signal(session_processes(session, directory), signal.SIGKILL)
+        _wait_exited(session, directory, _KILL_TIMEOUT)
 
 
-def _gone_within(session: int, directory: Path, seconds: float) -> bool:
+def _wait_exited(session: int, directory: Path, seconds: float) -> bool:
     deadline = time.monotonic() + seconds
-    while members(session, directory):
+    while session_processes(session, directory):
         if time.monotonic() > deadline:
             return False
-        time.sleep(_POLL)
+        time.sleep(_EXIT_POLL)
     return True
 
 
-def _signal(pids: list[int], number: signal.Signals) -> None:
+def _send_signal(pids: list[int], number: signal.Signals) -> None:
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
 
 
-def _all() -> Iterator[int]:
+def _all_pids() -> Iterator[int]:
     return (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
 
 
-def _session(pid: int) -> int:
+def _session_of(pid: int) -> int:
     """Returns 0 if the process has exited meanwhile."""
     try:
         return os.getsid(pid)
@@ -60,7 +64,7 @@ def _session(pid: int) -> int:
         return 0
 
 
-def _is_in(pid: int, directory: Path) -> bool:
+def _has_working_directory(pid: int, directory: Path) -> bool:
     try:
         place = Path(f"/proc/{pid}/cwd").readlink()
     except OSError:

@@ -16,42 +16,44 @@ from pathlib import Path
 from kubelend.apps import interrupts
 from kubelend.core.errors import InvalidSettings, Unavailable
 from kubelend.lab import assets, ending, kind, messages
-from kubelend.lab.messages import Failed, Message, Ready
-from kubelend.lab.records import Home, Record
+from kubelend.lab.messages import LabReady, Message, StartFailed
+from kubelend.lab.records import LabDirectory, LabState
 
-_GIVES_UP_WITHIN = 60.0
+_SUPERVISOR_STOP_TIMEOUT = 60.0
 
 
-def start(home: Home, hear: Callable[[Message], None], *, uses_kind: bool) -> Record | None:
+def start_lab(
+    home: LabDirectory, on_message: Callable[[Message], None], *, uses_kind: bool
+) -> LabState | None:
     """Starts the lab and calls `hear` with each message; returns None if it is already running."""
-    check(uses_kind=uses_kind)
-    with interrupts.like_ctrl_c(), _claimed(home) as lock:
+    check_prerequisites(uses_kind=uses_kind)
+    with interrupts.signals_as_interrupt(), _locked_directory(home) as lock:
         if lock is None:
             return None
-        ending.sweep(home)
+        ending.clean_up(home)
         home.clear()
         try:
-            _start(home, lock, hear, uses_kind=uses_kind)
+            _run_supervisor(home, lock, on_message, uses_kind=uses_kind)
         except KeyboardInterrupt:
             home.remove()
             raise
-    found = home.find()
+    found = home.read_state()
     if found is None:
         raise Unavailable("the clusters were stopped again by another command")
     return found
 
 
-def check(*, uses_kind: bool) -> None:
+def check_prerequisites(*, uses_kind: bool) -> None:
     """Raises if a required program is missing, before anything is started."""
     if uses_kind:
-        kind.check()
+        kind.check_kind()
     else:
-        assets.locate()
+        assets.locate_assets()
 
 
 @contextmanager
-def _claimed(home: Home) -> Iterator[int | None]:
-    home.make()
+def _locked_directory(home: LabDirectory) -> Iterator[int | None]:
+    home.create()
     lock = home.lock()
     try:
         yield lock
@@ -60,22 +62,24 @@ def _claimed(home: Home) -> Iterator[int | None]:
             os.close(lock)
 
 
-def _start(home: Home, lock: int, hear: Callable[[Message], None], *, uses_kind: bool) -> None:
+def _run_supervisor(
+    home: LabDirectory, lock: int, on_message: Callable[[Message], None], *, uses_kind: bool
+) -> None:
     supervisor: subprocess.Popen[bytes] | None = None
     is_ready = False
     try:
         # Ctrl-C between start and assignment would leave the process running.
-        with interrupts.put_off():
-            supervisor = _launch(home, lock, uses_kind=uses_kind)
-        _listen(home, supervisor, hear)
+        with interrupts.defer_signals():
+            supervisor = _spawn_supervisor(home, lock, uses_kind=uses_kind)
+        _read_messages(home, supervisor, on_message)
         is_ready = True
     finally:
         if supervisor is not None and not is_ready:
-            with interrupts.put_off():
-                _end(home, supervisor)
+            with interrupts.defer_signals():
+                _stop_and_clean_up(home, supervisor)
 
 
-def _launch(home: Home, lock: int, *, uses_kind: bool) -> subprocess.Popen[bytes]:
+def _spawn_supervisor(home: LabDirectory, lock: int, *, uses_kind: bool) -> subprocess.Popen[bytes]:
     program = [sys.executable, "-P", "-m", "kubelend.lab.supervisor"]
     with home.log.open("wb") as log:
         return subprocess.Popen(
@@ -90,32 +94,32 @@ def _launch(home: Home, lock: int, *, uses_kind: bool) -> subprocess.Popen[bytes
         )
 
 
-def _listen(
-    home: Home, supervisor: subprocess.Popen[bytes], hear: Callable[[Message], None]
+def _read_messages(
+    home: LabDirectory, supervisor: subprocess.Popen[bytes], on_message: Callable[[Message], None]
 ) -> None:
     assert supervisor.stdout is not None  # noqa: S101 - for the type checker
     with supervisor.stdout as lines:
         for line in lines:
-            message = messages.decode(line)
-            if isinstance(message, Failed):
-                raise _refusal(message, home.log)
-            if isinstance(message, Ready):
+            message = messages.decode_message(line)
+            if isinstance(message, StartFailed):
+                raise _start_error(message, home.log)
+            if isinstance(message, LabReady):
                 return
-            hear(message)
+            on_message(message)
     raise Unavailable("the supervisor exited unexpectedly", hint=f"see {home.log}")
 
 
-def _refusal(message: Failed, log: Path) -> Unavailable | InvalidSettings:
+def _start_error(message: StartFailed, log: Path) -> Unavailable | InvalidSettings:
     if message.code == InvalidSettings.code:
         return InvalidSettings(message.message)
     return Unavailable(message.message, hint=f"see the logs in {log.parent}")
 
 
-def _end(home: Home, supervisor: subprocess.Popen[bytes]) -> None:
+def _stop_and_clean_up(home: LabDirectory, supervisor: subprocess.Popen[bytes]) -> None:
     supervisor.terminate()
     try:
-        supervisor.wait(_GIVES_UP_WITHIN)
+        supervisor.wait(_SUPERVISOR_STOP_TIMEOUT)
     except subprocess.TimeoutExpired:
         supervisor.kill()
         supervisor.wait()
-    ending.sweep(home)
+    ending.clean_up(home)

@@ -18,8 +18,8 @@ from kubelend.core.errors import NoCapacity, Unavailable
 from kubelend.kube import access, resources
 from kubelend.kube.client import Client
 from kubelend.lab import hosts, rights
-from kubelend.lab.records import Record
-from kubelend.lab.sightings import Sighting, Sightings
+from kubelend.lab.records import LabState
+from kubelend.lab.sightings import ObjectTimeline, Observation
 from kubelend.wire.broker_objects import ClusterAdvertisement, Reservation
 from kubelend.wire.objects import (
     Metadata,
@@ -30,127 +30,155 @@ from kubelend.wire.objects import (
 )
 
 CPU, MEMORY = "500m", "256Mi"
-REQUESTER, PROVIDER = hosts.AGENTS
+REQUESTER, PROVIDER = hosts.AGENT_CLUSTERS
 
-Tell = Callable[[str, float], None]
+ReportStep = Callable[[str, float], None]
 """Reports a step and the seconds since the creation or deletion of the request."""
 
-_REQUESTS = resources.of(ResourceRequest)
-_DELETED_WITHIN = 10.0
-_BEGUN_WITHIN = 20.0
+_REQUEST_RESOURCE = resources.resource_for(ResourceRequest)
+_DELETE_TIMEOUT = 10.0
+_WATCH_TIMEOUT = 20.0
 
 
-async def walk(record: Record, tell: Tell, patience: timedelta) -> None:
+async def run_walkthrough(record: LabState, report: ReportStep, timeout: timedelta) -> None:
     """Runs all steps; raises at the first that is not observed within `patience`."""
-    async with _opened(record, patience.total_seconds()) as walker:
-        walker.before = _reserved(walker.offers.last(f"{PROVIDER}-adv"))
-        await walker.ask(tell)
+    async with _open_walkthrough(record, timeout.total_seconds()) as walker:
+        walker.reserved_before = _reserved_cpu(walker.advertisements.latest(f"{PROVIDER}-adv"))
+        await walker.create_request(report)
         try:
-            await walker.borrow(tell)
+            await walker.wait_active(report)
         finally:
-            await walker.delete(tell)
-        await walker.give_back(tell)
+            await walker.delete_request(report)
+        await walker.wait_released(report)
 
 
-class Walker:
+class Walkthrough:
     """Drives one request and waits for each resulting state."""
 
     def __init__(self, clients: dict[str, Client], patience: float) -> None:
         self.name = f"test-{secrets.token_hex(3)}"
         self.reservation = ""
-        self.before = 0
+        self.reserved_before = 0
         """Reserved CPU of the provider before the walkthrough, in millicores."""
         self._client = clients[REQUESTER]
         self._began = 0.0
-        self._requests = Sightings(self._client, REQUESTER, ResourceRequest, patience)
-        self._uses = Sightings(self._client, REQUESTER, ReservationInstruction, patience)
-        self._holds = Sightings(clients[PROVIDER], PROVIDER, ProviderInstruction, patience)
-        broker = clients[hosts.BROKER]
-        self._reservations = Sightings(broker, hosts.BROKER, Reservation, patience)
-        self.offers = Sightings(broker, hosts.BROKER, ClusterAdvertisement, patience)
+        self._requests = ObjectTimeline(self._client, REQUESTER, ResourceRequest, patience)
+        self._requester_instructions = ObjectTimeline(
+            self._client, REQUESTER, ReservationInstruction, patience
+        )
+        self._provider_instructions = ObjectTimeline(
+            clients[PROVIDER], PROVIDER, ProviderInstruction, patience
+        )
+        broker = clients[hosts.BROKER_CLUSTER]
+        self._reservations = ObjectTimeline(broker, hosts.BROKER_CLUSTER, Reservation, patience)
+        self.advertisements = ObjectTimeline(
+            broker, hosts.BROKER_CLUSTER, ClusterAdvertisement, patience
+        )
 
-    def sightings(self) -> list[Sightings[Any]]:
-        return [self._requests, self._uses, self._holds, self._reservations, self.offers]
+    def timelines(self) -> list[ObjectTimeline[Any]]:
+        return [
+            self._requests,
+            self._requester_instructions,
+            self._provider_instructions,
+            self._reservations,
+            self.advertisements,
+        ]
 
-    async def ask(self, tell: Tell) -> None:
+    async def create_request(self, report: ReportStep) -> None:
         self._began = time.perf_counter()
         spec = ResourceRequestSpec(requested_cpu=CPU, requested_memory=MEMORY, duration="1h")
-        metadata = Metadata(self.name, rights.OBJECTS)
-        await self._client.create(_REQUESTS, ResourceRequest(metadata, spec))
-        self._say(tell, REQUESTER, f"ResourceRequest {self.name} created: {CPU} CPU, {MEMORY}")
+        metadata = Metadata(self.name, rights.OBJECT_NAMESPACE)
+        await self._client.create(_REQUEST_RESOURCE, ResourceRequest(metadata, spec))
+        self._report(report, REQUESTER, f"ResourceRequest {self.name} created: {CPU} CPU, {MEMORY}")
 
-    async def borrow(self, tell: Tell) -> None:
+    async def wait_active(self, report: ReportStep) -> None:
         """Waits until both sides have their instructions and the reservation is Active."""
-        seen = await self._requests.first(self.name, _is_taken, "was not handled by the agent")
-        self._say(tell, REQUESTER, "finalizer set by the agent", seen)
-        asked = await self._requests.first(self.name, _is_answered, "got no response")
-        self.reservation = _granted(asked.found)
-        kept = await self._reserved_as("Reserved")
-        self._say(tell, hosts.BROKER, f"{self.reservation} is Reserved", kept)
-        use = await self._uses.first(self.reservation, _is_there, "was not created")
-        self._say(tell, REQUESTER, "ReservationInstruction created", use)
-        hold = await self._holds.first(self._hold, _has("Held"), "was not Held")
-        self._say(tell, PROVIDER, "ProviderInstruction is Held", hold)
-        used = await self._reserved_as("Active")
-        self._say(tell, hosts.BROKER, f"{self.reservation} is Active", used)
-        active = await self._requests.first(self.name, _has("Active"), "was not Active")
-        self._say(tell, REQUESTER, "ResourceRequest is Active", active)
-        await self._shows(tell, amounts.asked({"cpu": CPU}).cpu, f"has {CPU} more reserved")
+        seen = await self._requests.wait_for(self.name, _is_handled, "was not handled by the agent")
+        self._report(report, REQUESTER, "finalizer set by the agent", seen)
+        asked = await self._requests.wait_for(self.name, _is_answered, "got no response")
+        self.reservation = _reservation_name(asked.found)
+        kept = await self._wait_phase("Reserved")
+        self._report(report, hosts.BROKER_CLUSTER, f"{self.reservation} is Reserved", kept)
+        use = await self._requester_instructions.wait_for(
+            self.reservation, _exists, "was not created"
+        )
+        self._report(report, REQUESTER, "ReservationInstruction created", use)
+        hold = await self._provider_instructions.wait_for(
+            self._provider_instruction_name, _has_phase("Held"), "was not Held"
+        )
+        self._report(report, PROVIDER, "ProviderInstruction is Held", hold)
+        used = await self._wait_phase("Active")
+        self._report(report, hosts.BROKER_CLUSTER, f"{self.reservation} is Active", used)
+        active = await self._requests.wait_for(self.name, _has_phase("Active"), "was not Active")
+        self._report(report, REQUESTER, "ResourceRequest is Active", active)
+        await self._wait_reserved(
+            report, amounts.parse_requested({"cpu": CPU}).cpu, f"has {CPU} more reserved"
+        )
 
-    async def delete(self, tell: Tell) -> None:
+    async def delete_request(self, report: ReportStep) -> None:
         self._began = time.perf_counter()
-        async with asyncio.timeout(_DELETED_WITHIN):
-            await self._client.delete(_REQUESTS, self.name, rights.OBJECTS)
-        self._say(tell, REQUESTER, f"ResourceRequest {self.name} deleted")
+        async with asyncio.timeout(_DELETE_TIMEOUT):
+            await self._client.delete(_REQUEST_RESOURCE, self.name, rights.OBJECT_NAMESPACE)
+        self._report(report, REQUESTER, f"ResourceRequest {self.name} deleted")
 
-    async def give_back(self, tell: Tell) -> None:
+    async def wait_released(self, report: ReportStep) -> None:
         """Waits until the reservation has ended in all clusters."""
-        over = await self._reserved_as("Released")
-        self._say(tell, hosts.BROKER, f"{self.reservation} is Released", over)
-        gone = await self._requests.first(self.name, lambda one: one.is_gone, "was not removed")
-        self._say(tell, REQUESTER, "ResourceRequest removed", gone)
-        use = await self._uses.first(self.reservation, _has("Finished"), "was not Finished")
-        self._say(tell, REQUESTER, "ReservationInstruction is Finished", use)
-        hold = await self._holds.first(self._hold, _has("Withdrawn"), "was not Withdrawn")
-        self._say(tell, PROVIDER, "ProviderInstruction is Withdrawn", hold)
-        await self._shows(tell, 0, "has the same reserved as before")
+        over = await self._wait_phase("Released")
+        self._report(report, hosts.BROKER_CLUSTER, f"{self.reservation} is Released", over)
+        gone = await self._requests.wait_for(
+            self.name, lambda one: one.is_deleted, "was not removed"
+        )
+        self._report(report, REQUESTER, "ResourceRequest removed", gone)
+        use = await self._requester_instructions.wait_for(
+            self.reservation, _has_phase("Finished"), "was not Finished"
+        )
+        self._report(report, REQUESTER, "ReservationInstruction is Finished", use)
+        hold = await self._provider_instructions.wait_for(
+            self._provider_instruction_name, _has_phase("Withdrawn"), "was not Withdrawn"
+        )
+        self._report(report, PROVIDER, "ProviderInstruction is Withdrawn", hold)
+        await self._wait_reserved(report, 0, "has the same reserved as before")
 
     @property
-    def _hold(self) -> str:
+    def _provider_instruction_name(self) -> str:
         return f"{self.reservation}-provider"
 
-    async def _reserved_as(self, phase: str) -> Sighting[Reservation]:
-        return await self._reservations.first(self.reservation, _has(phase), f"was not {phase}")
+    async def _wait_phase(self, phase: str) -> Observation[Reservation]:
+        return await self._reservations.wait_for(
+            self.reservation, _has_phase(phase), f"was not {phase}"
+        )
 
-    async def _shows(self, tell: Tell, more: int, what: str) -> None:
+    async def _wait_reserved(self, report: ReportStep, more: int, what: str) -> None:
         name, began = f"{PROVIDER}-adv", self._began
-        offer = await self.offers.first(
+        offer = await self.advertisements.wait_for(
             name,
-            lambda one: one.at > began and _reserved(one.found) == self.before + more,
+            lambda one: one.at > began and _reserved_cpu(one.found) == self.reserved_before + more,
             f"did not change by {CPU}",
         )
-        self._say(tell, hosts.BROKER, f"{name} {what}", offer)
+        self._report(report, hosts.BROKER_CLUSTER, f"{name} {what}", offer)
 
-    def _say(self, tell: Tell, where: str, what: str, seen: Sighting[Any] | None = None) -> None:
+    def _report(
+        self, report: ReportStep, where: str, what: str, seen: Observation[Any] | None = None
+    ) -> None:
         at = time.perf_counter() if seen is None else seen.at
-        tell(f"{where}: {what}", at - self._began)
+        report(f"{where}: {what}", at - self._began)
 
 
 @asynccontextmanager
-async def _opened(record: Record, patience: float) -> AsyncIterator[Walker]:
+async def _open_walkthrough(record: LabState, patience: float) -> AsyncIterator[Walkthrough]:
     """Opens the clients and waits until all watches are established."""
     async with AsyncExitStack() as stack:
         clients = {
-            name: await stack.enter_async_context(Client.open(access.from_kubeconfig(path)))
+            name: await stack.enter_async_context(Client.open(access.config_from_kubeconfig(path)))
             for name, path in record.clusters.items()
         }
-        walker = Walker(clients, patience)
-        watches = [asyncio.create_task(one.run()) for one in walker.sightings()]
+        walker = Walkthrough(clients, patience)
+        watches = [asyncio.create_task(one.run()) for one in walker.timelines()]
         try:
-            async with asyncio.timeout(_BEGUN_WITHIN):
-                await asyncio.gather(*(one.begun.wait() for one in walker.sightings()))
+            async with asyncio.timeout(_WATCH_TIMEOUT):
+                await asyncio.gather(*(one.is_watching.wait() for one in walker.timelines()))
         except TimeoutError:
-            raise Unavailable(f"watches were not established within {_BEGUN_WITHIN:g} s") from None
+            raise Unavailable(f"watches were not established within {_WATCH_TIMEOUT:g} s") from None
         try:
             yield walker
         finally:
@@ -159,31 +187,31 @@ async def _opened(record: Record, patience: float) -> AsyncIterator[Walker]:
             await asyncio.gather(*watches, return_exceptions=True)
 
 
-def _is_there(seen: Sighting[Any]) -> bool:
-    return not seen.is_gone
+def _exists(seen: Observation[Any]) -> bool:
+    return not seen.is_deleted
 
 
-def _has(phase: str) -> Callable[[Sighting[Any]], bool]:
+def _has_phase(phase: str) -> Callable[[Observation[Any]], bool]:
     return lambda seen: seen.found.status.phase == phase
 
 
-def _is_taken(seen: Sighting[ResourceRequest]) -> bool:
+def _is_handled(seen: Observation[ResourceRequest]) -> bool:
     """Whether the agent has handled it; the first thing it writes is its finalizer."""
     return bool(seen.found.metadata.finalizers or seen.found.status.phase)
 
 
-def _is_answered(seen: Sighting[ResourceRequest]) -> bool:
+def _is_answered(seen: Observation[ResourceRequest]) -> bool:
     status = seen.found.status
     return bool(status.reservation_name) or status.phase == "Failed"
 
 
-def _granted(found: ResourceRequest) -> str:
+def _reservation_name(found: ResourceRequest) -> str:
     """Returns the reservation's name; raises with the broker's message if there is none."""
     if not found.status.reservation_name:
         raise NoCapacity(found.status.message)
     return found.status.reservation_name
 
 
-def _reserved(found: ClusterAdvertisement | None) -> int:
+def _reserved_cpu(found: ClusterAdvertisement | None) -> int:
     shown = None if found is None else found.spec.resources.reserved
-    return 0 if shown is None else amounts.offered({"cpu": str(shown.cpu)}).cpu
+    return 0 if shown is None else amounts.parse_offered({"cpu": str(shown.cpu)}).cpu

@@ -27,20 +27,20 @@ from kubelend.core.errors import InvalidInput, InvalidSettings, KubelendError, U
 from kubelend.core.resources import Resources
 from kubelend.kits import commands
 from kubelend.peerings import slices
-from kubelend.peerings.turns import Turn, Turns
+from kubelend.peerings.turns import ProviderLocks, TimeBudget
 
-LIMIT: Final = timedelta(minutes=5)
-LOOK_LIMIT: Final = timedelta(seconds=30)
+COMMAND_TIMEOUT: Final = timedelta(minutes=5)
+GET_TIMEOUT: Final = timedelta(seconds=30)
 """For a `kubectl get` in the agent's own cluster, which waits for no other cluster."""
 
-BELIEVED_FOR: Final = timedelta(seconds=30)
+MAX_FAILURE_CACHE_TIME: Final = timedelta(seconds=30)
 """Upper bound for not retrying a provider whose peering failed: see `_CachedFailure`."""
 
-GATEWAY: Final = ("--gw-server-service-type", "NodePort")
+GATEWAY_FLAGS: Final = ("--gw-server-service-type", "NodePort")
 """How the networks of the two clusters are connected; the default of the published agent."""
 
-_LATE: Final = "check that the provider's API server is reachable from this cluster"
-_NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?", re.ASCII)
+_TIMEOUT_HINT: Final = "check that the provider's API server is reachable from this cluster"
+_VALID_NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?", re.ASCII)
 
 
 class LiqoctlPeering:
@@ -56,8 +56,8 @@ class LiqoctlPeering:
         *,
         liqoctl: str = "liqoctl",
         kubectl: str = "kubectl",
-        timeout: timedelta = LIMIT,
-        arguments: Sequence[str] = GATEWAY,
+        timeout: timedelta = COMMAND_TIMEOUT,
+        arguments: Sequence[str] = GATEWAY_FLAGS,
         environment: Mapping[str, str] | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -70,152 +70,167 @@ class LiqoctlPeering:
         self._arguments = tuple(arguments)
         self._environment = environment
         self._now = now
-        self._turns = Turns(timeout, now)
-        self._failures: dict[str, _Failure] = {}
+        self._locks = ProviderLocks(timeout, now)
+        self._failures: dict[str, _CachedFailure] = {}
         """The cached failure of each provider whose last peering attempt failed."""
-        self._joined: set[str] = set()
+        self._peered: set[str] = set()
         """Providers that are peered, as far as is known."""
-        self._users: dict[str, set[str]] = defaultdict(set)
+        self._reservations: dict[str, set[str]] = defaultdict(set)
         """The reservations that use a provider, possibly without a slice yet."""
         self._sized: dict[str, tuple[str, Resources]] = {}
 
     async def connect(self, peer: Peer) -> None:
-        _check(peer)
-        async with self._turns.turn(peer.cluster) as turn:
-            self._users[peer.cluster].add(peer.reservation)
-            if peer.cluster not in self._joined:
-                await self._join(peer.cluster, turn)
-                self._joined.add(peer.cluster)
+        _check_names(peer)
+        async with self._locks.acquire(peer.cluster) as turn:
+            self._reservations[peer.cluster].add(peer.reservation)
+            if peer.cluster not in self._peered:
+                await self._peer(peer.cluster, turn)
+                self._peered.add(peer.cluster)
 
     async def size(self, peer: Peer) -> None:
-        _check(peer)
+        _check_names(peer)
         wanted = (peer.cluster, peer.resources)
-        async with self._turns.turn(peer.cluster) as turn:
+        async with self._locks.acquire(peer.cluster) as turn:
             if self._sized.get(peer.reservation) == wanted:
                 return
             try:
-                await self._liqoctl(turn, "create", "resourceslice", *self._slice(peer))
+                await self._liqoctl(turn, "create", "resourceslice", *self._slice_arguments(peer))
             except KubelendError:
-                self._forget(peer)
+                self._invalidate(peer)
                 raise
             self._sized[peer.reservation] = wanted
 
     async def ready(self, peer: Peer) -> Readiness:
-        _check(peer)
-        named = (f"{slices.SLICES}/{peer.reservation}", f"{slices.NODES}/{peer.reservation}")
-        alone = Turn(peer.cluster, self._timeout, self._now)
-        found = slices.read(await self._look(alone, *named, *_namespace(peer)))
-        if peer.reservation not in slices.present(one for one in found if one.kind != "Node"):
-            self._forget(peer)
-        return slices.readiness(found, peer)
+        _check_names(peer)
+        named = (
+            f"{slices.SLICE_RESOURCE}/{peer.reservation}",
+            f"{slices.NODE_RESOURCE}/{peer.reservation}",
+        )
+        alone = TimeBudget(peer.cluster, self._timeout, self._now)
+        found = slices.parse_objects(await self._get(alone, *named, *_tenant_namespace(peer)))
+        if peer.reservation not in slices.existing_names(
+            one for one in found if one.kind != "Node"
+        ):
+            self._invalidate(peer)
+        return slices.slice_readiness(found, peer)
 
     async def disconnect(self, peer: Peer) -> None:
-        _check(peer)
-        async with self._turns.turn(peer.cluster, is_urgent=True) as turn:
-            self._users[peer.cluster].discard(peer.reservation)
+        _check_names(peer)
+        async with self._locks.acquire(peer.cluster, is_urgent=True) as turn:
+            self._reservations[peer.cluster].discard(peer.reservation)
             self._sized.pop(peer.reservation, None)
-            others = await self._drop_slice(peer, turn)
-            if others or self._users[peer.cluster]:
+            others = await self._delete_slice(peer, turn)
+            if others or self._reservations[peer.cluster]:
                 return
-            self._joined.discard(peer.cluster)
-            if await self._is_joined(peer.cluster, turn):
-                both, patience = self._both(peer.cluster), self._patience(turn)
+            self._peered.discard(peer.cluster)
+            if await self._is_peered(peer.cluster, turn):
+                both, patience = self._kubeconfig_flags(peer.cluster), self._timeout_flag(turn)
                 await self._liqoctl(turn, "unpeer", *both, *patience)
 
     # -- commands
 
-    async def _join(self, cluster: str, turn: Turn) -> None:
+    async def _peer(self, cluster: str, budget: TimeBudget) -> None:
         failure, began = self._failures.get(cluster), self._now()
         if failure is not None and began < failure.until:
             raise Unavailable(failure.error.message, hint=failure.error.hint)
-        flags = ("--create-resource-slice=false", *self._arguments, *self._patience(turn))
+        flags = ("--create-resource-slice=false", *self._arguments, *self._timeout_flag(budget))
         try:
-            await self._liqoctl(turn, "peer", *self._both(cluster), *flags)
+            await self._liqoctl(budget, "peer", *self._kubeconfig_flags(cluster), *flags)
         except Unavailable as error:
             ended = self._now()
-            believed = min(ended - began, BELIEVED_FOR.total_seconds())
-            self._failures[cluster] = _Failure(error, ended + believed)
+            believed = min(ended - began, MAX_FAILURE_CACHE_TIME.total_seconds())
+            self._failures[cluster] = _CachedFailure(error, ended + believed)
             raise
         self._failures.pop(cluster, None)
 
-    async def _drop_slice(self, peer: Peer, turn: Turn) -> set[str]:
+    async def _delete_slice(self, peer: Peer, budget: TimeBudget) -> set[str]:
         """Delete the reservation's slice; returns the names of the provider's other slices."""
-        found = slices.read(await self._look(turn, slices.SLICES, *_namespace(peer)))
-        names = slices.present(found)
+        found = slices.parse_objects(
+            await self._get(budget, slices.SLICE_RESOURCE, *_tenant_namespace(peer))
+        )
+        names = slices.existing_names(found)
         if peer.reservation in names:
             # Without waiting: Liqo finishes the deletion once the provider agrees.
             await self._kubectl(
-                turn,
+                budget,
                 "delete",
-                f"{slices.SLICES}/{peer.reservation}",
-                *_namespace(peer),
+                f"{slices.SLICE_RESOURCE}/{peer.reservation}",
+                *_tenant_namespace(peer),
                 "--ignore-not-found",
                 "--wait=false",
             )
         return names - {peer.reservation}
 
-    async def _is_joined(self, cluster: str, turn: Turn) -> bool:
+    async def _is_peered(self, cluster: str, budget: TimeBudget) -> bool:
         """Checked first, because `unpeer` fails without a peering."""
-        found = slices.read(await self._look(turn, f"{slices.CLUSTERS}/{cluster}"))
-        return cluster in slices.present(found)
+        found = slices.parse_objects(
+            await self._get(budget, f"{slices.FOREIGN_CLUSTER_RESOURCE}/{cluster}")
+        )
+        return cluster in slices.existing_names(found)
 
-    async def _look(self, turn: Turn, *arguments: str) -> bytes:
-        return await self._kubectl(turn, "get", *arguments, "--ignore-not-found", "--output=json")
+    async def _get(self, budget: TimeBudget, *arguments: str) -> bytes:
+        return await self._kubectl(budget, "get", *arguments, "--ignore-not-found", "--output=json")
 
-    async def _kubectl(self, turn: Turn, *arguments: str) -> bytes:
-        return await commands.run(
+    async def _kubectl(self, budget: TimeBudget, *arguments: str) -> bytes:
+        return await commands.run_program(
             self._kubectl_program,
             *arguments,
-            *self._own(),
-            within=turn.left(LOOK_LIMIT),
+            *self._own_kubeconfig_flag(),
+            timeout=budget.remaining(GET_TIMEOUT),
             environment=self._environment,
-            late=_LATE,
+            timeout_hint=_TIMEOUT_HINT,
         )
 
-    async def _liqoctl(self, turn: Turn, *arguments: str) -> None:
-        await commands.run(
+    async def _liqoctl(self, budget: TimeBudget, *arguments: str) -> None:
+        await commands.run_program(
             self._liqoctl_program,
             *arguments,
             "--skip-confirm",
-            within=turn.left(self._timeout),
+            timeout=budget.remaining(self._timeout),
             environment=self._environment,
-            late=_LATE,
+            timeout_hint=_TIMEOUT_HINT,
         )
 
     # -- arguments
 
-    def _both(self, cluster: str) -> tuple[str, ...]:
+    def _kubeconfig_flags(self, cluster: str) -> tuple[str, ...]:
         remote = self._kubeconfigs / f"{cluster}.kubeconfig"
         if not remote.is_file():
             raise InvalidSettings(
                 f"kubeconfig of cluster {cluster} not found: {remote}",
                 hint="get one from the cluster's administrator (`liqoctl generate peering-user`)",
             )
-        return (*self._own(), "--remote-kubeconfig", str(remote))
+        return (*self._own_kubeconfig_flag(), "--remote-kubeconfig", str(remote))
 
-    def _own(self) -> tuple[str, ...]:
+    def _own_kubeconfig_flag(self) -> tuple[str, ...]:
         own = self._kubeconfigs / f"{self._cluster}.kubeconfig"
         return ("--kubeconfig", str(own)) if own.is_file() else ()
 
-    def _patience(self, turn: Turn) -> tuple[str, str]:
+    def _timeout_flag(self, budget: TimeBudget) -> tuple[str, str]:
         """Slightly shorter than the command's own limit, so that liqoctl reports what it waited for."""
-        seconds = turn.left(self._timeout).total_seconds() * 0.9
+        seconds = budget.remaining(self._timeout).total_seconds() * 0.9
         return "--timeout", f"{max(1, round(seconds))}s"
 
-    def _slice(self, peer: Peer) -> list[str]:
-        wanted = slices.amounts(peer.resources)
+    def _slice_arguments(self, peer: Peer) -> list[str]:
+        wanted = slices.liqo_quantities(peer.resources)
         sized = ["--cpu", wanted.pop("cpu"), "--memory", wanted.pop("memory")]
         for name, amount in wanted.items():
             sized += ["--resource", f"{name}={amount}"]
-        return [peer.reservation, "--remote-cluster-id", peer.cluster, *sized, *self._own()]
+        return [
+            peer.reservation,
+            "--remote-cluster-id",
+            peer.cluster,
+            *sized,
+            *self._own_kubeconfig_flag(),
+        ]
 
-    def _forget(self, peer: Peer) -> None:
+    def _invalidate(self, peer: Peer) -> None:
         """Somebody else may have removed what was created here: create it again on the next call."""
-        self._joined.discard(peer.cluster)
+        self._peered.discard(peer.cluster)
         self._sized.pop(peer.reservation, None)
 
 
-class _Failure(NamedTuple):
+class _CachedFailure(NamedTuple):
     """A failed peering attempt, cached for as long as the attempt took, within bounds.
 
     Of many reservations on a provider that hangs, one finds out and the others get the cached error.
@@ -226,15 +241,15 @@ class _Failure(NamedTuple):
     until: float
 
 
-def _namespace(peer: Peer) -> tuple[str, str]:
+def _tenant_namespace(peer: Peer) -> tuple[str, str]:
     """The namespace in which Liqo keeps the objects of a provider."""
     return "--namespace", f"liqo-tenant-{peer.cluster}"
 
 
-def _check(peer: Peer) -> None:
+def _check_names(peer: Peer) -> None:
     """Names become command arguments and a file path: invalid ones must not reach a program."""
     for name in (peer.cluster, peer.reservation):
-        if not _NAME.fullmatch(name):
+        if not _VALID_NAME.fullmatch(name):
             raise InvalidInput(
                 f"{name[:64]!r}: not a valid Liqo cluster ID or slice name",
                 hint="use letters, digits and dashes",

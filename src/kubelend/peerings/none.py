@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kubelend.agent.ports import Peer, Readiness
 
-READY = Readiness(is_ready=True, reason="no peering configured")
+ALWAYS_READY = Readiness(is_ready=True, reason="no peering configured")
 
 
 class NoPeering:
@@ -17,7 +17,7 @@ class NoPeering:
         """Does nothing."""
 
     async def ready(self, peer: Peer) -> Readiness:  # noqa: ARG002 - the port's signature
-        return READY
+        return ALWAYS_READY
 
     async def disconnect(self, peer: Peer) -> None:
         """Does nothing."""

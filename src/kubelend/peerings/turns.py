@@ -18,12 +18,12 @@ from typing import Final
 from kubelend.core import durations
 from kubelend.core.errors import Unavailable
 
-SLACK: Final = timedelta(seconds=1)
+LOCK_SLACK: Final = timedelta(seconds=1)
 """How much longer a waiter waits than the holder may run, so that it gets the holder's error and not
 a timeout."""
 
 
-class Turn:
+class TimeBudget:
     """The time left for the commands of the lock holder."""
 
     def __init__(self, cluster: str, limit: timedelta, now: Callable[[], float]) -> None:
@@ -32,53 +32,53 @@ class Turn:
         self._now = now
         self._end = now() + limit.total_seconds()
 
-    def left(self, most: timedelta) -> timedelta:
+    def remaining(self, limit: timedelta) -> timedelta:
         """For the next command, at most `limit`; `Unavailable` if no time is left."""
         left = timedelta(seconds=round(self._end - self._now(), 2))  # also shown to people
         if left <= timedelta():
             raise Unavailable(
-                f"peering commands for {self._cluster} exceeded {durations.short(self._limit)}"
+                f"peering commands for {self._cluster} exceeded {durations.format_duration_short(self._limit)}"
             )
-        return min(left, most)
+        return min(left, limit)
 
 
-class Turns:
+class ProviderLocks:
     """The lock of each provider, with its waiters."""
 
     def __init__(self, limit: timedelta, now: Callable[[], float]) -> None:
         """`limit` is for the commands of one holder, and as much for waiting; `now` returns seconds."""
         self._limit = limit
         self._now = now
-        self._lines: dict[str, _Line] = {}
+        self._waiters: dict[str, _Waiters] = {}
         """The waiters of each provider whose lock is held."""
 
     @asynccontextmanager
-    async def turn(self, cluster: str, *, is_urgent: bool = False) -> AsyncIterator[Turn]:
+    async def acquire(self, cluster: str, *, is_urgent: bool = False) -> AsyncIterator[TimeBudget]:
         """Acquire the lock; `Unavailable` if that takes too long. An urgent caller goes before all
         others.
         """
-        await self._wait(cluster, is_urgent)
+        await self._lock(cluster, is_urgent)
         try:
-            yield Turn(cluster, self._limit, self._now)
+            yield TimeBudget(cluster, self._limit, self._now)
         finally:
-            self._pass_on(cluster)
+            self._release(cluster)
 
-    async def _wait(self, cluster: str, is_urgent: bool) -> None:
-        line = self._lines.get(cluster)
+    async def _lock(self, cluster: str, is_urgent: bool) -> None:
+        line = self._waiters.get(cluster)
         if line is None:
-            self._lines[cluster] = _Line()
+            self._waiters[cluster] = _Waiters()
             return
         try:
-            async with asyncio.timeout((self._limit + SLACK).total_seconds()):
-                await self._stand_in(line, cluster, is_urgent)
+            async with asyncio.timeout((self._limit + LOCK_SLACK).total_seconds()):
+                await self._wait_in_queue(line, cluster, is_urgent)
         except TimeoutError:
             raise Unavailable(
-                f"another peering command for {cluster} is still running after {durations.short(self._limit)}"
+                f"another peering command for {cluster} is still running after {durations.format_duration_short(self._limit)}"
             ) from None
 
-    async def _stand_in(self, line: _Line, cluster: str, is_urgent: bool) -> None:
+    async def _wait_in_queue(self, waiters: _Waiters, cluster: str, is_urgent: bool) -> None:
         called = asyncio.get_running_loop().create_future()
-        waiting = line.urgent if is_urgent else line.others
+        waiting = waiters.urgent if is_urgent else waiters.others
         waiting.append(called)
         try:
             await called
@@ -87,21 +87,21 @@ class Turns:
                 with contextlib.suppress(ValueError):
                     waiting.remove(called)
             else:  # acquired at the same moment
-                self._pass_on(cluster)
+                self._release(cluster)
             raise
 
-    def _pass_on(self, cluster: str) -> None:
-        line = self._lines[cluster]
+    def _release(self, cluster: str) -> None:
+        line = self._waiters[cluster]
         for waiting in (line.urgent, line.others):
             while waiting:
                 called = waiting.popleft()
                 if not called.done():
                     called.set_result(None)
                     return
-        del self._lines[cluster]
+        del self._waiters[cluster]
 
 
-class _Line:
+class _Waiters:
     """Waiters, in order of arrival."""
 
     __slots__ = ("others", "urgent")

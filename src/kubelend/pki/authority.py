@@ -67,8 +67,8 @@ class Authority(msgspec.Struct, frozen=True):
     ) -> Self:
         """Create an authority with a self-signed certificate, in memory only: see `save`."""
         key = keys.generate(algorithm)
-        validity = lifetimes.validity(lifetime, now)
-        certificate = certificates.self_signed(_authority_name(name), key, validity)
+        validity = lifetimes.validity_period(lifetime, now)
+        certificate = certificates.self_signed_certificate(_authority_name(name), key, validity)
         return cls(certificate, key, (certificate,), passphrase=passphrase)
 
     @classmethod
@@ -78,9 +78,9 @@ class Authority(msgspec.Struct, frozen=True):
         Without `ca.key`, cert-manager's `tls.crt`, `tls.key` and `ca.crt` are used.
         """
         found = files.load_authority(directory, passphrase)
-        certificate = _signing(found)
+        certificate = _signing_certificate(found)
         others = (each for each in found.trusted if each != certificate)
-        chain = chains.links(certificate, [*found.own, *found.trusted, *found.cross])
+        chain = chains.chain_for(certificate, [*found.own, *found.trusted, *found.cross])
         return cls(certificate, found.key, (certificate, *others), chain, passphrase)
 
     def save(self, directory: Path, *, overwrite: bool = False) -> None:
@@ -121,8 +121,12 @@ class Authority(msgspec.Struct, frozen=True):
         It is backdated, because clocks differ, but not before `not_before`: certificates of a revoked name
         are distinguished by their start.
         """
-        validity = lifetimes.validity(lifetime, now, until=self._end(now), not_before=not_before)
-        return certificates.leaf(profile, public_key, validity, self.certificate, self.key)
+        validity = lifetimes.validity_period(
+            lifetime, now, until=self._expiry(now), not_before=not_before
+        )
+        return certificates.leaf_certificate(
+            profile, public_key, validity, self.certificate, self.key
+        )
 
     @property
     def is_rotating(self) -> bool:
@@ -143,29 +147,33 @@ class Authority(msgspec.Struct, frozen=True):
         """Create the successor of this authority, cross-signed for clients that trust only this one.
         Nothing is written.
         """
-        key = keys.generate(algorithm or keys.algorithm_like(self.key))
+        key = keys.generate(algorithm or keys.algorithm_of_successor(self.key))
         subject = _authority_name(name or _next_name(self.certificate))
-        own = certificates.self_signed(subject, key, lifetimes.validity(lifetime, now))
-        cross = certificates.cross_signed(
+        own = certificates.self_signed_certificate(
+            subject, key, lifetimes.validity_period(lifetime, now)
+        )
+        cross = certificates.cross_signed_certificate(
             subject,
             key.public_key(),
-            lifetimes.validity(lifetime, now, until=self._end(now)),
+            lifetimes.validity_period(lifetime, now, until=self._expiry(now)),
             self.certificate,
             self.key,
         )
         key_passphrase = passphrase or self.passphrase
         return type(self)(own, key, (own, *self.trusted), (cross,), key_passphrase)
 
-    def finish_rotation(self) -> Self:
+    def without_predecessor(self) -> Self:
         """Return this authority without its predecessor, whose certificates are rejected from now on."""
         crosses = [each for each in self.chain if self._is_cross(each)]
         left = [each for each in self.trusted if not _signed_any(each, crosses)]
         return msgspec.structs.replace(self, trusted=tuple(left), chain=())
 
     def _is_cross(self, certificate: x509.Certificate) -> bool:
-        return certificate != self.certificate and chains.same_key(certificate, self.certificate)
+        return certificate != self.certificate and chains.have_same_key(
+            certificate, self.certificate
+        )
 
-    def _end(self, now: datetime) -> datetime:
+    def _expiry(self, now: datetime) -> datetime:
         end = self.certificate.not_valid_after_utc
         if now >= end:
             raise InvalidSettings(
@@ -184,16 +192,16 @@ def _authority_name(name: str) -> x509.Name:
         ) from error
 
 
-def _signing(found: AuthorityFiles) -> x509.Certificate:
+def _signing_certificate(found: AuthorityFiles) -> x509.Certificate:
     """Return the certificate of the key, preferably the self-signed one over a cross-signed one."""
-    matching = [each for each in found.own if files.matches(each, found.key)]
+    matching = [each for each in found.own if files.is_certificate_of(each, found.key)]
     if not matching:
         raise InvalidSettings(
             f"{found.layout.certificate} and {found.layout.key} in {found.directory} do not match",
             hint="use a matching certificate and key",
         )
     certificate = next(filter(chains.is_self_signed, matching), matching[0])
-    if not certificates.may_sign(certificate):
+    if not certificates.is_authority(certificate):
         raise InvalidSettings(
             f"{found.directory / found.layout.certificate} is not a CA certificate",
             hint="use one with CA:TRUE, or create one with `kubelend ca init`",

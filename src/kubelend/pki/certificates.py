@@ -15,13 +15,15 @@ from kubelend.pki.profiles import Profile
 _Extension = TypeVar("_Extension", bound=x509.ExtensionType)
 
 
-def self_signed(name: x509.Name, key: PrivateKey, validity: Validity) -> x509.Certificate:
+def self_signed_certificate(
+    name: x509.Name, key: PrivateKey, validity: Validity
+) -> x509.Certificate:
     """Build the self-signed certificate of a new authority."""
-    builder = _add_authority_extensions(_builder(name, key.public_key(), validity))
+    builder = _add_authority_extensions(_certificate_builder(name, key.public_key(), validity))
     return builder.issuer_name(name).sign(key, keys.digest_for(key))
 
 
-def cross_signed(
+def cross_signed_certificate(
     name: x509.Name,
     public_key: PublicKey,
     validity: Validity,
@@ -29,11 +31,11 @@ def cross_signed(
     key: PrivateKey,
 ) -> x509.Certificate:
     """Build a successor's certificate signed by the old authority, for peers that trust only the old one."""
-    builder = _add_authority_extensions(_builder(name, public_key, validity))
-    return _issued(builder, issuer, key)
+    builder = _add_authority_extensions(_certificate_builder(name, public_key, validity))
+    return _sign_with_issuer(builder, issuer, key)
 
 
-def leaf(
+def leaf_certificate(
     profile: Profile,
     public_key: PublicKey,
     validity: Validity,
@@ -41,19 +43,19 @@ def leaf(
     key: PrivateKey,
 ) -> x509.Certificate:
     """Build a leaf certificate from a profile. Nothing is taken from a CSR but the key."""
-    builder = _builder(profile.subject, public_key, validity)
-    return _issued(_add_leaf_extensions(builder, profile, public_key), issuer, key)
+    builder = _certificate_builder(profile.subject, public_key, validity)
+    return _sign_with_issuer(_add_leaf_extensions(builder, profile, public_key), issuer, key)
 
 
-def may_sign(certificate: x509.Certificate) -> bool:
+def is_authority(certificate: x509.Certificate) -> bool:
     """Whether the certificate may sign others."""
-    constraints = extension(certificate, x509.BasicConstraints)
-    usage = extension(certificate, x509.KeyUsage)
+    constraints = find_extension(certificate, x509.BasicConstraints)
+    usage = find_extension(certificate, x509.KeyUsage)
     # Without basic constraints it is not a CA; without key usage all usages are allowed.
     return bool(constraints and constraints.ca) and (usage is None or usage.key_cert_sign)
 
 
-def extension(certificate: x509.Certificate, kind: type[_Extension]) -> _Extension | None:
+def find_extension(certificate: x509.Certificate, kind: type[_Extension]) -> _Extension | None:
     """Return an extension of a certificate, if present."""
     for each in certificate.extensions:
         if isinstance(each.value, kind):
@@ -61,10 +63,10 @@ def extension(certificate: x509.Certificate, kind: type[_Extension]) -> _Extensi
     return None
 
 
-def _builder(
+def _certificate_builder(
     subject: x509.Name, public_key: PublicKey, validity: Validity
 ) -> x509.CertificateBuilder:
-    serial = lifetimes.marked(x509.random_serial_number(), backdated=validity.backdated)
+    serial = lifetimes.mark_backdated(x509.random_serial_number(), backdated=validity.backdated)
     return (
         x509.CertificateBuilder()
         .serial_number(serial)
@@ -119,7 +121,7 @@ def _key_usage(
     )
 
 
-def _issued(
+def _sign_with_issuer(
     builder: x509.CertificateBuilder, issuer: x509.Certificate, key: PrivateKey
 ) -> x509.Certificate:
     builder = builder.issuer_name(issuer.subject)
@@ -129,7 +131,7 @@ def _issued(
 
 def _authority_key_identifier(certificate: x509.Certificate) -> x509.AuthorityKeyIdentifier:
     # Copied if present, because other tools may compute it differently.
-    identifier = extension(certificate, x509.SubjectKeyIdentifier)
+    identifier = find_extension(certificate, x509.SubjectKeyIdentifier)
     if identifier is None:
         identifier = x509.SubjectKeyIdentifier.from_public_key(certificate.public_key())
     return x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier)

@@ -23,13 +23,13 @@ from kubelend.core.errors import InvalidSettings
 from kubelend.kits import keyfiles
 from kubelend.pki import chains, keys
 from kubelend.pki.keys import PrivateKey
-from kubelend.pki.passphrases import VARIABLE, Passphrase
+from kubelend.pki.passphrases import PASSPHRASE_VARIABLE, Passphrase
 
-AUTHORITY_KEY = "ca.key"
-NO_AUTHORITY = "create an authority with `kubelend ca init`"
-CROSS = "cross.crt"
+CA_KEY = "ca.key"
+NO_AUTHORITY_HINT = "create an authority with `kubelend ca init`"
+CROSS_CERTIFICATES = "cross.crt"
 """Cross certificates, which clients present as intermediates."""
-DROPPED = "dropped.crt"
+DROPPED_CERTIFICATES = "dropped.crt"
 """Former authorities, which must not be trusted although other files may still contain them."""
 
 
@@ -50,8 +50,8 @@ class Layout(NamedTuple):
     key: str
 
 
-OURS = Layout(keyfiles.AUTHORITIES, AUTHORITY_KEY)
-CERT_MANAGERS = Layout(keyfiles.CERTIFICATE, keyfiles.KEY)
+OWN_LAYOUT = Layout(keyfiles.CA_CERTIFICATES, CA_KEY)
+CERT_MANAGER_LAYOUT = Layout(keyfiles.TLS_CERTIFICATE, keyfiles.TLS_KEY)
 
 
 class AuthorityFiles(msgspec.Struct, frozen=True):
@@ -69,25 +69,25 @@ class AuthorityFiles(msgspec.Struct, frozen=True):
 
 def save_credentials(directory: Path, credentials: Credentials, *, overwrite: bool = False) -> None:
     """Write the three files. Without `overwrite` nothing is written if a certificate or key exists."""
-    make_directory(directory)
+    make_private_directory(directory)
     if not overwrite:
         hint = "choose another directory, or replace them with --overwrite"
-        _refuse_existing(directory, keyfiles.KEY, keyfiles.CERTIFICATE, hint=hint)
+        _check_not_existing(directory, keyfiles.TLS_KEY, keyfiles.TLS_CERTIFICATE, hint=hint)
     _save_authorities(directory, credentials.authorities, overwrite=overwrite)
-    _save_key(directory / keyfiles.KEY, credentials.key, overwrite=overwrite)
+    _save_key(directory / keyfiles.TLS_KEY, credentials.key, overwrite=overwrite)
     presented = [credentials.certificate, *credentials.chain]
-    _save_certificates(directory / keyfiles.CERTIFICATE, presented, overwrite=overwrite)
+    _save_certificates(directory / keyfiles.TLS_CERTIFICATE, presented, overwrite=overwrite)
 
 
 def load_credentials(directory: Path) -> Credentials:
     """Read the three files. A certificate and key that do not match are an error."""
     hint = "issue a certificate with `kubelend ca issue`"
-    certificate, *chain = load_certificates(directory / keyfiles.CERTIFICATE, hint=hint)
-    key = load_key(directory / keyfiles.KEY, hint=hint)
-    authorities = load_certificates(directory / keyfiles.AUTHORITIES, hint=hint)
-    if not matches(certificate, key):
+    certificate, *chain = load_certificates(directory / keyfiles.TLS_CERTIFICATE, hint=hint)
+    key = load_key(directory / keyfiles.TLS_KEY, hint=hint)
+    authorities = load_certificates(directory / keyfiles.CA_CERTIFICATES, hint=hint)
+    if not is_certificate_of(certificate, key):
         raise InvalidSettings(
-            f"{directory / keyfiles.CERTIFICATE} and {directory / keyfiles.KEY} do not match",
+            f"{directory / keyfiles.TLS_CERTIFICATE} and {directory / keyfiles.TLS_KEY} do not match",
             hint="use a matching certificate and key",
         )
     return Credentials(certificate, key, authorities, tuple(chain))
@@ -107,75 +107,77 @@ def save_authority(
     The key is written last. Until then an authority that is being replaced keeps signing: its certificate
     is among the new ones, and the successor's cross certificate does not belong to its key.
     """
-    make_directory(directory)
+    make_private_directory(directory)
     if not overwrite:
         hint = "choose another directory, or move the old files away"
-        _refuse_existing(directory, AUTHORITY_KEY, keyfiles.AUTHORITIES, CROSS, hint=hint)
+        _check_not_existing(
+            directory, CA_KEY, keyfiles.CA_CERTIFICATES, CROSS_CERTIFICATES, hint=hint
+        )
     if cross:
-        _save_certificates(directory / CROSS, cross, overwrite=overwrite)
+        _save_certificates(directory / CROSS_CERTIFICATES, cross, overwrite=overwrite)
     _save_authorities(directory, certificates, overwrite=overwrite)
-    _save_key(directory / AUTHORITY_KEY, key, passphrase, overwrite=overwrite)
+    _save_key(directory / CA_KEY, key, passphrase, overwrite=overwrite)
     if not cross:
-        keyfiles.remove(directory / CROSS)
+        keyfiles.remove_file(directory / CROSS_CERTIFICATES)
 
 
-def remove_leftovers(directory: Path) -> None:
+def remove_temporary_files(directory: Path) -> None:
     """Remove temporary files of a killed process. The caller must hold the directory lock."""
-    for name in (CROSS, DROPPED, *OURS):
-        keyfiles.remove_leftovers(directory / name)
+    for name in (CROSS_CERTIFICATES, DROPPED_CERTIFICATES, *OWN_LAYOUT):
+        keyfiles.remove_temporary_files(directory / name)
 
 
 def layout_of(directory: Path) -> Layout:
     """Return our layout, or cert-manager's if only that has a key."""
-    ours, theirs = (directory / each.key for each in (OURS, CERT_MANAGERS))
-    return CERT_MANAGERS if theirs.exists() and not ours.exists() else OURS
+    ours, theirs = (directory / each.key for each in (OWN_LAYOUT, CERT_MANAGER_LAYOUT))
+    return CERT_MANAGER_LAYOUT if theirs.exists() and not ours.exists() else OWN_LAYOUT
 
 
 def load_authority(directory: Path, passphrase: Passphrase | None = None) -> AuthorityFiles:
     """Read an authority's certificates and key. A key that other users can access is rejected."""
     layout = layout_of(directory)
     path = directory / layout.key
-    if problem := keyfiles.exposure(path):
+    if problem := keyfiles.mode_problem(path):
         hint = f"chmod 600 {path}, or set the secret volume's defaultMode; consider the key compromised"
         raise InvalidSettings(problem, hint=hint)
     # The key is written last and therefore read first: the certificates read afterwards include its own.
-    key = load_key(path, passphrase, hint=NO_AUTHORITY)
-    own = load_certificates(directory / layout.certificate, hint=NO_AUTHORITY)
-    if layout is OURS:
+    key = load_key(path, passphrase, hint=NO_AUTHORITY_HINT)
+    own = load_certificates(directory / layout.certificate, hint=NO_AUTHORITY_HINT)
+    if layout is OWN_LAYOUT:
         return AuthorityFiles(directory, layout, key, own, own, load_cross(directory))
     return AuthorityFiles(directory, layout, key, own, load_trusted(directory), ())
 
 
 def load_trusted(directory: Path) -> tuple[x509.Certificate, ...]:
     """Return the authorities that clients shall trust; without `ca.crt` the roots of cert-manager's chain."""
-    path = directory / keyfiles.AUTHORITIES
-    if path.exists() or layout_of(directory) is OURS:
-        return load_certificates(path, hint=NO_AUTHORITY)
-    own = load_certificates(directory / keyfiles.CERTIFICATE)
+    path = directory / keyfiles.CA_CERTIFICATES
+    if path.exists() or layout_of(directory) is OWN_LAYOUT:
+        return load_certificates(path, hint=NO_AUTHORITY_HINT)
+    own = load_certificates(directory / keyfiles.TLS_CERTIFICATE)
     return tuple(filter(chains.is_self_signed, own)) or own[:1]
 
 
 def load_cross(directory: Path) -> tuple[x509.Certificate, ...]:
     """Return the certificates of `cross.crt`, if it exists."""
-    path = directory / CROSS
+    path = directory / CROSS_CERTIFICATES
     return load_certificates(path) if path.exists() else ()
 
 
 def load_dropped(directory: Path) -> tuple[x509.Certificate, ...]:
     """Return the certificates of `dropped.crt`, if it exists."""
-    path = directory / DROPPED
+    path = directory / DROPPED_CERTIFICATES
     return load_certificates(path) if path.exists() else ()
 
 
 def save_dropped(directory: Path, certificates: Iterable[x509.Certificate]) -> None:
     """Add to `dropped.crt`: a broker that missed several rotations needs all of them."""
     if dropped := dict.fromkeys((*load_dropped(directory), *certificates)):
-        _save_certificates(directory / DROPPED, dropped, overwrite=True)
+        _save_certificates(directory / DROPPED_CERTIFICATES, dropped, overwrite=True)
 
 
 def load_certificates(path: Path, *, hint: str = "") -> tuple[x509.Certificate, ...]:
     """Return all certificates of a PEM file in order, at least one."""
-    text = keyfiles.read(path, hint=hint)
+    text = keyfiles.read_file(path, hint=hint)
     try:
         certificates = tuple(x509.load_pem_x509_certificates(text))
     except (ValueError, x509.InvalidVersion) as error:
@@ -188,7 +190,7 @@ def load_certificates(path: Path, *, hint: str = "") -> tuple[x509.Certificate, 
 
 def load_key(path: Path, passphrase: Passphrase | None = None, *, hint: str = "") -> PrivateKey:
     """Return the private key of a PEM file."""
-    text = keyfiles.read(path, hint=hint)
+    text = keyfiles.read_file(path, hint=hint)
     try:
         return keys.from_pem(text, passphrase)
     except ValueError as error:
@@ -196,19 +198,19 @@ def load_key(path: Path, passphrase: Passphrase | None = None, *, hint: str = ""
         raise InvalidSettings(f"{path}: {error}", hint=hint) from error
 
 
-def matches(certificate: x509.Certificate, key: PrivateKey) -> bool:
+def is_certificate_of(certificate: x509.Certificate, key: PrivateKey) -> bool:
     """Whether the certificate is for this key."""
     return certificate.public_key() == key.public_key()
 
 
 def common_names(directory: Path) -> list[str]:
     """Return the common names of the directory's own certificate."""
-    certificate = load_certificates(directory / keyfiles.CERTIFICATE)[0]
+    certificate = load_certificates(directory / keyfiles.TLS_CERTIFICATE)[0]
     found = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     return [str(attribute.value) for attribute in found]
 
 
-def make_directory(directory: Path) -> None:
+def make_private_directory(directory: Path) -> None:
     """Create a directory for key files, accessible only to its owner."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -226,13 +228,13 @@ def to_pem(certificates: Iterable[x509.Certificate]) -> bytes:
 
 def _passphrase_hint(text: bytes, passphrase: Passphrase | None) -> str:
     if keys.is_encrypted(text):
-        return f"provide its passphrase in a file or in {VARIABLE}"
+        return f"provide its passphrase in a file or in {PASSPHRASE_VARIABLE}"
     if passphrase is not None:
         return "omit it, or create an encrypted key with `kubelend ca rotate --new-passphrase-file`"
     return ""
 
 
-def _refuse_existing(directory: Path, *names: str, hint: str) -> None:
+def _check_not_existing(directory: Path, *names: str, hint: str) -> None:
     existing = [str(directory / name) for name in names if (directory / name).exists()]
     if existing:
         raise InvalidSettings(f"{' and '.join(existing)} would be overwritten", hint=hint)
@@ -242,15 +244,15 @@ def _save_key(
     path: Path, key: PrivateKey, passphrase: Passphrase | None = None, *, overwrite: bool
 ) -> None:
     text = keys.to_pem(key, passphrase)
-    keyfiles.write(path, text, mode=keyfiles.PRIVATE, overwrite=overwrite)
+    keyfiles.write_atomic(path, text, mode=keyfiles.PRIVATE_MODE, overwrite=overwrite)
 
 
 def _save_authorities(
     directory: Path, certificates: Sequence[x509.Certificate], *, overwrite: bool
 ) -> None:
     # The authority's own directory may also be a server's, and then has the same file already.
-    path = directory / keyfiles.AUTHORITIES
-    if path.exists() and keyfiles.read(path) == to_pem(certificates):
+    path = directory / keyfiles.CA_CERTIFICATES
+    if path.exists() and keyfiles.read_file(path) == to_pem(certificates):
         return
     _save_certificates(path, certificates, overwrite=overwrite)
 
@@ -258,4 +260,6 @@ def _save_authorities(
 def _save_certificates(
     path: Path, certificates: Iterable[x509.Certificate], *, overwrite: bool
 ) -> None:
-    keyfiles.write(path, to_pem(certificates), mode=keyfiles.PUBLIC, overwrite=overwrite)
+    keyfiles.write_atomic(
+        path, to_pem(certificates), mode=keyfiles.PUBLIC_MODE, overwrite=overwrite
+    )

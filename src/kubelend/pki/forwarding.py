@@ -22,13 +22,13 @@ from kubelend.core.roles import Role
 from kubelend.pki import chains, identities
 from kubelend.pki.identities import Caller
 
-HEADER = "Client-Cert"
-LONGEST = 16 * 1024
-REMEMBERED = 20_000
+CLIENT_CERT_HEADER = "Client-Cert"
+MAX_HEADER_LENGTH = 16 * 1024
+CERTIFICATE_CACHE_SIZE = 20_000
 """Size of the LRU cache of verified certificates."""
 
 
-class Forwarded(NamedTuple):
+class ForwardedCertificate(NamedTuple):
     """A forwarded certificate."""
 
     caller: Caller
@@ -36,7 +36,7 @@ class Forwarded(NamedTuple):
     not_after: datetime
 
 
-class ForwardedCertificates:
+class ForwardedCertificateVerifier:
     """Verifies forwarded certificates against these authorities."""
 
     def __init__(
@@ -44,50 +44,56 @@ class ForwardedCertificates:
     ) -> None:
         self._authorities = authorities
         self._broker_names = broker_names
-        self._known: OrderedDict[str, Forwarded] = OrderedDict()
+        self._cache: OrderedDict[str, ForwardedCertificate] = OrderedDict()
 
-    def read(self, header: str, now: datetime) -> Forwarded:
+    def verify(self, header: str, now: datetime) -> ForwardedCertificate:
         """Return the forwarded certificate if one of our authorities signed it and it is valid now."""
-        known = self._known.get(header)
+        known = self._cache.get(header)
         if known is None:
-            known = self._remember(header, self._read(header))
+            known = self._add_to_cache(header, self._verify_new(header))
         else:
-            self._known.move_to_end(header)
+            self._cache.move_to_end(header)
         if not known.not_before <= now <= known.not_after:
-            raise InvalidIdentity(f"{HEADER}: certificate of {known.caller.name} is not valid now")
+            raise InvalidIdentity(
+                f"{CLIENT_CERT_HEADER}: certificate of {known.caller.name} is not valid now"
+            )
         return known
 
-    def _remember(self, header: str, known: Forwarded) -> Forwarded:
-        self._known[header] = known
-        if len(self._known) > REMEMBERED:
-            self._known.popitem(last=False)
+    def _add_to_cache(self, header: str, known: ForwardedCertificate) -> ForwardedCertificate:
+        self._cache[header] = known
+        if len(self._cache) > CERTIFICATE_CACHE_SIZE:
+            self._cache.popitem(last=False)
         return known
 
-    def _read(self, header: str) -> Forwarded:
-        certificate = _certificate(header)
+    def _verify_new(self, header: str) -> ForwardedCertificate:
+        certificate = _decode_header(header)
         if not any(chains.is_issued_by(certificate, authority) for authority in self._authorities):
             raise InvalidIdentity(
-                f"{HEADER}: certificate is not signed by an authority of this broker"
+                f"{CLIENT_CERT_HEADER}: certificate is not signed by an authority of this broker"
             )
-        if not _is_clients(certificate):
-            raise InvalidIdentity(f"{HEADER}: certificate is not a client certificate")
-        caller = identities.holder(certificate, broker_names=self._broker_names)
+        if not _is_client_certificate(certificate):
+            raise InvalidIdentity(f"{CLIENT_CERT_HEADER}: certificate is not a client certificate")
+        caller = identities.caller_from_certificate(certificate, broker_names=self._broker_names)
         if caller.role is Role.PROXY:
-            raise InvalidIdentity(f"{HEADER}: {caller.name} is a proxy; proxies cannot be chained")
-        return Forwarded(caller, certificate.not_valid_before_utc, certificate.not_valid_after_utc)
+            raise InvalidIdentity(
+                f"{CLIENT_CERT_HEADER}: {caller.name} is a proxy; proxies cannot be chained"
+            )
+        return ForwardedCertificate(
+            caller, certificate.not_valid_before_utc, certificate.not_valid_after_utc
+        )
 
 
-def _certificate(header: str) -> x509.Certificate:
+def _decode_header(header: str) -> x509.Certificate:
     """Decode a byte sequence of RFC 8941: base64 between two colons."""
-    if len(header) > LONGEST or not (len(header) > 2 and header[0] == header[-1] == ":"):
-        raise InvalidIdentity(f"{HEADER}: not a byte sequence", hint="use :base64:")
+    if len(header) > MAX_HEADER_LENGTH or not (len(header) > 2 and header[0] == header[-1] == ":"):
+        raise InvalidIdentity(f"{CLIENT_CERT_HEADER}: not a byte sequence", hint="use :base64:")
     try:
         return x509.load_der_x509_certificate(base64.b64decode(header[1:-1], validate=True))
     except (binascii.Error, ValueError, x509.InvalidVersion) as problem:
-        raise InvalidIdentity(f"{HEADER}: not a certificate") from problem
+        raise InvalidIdentity(f"{CLIENT_CERT_HEADER}: not a certificate") from problem
 
 
-def _is_clients(certificate: x509.Certificate) -> bool:
+def _is_client_certificate(certificate: x509.Certificate) -> bool:
     """Whether TLS would accept the certificate from a client: not a CA, and client authentication if usages
     are set.
     """

@@ -23,11 +23,11 @@ from kubelend.core.errors import InvalidGrant, InvalidSettings
 from kubelend.kits import keyfiles
 from kubelend.pki import files
 
-TYPE = "kubelend-grant+jws"
-ISSUER = "kubelend"
-LONGEST = 16 * 1024
+GRANT_TYPE = "kubelend-grant+jws"
+GRANT_ISSUER = "kubelend"
+MAX_GRANT_LENGTH = 16 * 1024
 
-_END = b"-----END PRIVATE KEY-----"
+_PEM_END = b"-----END PRIVATE KEY-----"
 
 
 class Grant(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -58,7 +58,7 @@ LEEWAY = 60
 """Allowed clock skew of a provider in seconds."""
 
 
-class PublicKey(msgspec.Struct, frozen=True):
+class Jwk(msgspec.Struct, frozen=True):
     """An Ed25519 public key as a JWK."""
 
     kid: str
@@ -69,10 +69,10 @@ class PublicKey(msgspec.Struct, frozen=True):
     use: str = "sig"
 
 
-class KeySet(msgspec.Struct, frozen=True):
+class JwkSet(msgspec.Struct, frozen=True):
     """A JWK set, as served and stored."""
 
-    keys: list[PublicKey]
+    keys: list[Jwk]
 
 
 class GrantKeys:
@@ -80,9 +80,9 @@ class GrantKeys:
 
     def __init__(self, keys: Sequence[Ed25519PrivateKey]) -> None:
         self._signer = keys[0]
-        self.public = KeySet([_public(key.public_key()) for key in keys])
-        header = {"alg": "EdDSA", "kid": self.public.keys[0].kid, "typ": TYPE}
-        self._header = _encode(msgspec.json.encode(header))
+        self.public = JwkSet([_to_jwk(key.public_key()) for key in keys])
+        header = {"alg": "EdDSA", "kid": self.public.keys[0].kid, "typ": GRANT_TYPE}
+        self._header = _base64url_encode(msgspec.json.encode(header))
 
     @classmethod
     def create(cls) -> Self:
@@ -92,35 +92,38 @@ class GrantKeys:
     @classmethod
     def load(cls, path: Path) -> Self:
         """Load the keys of a PEM file. A file that other users can access is rejected."""
-        if problem := keyfiles.exposure(path):
+        if problem := keyfiles.mode_problem(path):
             raise InvalidSettings(problem, hint=f"chmod 600 {path}; consider the key compromised")
-        blocks = keyfiles.read(path).split(_END)
-        return cls([_private(block + _END, path) for block in blocks[:-1]] or [_none(path)])
+        blocks = keyfiles.read_file(path).split(_PEM_END)
+        return cls(
+            [_private_key_from_pem(block + _PEM_END, path) for block in blocks[:-1]]
+            or [_no_key(path)]
+        )
 
     @classmethod
-    def open(cls, path: Path) -> Self:
+    def load_or_create(cls, path: Path) -> Self:
         """Load the keys of a PEM file; create the file with a new key if it does not exist."""
         if not path.exists():
-            files.make_directory(path.parent)
+            files.make_private_directory(path.parent)
             key = Ed25519PrivateKey.generate()
-            keyfiles.write(path, _to_pem(key), mode=keyfiles.PRIVATE)
+            keyfiles.write_atomic(path, _private_key_to_pem(key), mode=keyfiles.PRIVATE_MODE)
         return cls.load(path)
 
     def sign(self, grant: Grant) -> str:
         """Sign a grant. Releases the GIL while it signs."""
-        signed = self._header + b"." + _encode(msgspec.json.encode(grant))
-        return (signed + b"." + _encode(self._signer.sign(signed))).decode()
+        signed = self._header + b"." + _base64url_encode(msgspec.json.encode(grant))
+        return (signed + b"." + _base64url_encode(self._signer.sign(signed))).decode()
 
 
-def verify(text: str, keys: Iterable[PublicKey]) -> Grant:
+def verify_grant(text: str, keys: Iterable[Jwk]) -> Grant:
     """Verify the signature of a grant and return its claims; `Grant.check` checks provider and times."""
-    if len(text) > LONGEST:
-        raise InvalidGrant(f"grant exceeds {LONGEST} characters")
+    if len(text) > MAX_GRANT_LENGTH:
+        raise InvalidGrant(f"grant exceeds {MAX_GRANT_LENGTH} characters")
     try:
         signed, _, signature = text.strip().encode("ascii").rpartition(b".")
         header, _, claims = signed.partition(b".")
-        _signer(header, keys).verify(_decode(signature), signed)
-        return msgspec.json.decode(_decode(claims), type=Grant)
+        _verification_key(header, keys).verify(_base64url_decode(signature), signed)
+        return msgspec.json.decode(_base64url_decode(claims), type=Grant)
     except InvalidSignature:
         raise InvalidGrant("grant has an invalid signature") from None
     except ValueError:  # not ASCII, base64 or JSON, or other claims
@@ -135,41 +138,41 @@ class _Header(msgspec.Struct, frozen=True):
     typ: str
 
 
-def _signer(header: bytes, keys: Iterable[PublicKey]) -> Ed25519PublicKey:
+def _verification_key(header: bytes, keys: Iterable[Jwk]) -> Ed25519PublicKey:
     """Return the key by its ID. The algorithm is fixed, because the header must not choose how it is
     verified.
     """
-    named = msgspec.json.decode(_decode(header), type=_Header)
+    named = msgspec.json.decode(_base64url_decode(header), type=_Header)
     key = next((key for key in keys if key.kid == named.kid), None)
-    if key is None or (named.alg, named.typ) != ("EdDSA", TYPE):
+    if key is None or (named.alg, named.typ) != ("EdDSA", GRANT_TYPE):
         raise InvalidGrant(
             "grant is not signed by a key of this broker", hint="fetch the broker's keys again"
         )
-    return Ed25519PublicKey.from_public_bytes(_decode(key.x))
+    return Ed25519PublicKey.from_public_bytes(_base64url_decode(key.x))
 
 
-def _public(key: Ed25519PublicKey) -> PublicKey:
+def _to_jwk(key: Ed25519PublicKey) -> Jwk:
     """Convert to a JWK. `kid` is the key's thumbprint (RFC 7638)."""
-    x = _encode(key.public_bytes_raw()).decode()
+    x = _base64url_encode(key.public_bytes_raw()).decode()
     canonical = b'{"crv":"Ed25519","kty":"OKP","x":"%s"}' % x.encode()
-    return PublicKey(_encode(hashlib.sha256(canonical).digest()).decode(), x)
+    return Jwk(_base64url_encode(hashlib.sha256(canonical).digest()).decode(), x)
 
 
-def _private(pem: bytes, path: Path) -> Ed25519PrivateKey:
+def _private_key_from_pem(pem: bytes, path: Path) -> Ed25519PrivateKey:
     try:
         key = serialization.load_pem_private_key(pem.strip(), password=None)
     except (ValueError, TypeError) as error:
         raise InvalidSettings(f"{path} contains no unencrypted private key in PEM form") from error
-    return key if isinstance(key, Ed25519PrivateKey) else _none(path)
+    return key if isinstance(key, Ed25519PrivateKey) else _no_key(path)
 
 
-def _none(path: Path) -> Ed25519PrivateKey:
+def _no_key(path: Path) -> Ed25519PrivateKey:
     raise InvalidSettings(
         f"{path} contains no Ed25519 key", hint="create one: openssl genpkey -algorithm ed25519"
     )
 
 
-def _to_pem(key: Ed25519PrivateKey) -> bytes:
+def _private_key_to_pem(key: Ed25519PrivateKey) -> bytes:
     return key.private_bytes(
         serialization.Encoding.PEM,
         serialization.PrivateFormat.PKCS8,
@@ -177,10 +180,10 @@ def _to_pem(key: Ed25519PrivateKey) -> bytes:
     )
 
 
-def _encode(content: bytes) -> bytes:
+def _base64url_encode(content: bytes) -> bytes:
     return base64.urlsafe_b64encode(content).rstrip(b"=")
 
 
-def _decode(text: bytes | str) -> bytes:
+def _base64url_decode(text: bytes | str) -> bytes:
     raw = text.encode() if isinstance(text, str) else text
     return base64.b64decode(raw + b"=" * (-len(raw) % 4), altchars=b"-_", validate=True)

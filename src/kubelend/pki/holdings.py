@@ -20,7 +20,7 @@ class TrustedAuthority(msgspec.Struct, frozen=True, rename="camel"):
     not_after: datetime
 
 
-class Holding(msgspec.Struct, frozen=True, rename="camel"):
+class CertificateInfo(msgspec.Struct, frozen=True, rename="camel"):
     """A certificate and its directory. Field names are API."""
 
     directory: str
@@ -35,32 +35,32 @@ class Holding(msgspec.Struct, frozen=True, rename="camel"):
     authorities: list[TrustedAuthority]
 
 
-def inspect(directory: Path) -> Holding:
+def inspect_certificate(directory: Path) -> CertificateInfo:
     """Inspect a certificate directory. A certificate and key that do not match are an error."""
     found = files.load_credentials(directory)
     own = found.certificate
-    return Holding(
+    return CertificateInfo(
         directory=str(directory),
-        name=identities.holder(own).name,
-        role=_role(own),
+        name=identities.caller_from_certificate(own).name,
+        role=_certificate_role(own),
         subject=own.subject.rfc4514_string(),
         serial=f"{own.serial_number:x}",
         issuer=own.issuer.rfc4514_string(),
         not_before=own.not_valid_before_utc,
         not_after=own.not_valid_after_utc,
-        renew_at=lifetimes.renew_at(own).replace(microsecond=0),
+        renew_at=lifetimes.renewal_time(own).replace(microsecond=0),
         authorities=[
             TrustedAuthority(
-                each.subject.rfc4514_string(), pins.pin(each), each.not_valid_after_utc
+                each.subject.rfc4514_string(), pins.ca_pin(each), each.not_valid_after_utc
             )
             for each in found.authorities
         ],
     )
 
 
-def _role(certificate: x509.Certificate) -> str:
+def _certificate_role(certificate: x509.Certificate) -> str:
     """Role of the certificate's holder; `broker` for a server certificate."""
-    usage = certificates.extension(certificate, x509.ExtendedKeyUsage)
+    usage = certificates.find_extension(certificate, x509.ExtendedKeyUsage)
     if usage is not None and ExtendedKeyUsageOID.CLIENT_AUTH not in usage:
         return "broker"
-    return str(identities.holder(certificate).role)
+    return str(identities.caller_from_certificate(certificate).role)

@@ -21,13 +21,13 @@ from kubelend.core.models import ClusterId
 from kubelend.core.roles import Role
 from kubelend.pki import files
 
-LONGEST_NAME = 64
+MAX_NAME_LENGTH = 64
 """Maximum length of a common name: the upper bound of X.520, which issuers and libraries enforce."""
 
 
 # Organisations with another role than cluster. Older certificates have LiqoResourceBroker,
 # LiqoResourceAgent or no organisation, which all mean cluster.
-ROLES = {
+ROLES_BY_ORGANISATION = {
     "kubelend:viewer": Role.VIEWER,
     "kubelend:admin": Role.ADMIN,
     "kubelend:proxy": Role.PROXY,
@@ -61,7 +61,9 @@ class Caller(msgspec.Struct, frozen=True):
         return ClusterId(self.name)
 
 
-def caller_of(peercert: Mapping[str, object], *, broker_names: Container[str] = ()) -> Caller:
+def caller_from_peercert(
+    peercert: Mapping[str, object], *, broker_names: Container[str] = ()
+) -> Caller:
     """Return the caller of a verified certificate as returned by `getpeercert()`.
 
     `broker_names` are the broker's own names (`own_names`), which no client may have.
@@ -69,15 +71,15 @@ def caller_of(peercert: Mapping[str, object], *, broker_names: Container[str] = 
     # A tuple of relative names, each a tuple of (attribute, value) pairs.
     subject = cast("tuple[tuple[tuple[str, str], ...], ...]", peercert.get("subject", ()))
     attributes = [attribute for relative in subject for attribute in relative]
-    return caller_from(attributes, broker_names=broker_names)
+    return caller_from_subject(attributes, broker_names=broker_names)
 
 
-def caller_from(
+def caller_from_subject(
     attributes: Iterable[tuple[str, str]], *, broker_names: Container[str] = ()
 ) -> Caller:
     """Return the caller of subject attributes, named as in `getpeercert()`."""
     name, role = _name_and_role(attributes)
-    check_name(name)
+    check_common_name(name)
     if name in broker_names:
         raise InvalidIdentity(
             f"{name} is the broker's own name",
@@ -86,23 +88,25 @@ def caller_from(
     return Caller(name, role)
 
 
-def holder(certificate: x509.Certificate, *, broker_names: Container[str] = ()) -> Caller:
+def caller_from_certificate(
+    certificate: x509.Certificate, *, broker_names: Container[str] = ()
+) -> Caller:
     """Return the caller that the holder of a certificate authenticates as."""
     attributes = (
         (_ATTRIBUTES[each.oid], str(each.value))
         for each in certificate.subject
         if each.oid in _ATTRIBUTES
     )
-    return caller_from(attributes, broker_names=broker_names)
+    return caller_from_subject(attributes, broker_names=broker_names)
 
 
-def check_name(name: str) -> None:
+def check_common_name(name: str) -> None:
     """Validate a common name. Any printable text is allowed, DNS label or not."""
     if not name.strip():
         raise InvalidIdentity("common name of the certificate is empty")
-    if len(name) > LONGEST_NAME:
+    if len(name) > MAX_NAME_LENGTH:
         raise InvalidIdentity(
-            f"common name has {len(name)} characters; at most {LONGEST_NAME} are allowed"
+            f"common name has {len(name)} characters; at most {MAX_NAME_LENGTH} are allowed"
         )
     # Such characters could forge log lines and headers, or make two names look alike.
     if not name.isprintable():
@@ -111,7 +115,7 @@ def check_name(name: str) -> None:
         raise InvalidIdentity(f"common name {name!r} begins or ends with a space")
 
 
-def own_names(directory: Path) -> frozenset[str]:
+def certificate_names(directory: Path) -> frozenset[str]:
     """Return the common names of the certificate in `directory`, to be read again when its files change."""
     return frozenset(files.common_names(directory))
 
@@ -128,7 +132,7 @@ def _name_and_role(attributes: Iterable[tuple[str, str]]) -> tuple[str, Role]:
                 raise InvalidIdentity("certificate has several common names")
             name = value
         elif attribute == "organizationName" and role is not Role.ADMIN:
-            role = ROLES.get(value, role)
+            role = ROLES_BY_ORGANISATION.get(value, role)
     if name is None:
         raise InvalidIdentity("certificate has no common name")
     return name, role

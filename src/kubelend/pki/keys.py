@@ -28,7 +28,7 @@ def generate(algorithm: Algorithm) -> PrivateKey:
     return ec.generate_private_key(ec.SECP256R1())
 
 
-def algorithm_like(key: PrivateKey) -> Algorithm:
+def algorithm_of_successor(key: PrivateKey) -> Algorithm:
     """Return the algorithm for a successor of `key`: RSA stays RSA, all others become P-256."""
     return Algorithm.RSA if isinstance(key, rsa.RSAPrivateKey) else Algorithm.P256
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 CLOCK_SKEW = timedelta(minutes=5)
 """Backdating of certificates, as a peer's clock may be behind ours."""
 
-LEAST_LEFT, MOST_LEFT = 0.20, 0.25
+MIN_REMAINING, MAX_REMAINING = 0.20, 0.25
 """Bounds of the remaining share of the lifetime at renewal. Randomised, so that clusters that joined
 together do not renew together.
 """
@@ -37,7 +37,7 @@ class Validity(NamedTuple):
     """Whether `start` is earlier than the time of issue."""
 
 
-def validity(
+def validity_period(
     lifetime: timedelta,
     now: datetime,
     *,
@@ -67,29 +67,31 @@ def validity(
     return Validity(start, end, backdated=False)
 
 
-def marked(serial: int, *, backdated: bool) -> int:
+def mark_backdated(serial: int, *, backdated: bool) -> int:
     """Encode into the lowest bit of a serial number whether the certificate is backdated."""
     return serial & ~1 if backdated else serial | 1
 
 
-def life(certificate: x509.Certificate) -> timedelta:
+def lifetime_of(certificate: x509.Certificate) -> timedelta:
     """Return the lifetime at issue.
 
     For certificates of other issuers it may be up to five minutes too short, or half if shorter than ten.
     """
     start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-    return end - start if certificate.serial_number & 1 else least_life(start, end)
+    return end - start if certificate.serial_number & 1 else min_lifetime(start, end)
 
 
-def least_life(start: datetime, end: datetime) -> timedelta:
+def min_lifetime(start: datetime, end: datetime) -> timedelta:
     """Return a lower bound of the lifetime at issue, if the serial number is not known."""
     return (end - start) - min(CLOCK_SKEW, (end - start) / 2)
 
 
-def renew_at(certificate: x509.Certificate) -> datetime:
+def renewal_time(certificate: x509.Certificate) -> datetime:
     """Return the renewal time, when 20 to 25 % of the lifetime is left; deterministic for a certificate."""
-    left = LEAST_LEFT + (MOST_LEFT - LEAST_LEFT) * _chance(certificate.serial_number)
-    return certificate.not_valid_after_utc - left * life(certificate)
+    left = MIN_REMAINING + (MAX_REMAINING - MIN_REMAINING) * _serial_fraction(
+        certificate.serial_number
+    )
+    return certificate.not_valid_after_utc - left * lifetime_of(certificate)
 
 
 def _earlier(end: datetime, until: datetime | None) -> datetime:
@@ -101,7 +103,7 @@ def _whole_second(moment: datetime) -> datetime:
     return floor if floor == moment else floor + _SECOND
 
 
-def _chance(serial: int) -> float:
+def _serial_fraction(serial: int) -> float:
     """Return a number from 0 to 1. Hashed, because other issuers may use sequential serial numbers."""
     digest = hashlib.sha256(str(serial).encode()).digest()
     return int.from_bytes(digest[:8], "big") / 2**64

@@ -11,9 +11,9 @@ from pathlib import Path
 from kubelend.core.errors import InvalidSettings
 from kubelend.kits import keyfiles
 
-VARIABLE = "KUBELEND_CA_PASSPHRASE"
+PASSPHRASE_VARIABLE = "KUBELEND_CA_PASSPHRASE"
 
-LONGEST = 1023
+MAX_PASSPHRASE_LENGTH = 1023
 """Maximum length in bytes that OpenSSL reads."""
 
 
@@ -26,8 +26,8 @@ class Passphrase:
         self._secret = secret.encode() if isinstance(secret, str) else secret
         if not self._secret:
             raise InvalidSettings("passphrase is empty")
-        if len(self._secret) > LONGEST:
-            raise InvalidSettings(f"passphrase exceeds {LONGEST} bytes")
+        if len(self._secret) > MAX_PASSPHRASE_LENGTH:
+            raise InvalidSettings(f"passphrase exceeds {MAX_PASSPHRASE_LENGTH} bytes")
         if b"\n" in self._secret or b"\r" in self._secret:
             raise InvalidSettings("passphrase has more than one line")
 
@@ -39,26 +39,26 @@ class Passphrase:
         return "Passphrase(...)"
 
 
-def from_file(path: Path) -> Passphrase:
+def passphrase_from_file(path: Path) -> Passphrase:
     """Read a passphrase file of one line, as OpenSSL does. A file that other users can access is rejected."""
-    if problem := keyfiles.exposure(path, holds="a passphrase"):
+    if problem := keyfiles.mode_problem(path, content="a passphrase"):
         raise InvalidSettings(
             problem, hint=f"chmod 600 {path}; consider the passphrase compromised"
         )
-    text = keyfiles.read(path, hint="write the passphrase into it")
+    text = keyfiles.read_file(path, hint="write the passphrase into it")
     try:
         return Passphrase(text.removesuffix(b"\n").removesuffix(b"\r"))
     except InvalidSettings as error:
         raise InvalidSettings(f"{path}: {error.message}") from None
 
 
-def find(file: Path | None, environment: Mapping[str, str]) -> Passphrase | None:
+def load_passphrase(file: Path | None, environment: Mapping[str, str]) -> Passphrase | None:
     """Return the passphrase of the file, else of the variable; None if there is neither."""
     if file is not None:
-        return from_file(file)
-    secret = environment.get(VARIABLE, "")
+        return passphrase_from_file(file)
+    secret = environment.get(PASSPHRASE_VARIABLE, "")
     try:
         # Undecodable bytes are surrogates in `os.environ`; this restores them.
         return Passphrase(secret.encode(errors="surrogateescape")) if secret else None
     except InvalidSettings as error:
-        raise InvalidSettings(f"{VARIABLE}: {error.message}") from None
+        raise InvalidSettings(f"{PASSPHRASE_VARIABLE}: {error.message}") from None

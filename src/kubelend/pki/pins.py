@@ -19,15 +19,15 @@ from kubelend.core.errors import InvalidInput
 
 Pin = NewType("Pin", str)
 
-_PIN = re.compile(r"sha256:[0-9a-f]{64}")
+_PIN_PATTERN = re.compile(r"sha256:[0-9a-f]{64}")
 
 
-def pin(certificate: x509.Certificate) -> Pin:
+def ca_pin(certificate: x509.Certificate) -> Pin:
     """Return the pin of a certificate's key."""
-    return of_key(certificate.public_key())
+    return pin_of_key(certificate.public_key())
 
 
-def of_key(key: CertificatePublicKeyTypes) -> Pin:
+def pin_of_key(key: CertificatePublicKeyTypes) -> Pin:
     """Return the pin of a public key."""
     info = key.public_bytes(
         serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
@@ -35,10 +35,10 @@ def of_key(key: CertificatePublicKeyTypes) -> Pin:
     return Pin(f"sha256:{hashlib.sha256(info).hexdigest()}")
 
 
-def parse(text: str) -> Pin:
+def parse_ca_pin(text: str) -> Pin:
     """Parse a pin that a user entered."""
     cleaned = text.strip().lower()
-    if not _PIN.fullmatch(cleaned):
+    if not _PIN_PATTERN.fullmatch(cleaned):
         raise InvalidInput(
             "CA hash must be sha256: followed by 64 hex digits",
             hint="copy it from `kubelend ca show` or `kubelend create token`",
@@ -46,11 +46,13 @@ def parse(text: str) -> Pin:
     return Pin(cleaned)
 
 
-def matches(certificate: x509.Certificate, wanted: Pin) -> bool:
+def matches_pin(certificate: x509.Certificate, wanted: Pin) -> bool:
     """Whether the certificate has the pinned key."""
-    return pin(certificate) == wanted
+    return ca_pin(certificate) == wanted
 
 
-def pinned(certificates: Iterable[x509.Certificate], wanted: Pin) -> tuple[x509.Certificate, ...]:
+def pinned_certificates(
+    certificates: Iterable[x509.Certificate], wanted: Pin
+) -> tuple[x509.Certificate, ...]:
     """Return the certificates with the pinned key. The others come from an unauthenticated peer."""
-    return tuple(each for each in certificates if matches(each, wanted))
+    return tuple(each for each in certificates if matches_pin(each, wanted))

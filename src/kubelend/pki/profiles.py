@@ -14,11 +14,11 @@ from kubelend.core.errors import InvalidIdentity, InvalidSettings
 from kubelend.core.roles import Role
 from kubelend.pki import identities
 
-BROKER = "liqo-resource-broker"
+BROKER_NAME = "liqo-resource-broker"
 
 ORGANISATIONS = {
     Role.CLUSTER: "LiqoResourceAgent",
-    **{role: organisation for organisation, role in identities.ROLES.items()},
+    **{role: organisation for organisation, role in identities.ROLES_BY_ORGANISATION.items()},
 }
 
 _NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
@@ -33,30 +33,30 @@ class Profile(msgspec.Struct, frozen=True):
     names: tuple[x509.GeneralName, ...] = ()
 
 
-def server(*, namespace: str = "default", names: Iterable[str] = ()) -> Profile:
+def server_profile(*, namespace: str = "default", names: Iterable[str] = ()) -> Profile:
     """Profile of the broker: names of its service in `namespace`, loopback, and `names` (hosts or
     addresses).
     """
     if not _NAMESPACE.fullmatch(namespace):
         raise InvalidSettings(f"{namespace!r} is not a valid Kubernetes namespace")
-    service = f"{BROKER}.{namespace}"
-    hosts = (BROKER, service, f"{service}.svc", f"{service}.svc.cluster.local", "localhost")
+    service = f"{BROKER_NAME}.{namespace}"
+    hosts = (BROKER_NAME, service, f"{service}.svc", f"{service}.svc.cluster.local", "localhost")
     return Profile(
-        _subject(BROKER, "LiqoResourceBroker"),
+        _subject_name(BROKER_NAME, "LiqoResourceBroker"),
         ExtendedKeyUsageOID.SERVER_AUTH,
         tuple(_general_name(name) for name in dict.fromkeys((*hosts, "127.0.0.1", *names))),
     )
 
 
-def client(name: str, role: Role = Role.CLUSTER) -> Profile:
+def client_profile(name: str, role: Role = Role.CLUSTER) -> Profile:
     """Profile of a cluster or a person. Rejects names that the broker would reject."""
-    identities.check_name(name)
-    if name == BROKER:
+    identities.check_common_name(name)
+    if name == BROKER_NAME:
         raise InvalidIdentity(f"{name} is the broker's own name", hint="choose another cluster ID")
-    return Profile(_subject(name, ORGANISATIONS[role]), ExtendedKeyUsageOID.CLIENT_AUTH)
+    return Profile(_subject_name(name, ORGANISATIONS[role]), ExtendedKeyUsageOID.CLIENT_AUTH)
 
 
-def _subject(name: str, organisation: str) -> x509.Name:
+def _subject_name(name: str, organisation: str) -> x509.Name:
     try:
         common_name = x509.NameAttribute(NameOID.COMMON_NAME, name)
     except ValueError as error:

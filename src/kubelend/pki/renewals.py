@@ -31,57 +31,59 @@ class Renewal(msgspec.Struct, frozen=True):
     """Certificate signing request in PEM form."""
 
 
-def begin(old: Credentials) -> Renewal:
+def begin_renewal(old: Credentials) -> Renewal:
     """Create a new key of the same algorithm, and its certificate signing request."""
-    key = keys.generate(keys.algorithm_like(old.key))
-    holder = identities.holder(old.certificate)
-    return Renewal(old, key, requests.make(holder.name, holder.role, key))
+    key = keys.generate(keys.algorithm_of_successor(old.key))
+    holder = identities.caller_from_certificate(old.certificate)
+    return Renewal(old, key, requests.make_csr(holder.name, holder.role, key))
 
 
-def accept(renewal: Renewal, certificate: str, authorities: str, now: datetime) -> Credentials:
+def accept_renewal(
+    renewal: Renewal, certificate: str, authorities: str, now: datetime
+) -> Credentials:
     """Verify the issued certificate; `UnexpectedAnswer` if it is not what was requested.
 
     The authorities are trusted as they are, because the old ones verified the connection.
     """
-    asked = identities.holder(renewal.old.certificate)
-    return checked(renewal.key, asked, certificate, authorities, now)
+    asked = identities.caller_from_certificate(renewal.old.certificate)
+    return verify_issued(renewal.key, asked, certificate, authorities, now)
 
 
-def checked(
-    key: PrivateKey, asked: Caller, certificate: str, authorities: str, now: datetime
+def verify_issued(
+    key: PrivateKey, requested: Caller, certificate: str, authorities: str, now: datetime
 ) -> Credentials:
     """Verify a certificate issued for `key`. Also used by `kubelend.apps.join`, which has no older
     certificate.
     """
-    own, *chain = _certificates(certificate)
-    trusted = tuple(_certificates(authorities))
-    if not files.matches(own, key):
+    own, *chain = _parse_certificates(certificate)
+    trusted = tuple(_parse_certificates(authorities))
+    if not files.is_certificate_of(own, key):
         raise UnexpectedAnswer("issued certificate is for another key")
-    issued = identities.holder(own)
-    if asked != issued:
+    issued = identities.caller_from_certificate(own)
+    if requested != issued:
         raise UnexpectedAnswer(
             f"issued certificate is for {issued.role} {issued.name},"
-            f" not for {asked.role} {asked.name}"
+            f" not for {requested.role} {requested.name}"
         )
     if own.not_valid_after_utc <= now:
         raise UnexpectedAnswer("issued certificate has already expired")
-    if not _leads_to(own, chain, trusted):
+    if not _is_trusted_chain(own, chain, trusted):
         raise UnexpectedAnswer(
             "issued certificate is not signed by any of the broker's authorities"
         )
     return Credentials(own, key, trusted, tuple(chain))
 
 
-def contents(credentials: Credentials) -> dict[str, bytes]:
+def credential_files(credentials: Credentials) -> dict[str, bytes]:
     """Return the contents of the three files by name."""
     return {
-        keyfiles.KEY: keys.to_pem(credentials.key),
-        keyfiles.CERTIFICATE: files.to_pem([credentials.certificate, *credentials.chain]),
-        keyfiles.AUTHORITIES: files.to_pem(credentials.authorities),
+        keyfiles.TLS_KEY: keys.to_pem(credentials.key),
+        keyfiles.TLS_CERTIFICATE: files.to_pem([credentials.certificate, *credentials.chain]),
+        keyfiles.CA_CERTIFICATES: files.to_pem(credentials.authorities),
     }
 
 
-def _certificates(text: str) -> list[x509.Certificate]:
+def _parse_certificates(text: str) -> list[x509.Certificate]:
     try:
         return x509.load_pem_x509_certificates(text.encode())
     except ValueError as error:
@@ -90,7 +92,7 @@ def _certificates(text: str) -> list[x509.Certificate]:
         ) from error
 
 
-def _leads_to(
+def _is_trusted_chain(
     certificate: x509.Certificate,
     chain: Iterable[x509.Certificate],
     trusted: Iterable[x509.Certificate],

@@ -23,7 +23,7 @@ from kubelend.pki import identities, keys, profiles
 from kubelend.pki.identities import Caller
 from kubelend.pki.keys import PrivateKey, PublicKey
 
-LONGEST = 16 * 1024
+MAX_CSR_LENGTH = 16 * 1024
 """Maximum size in bytes; an RSA key of 8192 bits needs about 3,000."""
 
 _CURVES = (ec.SECP256R1, ec.SECP384R1)
@@ -39,7 +39,7 @@ _ONE_BLOCK = re.compile(
 _ATTRIBUTES = {NameOID.COMMON_NAME: "commonName", NameOID.ORGANIZATION_NAME: "organizationName"}
 
 
-class CertificateRequest(msgspec.Struct, frozen=True):
+class VerifiedCsr(msgspec.Struct, frozen=True):
     """A CSR with a valid signature."""
 
     public_key: PublicKey
@@ -47,25 +47,25 @@ class CertificateRequest(msgspec.Struct, frozen=True):
     """Claimed identity. Not proven by the CSR, but by the token or the old certificate."""
 
 
-def make(name: str, role: Role, key: PrivateKey) -> str:
+def make_csr(name: str, role: Role, key: PrivateKey) -> str:
     """Create a CSR in PEM form, signed with the key."""
-    builder = x509.CertificateSigningRequestBuilder(profiles.client(name, role).subject)
+    builder = x509.CertificateSigningRequestBuilder(profiles.client_profile(name, role).subject)
     request = builder.sign(key, keys.digest_for(key))
     return request.public_bytes(serialization.Encoding.PEM).decode()
 
 
-def check(pem: bytes | str) -> CertificateRequest:
+def check_csr(pem: bytes | str) -> VerifiedCsr:
     """Parse and validate an untrusted CSR."""
-    request = _parse(_one_block(pem))
+    request = _parse_csr(_single_pem_block(pem))
     # The key size first, because verifying a signature with a huge key is expensive.
-    public_key = _public_key(request)
+    public_key = _csr_public_key(request)
     _check_signature(request)
-    return CertificateRequest(public_key, _claims(request))
+    return VerifiedCsr(public_key, _claimed_identity(request))
 
 
-def _one_block(pem: bytes | str) -> bytes:
-    if len(pem) > LONGEST:
-        raise InvalidInput(f"certificate request exceeds {LONGEST} bytes")
+def _single_pem_block(pem: bytes | str) -> bytes:
+    if len(pem) > MAX_CSR_LENGTH:
+        raise InvalidInput(f"certificate request exceeds {MAX_CSR_LENGTH} bytes")
     text = pem.encode(errors="replace") if isinstance(pem, str) else pem
     if text.count(b"-----BEGIN ") > 1:
         raise InvalidInput(
@@ -79,20 +79,20 @@ def _one_block(pem: bytes | str) -> bytes:
     return text
 
 
-def _parse(text: bytes) -> x509.CertificateSigningRequest:
+def _parse_csr(text: bytes) -> x509.CertificateSigningRequest:
     try:
         return x509.load_pem_x509_csr(text)
     except (ValueError, UnsupportedAlgorithm, x509.InvalidVersion) as error:
         raise InvalidInput("certificate request is corrupt") from error
 
 
-def _public_key(request: x509.CertificateSigningRequest) -> PublicKey:
+def _csr_public_key(request: x509.CertificateSigningRequest) -> PublicKey:
     try:
         key = request.public_key()
     except (ValueError, UnsupportedAlgorithm) as error:
         raise InvalidInput("key in the certificate request cannot be decoded") from error
     if isinstance(key, rsa.RSAPublicKey):
-        _check_rsa(key)
+        _check_rsa_key(key)
         return key
     if isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, _CURVES):
         return key
@@ -104,7 +104,7 @@ def _public_key(request: x509.CertificateSigningRequest) -> PublicKey:
     )
 
 
-def _check_rsa(key: rsa.RSAPublicKey) -> None:
+def _check_rsa_key(key: rsa.RSAPublicKey) -> None:
     if key.key_size not in _RSA_BITS:
         raise InvalidInput(
             f"certificate request has an RSA key of {key.key_size} bits",
@@ -132,7 +132,7 @@ def _check_signature(request: x509.CertificateSigningRequest) -> None:
         raise InvalidInput("certificate request is not signed by its own key")
 
 
-def _claims(request: x509.CertificateSigningRequest) -> Caller:
+def _claimed_identity(request: x509.CertificateSigningRequest) -> Caller:
     try:
         # The library warns about lengths on stderr, which a client must not be able to cause.
         with warnings.catch_warnings(action="ignore"):
@@ -140,13 +140,15 @@ def _claims(request: x509.CertificateSigningRequest) -> Caller:
     except (ValueError, TypeError) as error:
         raise InvalidInput("subject of the certificate request cannot be decoded") from error
     attributes = [
-        (_ATTRIBUTES[each.oid], _text(each.value)) for each in subject if each.oid in _ATTRIBUTES
+        (_ATTRIBUTES[each.oid], _attribute_text(each.value))
+        for each in subject
+        if each.oid in _ATTRIBUTES
     ]
     try:
-        return identities.caller_from(attributes)
+        return identities.caller_from_subject(attributes)
     except InvalidIdentity as error:
         raise InvalidIdentity(f"certificate request: {error.message}") from None
 
 
-def _text(value: str | bytes) -> str:
+def _attribute_text(value: str | bytes) -> str:
     return value if isinstance(value, str) else value.decode(errors="replace")

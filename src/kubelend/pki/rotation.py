@@ -16,7 +16,7 @@ from kubelend.pki.keys import Algorithm
 from kubelend.pki.passphrases import Passphrase
 
 
-def rotate(
+def rotate_authority(
     directory: Path,
     lifetime: timedelta = AUTHORITY_LIFETIME,
     *,
@@ -30,39 +30,39 @@ def rotate(
 
     The new key is encrypted with `new_passphrase`, else with the predecessor's.
     """
-    with keyfiles.locked(directory):
+    with keyfiles.lock_directory(directory):
         authority = Authority.load(directory, passphrase)
-        _check_can_be_succeeded(authority, directory)
-        successor = _without_leftovers(authority, directory).successor(
+        _check_can_rotate(authority, directory)
+        successor = _without_lost_successor(authority, directory).successor(
             lifetime, now=now, name=name, algorithm=algorithm, passphrase=new_passphrase
         )
-        files.remove_leftovers(directory)
+        files.remove_temporary_files(directory)
         successor.save(directory, overwrite=True)
     return successor
 
 
-def finish(
+def finish_rotation(
     directory: Path, passphrase: Passphrase | None = None
 ) -> tuple[Authority, tuple[x509.Certificate, ...]]:
     """Drop the predecessor. Return the current authority and the dropped certificates."""
-    with keyfiles.locked(directory):
+    with keyfiles.lock_directory(directory):
         authority = Authority.load(directory, passphrase)
         if not authority.is_rotating:
             raise InvalidSettings(
                 f"no rotation in progress in {directory}",
                 hint="start one with `kubelend ca rotate`",
             )
-        finished = authority.finish_rotation()
+        finished = authority.without_predecessor()
         dropped = tuple(each for each in authority.trusted if each not in finished.trusted)
-        files.remove_leftovers(directory)
+        files.remove_temporary_files(directory)
         # Written first: after a crash the rotation can be finished again, and the dropped ones are known.
         files.save_dropped(directory, dropped)
         finished.save(directory, overwrite=True)
     return finished, dropped
 
 
-def _check_can_be_succeeded(authority: Authority, directory: Path) -> None:
-    if files.layout_of(directory) is files.CERT_MANAGERS:
+def _check_can_rotate(authority: Authority, directory: Path) -> None:
+    if files.layout_of(directory) is files.CERT_MANAGER_LAYOUT:
         raise InvalidSettings(
             f"{directory} is managed by cert-manager", hint="rotate the issuer with cert-manager"
         )
@@ -76,7 +76,7 @@ def _check_can_be_succeeded(authority: Authority, directory: Path) -> None:
             f"the authority in {directory} is an intermediate",
             hint="have its issuer sign a new one",
         )
-    constraints = certificates.extension(authority.certificate, x509.BasicConstraints)
+    constraints = certificates.find_extension(authority.certificate, x509.BasicConstraints)
     # Peers would reject the cross certificate.
     if constraints is not None and constraints.path_length == 0:
         raise InvalidSettings(
@@ -85,7 +85,7 @@ def _check_can_be_succeeded(authority: Authority, directory: Path) -> None:
         )
 
 
-def _without_leftovers(authority: Authority, directory: Path) -> Authority:
+def _without_lost_successor(authority: Authority, directory: Path) -> Authority:
     """Drop a trusted successor whose key was lost in a crash, which only its cross certificate shows."""
     lost = [
         each
@@ -95,6 +95,6 @@ def _without_leftovers(authority: Authority, directory: Path) -> Authority:
     remaining = (
         each
         for each in authority.trusted
-        if each == authority.certificate or not any(chains.same_key(each, one) for one in lost)
+        if each == authority.certificate or not any(chains.have_same_key(each, one) for one in lost)
     )
     return msgspec.structs.replace(authority, trusted=tuple(remaining))

@@ -14,12 +14,14 @@ from typing import NamedTuple
 
 from kubelend.core.errors import InvalidInput
 
-VERSION = "kl1"
+TOKEN_VERSION = "kl1"
 
 _ID_LENGTH = 10
 _SECRET_LENGTH = 32
-_TEXT = re.compile(rf"{VERSION}\.([a-z2-7]{{{_ID_LENGTH}}})\.([a-z2-7]{{{_SECRET_LENGTH}}})")
-_LONGEST = 200
+_TOKEN_PATTERN = re.compile(
+    rf"{TOKEN_VERSION}\.([a-z2-7]{{{_ID_LENGTH}}})\.([a-z2-7]{{{_SECRET_LENGTH}}})"
+)
+_MAX_TOKEN_LENGTH = 200
 
 
 class NewToken(NamedTuple):
@@ -30,10 +32,10 @@ class NewToken(NamedTuple):
     digest: str
 
     def __repr__(self) -> str:
-        return f"NewToken({VERSION}.{self.id}....)"
+        return f"NewToken({TOKEN_VERSION}.{self.id}....)"
 
 
-class Parts(NamedTuple):
+class TokenParts(NamedTuple):
     """ID and secret of a token."""
 
     id: str
@@ -43,31 +45,31 @@ class Parts(NamedTuple):
         return f"Parts({self.id}, ...)"
 
 
-def new() -> NewToken:
+def new_token() -> NewToken:
     """Generate a random token."""
-    name, secret = _random(_ID_LENGTH), _random(_SECRET_LENGTH)
-    return NewToken(f"{VERSION}.{name}.{secret}", name, digest(secret))
+    name, secret = _random_base32(_ID_LENGTH), _random_base32(_SECRET_LENGTH)
+    return NewToken(f"{TOKEN_VERSION}.{name}.{secret}", name, secret_digest(secret))
 
 
-def parse(text: str) -> Parts:
+def parse_token(text: str) -> TokenParts:
     """Parse the text of a token. Errors do not repeat any of it."""
-    text = text.strip() if len(text) <= _LONGEST else ""
-    match = _TEXT.fullmatch(text)
+    text = text.strip() if len(text) <= _MAX_TOKEN_LENGTH else ""
+    match = _TOKEN_PATTERN.fullmatch(text)
     if match is None:
         raise InvalidInput(
-            f"not a valid token: expected {VERSION}.ID.SECRET,"
+            f"not a valid token: expected {TOKEN_VERSION}.ID.SECRET,"
             f" with {_ID_LENGTH} and {_SECRET_LENGTH} letters or digits",
             hint="copy the complete output of `kubelend create token`",
         )
-    return Parts(match[1], match[2])
+    return TokenParts(match[1], match[2])
 
 
-def digest(secret: str) -> str:
+def secret_digest(secret: str) -> str:
     """Return the stored digest of a secret, in hex."""
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
-def _random(length: int) -> str:
+def _random_base32(length: int) -> str:
     # Base32 makes 8 letters of 5 bytes; lower case reads and pastes better.
     text = base64.b32encode(secrets.token_bytes(-(-length * 5 // 8)))
     return text.decode().lower()[:length]

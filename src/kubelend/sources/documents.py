@@ -17,10 +17,10 @@ from kubelend.sources import revisions
 from kubelend.wire import complaints
 from kubelend.wire.objects import GROUP, VERSION, Kind, Object
 
-LARGEST: Final = 2**20
+MAX_BYTES: Final = 2**20
 """In bytes; the limit of Kubernetes, and far more than anybody writes."""
 
-DEEPEST: Final = 64
+MAX_DEPTH: Final = 64
 """Nesting levels: the parser is recursive, and some 10,000 would crash the process."""
 
 API_VERSION: Final = f"{GROUP}/{VERSION}"
@@ -28,51 +28,51 @@ API_VERSION: Final = f"{GROUP}/{VERSION}"
 Record = TypeVar("Record")
 
 
-def values(text: bytes) -> Any:
+def load_yaml(text: bytes) -> Any:
     """The plain values of one YAML document; timestamps stay strings."""
-    if len(text) > LARGEST:
-        raise InvalidInput(f"{len(text)} bytes, more than the limit of {LARGEST}")
+    if len(text) > MAX_BYTES:
+        raise InvalidInput(f"{len(text)} bytes, more than the limit of {MAX_BYTES}")
     try:
         decoded = text.decode()
         _check_shape(decoded)
         return yaml.load(decoded, Loader=_Loader)  # noqa: S506  a subclass of the safe one
     except yaml.MarkedYAMLError as error:
-        raise InvalidInput(f"not valid YAML: {_where(error)}") from error
+        raise InvalidInput(f"not valid YAML: {_error_position(error)}") from error
     except (yaml.YAMLError, ValueError) as error:
         raise InvalidInput(f"not valid YAML: {error}") from error
 
 
-def record(found: Any, kind: type[Record]) -> Record:
+def convert_record(found: Any, kind: type[Record]) -> Record:
     """The values as a record, or `InvalidInput` that names the field."""
     try:
         return msgspec.convert(found, kind)
     except msgspec.ValidationError as error:
-        raise InvalidInput(complaints.readable(error)) from error
+        raise InvalidInput(complaints.readable_validation_error(error)) from error
 
 
-def written(found: Any, kind: type[Record]) -> Record:
+def convert_strict(found: Any, kind: type[Record]) -> Record:
     """As `convert_record`, but unknown fields are errors: for what people write."""
-    made = record(found, kind)
-    for path in _unknown(found, made, ""):
+    made = convert_record(found, kind)
+    for path in _unknown_fields(found, made, ""):
         raise InvalidInput(f"{path.removeprefix('.')}: unknown field")
     return made
 
 
-def parse(text: bytes, kind: type[Kind]) -> Kind:
+def parse_object(text: bytes, kind: type[Kind]) -> Kind:
     """The object in a file. Unknown fields in the spec are errors if a person wrote it."""
-    raw = values(text)
+    raw = load_yaml(text)
     if not isinstance(raw, dict):
         raise InvalidInput("not an object", hint="write apiVersion, kind, metadata and spec")
-    _expect(raw, "apiVersion", API_VERSION)
-    _expect(raw, "kind", kind.kind)
-    found = record(raw, kind)
-    if not revisions.is_untouched(found):
-        for path in _unknown(raw.get("spec"), revisions.spec_of(found), "spec"):
+    _check_field(raw, "apiVersion", API_VERSION)
+    _check_field(raw, "kind", kind.kind)
+    found = convert_record(raw, kind)
+    if not revisions.is_unedited(found):
+        for path in _unknown_fields(raw.get("spec"), revisions.spec_of(found), "spec"):
             raise InvalidInput(f"{path}: unknown field of {kind.kind}")
     return found
 
 
-def dump(found: Object) -> bytes:
+def dump_object(found: Object) -> bytes:
     """The object as the content of its file."""
     parts: dict[str, Any] = msgspec.to_builtins(found)
     whole = {"apiVersion": API_VERSION, "kind": found.kind, **parts}
@@ -108,29 +108,29 @@ def _check_shape(text: str) -> None:
             depth += 1
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
-        if depth > DEEPEST:
-            raise InvalidInput(f"nested more than {DEEPEST} levels deep")
+        if depth > MAX_DEPTH:
+            raise InvalidInput(f"nested more than {MAX_DEPTH} levels deep")
 
 
-def _where(error: yaml.MarkedYAMLError) -> str:
+def _error_position(error: yaml.MarkedYAMLError) -> str:
     mark = error.problem_mark
     place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
     return f"{place}{error.problem}"
 
 
-def _expect(raw: dict[Any, Any], field: str, wanted: str) -> None:
+def _check_field(raw: dict[Any, Any], field: str, wanted: str) -> None:
     if raw.get(field) != wanted:
         raise InvalidInput(f"{field}: must be {wanted}")
 
 
-def _unknown(raw: Any, read: Any, path: str) -> Iterator[str]:
+def _unknown_fields(raw: Any, read: Any, path: str) -> Iterator[str]:
     if isinstance(raw, dict) and isinstance(read, msgspec.Struct):
         names = {field.encode_name: field.name for field in msgspec.structs.fields(read)}
         for name, value in raw.items():
             if name not in names:
                 yield f"{path}.{name}"
             else:
-                yield from _unknown(value, getattr(read, names[name]), f"{path}.{name}")
+                yield from _unknown_fields(value, getattr(read, names[name]), f"{path}.{name}")
     elif isinstance(raw, list) and isinstance(read, list | tuple):
         for index, (value, part) in enumerate(zip(raw, read, strict=False)):
-            yield from _unknown(value, part, f"{path}[{index}]")
+            yield from _unknown_fields(value, part, f"{path}[{index}]")

@@ -17,45 +17,45 @@ import structlog
 from kubelend.agent.ports import Deleted
 from kubelend.core.errors import InvalidInput, InvalidSettings, StoreFailed, Unavailable
 from kubelend.sources import disks, documents, names, revisions
-from kubelend.sources.disks import Signature
+from kubelend.sources.disks import FileState
 from kubelend.wire.objects import KINDS, Kind, Object
 
-SETTLE: Final = timedelta(milliseconds=50)
+SETTLE_TIME: Final = timedelta(milliseconds=50)
 
-GONE: Final = ".gone"
-GONE_FOR: Final = 60.0
+DELETED_DIRECTORY: Final = ".gone"
+DELETED_RETENTION_SECONDS: Final = 60.0
 """Seconds for which the file of a deleted object is kept, hidden: see `_move_to_deleted`."""
 
-_SUFFIX: Final = ".yaml"
-_LONGEST: Final = 255 - len("..new")
+_FILE_SUFFIX: Final = ".yaml"
+_MAX_FILE_NAME_LENGTH: Final = 255 - len("..new")
 
 log = structlog.get_logger("kubelend.objects")
 
 
-class Restless(Exception):
+class FileBusy(Exception):
     """The file is being modified; retry when it has settled. Carries part of a sentence."""
 
 
-class _Entry(msgspec.Struct):
+class _FileEntry(msgspec.Struct):
     """What is known of one file."""
 
     found: Object | None = None
     """Its last valid content."""
-    signature: Signature | None = None
+    signature: FileState | None = None
     """Of the file when it was last read or written."""
-    missed_since: float | None = None
+    missing_since: float | None = None
 
 
-class Folder:
+class ObjectDirectory:
     """All objects of one cluster."""
 
-    def __init__(self, directory: Path, now: datetime, settle: timedelta = SETTLE) -> None:
+    def __init__(self, directory: Path, now: datetime, settle: timedelta = SETTLE_TIME) -> None:
         self.now = now
         """Set it before each call: the clock belongs to another thread."""
         self._directory = directory
         self._settle = settle.total_seconds()
-        self._entries: defaultdict[type[Object], dict[str, _Entry]] = defaultdict(dict)
-        self._restless: defaultdict[type[Object], set[str]] = defaultdict(set)
+        self._entries: defaultdict[type[Object], dict[str, _FileEntry]] = defaultdict(dict)
+        self._busy: defaultdict[type[Object], set[str]] = defaultdict(set)
         self._problems: Mapping[str, str] = {}
         self._changes: list[Object | Deleted] = []
         self._prepare()
@@ -68,7 +68,7 @@ class Folder:
         """
         return self._problems
 
-    def take_changes(self) -> list[Object | Deleted]:
+    def pop_changes(self) -> list[Object | Deleted]:
         """All changes of objects since the last call, in order."""
         changes, self._changes = self._changes, []
         return changes
@@ -77,46 +77,46 @@ class Folder:
 
     def scan(self, kind: type[Object]) -> bool:
         """Read what has changed on the disk; True if files are busy."""
-        seen = disks.signatures(self._directory / kind.plural, (_SUFFIX, ".yml"))
+        seen = disks.file_states(self._directory / kind.plural, (_FILE_SUFFIX, ".yml"))
         entries = self._entries[kind]
         changed = {
             name for name in seen if name not in entries or entries[name].signature != seen[name]
         } | (entries.keys() - seen.keys())
         if changed:
-            with disks.locked(self._directory):
+            with disks.lock_directory_waiting(self._directory):
                 for name in sorted(changed):
-                    self._look(kind, name)
-        return bool(self._restless[kind])
+                    self._refresh_file(kind, name)
+        return bool(self._busy[kind])
 
-    def glance(self, kind: type[Object], key: str) -> None:
+    def refresh(self, kind: type[Object], key: str) -> None:
         """Read what has changed of one object."""
         name = _file_name(key)
         entry = self._entries[kind].get(name)
-        if disks.signature(self._path(kind, name)) != (entry.signature if entry else None):
-            with disks.locked(self._directory):
-                self._look(kind, name)
+        if disks.file_state(self._path(kind, name)) != (entry.signature if entry else None):
+            with disks.lock_directory_waiting(self._directory):
+                self._refresh_file(kind, name)
 
     # -- writing files objects
 
     def apply(self, wanted: Kind) -> Kind:
         name = _file_name(wanted.key)
-        with disks.locked(self._directory):
+        with disks.lock_directory_waiting(self._directory):
             kept = self._current(type(wanted), name)
-            return self._keep(kept, revisions.apply(kept, wanted, self.now))
+            return self._save(kept, revisions.apply_to_stored(kept, wanted, self.now))
 
     def set_status(self, wanted: Kind) -> Kind | None:
         name = _file_name(wanted.key)
-        with disks.locked(self._directory):
+        with disks.lock_directory_waiting(self._directory):
             kept = self._current(type(wanted), name)
-            changed = revisions.set_status(kept, wanted)
-            return None if changed is None else self._keep(kept, changed)
+            changed = revisions.apply_status_to_stored(kept, wanted)
+            return None if changed is None else self._save(kept, changed)
 
     def delete(self, kind: type[Object], key: str) -> None:
         name = _file_name(key)
-        with disks.locked(self._directory):
+        with disks.lock_directory_waiting(self._directory):
             kept = self._current(kind, name)
             if kept is not None:
-                self._keep(kept, revisions.delete(kept, self.now))
+                self._save(kept, revisions.mark_deleted(kept, self.now))
 
     def _prepare(self) -> None:
         try:
@@ -132,9 +132,9 @@ class Folder:
 
     def _current(self, kind: type[Kind], name: str) -> Kind | None:
         """The object as its file has it now: an edit must not be overwritten unread."""
-        self._look(kind, name)
-        if name in self._restless[kind]:
-            raise Restless(f"{self._path(kind, name)} is being written")
+        self._refresh_file(kind, name)
+        if name in self._busy[kind]:
+            raise FileBusy(f"{self._path(kind, name)} is being written")
         if problem := self._problems.get(f"{kind.plural}/{name}"):
             raise Unavailable(
                 f"{self._path(kind, name)}: {problem}", hint="correct or remove the file"
@@ -142,84 +142,84 @@ class Folder:
         entry = self._entries[kind].get(name)
         return None if entry is None else cast(Kind | None, entry.found)
 
-    def _look(self, kind: type[Object], name: str) -> None:
-        self._restless[kind].discard(name)
-        entry = self._entries[kind].setdefault(name, _Entry())
-        seen = disks.signature(self._path(kind, name))
+    def _refresh_file(self, kind: type[Object], name: str) -> None:
+        self._busy[kind].discard(name)
+        entry = self._entries[kind].setdefault(name, _FileEntry())
+        seen = disks.file_state(self._path(kind, name))
         if seen is None:
-            self._missed(kind, name, entry)
+            self._on_missing(kind, name, entry)
         elif seen == entry.signature:
-            entry.missed_since = None
+            entry.missing_since = None
         elif 0 <= seen.age() < self._settle:
-            self._restless[kind].add(name)
+            self._busy[kind].add(name)
         else:
-            entry.missed_since = None
+            entry.missing_since = None
             self._read(kind, name, seen)
 
-    def _read(self, kind: type[Object], name: str, seen: Signature) -> None:
+    def _read(self, kind: type[Object], name: str, seen: FileState) -> None:
         found, problem = None, ""
         try:
             found = self._parse(kind, name, seen)
         except InvalidInput as error:
             problem = str(error)
-        if disks.signature(self._path(kind, name)) != seen:  # modified while it was read
-            self._restless[kind].add(name)
+        if disks.file_state(self._path(kind, name)) != seen:  # modified while it was read
+            self._busy[kind].add(name)
             return
-        self._report(kind, name, problem)
+        self._set_problem(kind, name, problem)
         if found is None:
             self._entries[kind][name].signature = seen
         else:
-            self._take(found, self._entries[kind][name], seen)
+            self._apply_file(found, self._entries[kind][name], seen)
 
-    def _parse(self, kind: type[Object], name: str, seen: Signature) -> Object:
-        if not name.endswith(_SUFFIX):
-            raise InvalidInput(f"ignored: the file name must end in {_SUFFIX}")
+    def _parse(self, kind: type[Object], name: str, seen: FileState) -> Object:
+        if not name.endswith(_FILE_SUFFIX):
+            raise InvalidInput(f"ignored: the file name must end in {_FILE_SUFFIX}")
         if not seen.is_file:
             raise InvalidInput("not a regular file")
-        text = disks.read(self._path(kind, name), documents.LARGEST)
-        found = documents.parse(text, kind)
+        text = disks.read_limited(self._path(kind, name), documents.MAX_BYTES)
+        found = documents.parse_object(text, kind)
         if _file_name(found.key) != name:
             raise InvalidInput(
                 f"metadata: is {found.key}", hint=f"rename the file to {_file_name(found.key)}"
             )
         return found
 
-    def _take(self, found: Object, entry: _Entry, seen: Signature) -> None:
-        meant = revisions.found_edited(entry.found, found, self.now)
-        if revisions.is_over(meant):  # its last finalizer was removed by hand
-            self._bury(meant)
+    def _apply_file(self, found: Object, entry: _FileEntry, seen: FileState) -> None:
+        meant = revisions.apply_file_edit(entry.found, found, self.now)
+        if revisions.is_removable(meant):  # its last finalizer was removed by hand
+            self._move_to_deleted(meant)
         elif meant != found:
             self._write(meant)
         else:
-            self._note(meant)
+            self._record(meant)
             entry.signature = seen
 
-    def _missed(self, kind: type[Object], name: str, entry: _Entry) -> None:
+    def _on_missing(self, kind: type[Object], name: str, entry: _FileEntry) -> None:
         if (
-            disks.signature(self._directory / kind.plural) is None
+            disks.file_state(self._directory / kind.plural) is None
         ):  # an unmounted disk is not a deletion
             raise StoreFailed(f"{self._directory / kind.plural} does not exist")
         now = time.monotonic()
-        if entry.missed_since is None:
-            entry.missed_since = now
+        if entry.missing_since is None:
+            entry.missing_since = now
         if entry.found is None:
-            self._forget(kind, name)
-        elif not self._is_buried(entry.found) and now - entry.missed_since < self._settle:
-            self._restless[kind].add(name)
+            self._drop_entry(kind, name)
+        elif not self._is_in_deleted(entry.found) and now - entry.missing_since < self._settle:
+            self._busy[kind].add(name)
         else:
-            self._removed(entry.found)
+            self._on_removed(entry.found)
 
-    def _removed(self, found: Object) -> None:
+    def _on_removed(self, found: Object) -> None:
         """The file was removed: the object is deleted, unless it has finalizers that no other
         process has handled.
         """
-        if found.metadata.finalizers and not self._is_buried(found):
-            self._write(revisions.delete(found, self.now))
+        if found.metadata.finalizers and not self._is_in_deleted(found):
+            self._write(revisions.mark_deleted(found, self.now))
         else:
-            self._forget(type(found), _file_name(found.key))
+            self._drop_entry(type(found), _file_name(found.key))
             self._changes.append(Deleted(found))
 
-    def _report(self, kind: type[Object], name: str, problem: str) -> None:
+    def _set_problem(self, kind: type[Object], name: str, problem: str) -> None:
         path = f"{kind.plural}/{name}"
         if not problem and path in self._problems:
             self._problems = {one: why for one, why in self._problems.items() if one != path}
@@ -231,52 +231,54 @@ class Folder:
 
     # -- writing
 
-    def _keep(self, kept: Object | None, wanted: Kind) -> Kind:
-        if revisions.is_over(wanted):
-            self._bury(wanted)
-        elif wanted is not kept:
+    def _save(self, stored: Object | None, wanted: Kind) -> Kind:
+        if revisions.is_removable(wanted):
+            self._move_to_deleted(wanted)
+        elif wanted is not stored:
             self._write(wanted)
         return wanted
 
     def _write(self, found: Object) -> None:
         path = self._path(type(found), _file_name(found.key))
-        signature = disks.write(path, documents.dump(found))
-        self._note(found)
+        signature = disks.replace_file(path, documents.dump_object(found))
+        self._record(found)
         self._entries[type(found)][path.name].signature = signature
 
-    def _note(self, found: Object) -> None:
-        entry = self._entries[type(found)].setdefault(_file_name(found.key), _Entry())
+    def _record(self, found: Object) -> None:
+        entry = self._entries[type(found)].setdefault(_file_name(found.key), _FileEntry())
         if entry.found != found:
             self._changes.append(found)
-        entry.found, entry.missed_since = found, None
+        entry.found, entry.missing_since = found, None
 
-    def _bury(self, found: Object) -> None:
+    def _move_to_deleted(self, found: Object) -> None:
         """Move the file to the hidden directory, where it is kept for a while.
 
         Another process may have last read it with finalizers, and would restore a file that was simply
         removed.
         """
-        name, graveyard = _file_name(found.key), self._directory / GONE / found.plural
-        disks.move(self._path(type(found), name), graveyard / name)
-        self._forget(type(found), name)
+        name, graveyard = _file_name(found.key), self._directory / DELETED_DIRECTORY / found.plural
+        disks.move_file(self._path(type(found), name), graveyard / name)
+        self._drop_entry(type(found), name)
         self._changes.append(Deleted(found))
-        for old, seen in disks.signatures(graveyard, (_SUFFIX,)).items():
-            if seen.age() > GONE_FOR:
-                disks.discard(graveyard / old)
+        for old, seen in disks.file_states(graveyard, (_FILE_SUFFIX,)).items():
+            if seen.age() > DELETED_RETENTION_SECONDS:
+                disks.unlink_file(graveyard / old)
 
-    def _is_buried(self, found: Object) -> bool:
-        grave = self._directory / GONE / found.plural / _file_name(found.key)
-        if disks.signature(grave) is None:
+    def _is_in_deleted(self, found: Object) -> bool:
+        grave = self._directory / DELETED_DIRECTORY / found.plural / _file_name(found.key)
+        if disks.file_state(grave) is None:
             return False
         try:
-            buried = documents.parse(disks.read(grave, documents.LARGEST), type(found))
+            buried = documents.parse_object(
+                disks.read_limited(grave, documents.MAX_BYTES), type(found)
+            )
         except InvalidInput:
             return False
         return buried.metadata.uid == found.metadata.uid
 
-    def _forget(self, kind: type[Object], name: str) -> None:
+    def _drop_entry(self, kind: type[Object], name: str) -> None:
         self._entries[kind].pop(name, None)
-        self._report(kind, name, "")
+        self._set_problem(kind, name, "")
 
     def _path(self, kind: type[Object], name: str) -> Path:
         return self._directory / kind.plural / name
@@ -284,8 +286,8 @@ class Folder:
 
 def _file_name(key: str) -> str:
     """Namespaces have no dots, so the first one is the separator."""
-    found = names.parse(key)
-    name = f"{found.namespace}.{found.name}{_SUFFIX}"
-    if len(name) > _LONGEST:
+    found = names.parse_object_key(key)
+    name = f"{found.namespace}.{found.name}{_FILE_SUFFIX}"
+    if len(name) > _MAX_FILE_NAME_LENGTH:
         raise InvalidInput(f"{key} is too long for a file name")
     return name

@@ -16,15 +16,15 @@ import msgspec
 from kubelend.agent.ports import Deleted, Listed
 from kubelend.core.errors import Conflict, NotFound
 from kubelend.kube import patches, resources, watching
-from kubelend.kube.answers import Unreadable
+from kubelend.kube.answers import UndecodableObject
 from kubelend.kube.client import Client
 from kubelend.sources import names, revisions
 from kubelend.wire.objects import Kind, Object
 
-TRIES: Final = 5
+CONFLICT_ATTEMPTS: Final = 5
 """For writes without a `resource_version`, which are repeated after a conflict."""
 
-MOST_TOLD: Final = 3
+MAX_ERRORS_LISTED: Final = 3
 """How many undecodable objects are listed; the others are counted."""
 
 
@@ -37,139 +37,152 @@ class KubernetesObjects:
         """
         self._client = client
         self._namespaces = namespaces
-        self._unseen: dict[str, str] = {}
-        self._unreadable: dict[tuple[str, str], str] = {}
+        self._watch_errors: dict[str, str] = {}
+        self._undecodable: dict[tuple[str, str], str] = {}
         """By kind and `uid`."""
 
     @property
     def problem(self) -> str:
         """The objects that cannot be decoded, each with its error; empty if there are none."""
-        errors = sorted(self._unreadable.values())
-        more = [f"and {len(errors) - MOST_TOLD} more"] if len(errors) > MOST_TOLD else []
-        return "; ".join([*errors[:MOST_TOLD], *more])
+        errors = sorted(self._undecodable.values())
+        more = (
+            [f"and {len(errors) - MAX_ERRORS_LISTED} more"]
+            if len(errors) > MAX_ERRORS_LISTED
+            else []
+        )
+        return "; ".join([*errors[:MAX_ERRORS_LISTED], *more])
 
     @property
-    def unseen(self) -> str:
+    def watch_problem(self) -> str:
         """Why some kinds cannot be watched now; empty if all can."""
         return "; ".join(
-            f"cannot watch {kind}: {why}" for kind, why in sorted(self._unseen.items())
+            f"cannot watch {kind}: {why}" for kind, why in sorted(self._watch_errors.items())
         )
 
     async def list(self, kind: type[Kind]) -> list[Kind]:
-        found = await self._client.list(resources.of(kind), self._namespace(kind))
+        found = await self._client.list(resources.resource_for(kind), self._namespace(kind))
         return _sorted(found.objects)
 
     async def find(self, kind: type[Kind], key: str) -> Kind | None:
-        namespace, name = names.parse(key)
-        return await self._client.find(resources.of(kind), name, namespace)
+        namespace, name = names.parse_object_key(key)
+        return await self._client.find(resources.resource_for(kind), name, namespace)
 
     async def apply(self, wanted: Kind) -> Kind:
-        for _ in range(TRIES):
+        for _ in range(CONFLICT_ATTEMPTS):
             kept = await self.find(type(wanted), wanted.key)
-            revisions.check(kept, wanted)
+            revisions.check_precondition(kept, wanted)
             try:
-                return await (self._create(wanted) if kept is None else self._edit(kept, wanted))
+                return await (
+                    self._create(wanted) if kept is None else self._patch_object(kept, wanted)
+                )
             except Conflict as problem:
                 if wanted.metadata.resource_version:
-                    raise revisions.conflict(wanted) from problem
-        raise revisions.conflict(wanted)
+                    raise revisions.conflict_error(wanted) from problem
+        raise revisions.conflict_error(wanted)
 
     async def set_status(self, wanted: Kind) -> Kind | None:
-        for _ in range(TRIES):
+        for _ in range(CONFLICT_ATTEMPTS):
             kept = await self.find(type(wanted), wanted.key)
             if kept is None or wanted.metadata.uid not in ("", kept.metadata.uid):
                 return None
-            revisions.check(kept, wanted)
+            revisions.check_precondition(kept, wanted)
             try:
-                return await self._state(kept, wanted)
+                return await self._patch_status(kept, wanted)
             except Conflict as problem:
                 if wanted.metadata.resource_version:
-                    raise revisions.conflict(wanted) from problem
-        raise revisions.conflict(wanted)
+                    raise revisions.conflict_error(wanted) from problem
+        raise revisions.conflict_error(wanted)
 
     async def delete(self, kind: type[Kind], key: str) -> None:
-        namespace, name = names.parse(key)
-        await self._client.delete(resources.of(kind), name, namespace)
+        namespace, name = names.parse_object_key(key)
+        await self._client.delete(resources.resource_for(kind), name, namespace)
 
     async def watch(self, kind: type[Kind]) -> AsyncGenerator[Kind | Deleted | Listed, None]:
-        report = functools.partial(self._report, kind.plural)
-        events = watching.follow(
-            self._client, resources.of(kind), self._namespace(kind), report=report
+        report = functools.partial(self._set_watch_error, kind.plural)
+        events = watching.list_and_watch(
+            self._client, resources.resource_for(kind), self._namespace(kind), report=report
         )
         try:
             async with aclosing(events):
                 async for event in events:
-                    if (change := self._taken(kind.plural, event)) is not None:
+                    if (change := self._handle_event(kind.plural, event)) is not None:
                         yield change
         finally:
-            self._report(kind.plural, "")
+            self._set_watch_error(kind.plural, "")
 
     async def _create(self, wanted: Kind) -> Kind:
         """A new object: server-set metadata and status of `wanted` do not apply to it."""
-        return await self._client.create(resources.of(type(wanted)), revisions.blank(wanted))
+        return await self._client.create(
+            resources.resource_for(type(wanted)), revisions.without_server_fields(wanted)
+        )
 
-    async def _edit(self, kept: Kind, wanted: Kind) -> Kind:
-        before, after = _plain(kept), _plain(revisions.edited(kept, wanted))
-        return await self._patch(kept, patches.difference(before, after))
+    async def _patch_object(self, stored: Kind, wanted: Kind) -> Kind:
+        before, after = _to_json(stored), _to_json(revisions.with_changes(stored, wanted))
+        return await self._patch(stored, patches.merge_patch(before, after))
 
-    async def _state(self, kept: Kind, wanted: Kind) -> Kind:
-        before, after = _plain(revisions.status_of(kept)), _plain(revisions.status_of(wanted))
-        change = patches.difference(before, after)
-        return await self._patch(kept, {"status": change} if change else {}, "status")
+    async def _patch_status(self, stored: Kind, wanted: Kind) -> Kind:
+        before, after = _to_json(revisions.status_of(stored)), _to_json(revisions.status_of(wanted))
+        change = patches.merge_patch(before, after)
+        return await self._patch(stored, {"status": change} if change else {}, "status")
 
-    async def _patch(self, kept: Kind, change: patches.Json, subresource: str = "") -> Kind:
+    async def _patch(self, stored: Kind, change: patches.Json, subresource: str = "") -> Kind:
         if not change:
-            return kept
-        metadata = {**change.get("metadata", {}), "resourceVersion": kept.metadata.resource_version}
+            return stored
+        metadata = {
+            **change.get("metadata", {}),
+            "resourceVersion": stored.metadata.resource_version,
+        }
         try:
             return await self._client.patch(
-                resources.of(type(kept)),
-                kept.metadata.name,
-                kept.metadata.namespace,
+                resources.resource_for(type(stored)),
+                stored.metadata.name,
+                stored.metadata.namespace,
                 change | {"metadata": metadata},
                 subresource=subresource,
             )
         except NotFound as problem:  # deleted since it was read
-            raise revisions.conflict(kept, "was deleted") from problem
+            raise revisions.conflict_error(stored, "was deleted") from problem
 
     def _namespace(self, kind: type[Object]) -> str:
         return self._namespaces.get(kind, "")
 
-    def _taken(self, plural: str, event: watching.Change[Kind]) -> Kind | Deleted | Listed | None:
+    def _handle_event(
+        self, plural: str, event: watching.Change[Kind]
+    ) -> Kind | Deleted | Listed | None:
         """The event for the watcher. None for an object that cannot be decoded: that is a `problem`."""
         match event:
             case watching.Listed(objects, unreadable):
-                others = {at: why for at, why in self._unreadable.items() if at[0] != plural}
-                self._unreadable = others
+                others = {at: why for at, why in self._undecodable.items() if at[0] != plural}
+                self._undecodable = others
                 for one in unreadable:
-                    self._leave_out(plural, one)
+                    self._record_undecodable(plural, one)
                 return Listed(_sorted(objects))
-            case Unreadable():
-                self._leave_out(plural, event)
+            case UndecodableObject():
+                self._record_undecodable(plural, event)
                 return None
             case watching.Deleted(found):
                 return Deleted(found)
             case found:
-                self._unreadable.pop((plural, found.metadata.uid), None)
+                self._undecodable.pop((plural, found.metadata.uid), None)
                 return found
 
-    def _leave_out(self, plural: str, one: Unreadable) -> None:
-        self._unreadable.pop((plural, one.uid), None)
+    def _record_undecodable(self, plural: str, one: UndecodableObject) -> None:
+        self._undecodable.pop((plural, one.uid), None)
         if not one.is_deleted:
             where = f"{plural} {one.namespace}/{one.name}"
-            self._unreadable[plural, one.uid] = f"{where}: {one.problem}"
+            self._undecodable[plural, one.uid] = f"{where}: {one.error}"
 
-    def _report(self, plural: str, problem: str) -> None:
+    def _set_watch_error(self, plural: str, problem: str) -> None:
         if problem:
-            self._unseen[plural] = problem
+            self._watch_errors[plural] = problem
         else:
-            self._unseen.pop(plural, None)
+            self._watch_errors.pop(plural, None)
 
 
 def _sorted(objects: Iterable[Kind]) -> list[Kind]:
     return sorted(objects, key=lambda one: one.key)
 
 
-def _plain(part: msgspec.Struct) -> patches.Json:
+def _to_json(part: msgspec.Struct) -> patches.Json:
     found: patches.Json = msgspec.to_builtins(part)
     return found

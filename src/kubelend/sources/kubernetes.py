@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Final, TypeVar
 
-from kubelend.agent.ports import Change, NodeGone, PodGone, Snapshot
+from kubelend.agent.ports import Change, NodeDeleted, PodDeleted, Snapshot
 from kubelend.core.errors import UnexpectedAnswer
 from kubelend.core.nodes import Node
 from kubelend.core.pods import Pod
@@ -20,10 +20,10 @@ from kubelend.kube import watching
 from kubelend.kube.client import Client
 from kubelend.kube.resources import Object, Resource
 from kubelend.sources import sights
-from kubelend.sources.merging import merged
-from kubelend.sources.mirrors import Gone, Kept, Mirror, Relisted
+from kubelend.sources.merging import merge_streams
+from kubelend.sources.mirrors import Deletion, Projected, ProjectionCache, Relisted
 
-UNFINISHED: Final = "status.phase!=Succeeded,status.phase!=Failed"
+UNFINISHED_PODS_SELECTOR: Final = "status.phase!=Succeeded,status.phase!=Failed"
 """A pod that finishes leaves this selection, and the watch reports it as deleted."""
 
 Kind = TypeVar("Kind", bound=Object)
@@ -34,11 +34,11 @@ class KubernetesSource:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._problems: dict[str, str] = {}
+        self._watch_errors: dict[str, str] = {}
 
     @property
     def problem(self) -> str:
-        return "; ".join(f"cannot watch {kind}: {why}" for kind, why in self._problems.items())
+        return "; ".join(f"cannot watch {kind}: {why}" for kind, why in self._watch_errors.items())
 
     async def identity(self) -> str:
         found = await self._client.find(sights.NAMESPACES, "kube-system")
@@ -47,15 +47,17 @@ class KubernetesSource:
         return found.metadata.uid
 
     async def changes(self) -> AsyncGenerator[Change, None]:
-        nodes: Mirror[Node, NodeGone] = Mirror(NodeGone, lambda one: one.name)
-        pods: Mirror[Pod, PodGone] = Mirror(PodGone, lambda one: one.uid)
-        of_nodes = self._mirrored(nodes, sights.NODES)
-        of_pods = self._mirrored(pods, sights.PODS, UNFINISHED)
-        events: AsyncGenerator[Change | Relisted, None] = merged(of_nodes, of_pods)
+        nodes: ProjectionCache[Node, NodeDeleted] = ProjectionCache(
+            NodeDeleted, lambda one: one.name
+        )
+        pods: ProjectionCache[Pod, PodDeleted] = ProjectionCache(PodDeleted, lambda one: one.uid)
+        of_nodes = self._watch_cached(nodes, sights.NODES)
+        of_pods = self._watch_cached(pods, sights.PODS, UNFINISHED_PODS_SELECTOR)
+        events: AsyncGenerator[Change | Relisted, None] = merge_streams(of_nodes, of_pods)
         delivered = 0, 0
         async with aclosing(events):
             async for event in events:
-                listed = nodes.listings, pods.listings
+                listed = nodes.list_count, pods.list_count
                 if not all(listed):
                     continue
                 if not isinstance(event, Relisted):
@@ -64,23 +66,26 @@ class KubernetesSource:
                     delivered = listed
                     yield Snapshot(nodes.all(), pods.all())
 
-    async def _mirrored(
-        self, mirror: Mirror[Kept, Gone], resource: Resource[Kind], fields: str = ""
-    ) -> AsyncGenerator[Kept | Gone | Relisted, None]:
+    async def _watch_cached(
+        self,
+        cache: ProjectionCache[Projected, Deletion],
+        resource: Resource[Kind],
+        fields: str = "",
+    ) -> AsyncGenerator[Projected | Deletion | Relisted, None]:
         """The changes of a kind that change its projection."""
-        report = functools.partial(self._report, resource.plural)
-        events = watching.follow(self._client, resource, fields=fields, report=report)
+        report = functools.partial(self._set_watch_error, resource.plural)
+        events = watching.list_and_watch(self._client, resource, fields=fields, report=report)
         try:
             async with aclosing(events):
                 async for event in events:
-                    change = mirror.take(event)
+                    change = cache.handle_event(event)
                     if change is not None:
                         yield change
         finally:
-            self._report(resource.plural, "")
+            self._set_watch_error(resource.plural, "")
 
-    def _report(self, plural: str, problem: str) -> None:
+    def _set_watch_error(self, plural: str, problem: str) -> None:
         if problem:
-            self._problems[plural] = problem
+            self._watch_errors[plural] = problem
         else:
-            self._problems.pop(plural, None)
+            self._watch_errors.pop(plural, None)

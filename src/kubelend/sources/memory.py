@@ -12,7 +12,7 @@ from datetime import datetime
 
 from kubelend.agent.ports import Deleted, Listed
 from kubelend.sources import names, revisions
-from kubelend.sources.shelves import Shelf
+from kubelend.sources.shelves import WatchableStore
 from kubelend.wire.objects import Kind, Object
 
 
@@ -21,43 +21,43 @@ class MemoryObjects:
 
     def __init__(self, clock: Callable[[], datetime]) -> None:
         self._clock = clock
-        self._shelf = Shelf()
+        self._store = WatchableStore()
 
     async def list(self, kind: type[Kind]) -> list[Kind]:
-        return self._shelf.list(kind)
+        return self._store.list(kind)
 
     async def find(self, kind: type[Kind], key: str) -> Kind | None:
-        names.parse(key)
-        return self._shelf.find(kind, key)
+        names.parse_object_key(key)
+        return self._store.find(kind, key)
 
     async def apply(self, wanted: Kind) -> Kind:
-        names.parse(wanted.key)
-        kept = self._shelf.find(type(wanted), wanted.key)
-        return self._keep(kept, revisions.apply(kept, wanted, self._clock()))
+        names.parse_object_key(wanted.key)
+        kept = self._store.find(type(wanted), wanted.key)
+        return self._save(kept, revisions.apply_to_stored(kept, wanted, self._clock()))
 
     async def set_status(self, wanted: Kind) -> Kind | None:
-        names.parse(wanted.key)
-        kept = self._shelf.find(type(wanted), wanted.key)
-        changed = revisions.set_status(kept, wanted)
-        return None if changed is None else self._keep(kept, changed)
+        names.parse_object_key(wanted.key)
+        kept = self._store.find(type(wanted), wanted.key)
+        changed = revisions.apply_status_to_stored(kept, wanted)
+        return None if changed is None else self._save(kept, changed)
 
     async def delete(self, kind: type[Kind], key: str) -> None:
-        names.parse(key)
-        kept = self._shelf.find(kind, key)
+        names.parse_object_key(key)
+        kept = self._store.find(kind, key)
         if kept is not None:
-            self._keep(kept, revisions.delete(kept, self._clock()))
+            self._save(kept, revisions.mark_deleted(kept, self._clock()))
 
     async def watch(self, kind: type[Kind]) -> AsyncGenerator[Kind | Deleted | Listed, None]:
-        with self._shelf.subscribed(kind) as news:
-            yield Listed(self._shelf.list(kind))
+        with self._store.subscribe(kind) as news:
+            yield Listed(self._store.list(kind))
             while True:
-                while (change := news.take()) is not None:
+                while (change := news.pop()) is not None:
                     yield change
                 await news.wait()
 
-    def _keep(self, kept: Object | None, wanted: Kind) -> Kind:
-        if revisions.is_over(wanted):
-            self._shelf.drop(wanted)
-        elif wanted is not kept:
-            self._shelf.put(wanted)
+    def _save(self, stored: Object | None, wanted: Kind) -> Kind:
+        if revisions.is_removable(wanted):
+            self._store.delete(wanted)
+        elif wanted is not stored:
+            self._store.put(wanted)
         return wanted

@@ -9,27 +9,27 @@ from typing import TypeVar
 Event = TypeVar("Event")
 
 
-async def merged(*streams: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
+async def merge_streams(*streams: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
     """Buffers at most one event per stream: a slow consumer slows the streams down.
 
     Ends with the first stream that ends or fails. All are closed with this one.
     """
-    waiting = {_next(stream): stream for stream in streams}
+    waiting = {_next_event(stream): stream for stream in streams}
     try:
         while True:
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 stream = waiting.pop(task)
                 for event in task.result():
-                    waiting[_next(stream)] = stream
+                    waiting[_next_event(stream)] = stream
                     yield event
             if len(waiting) < len(streams):
                 return
     finally:
-        await _close(waiting, streams)
+        await _close_streams(waiting, streams)
 
 
-def _next(stream: AsyncGenerator[Event, None]) -> asyncio.Task[list[Event]]:
+def _next_event(stream: AsyncGenerator[Event, None]) -> asyncio.Task[list[Event]]:
     async def take() -> list[Event]:
         """Empty at the end of the stream: a task cannot raise StopAsyncIteration."""
         async for event in stream:
@@ -39,7 +39,7 @@ def _next(stream: AsyncGenerator[Event, None]) -> asyncio.Task[list[Event]]:
     return asyncio.create_task(take(), name="next event")
 
 
-async def _close(
+async def _close_streams(
     waiting: dict[asyncio.Task[list[Event]], AsyncGenerator[Event, None]],
     streams: tuple[AsyncGenerator[Event, None], ...],
 ) -> None:

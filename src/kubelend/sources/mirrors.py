@@ -7,24 +7,24 @@ from typing import Final, Generic, NamedTuple, Protocol, TypeVar, cast
 
 import structlog
 
-from kubelend.kube.answers import Unreadable
+from kubelend.kube.answers import UndecodableObject
 from kubelend.kube.watching import Deleted, Listed
 
-Kept = TypeVar("Kept")
-Gone = TypeVar("Gone")
-Kept_co = TypeVar("Kept_co", covariant=True)
+Projected = TypeVar("Projected")
+Deletion = TypeVar("Deletion")
+Projected_co = TypeVar("Projected_co", covariant=True)
 
 log = structlog.get_logger("kubelend.source")
 
 
-class Sight(Protocol[Kept_co]):
+class ProjectedObject(Protocol[Projected_co]):
     """A decoded object and its projection."""
 
     @property
     def key(self) -> str: ...
 
     @property
-    def kept(self) -> Kept_co: ...
+    def projected(self) -> Projected_co: ...
 
 
 class Relisted(NamedTuple):
@@ -34,62 +34,66 @@ class Relisted(NamedTuple):
 RELISTED: Final = Relisted()
 
 
-class Mirror(Generic[Kept, Gone]):
+class ProjectionCache(Generic[Projected, Deletion]):
     """`handle_event` returns what an event changes in the cache: often nothing."""
 
-    def __init__(self, gone: Callable[[str], Gone], key_of: Callable[[Unreadable], str]) -> None:
-        self.listings = 0
+    def __init__(
+        self, deletion: Callable[[str], Deletion], key_of: Callable[[UndecodableObject], str]
+    ) -> None:
+        self.list_count = 0
         """How many lists were received."""
-        self._gone = gone
+        self._deletion = deletion
         self._key_of = key_of
-        self._kept: dict[str, Kept] = {}
-        self._left_out: dict[str, str] = {}
+        self._projected: dict[str, Projected] = {}
+        self._undecodable: dict[str, str] = {}
         """The decode error of each undecodable object, to log it once."""
 
-    def all(self) -> list[Kept]:
-        return list(self._kept.values())
+    def all(self) -> list[Projected]:
+        return list(self._projected.values())
 
-    def take(self, event: object) -> Kept | Gone | Relisted | None:
+    def handle_event(self, event: object) -> Projected | Deletion | Relisted | None:
         match event:
             case Listed(objects, unreadable):
-                return self._reset(cast(list[Sight[Kept]], objects), unreadable)
+                return self._reset(cast(list[ProjectedObject[Projected]], objects), unreadable)
             case Deleted(found):
-                return self._drop(cast(Sight[Kept], found).key)
-            case Unreadable():
-                return self._leave_out(event)
+                return self._drop(cast(ProjectedObject[Projected], found).key)
+            case UndecodableObject():
+                return self._skip_undecodable(event)
             case _:
-                return self._put(cast(Sight[Kept], event))
+                return self._put(cast(ProjectedObject[Projected], event))
 
-    def _reset(self, objects: list[Sight[Kept]], unreadable: list[Unreadable]) -> Relisted:
-        self.listings += 1
-        self._kept = {found.key: found.kept for found in objects}
-        known = self._left_out
-        self._left_out = {}
+    def _reset(
+        self, objects: list[ProjectedObject[Projected]], unreadable: list[UndecodableObject]
+    ) -> Relisted:
+        self.list_count += 1
+        self._projected = {found.key: found.projected for found in objects}
+        known = self._undecodable
+        self._undecodable = {}
         for one in unreadable:
             key = self._key_of(one)
             if key in known:
-                self._left_out[key] = known[key]
-            self._leave_out(one)
+                self._undecodable[key] = known[key]
+            self._skip_undecodable(one)
         return RELISTED
 
-    def _put(self, found: Sight[Kept]) -> Kept | None:
-        self._left_out.pop(found.key, None)
-        if self._kept.get(found.key) == found.kept:
+    def _put(self, found: ProjectedObject[Projected]) -> Projected | None:
+        self._undecodable.pop(found.key, None)
+        if self._projected.get(found.key) == found.projected:
             return None
-        self._kept[found.key] = found.kept
-        return found.kept
+        self._projected[found.key] = found.projected
+        return found.projected
 
-    def _drop(self, key: str) -> Gone | None:
-        self._left_out.pop(key, None)
-        return None if self._kept.pop(key, None) is None else self._gone(key)
+    def _drop(self, key: str) -> Deletion | None:
+        self._undecodable.pop(key, None)
+        return None if self._projected.pop(key, None) is None else self._deletion(key)
 
-    def _leave_out(self, one: Unreadable) -> Gone | None:
+    def _skip_undecodable(self, one: UndecodableObject) -> Deletion | None:
         key = self._key_of(one)
-        known = self._left_out.get(key)
+        known = self._undecodable.get(key)
         gone = self._drop(key)
         if not one.is_deleted:
-            self._left_out[key] = one.problem
-            if known != one.problem:
+            self._undecodable[key] = one.error
+            if known != one.error:
                 name = f"{one.namespace}/{one.name}" if one.namespace else one.name
-                log.warning("Skipping object that cannot be decoded", name=name, error=one.problem)
+                log.warning("Skipping object that cannot be decoded", name=name, error=one.error)
         return gone

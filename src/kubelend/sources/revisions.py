@@ -27,68 +27,74 @@ from kubelend.wire.objects import Kind, Metadata, Object
 _NUMBER: Final = re.compile("[0-9]{1,18}", re.ASCII)
 
 
-def apply(kept: Kind | None, wanted: Kind, now: datetime) -> Kind:
+def apply_to_stored(stored: Kind | None, wanted: Kind, now: datetime) -> Kind:
     """The object to store; `stored` itself if nothing changes."""
-    check(kept, wanted)
-    return created(wanted, now) if kept is None else _revised(kept, edited(kept, wanted))
+    check_precondition(stored, wanted)
+    return (
+        new_object(wanted, now)
+        if stored is None
+        else _with_new_version(stored, with_changes(stored, wanted))
+    )
 
 
-def edited(kept: Kind, wanted: Kind) -> Kind:
+def with_changes(stored: Kind, wanted: Kind) -> Kind:
     """The stored object with the changeable fields of the wanted one; uid, generation and version
     stay.
     """
     finalizers = wanted.metadata.finalizers
     if (
-        kept.metadata.deletion_timestamp is not None
+        stored.metadata.deletion_timestamp is not None
     ):  # no new finalizers on an object that is being deleted
-        finalizers = tuple(name for name in finalizers if name in kept.metadata.finalizers)
+        finalizers = tuple(name for name in finalizers if name in stored.metadata.finalizers)
     metadata = replace(
-        kept.metadata,
+        stored.metadata,
         labels=wanted.metadata.labels,
         annotations=wanted.metadata.annotations,
         finalizers=finalizers,
     )
-    return replace(kept, metadata=metadata, spec=spec_of(wanted))
+    return replace(stored, metadata=metadata, spec=spec_of(wanted))
 
 
-def set_status(kept: Kind | None, wanted: Kind) -> Kind | None:
+def apply_status_to_stored(stored: Kind | None, wanted: Kind) -> Kind | None:
     """The object to store; None if it is gone or has another `uid`; `stored` itself if nothing
     changes.
     """
-    if kept is None or wanted.metadata.uid not in ("", kept.metadata.uid):
+    if stored is None or wanted.metadata.uid not in ("", stored.metadata.uid):
         return None
-    check(kept, wanted)
-    return _revised(kept, replace(kept, status=status_of(wanted)))
+    check_precondition(stored, wanted)
+    return _with_new_version(stored, replace(stored, status=status_of(wanted)))
 
 
-def delete(kept: Kind, now: datetime) -> Kind:
+def mark_deleted(stored: Kind, now: datetime) -> Kind:
     """The object to store until its finalizers are removed; `stored` itself if it is being deleted
     already.
     """
-    if kept.metadata.deletion_timestamp is not None:
-        return kept
-    return _revised(kept, _with(kept, replace(kept.metadata, deletion_timestamp=now)))
+    if stored.metadata.deletion_timestamp is not None:
+        return stored
+    return _with_new_version(
+        stored, _with_metadata(stored, replace(stored.metadata, deletion_timestamp=now))
+    )
 
 
-def is_over(found: Object) -> bool:
+def is_removable(found: Object) -> bool:
     """Whether it is being deleted and has no finalizers left."""
     return found.metadata.deletion_timestamp is not None and not found.metadata.finalizers
 
 
-def created(wanted: Kind, now: datetime) -> Kind:
+def new_object(wanted: Kind, now: datetime) -> Kind:
     """A new object, with server-set metadata."""
-    new = blank(wanted)
+    new = without_server_fields(wanted)
     metadata = replace(
         new.metadata,
         uid=_new_uid(wanted),
         generation=1,
-        resource_version=_version(1, wanted),
+        resource_version=_resource_version(1, wanted),
         creation_timestamp=now,
     )
-    return _with(new, metadata)
+    return _with_metadata(new, metadata)
 
 
-def blank(wanted: Kind) -> Kind:
+def without_server_fields(wanted: Kind) -> Kind:
     """A new object without server-set metadata and status."""
     given = wanted.metadata
     metadata = Metadata(
@@ -101,51 +107,51 @@ def blank(wanted: Kind) -> Kind:
     return replace(wanted, metadata=metadata, status=_default_status(wanted))
 
 
-def found_edited(kept: Kind | None, found: Kind, now: datetime) -> Kind:
+def apply_file_edit(stored: Kind | None, found: Kind, now: datetime) -> Kind:
     """The object that a file means, whose stored object was `stored`. `found` itself if it is
     complete.
     """
-    if not is_ours(found):
-        return created(found, now) if kept is None else _rewritten(kept, found)
-    if kept is None or kept.metadata.uid != found.metadata.uid:
-        return _checked(found)
-    if kept.metadata.resource_version != found.metadata.resource_version:
-        return _checked(found)
+    if not is_created_by_store(found):
+        return new_object(found, now) if stored is None else _replaced_by_hand(stored, found)
+    if stored is None or stored.metadata.uid != found.metadata.uid:
+        return _with_new_version_if_edited(found)
+    if stored.metadata.resource_version != found.metadata.resource_version:
+        return _with_new_version_if_edited(found)
     metadata = replace(
-        kept.metadata,
+        stored.metadata,
         finalizers=found.metadata.finalizers,
         labels=found.metadata.labels,
         annotations=found.metadata.annotations,
     )
-    return _revised(kept, _with(found, metadata))
+    return _with_new_version(stored, _with_metadata(found, metadata))
 
 
-def is_ours(found: Object) -> bool:
+def is_created_by_store(found: Object) -> bool:
     """Whether a store created it under this name; otherwise it was written by hand."""
-    return found.metadata.uid.replace("-", "").endswith(_mark(found).hex())
+    return found.metadata.uid.replace("-", "").endswith(_key_digest(found).hex())
 
 
-def is_untouched(found: Object) -> bool:
+def is_unedited(found: Object) -> bool:
     """Whether a store wrote its spec."""
     _, _, digest = found.metadata.resource_version.partition("-")
-    return is_ours(found) and digest == _digest(found)
+    return is_created_by_store(found) and digest == _spec_digest(found)
 
 
-def check(kept: Object | None, wanted: Object) -> None:
+def check_precondition(stored: Object | None, wanted: Object) -> None:
     """`Conflict` if `wanted` is based on another object, or on an older version, than the stored
     one.
     """
     uid, version = wanted.metadata.uid, wanted.metadata.resource_version
-    if kept is None:
+    if stored is None:
         if uid:
-            raise conflict(wanted, "was deleted")
-    elif uid not in ("", kept.metadata.uid):
-        raise conflict(wanted, "was recreated")
-    elif version not in ("", kept.metadata.resource_version):
-        raise conflict(wanted)
+            raise conflict_error(wanted, "was deleted")
+    elif uid not in ("", stored.metadata.uid):
+        raise conflict_error(wanted, "was recreated")
+    elif version not in ("", stored.metadata.resource_version):
+        raise conflict_error(wanted)
 
 
-def conflict(wanted: Object, problem: str = "was modified") -> Conflict:
+def conflict_error(wanted: Object, problem: str = "was modified") -> Conflict:
     return Conflict(f"{wanted.kind} {wanted.key} {problem}", hint="read the object again")
 
 
@@ -168,36 +174,38 @@ def _parts(found: Object) -> _Parts:
     return cast(_Parts, found)
 
 
-def _rewritten(kept: Kind, found: Kind) -> Kind:
+def _replaced_by_hand(stored: Kind, found: Kind) -> Kind:
     """Written by hand over the old file: what a person does not write stays, above all finalizers."""
     metadata = replace(
-        kept.metadata, labels=found.metadata.labels, annotations=found.metadata.annotations
+        stored.metadata, labels=found.metadata.labels, annotations=found.metadata.annotations
     )
-    return _revised(kept, replace(kept, metadata=metadata, spec=spec_of(found)))
+    return _with_new_version(stored, replace(stored, metadata=metadata, spec=spec_of(found)))
 
 
-def _checked(found: Kind) -> Kind:
+def _with_new_version_if_edited(found: Kind) -> Kind:
     """As another store wrote it, or as a person has edited it since."""
-    if is_untouched(found):
+    if is_unedited(found):
         return found
     metadata = found.metadata
     bumped = replace(
         metadata,
         generation=metadata.generation + 1,
-        resource_version=_version(_number(metadata) + 1, found),
+        resource_version=_resource_version(_version_number(metadata) + 1, found),
     )
-    return _with(found, bumped)
+    return _with_metadata(found, bumped)
 
 
-def _revised(kept: Kind, wanted: Kind) -> Kind:
-    if wanted == kept:
-        return kept
-    generation = kept.metadata.generation + (spec_of(wanted) != spec_of(kept))
-    version = _version(_number(kept.metadata) + 1, wanted)
-    return _with(wanted, replace(wanted.metadata, generation=generation, resource_version=version))
+def _with_new_version(stored: Kind, wanted: Kind) -> Kind:
+    if wanted == stored:
+        return stored
+    generation = stored.metadata.generation + (spec_of(wanted) != spec_of(stored))
+    version = _resource_version(_version_number(stored.metadata) + 1, wanted)
+    return _with_metadata(
+        wanted, replace(wanted.metadata, generation=generation, resource_version=version)
+    )
 
 
-def _with(found: Kind, metadata: Metadata) -> Kind:
+def _with_metadata(found: Kind, metadata: Metadata) -> Kind:
     return replace(found, metadata=metadata)
 
 
@@ -208,22 +216,22 @@ def _default_status(wanted: Object) -> object:
 
 def _new_uid(wanted: Object) -> str:
     # The UUID's version bits are in the random part, so the digest stays intact.
-    return str(uuid.UUID(bytes=secrets.token_bytes(10) + _mark(wanted), version=4))
+    return str(uuid.UUID(bytes=secrets.token_bytes(10) + _key_digest(wanted), version=4))
 
 
-def _mark(found: Object) -> bytes:
+def _key_digest(found: Object) -> bytes:
     return hashlib.blake2b(f"{found.plural}/{found.key}".encode(), digest_size=6).digest()
 
 
-def _version(number: int, found: Object) -> str:
-    return f"{number}-{_digest(found)}"
+def _resource_version(number: int, found: Object) -> str:
+    return f"{number}-{_spec_digest(found)}"
 
 
-def _digest(found: Object) -> str:
+def _spec_digest(found: Object) -> str:
     text = msgspec.json.encode(spec_of(found), order="deterministic")
     return hashlib.blake2b(text, digest_size=4).hexdigest()
 
 
-def _number(metadata: Metadata) -> int:
+def _version_number(metadata: Metadata) -> int:
     number, _, _ = metadata.resource_version.partition("-")
     return int(number) if _NUMBER.fullmatch(number) else 0

@@ -14,43 +14,41 @@ from kubelend.agent.ports import Deleted
 from kubelend.wire.objects import Kind, Object
 
 
-class Subscription(Generic[Kind]):
+class WatchQueue(Generic[Kind]):
     """Pending events of one watcher: only the latest of each object, so a slow watcher costs no
     memory.
     """
 
     def __init__(self) -> None:
-        self._waiting: dict[str, Kind | Deleted] = {}
-        self._news = asyncio.Event()
+        self._pending: dict[str, Kind | Deleted] = {}
+        self._has_events = asyncio.Event()
 
     def put(self, uid: str, change: Kind | Deleted) -> None:
-        self._waiting[uid] = change
-        self._news.set()
+        self._pending[uid] = change
+        self._has_events.set()
 
-    def take(self) -> Kind | Deleted | None:
+    def pop(self) -> Kind | Deleted | None:
         """The oldest pending event; None if there is none."""
-        if not self._waiting:
-            self._news.clear()
+        if not self._pending:
+            self._has_events.clear()
             return None
-        return self._waiting.pop(next(iter(self._waiting)))
+        return self._pending.pop(next(iter(self._pending)))
 
     async def wait(self, seconds: float | None = None) -> None:
         """Until there is an event, or for so long."""
         try:
             async with asyncio.timeout(seconds):
-                await self._news.wait()
+                await self._has_events.wait()
         except TimeoutError:
             return
 
 
-class Shelf:
+class WatchableStore:
     """The current state of all objects."""
 
     def __init__(self) -> None:
         self._objects: defaultdict[type[Object], dict[str, Object]] = defaultdict(dict)
-        self._subscriptions: defaultdict[type[Object], list[Subscription[Object]]] = defaultdict(
-            list
-        )
+        self._watches: defaultdict[type[Object], list[WatchQueue[Object]]] = defaultdict(list)
 
     def list(self, kind: type[Kind]) -> list[Kind]:
         return [cast(Kind, found) for _, found in sorted(self._objects[kind].items())]
@@ -62,26 +60,26 @@ class Shelf:
         """Add or replace an object; one with another `uid` first deletes the previous one."""
         kind, old = type(found), self._objects[type(found)].get(found.key)
         if old is not None and old.metadata.uid != found.metadata.uid:
-            self.drop(old)
+            self.delete(old)
         self._objects[kind][found.key] = found
-        self._tell(found, found)
+        self._notify(found, found)
 
-    def drop(self, last: Object) -> None:
+    def delete(self, last: Object) -> None:
         """Delete the object; `last` is its last state."""
         self._objects[type(last)].pop(last.key, None)
-        self._tell(last, Deleted(last))
+        self._notify(last, Deleted(last))
 
     @contextmanager
-    def subscribed(self, kind: type[Kind]) -> Iterator[Subscription[Kind]]:
+    def subscribe(self, kind: type[Kind]) -> Iterator[WatchQueue[Kind]]:
         """Receive the changes from now on."""
-        subscription: Subscription[Kind] = Subscription()
-        subscriptions = self._subscriptions[kind]
-        subscriptions.append(cast(Subscription[Object], subscription))
+        subscription: WatchQueue[Kind] = WatchQueue()
+        subscriptions = self._watches[kind]
+        subscriptions.append(cast(WatchQueue[Object], subscription))
         try:
             yield subscription
         finally:
-            subscriptions.remove(cast(Subscription[Object], subscription))
+            subscriptions.remove(cast(WatchQueue[Object], subscription))
 
-    def _tell(self, found: Object, change: Object | Deleted) -> None:
-        for subscription in self._subscriptions[type(found)]:
+    def _notify(self, found: Object, change: Object | Deleted) -> None:
+        for subscription in self._watches[type(found)]:
             subscription.put(found.metadata.uid, change)

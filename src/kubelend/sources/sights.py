@@ -20,67 +20,87 @@ from kubelend.core.requests import KubernetesPod, PodMetadata, PodSpec, PodStatu
 from kubelend.kube.resources import Resource
 
 
-class NodeHead(NodeMetadata, frozen=True, gc=False):
+class ObjectMetadata(NodeMetadata, frozen=True, gc=False):
     """Nodes have no namespace, but the client reads it of every kind."""
 
     uid: str = ""
     namespace: str = ""
 
 
-class SeenNode(msgspec.Struct, frozen=True, gc=False):
+class NodeProjection(msgspec.Struct, frozen=True, gc=False):
     """A node, of which only `projected` is left after decoding."""
 
-    metadata: NodeHead
+    metadata: ObjectMetadata
     spec: NodeSpec = NodeSpec()
     status: NodeStatus = NodeStatus()
-    kept: Node = Node("")
+    projected: Node = Node("")
 
     def __post_init__(self) -> None:
-        with _told_to_the_decoder():
-            kept = nodes.node_of(KubernetesNode(self.metadata, self.spec, self.status))
-        _reduce(self, metadata=_NODE_HEAD, spec=_NODE_SPEC, status=_NODE_STATUS, kept=kept)
+        with _as_decode_error():
+            kept = nodes.project_node(KubernetesNode(self.metadata, self.spec, self.status))
+        _replace_fields(
+            self,
+            metadata=_EMPTY_NODE_METADATA,
+            spec=_EMPTY_NODE_SPEC,
+            status=_EMPTY_NODE_STATUS,
+            kept=kept,
+        )
 
     @property
     def key(self) -> str:
-        return self.kept.name
+        return self.projected.name
 
 
-class SeenPod(msgspec.Struct, frozen=True, gc=False):
+class PodProjection(msgspec.Struct, frozen=True, gc=False):
     """A pod, of which only `projected` is left after decoding."""
 
     metadata: PodMetadata
     spec: PodSpec = PodSpec()
     status: PodStatus = PodStatus()
-    kept: Pod = Pod("")
+    projected: Pod = Pod("")
 
     def __post_init__(self) -> None:
-        with _told_to_the_decoder():
-            kept = requests.pod_of(KubernetesPod(self.metadata, self.spec, self.status))
-        _reduce(self, metadata=_POD_HEAD, spec=_POD_SPEC, status=_POD_STATUS, kept=kept)
+        with _as_decode_error():
+            kept = requests.project_pod(KubernetesPod(self.metadata, self.spec, self.status))
+        _replace_fields(
+            self,
+            metadata=_EMPTY_POD_METADATA,
+            spec=_EMPTY_POD_SPEC,
+            status=_EMPTY_POD_STATUS,
+            kept=kept,
+        )
 
     @property
     def key(self) -> str:
-        return self.kept.id
+        return self.projected.id
 
 
 class Namespace(msgspec.Struct, frozen=True, gc=False):
     """The fields that identify a cluster."""
 
-    metadata: NodeHead
+    metadata: ObjectMetadata
 
 
-NODES: Final = Resource("", "v1", "nodes", "Node", SeenNode, namespaced=False, page=50)
-PODS: Final = Resource("", "v1", "pods", "Pod", SeenPod, page=50)
+NODES: Final = Resource("", "v1", "nodes", "Node", NodeProjection, namespaced=False, page_size=50)
+PODS: Final = Resource("", "v1", "pods", "Pod", PodProjection, page_size=50)
 """Pods have ten kilobytes each, of which a hundred bytes are kept: the page size bounds the agent's
 memory."""
 NAMESPACES: Final = Resource("", "v1", "namespaces", "Namespace", Namespace, namespaced=False)
 
-_NODE_HEAD, _NODE_SPEC, _NODE_STATUS = NodeHead(""), NodeSpec(), NodeStatus()
-_POD_HEAD, _POD_SPEC, _POD_STATUS = PodMetadata("", ""), PodSpec(), PodStatus()
+_EMPTY_NODE_METADATA, _EMPTY_NODE_SPEC, _EMPTY_NODE_STATUS = (
+    ObjectMetadata(""),
+    NodeSpec(),
+    NodeStatus(),
+)
+_EMPTY_POD_METADATA, _EMPTY_POD_SPEC, _EMPTY_POD_STATUS = (
+    PodMetadata("", ""),
+    PodSpec(),
+    PodStatus(),
+)
 
 
 @contextmanager
-def _told_to_the_decoder() -> Iterator[None]:
+def _as_decode_error() -> Iterator[None]:
     """msgspec reports this class as a decode error of the object."""
     try:
         yield
@@ -88,6 +108,6 @@ def _told_to_the_decoder() -> Iterator[None]:
         raise ValueError(str(problem)) from problem
 
 
-def _reduce(seen: msgspec.Struct, **parts: object) -> None:
+def _replace_fields(seen: msgspec.Struct, **parts: object) -> None:
     for name, value in parts.items():
         force_setattr(seen, name, value)

@@ -11,8 +11,15 @@ from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from kubelend.core.errors import StoreFailed
-from kubelend.core.events import Archived, Change, Cut, Dropped, Erased, Kind
-from kubelend.core.journal import Entry
+from kubelend.core.events import (
+    Archived,
+    AuditLogTruncated,
+    Change,
+    ClusterDeleted,
+    RecordDeleted,
+    RecordKind,
+)
+from kubelend.core.journal import AuditEntry
 from kubelend.core.limits import Limits
 from kubelend.core.members import Member, Token
 from kubelend.core.models import Cluster, ClusterId, Reservation, ReservationId
@@ -23,12 +30,16 @@ ARCHIVE_FOR = timedelta(days=30)
 Document = Member | Token | Limits
 """Kinds of records with few instances: stores keep them in one place."""
 
-KINDS: dict[type[Document], Kind] = {Member: "member", Token: "token", Limits: "limits"}
+DOCUMENT_KINDS: dict[type[Document], RecordKind] = {
+    Member: "member",
+    Token: "token",
+    Limits: "limits",
+}
 
-BEGINNING = datetime.min.replace(tzinfo=UTC)
+MIN_TIME = datetime.min.replace(tzinfo=UTC)
 
 
-class Batch(NamedTuple):
+class WriteBatch(NamedTuple):
     """The last change of each record."""
 
     clusters: dict[ClusterId, Cluster | None]
@@ -36,45 +47,47 @@ class Batch(NamedTuple):
     reservations: dict[ReservationId, Reservation]
     archived: list[ReservationId]
     """Reservations to archive, after `reservations` are written: they may be among them."""
-    documents: dict[tuple[Kind, str], Document | None]
+    documents: dict[tuple[RecordKind, str], Document | None]
     """None for a deleted record."""
-    entries: list[Entry]
+    audit_records: list[AuditEntry]
     """Audit records to append, in this order."""
-    cut: int
+    truncate_to: int
     """Last line of the audit log to truncate; 0 for none."""
 
 
-def fold(changes: Sequence[Change]) -> Batch:
+def fold(changes: Sequence[Change]) -> WriteBatch:
     """Later changes win; an archived record keeps its last change."""
     clusters: dict[ClusterId, Cluster | None] = {}
     reservations: dict[ReservationId, Reservation] = {}
     archived: dict[ReservationId, None] = {}
-    documents: dict[tuple[Kind, str], Document | None] = {}
-    entries: list[Entry] = []
+    documents: dict[tuple[RecordKind, str], Document | None] = {}
+    entries: list[AuditEntry] = []
     cut = 0
     for change in changes:
         match change:
-            case Entry():
+            case AuditEntry():
                 entries.append(change)
             case Reservation():
                 reservations[change.id] = change
                 archived.pop(change.id, None)
             case Cluster():
                 clusters[change.id] = change
-            case Dropped():
+            case ClusterDeleted():
                 clusters[change.cluster] = None
             case Archived():
                 archived[change.reservation] = None
-            case Cut():
+            case AuditLogTruncated():
                 cut = max(cut, change.line)
-            case Erased():
+            case RecordDeleted():
                 documents[change.kind, change.id] = None
             case _:
-                documents[KINDS[type(change)], change.id] = change
-    return Batch(clusters, reservations, list(archived), documents, entries, cut)
+                documents[DOCUMENT_KINDS[type(change)], change.id] = change
+    return WriteBatch(clusters, reservations, list(archived), documents, entries, cut)
 
 
-def sorted_out(records: Iterable[Document]) -> tuple[list[Member], list[Token], list[Limits]]:
+def documents_by_kind(
+    records: Iterable[Document],
+) -> tuple[list[Member], list[Token], list[Limits]]:
     """Documents by kind, in the order of `WorkingSet`."""
     members: list[Member] = []
     tokens: list[Token] = []
@@ -90,7 +103,7 @@ def sorted_out(records: Iterable[Document]) -> tuple[list[Member], list[Token], 
     return members, tokens, limits
 
 
-def finish(reservation: ReservationId, found: Reservation | None) -> datetime:
+def finish_time(reservation: ReservationId, found: Reservation | None) -> datetime:
     """When a reservation to be archived has finished. `StoreFailed` if it has not."""
     if found is None:
         raise StoreFailed(f"the store has no reservation {reservation!r} to archive")
@@ -99,18 +112,18 @@ def finish(reservation: ReservationId, found: Reservation | None) -> datetime:
     return found.finished_at
 
 
-def kept_from(finishes: Iterable[datetime], archive_for: timedelta) -> datetime:
+def compute_retention_limit(finish_times: Iterable[datetime], archive_for: timedelta) -> datetime:
     """Oldest finish time that stays in the archive, given the finish times of those archived now.
 
     By records and not by a clock, so that equal commits leave equal stores.
     """
     try:
-        return max(finishes) - archive_for
+        return max(finish_times) - archive_for
     except OverflowError:
-        return BEGINNING
+        return MIN_TIME
 
 
-def check_order(stored: int, revision: int) -> None:
+def check_revision(stored: int, revision: int) -> None:
     """Reject a commit from a ledger that is behind the store: another broker has written since."""
     if revision < stored:
         raise StoreFailed(

@@ -21,13 +21,13 @@ from kubelend.kits import keyfiles, modes
 from kubelend.stores import failures, schema
 from kubelend.stores.schema import Migration
 
-ROOM = 2**20
+MIN_FREE_BYTES = 2**20
 """Bytes that must be free for a store to count as writable: more than one commit needs."""
 
-BUSY_SECONDS = 5.0
+BUSY_TIMEOUT_SECONDS = 5.0
 """How long to wait for another program, such as a `sqlite3` shell, that has locked the file."""
 
-_STATEMENTS = 256
+_STATEMENT_CACHE_SIZE = 256
 """Size of the cache of prepared statements: more than the store has, of every size."""
 
 _PRAGMAS = (
@@ -43,15 +43,15 @@ _PRAGMAS = (
 )
 
 
-class Database:
+class SqliteFile:
     """An open file. Used by one thread at a time, not necessarily the one that opened it."""
 
     def __init__(self, path: Path, connection: sqlite3.Connection, lock: int | None) -> None:
         self.path = path
         self.connection = connection
         self._lock = lock
-        self._patience = BUSY_SECONDS
-        self._identity = _identity(path)
+        self._busy_timeout = BUSY_TIMEOUT_SECONDS
+        self._identity = _file_identity(path)
 
     @property
     def is_writable(self) -> bool:
@@ -60,31 +60,31 @@ class Database:
     @contextmanager
     def transaction(self, kind: Literal["DEFERRED", "IMMEDIATE"]) -> Iterator[sqlite3.Connection]:
         """All of the body or nothing; durable when the body ends without an error."""
-        with failures.translated(self.path):
-            self._check_in_place()
-            self._wait_for_others(BUSY_SECONDS)
+        with failures.translate_sqlite_errors(self.path):
+            self._check_not_replaced()
+            self._set_busy_timeout(BUSY_TIMEOUT_SECONDS)
             self.connection.execute(f"BEGIN {kind}")
-        with self.undone_on_error() as connection:
+        with self.rollback_on_error() as connection:
             yield connection
             connection.execute("COMMIT")
 
-    def try_to_begin(self) -> bool:
+    def try_begin(self) -> bool:
         """Begin a write transaction without waiting; False if another one is open. Call `commit` later."""
-        with failures.translated(self.path):
-            self._check_in_place()
-            self._wait_for_others(0)
+        with failures.translate_sqlite_errors(self.path):
+            self._check_not_replaced()
+            self._set_busy_timeout(0)
             try:
                 self.connection.execute("BEGIN IMMEDIATE")
             except sqlite3.OperationalError as error:
-                if failures.is_busy(error):
+                if failures.is_busy_error(error):
                     return False
                 raise
         return True
 
     @contextmanager
-    def undone_on_error(self) -> Iterator[sqlite3.Connection]:
+    def rollback_on_error(self) -> Iterator[sqlite3.Connection]:
         """A part of an open transaction: an error rolls all of it back."""
-        with failures.translated(self.path):
+        with failures.translate_sqlite_errors(self.path):
             try:
                 yield self.connection
             except BaseException:
@@ -95,91 +95,94 @@ class Database:
 
     def commit(self) -> None:
         """Commit what `try_begin` has begun; durable on return."""
-        with self.undone_on_error() as connection:
+        with self.rollback_on_error() as connection:
             connection.execute("COMMIT")
 
-    def check_room(self) -> None:
+    def check_free_space(self) -> None:
         """Fail now if the next commit would, for lack of space or permission."""
-        with failures.translated(self.path), tempfile.TemporaryFile(dir=self.path.parent) as file:
-            file.write(bytes(ROOM))
+        with (
+            failures.translate_sqlite_errors(self.path),
+            tempfile.TemporaryFile(dir=self.path.parent) as file,
+        ):
+            file.write(bytes(MIN_FREE_BYTES))
             file.flush()
 
     def close(self) -> None:
         """Close the file, then release the lock. Idempotent."""
-        with failures.translated(self.path):
+        with failures.translate_sqlite_errors(self.path):
             self.connection.close()
             if self._lock is not None:
                 os.close(self._lock)
                 self._lock = None
 
-    def _wait_for_others(self, seconds: float) -> None:
+    def _set_busy_timeout(self, seconds: float) -> None:
         """Set the busy timeout if it differs; setting it each time would cost 1 % of a commit."""
-        if seconds != self._patience:
+        if seconds != self._busy_timeout:
             self.connection.execute(f"PRAGMA busy_timeout = {round(seconds * 1000):d}")
-            self._patience = seconds
+            self._busy_timeout = seconds
 
-    def _check_in_place(self) -> None:
+    def _check_not_replaced(self) -> None:
         """A file that was deleted or replaced still accepts writes, which nobody could read."""
-        if _identity(self.path) != self._identity:
+        if _file_identity(self.path) != self._identity:
             raise StoreFailed(
                 f"the store {self.path} was replaced while in use", hint="restart the broker"
             )
 
 
-def open_writer(path: Path, migrations: Sequence[Migration] = schema.MIGRATIONS) -> Database:
+def open_writer(path: Path, migrations: Sequence[Migration] = schema.MIGRATIONS) -> SqliteFile:
     """Open a file for its only writer; created if missing, migrated if old."""
-    path = _located(path)
-    with failures.translated(path), ExitStack() as undo:
+    path = _resolve_path(path)
+    with failures.translate_sqlite_errors(path), ExitStack() as undo:
         _make_directory(path.parent)
-        lock = _lock(path)
+        lock = _acquire_lock(path)
         undo.callback(os.close, lock)
         if not path.exists():
-            _create(path)
+            _create_database(path)
         connection = _connect(path, "rw")
         undo.callback(connection.close)
-        version = schema.check(connection, path, migrations)
-        _configure(connection, path)
-        schema.migrate(connection, version, migrations)
-        database = Database(path, connection, lock)
+        version = schema.check_schema_version(connection, path, migrations)
+        _set_pragmas(connection, path)
+        schema.apply_migrations(connection, version, migrations)
+        database = SqliteFile(path, connection, lock)
         undo.pop_all()
         return database
 
 
-def open_reader(path: Path, migrations: Sequence[Migration] = schema.MIGRATIONS) -> Database:
+def open_reader(path: Path, migrations: Sequence[Migration] = schema.MIGRATIONS) -> SqliteFile:
     """Open a file for reading only; a broker may be using it."""
-    path = _located(path)
-    with failures.translated(path), ExitStack() as undo:
+    path = _resolve_path(path)
+    with failures.translate_sqlite_errors(path), ExitStack() as undo:
         if not path.exists():
             raise InvalidSettings(f"the store {path} does not exist", hint="check the path")
-        connection = _connect(path, "ro&immutable=1" if _is_at_rest(path) else "ro")
+        connection = _connect(path, "ro&immutable=1" if _is_immutable(path) else "ro")
         undo.callback(connection.close)
-        if schema.check(connection, path, migrations) < len(migrations):
+        if schema.check_schema_version(connection, path, migrations) < len(migrations):
             raise InvalidSettings(
                 f"{path} was written by an older version", hint="start a broker on it once"
             )
-        database = Database(path, connection, None)
+        database = SqliteFile(path, connection, None)
         undo.pop_all()
         return database
 
 
-def exposures(path: Path) -> list[str]:
+def file_mode_problems(path: Path) -> list[str]:
     """What others can read or replace of an existing file, one sentence each."""
     located = Path(os.path.realpath(path))
     # The write-ahead log and its index contain the same data.
     files = (located, *(located.with_name(located.name + end) for end in ("-wal", "-shm")))
-    complaints = filter(None, (keyfiles.exposure(file, holds="the ledger") for file in files))
+    complaints = filter(None, (keyfiles.mode_problem(file, content="the ledger") for file in files))
     first = next(complaints, "")
     found = (
         first and f"{first}; chmod 600 {located}*",
-        modes.exposed_directory(located.parent),
+        modes.directory_mode_problem(located.parent),
     )
     return [complaint for complaint in found if complaint]
 
 
-def _located(path: Path) -> Path:
+def _resolve_path(path: Path) -> Path:
     """Resolves symbolic links: two names of one file must share one lock."""
     located = Path(os.path.realpath(path))
-    with failures.translated(located):
+    with failures.translate_sqlite_errors(located):
         if located.is_dir():
             raise InvalidSettings(f"{path} is a directory", hint="name a file in it")
         # SQLite takes an empty file for a new database, and would discard the log beside it.
@@ -199,7 +202,7 @@ def _make_directory(directory: Path) -> None:
     _sync_directory(directory.parent)
 
 
-def _lock(path: Path) -> int:
+def _acquire_lock(path: Path) -> int:
     """Held by the returned descriptor. The file is not removed: that would race with another opener."""
     lock = os.open(path.with_name(f"{path.name}-lock"), os.O_RDWR | os.O_CREAT, 0o600)
     try:
@@ -215,7 +218,7 @@ def _lock(path: Path) -> int:
     return lock
 
 
-def _create(path: Path) -> None:
+def _create_database(path: Path) -> None:
     """Create a database without tables at `path` atomically, so that it is never an empty file."""
     fresh = path.with_name(f"{path.name}-new")
     fresh.unlink(missing_ok=True)
@@ -231,14 +234,14 @@ def _connect(path: Path, mode: str) -> sqlite3.Connection:
     return sqlite3.connect(
         f"{path.as_uri()}?mode={mode}",
         uri=True,
-        timeout=BUSY_SECONDS,
+        timeout=BUSY_TIMEOUT_SECONDS,
         isolation_level=None,
         check_same_thread=False,
-        cached_statements=_STATEMENTS,
+        cached_statements=_STATEMENT_CACHE_SIZE,
     )
 
 
-def _configure(connection: sqlite3.Connection, path: Path) -> None:
+def _set_pragmas(connection: sqlite3.Connection, path: Path) -> None:
     if connection.execute("PRAGMA journal_mode = WAL").fetchone() != ("wal",):
         raise StoreFailed(
             f"the store {path} does not support a write-ahead log", hint="use a local disk"
@@ -247,7 +250,7 @@ def _configure(connection: sqlite3.Connection, path: Path) -> None:
         connection.execute(pragma)
 
 
-def _is_at_rest(path: Path) -> bool:
+def _is_immutable(path: Path) -> bool:
     """A file without a log, in a directory that is not writable: a mounted backup, for example.
 
     SQLite reads such a file only as immutable.
@@ -256,7 +259,7 @@ def _is_at_rest(path: Path) -> bool:
     return not log.exists() and not os.access(path.parent, os.W_OK)
 
 
-def _identity(path: Path) -> tuple[int, int]:
+def _file_identity(path: Path) -> tuple[int, int]:
     found = path.stat()
     return found.st_dev, found.st_ino
 

@@ -18,314 +18,353 @@ from kubelend.core.errors import InvalidInput, StoreFailed
 from kubelend.core.models import Reservation
 from kubelend.kube import patches
 from kubelend.stores import kube_crews, kube_objects, kube_projection, kube_sights
-from kubelend.stores.kube_head import Write
-from kubelend.stores.kube_objects import Seen, Spec, Stored
-from kubelend.stores.kube_projection import Shown
-from kubelend.stores.kube_sights import BLANK, Key, Missed, Sight, Sights
-from kubelend.wire.broker_objects import RESERVATION_FINALIZER, Kept, LedgerRecord
+from kubelend.stores.kube_head import RecordWrite
+from kubelend.stores.kube_objects import AnyStoredObject, Spec, StoredObject
+from kubelend.stores.kube_projection import Projection
+from kubelend.stores.kube_sights import NO_RECORD, CachedObject, ObjectCache, ObjectKey, StaleWrite
+from kubelend.wire.broker_objects import RESERVATION_FINALIZER, LedgerRecord, StoredRecord
 from kubelend.wire.objects import Metadata
 
-MOST_TRIES: Final = 50
+MAX_WRITE_ATTEMPTS: Final = 50
 """How often a write is tried again that conflicts with writes of others."""
 
-Check = Callable[[], Awaitable[None]]
+FencingCheck = Callable[[], Awaitable[None]]
 """Raises `StoreFailed` if the head is not this store's own any more."""
 
 
-async def apply(sights: Sights, writes: Iterable[Write], sequence: int, check: Check) -> None:
+async def apply_writes(
+    cache: ObjectCache, writes: Iterable[RecordWrite], sequence: int, check_fencing: FencingCheck
+) -> None:
     """Bring the objects into agreement with these writes."""
-    object_writes = [_order(write, sequence, sights.seal_key) for write in writes]
-    work = _Work(sights, check)
+    object_writes = [_object_write(write, sequence, cache.signature_key) for write in writes]
+    work = ObjectApplier(cache, check_fencing)
     # Releases first: who reads the objects must not see more reserved than there is.
     for takes in (False, True):
-        await work.do(
-            [object_write for object_write in object_writes if object_write.takes is takes]
+        await work.apply(
+            [object_write for object_write in object_writes if object_write.takes_capacity is takes]
         )
 
 
-async def remove(sights: Sights, key: Key, seen: Sight) -> None:
+async def delete_object(cache: ObjectCache, key: ObjectKey, cached: CachedObject) -> None:
     """Delete an object as it was read; `StaleWrite` if it has changed."""
-    if seen.holds_on:
-        seen = await _let_go(sights, key, seen)
-    await sights.delete(key, seen)
+    if cached.has_finalizer:
+        cached = await _remove_finalizer(cache, key, cached)
+    await cache.delete(key, cached)
 
 
-async def reclaim(sights: Sights, key: Key) -> None:
+async def unarchive(cache: ObjectCache, key: ObjectKey) -> None:
     """Remove the archive labels from an unfinished reservation, and add the finalizer again."""
-    for _ in range(MOST_TRIES):
-        cached = await sights.of(key)
+    for _ in range(MAX_WRITE_ATTEMPTS):
+        cached = await cache.get(key)
         if cached is None or not cached.is_archived:
             return
         try:
-            await sights.patch(key, cached, {"metadata": _reclaiming(cached)})
-        except Missed:
-            sights.forget(key)
+            await cache.patch(key, cached, {"metadata": _unarchive_patch(cached)})
+        except StaleWrite:
+            cache.forget(key)
         else:
             return
-    raise _busy(key)
+    raise _too_many_conflicts(key)
 
 
-def hour_of(at: datetime) -> str:
+def hour_label(at: datetime) -> str:
     """As in the label of archived reservations."""
     return f"{at.astimezone(UTC):%Y-%m-%dT%H}"
 
 
-class _Order(NamedTuple):
+class ObjectWrite(NamedTuple):
     """A write, with all that does not depend on the object."""
 
-    write: Write
-    key: Key
+    write: RecordWrite
+    key: ObjectKey
     sequence: int
-    shown: Shown
-    kept: Kept
-    takes: bool
+    projection: Projection
+    record: StoredRecord
+    takes_capacity: bool
     """Whether the reservation holds capacity from now on."""
-    is_over: bool
-    uid: str = ""
+    is_finished: bool
+    request_uid: str = ""
     """Of the object that requested it; empty if it was not requested by an object."""
 
     @property
-    def is_put(self) -> bool:
-        return bool(self.kept.data)
+    def has_record(self) -> bool:
+        return bool(self.record.data)
 
     @property
-    def stays_away(self) -> bool:
+    def stays_deleted(self) -> bool:
         """Whether a missing object is not created again, because its user has deleted it."""
-        return bool(self.uid) or (self.is_over and self.write.was_there)
+        return bool(self.request_uid) or (self.is_finished and self.write.existed_before)
 
     @property
-    def keeps_hold(self) -> bool:
+    def needs_finalizer(self) -> bool:
         """Whether the object needs the finalizer."""
         return self.write.kind == "reservation" and not self.write.is_archived
 
 
-def _order(write: Write, sequence: int, seal_key: str) -> _Order:
-    key = kube_sights.key_of(write)
+def _object_write(write: RecordWrite, sequence: int, signature_key: str) -> ObjectWrite:
+    key = kube_sights.object_key(write)
     if not write.text:
-        nothing = kube_projection.NOTHING
-        return _Order(write, key, sequence, nothing, BLANK, takes=False, is_over=True)
-    record = kube_projection.read(write.kind, write.text)
-    kept = kube_projection.kept(seal_key, write.kind, write.id, write.text, sequence)
+        nothing = kube_projection.EMPTY_PROJECTION
+        return ObjectWrite(
+            write, key, sequence, nothing, NO_RECORD, takes_capacity=False, is_finished=True
+        )
+    record = kube_projection.decode_record_text(write.kind, write.text)
+    kept = kube_projection.stored_record(signature_key, write.kind, write.id, write.text, sequence)
     is_over = isinstance(record, Reservation) and record.finished_at is not None
     takes = isinstance(record, Reservation) and record.is_live
-    uid = kube_objects.asked_by(record) if isinstance(record, Reservation) else ""
-    return _Order(write, key, sequence, kube_projection.shown(record), kept, takes, is_over, uid)
+    uid = kube_objects.requesting_uid(record) if isinstance(record, Reservation) else ""
+    return ObjectWrite(
+        write, key, sequence, kube_projection.project(record), kept, takes, is_over, uid
+    )
 
 
-class _Work:
+class ObjectApplier:
     """Carries out writes concurrently."""
 
-    def __init__(self, sights: Sights, check: Check) -> None:
-        self._sights = sights
-        self._check = check
+    def __init__(self, cache: ObjectCache, check: FencingCheck) -> None:
+        self._cache = cache
+        self._check_fencing = check
 
-    async def do(self, orders: list[_Order]) -> None:
-        puts = [object_write for object_write in orders if object_write.is_put]
-        await kube_crews.each(
-            self._end, [object_write for object_write in orders if not object_write.is_put]
+    async def apply(self, writes: list[ObjectWrite]) -> None:
+        puts = [object_write for object_write in writes if object_write.has_record]
+        await kube_crews.gather_limited(
+            self._delete_or_archive,
+            [object_write for object_write in writes if not object_write.has_record],
         )
-        prepared = await kube_crews.each(self._prepare, puts)
-        if any(_is_blank(cached) for cached in prepared):
-            await self._check()  # once for all: it is a call
+        prepared = await kube_crews.gather_limited(self._prepare, puts)
+        if any(_has_no_record(cached) for cached in prepared):
+            await self._check_fencing()  # once for all: it is a call
         both = list(zip(puts, prepared, strict=True))
-        done = await kube_crews.each(lambda pair: self._fill(*pair), both)
-        await kube_crews.each(
-            self._put_alone,
+        done = await kube_crews.gather_limited(lambda pair: self._write_record(*pair), both)
+        await kube_crews.gather_limited(
+            self._apply_alone,
             [object_write for object_write, is_done in zip(puts, done, strict=True) if not is_done],
         )
 
-    async def _put_alone(self, order: _Order) -> None:
+    async def _apply_alone(self, object_write: ObjectWrite) -> None:
         """One with concurrent writes by others."""
-        for _ in range(MOST_TRIES):
-            cached = await self._prepare_seen(order, await self._sights.look(order.key))
-            if _is_blank(cached):
-                await self._check()
-            if await self._fill(order, cached):
+        for _ in range(MAX_WRITE_ATTEMPTS):
+            cached = await self._prepare_existing(
+                object_write, await self._cache.refresh(object_write.key)
+            )
+            if _has_no_record(cached):
+                await self._check_fencing()
+            if await self._write_record(object_write, cached):
                 return
-        raise _busy(order.key)
+        raise _too_many_conflicts(object_write.key)
 
-    async def _prepare(self, order: _Order) -> Sight | None:
+    async def _prepare(self, object_write: ObjectWrite) -> CachedObject | None:
         """The object, created if needed, with the right spec; None if it has this record or a newer one.
 
         An unknown object is usually new. It is created without a read: the server reports a conflict.
         """
-        cached = self._sights.known(order.key)
-        if cached is None and order.stays_away:
-            cached = await self._sights.look(order.key)
-        return await self._prepare_seen(order, cached)
+        cached = self._cache.cached(object_write.key)
+        if cached is None and object_write.stays_deleted:
+            cached = await self._cache.refresh(object_write.key)
+        return await self._prepare_existing(object_write, cached)
 
-    async def _prepare_seen(self, order: _Order, seen: Sight | None) -> Sight | None:
-        for _ in range(MOST_TRIES):
+    async def _prepare_existing(
+        self, object_write: ObjectWrite, cached: CachedObject | None
+    ) -> CachedObject | None:
+        for _ in range(MAX_WRITE_ATTEMPTS):
             try:
-                if seen is None:
-                    return None if order.stays_away else await self._create(order)
-                if _is_of_another(order, seen):
+                if cached is None:
+                    return None if object_write.stays_deleted else await self._create(object_write)
+                if _is_other_request(object_write, cached):
                     return None
-                if seen.sequence < order.sequence:
-                    return await self._correct(order, seen)
-                await self._release(order, seen)
-            except Missed:
-                seen = await self._sights.look(order.key)
+                if cached.sequence < object_write.sequence:
+                    return await self._correct(object_write, cached)
+                await self._remove_finalizer_if_finished(object_write, cached)
+            except StaleWrite:
+                cached = await self._cache.refresh(object_write.key)
             else:
                 return None
-        raise _busy(order.key)
+        raise _too_many_conflicts(object_write.key)
 
-    async def _create(self, order: _Order) -> Sight:
+    async def _create(self, object_write: ObjectWrite) -> CachedObject:
         try:
-            placeholder = _blank(order, order.shown.spec, self._sights.namespace)
-            return await self._sights.create(order.key, placeholder)
+            placeholder = _placeholder(
+                object_write, object_write.projection.spec, self._cache.namespace
+            )
+            return await self._cache.create(object_write.key, placeholder)
         except InvalidInput:
-            spec = kube_projection.plain(order.shown).spec
-            placeholder = _blank(order, spec, self._sights.namespace)
-            return await self._sights.create(order.key, placeholder)
+            spec = kube_projection.minimal(object_write.projection).spec
+            placeholder = _placeholder(object_write, spec, self._cache.namespace)
+            return await self._cache.create(object_write.key, placeholder)
 
-    async def _correct(self, order: _Order, seen: Sight) -> Sight:
+    async def _correct(self, object_write: ObjectWrite, cached: CachedObject) -> CachedObject:
         """Correct edits, and apply changes, outside of the status."""
-        metadata, spec = _metadata_change(order, seen), _spec_change(order, seen)
+        metadata, spec = _metadata_patch(object_write, cached), _spec_patch(object_write, cached)
         if spec:
             try:
                 change = {"metadata": metadata, "spec": spec}
-                return await self._sights.patch(order.key, seen, change)
+                return await self._cache.patch(object_write.key, cached, change)
             except InvalidInput:
                 pass  # the spec is informative; the record follows
         if metadata:
-            return await self._sights.patch(order.key, seen, {"metadata": metadata})
-        return seen
+            return await self._cache.patch(object_write.key, cached, {"metadata": metadata})
+        return cached
 
-    async def _fill(self, order: _Order, seen: Sight | None) -> bool:
+    async def _write_record(self, object_write: ObjectWrite, cached: CachedObject | None) -> bool:
         """Write the record, which makes it valid; False after a conflict."""
         try:
-            if seen is not None:
-                await self._release(order, await self._keep(order, seen))
-        except Missed:
+            if cached is not None:
+                await self._remove_finalizer_if_finished(
+                    object_write, await self._patch_record(object_write, cached)
+                )
+        except StaleWrite:
             return False
         return True
 
-    async def _keep(self, order: _Order, seen: Sight) -> Sight:
-        key, finished_at = order.key, order.shown.finished_at
-        if not order.shown.status:
-            return await self._sights.patch(key, seen, {"record": _fields(order.kept)})
+    async def _patch_record(self, object_write: ObjectWrite, cached: CachedObject) -> CachedObject:
+        key, finished_at = object_write.key, object_write.projection.finished_at
+        if not object_write.projection.status:
+            return await self._cache.patch(
+                key, cached, {"record": _record_fields(object_write.record)}
+            )
         try:
-            change = {"status": {**order.shown.status, "record": _fields(order.kept)}}
-            return await self._sights.patch(
-                key, seen, change, subresource="status", finished_at=finished_at
+            change = {
+                "status": {
+                    **object_write.projection.status,
+                    "record": _record_fields(object_write.record),
+                }
+            }
+            return await self._cache.patch(
+                key, cached, change, subresource="status", finished_at=finished_at
             )
         except InvalidInput:
-            status = kube_projection.plain(order.shown).status
-            change = {"status": {**status, "record": _fields(order.kept)}}
-            return await self._sights.patch(
-                key, seen, change, subresource="status", finished_at=finished_at
+            status = kube_projection.minimal(object_write.projection).status
+            change = {"status": {**status, "record": _record_fields(object_write.record)}}
+            return await self._cache.patch(
+                key, cached, change, subresource="status", finished_at=finished_at
             )
 
-    async def _release(self, order: _Order, seen: Sight) -> None:
+    async def _remove_finalizer_if_finished(
+        self, object_write: ObjectWrite, cached: CachedObject
+    ) -> None:
         """The finalizer of a finished reservation that its user has deleted is removed."""
-        if order.is_over and seen.is_leaving and seen.holds_on:
-            await _let_go(self._sights, order.key, seen)
+        if object_write.is_finished and cached.is_being_deleted and cached.has_finalizer:
+            await _remove_finalizer(self._cache, object_write.key, cached)
 
-    async def _end(self, order: _Order) -> None:
+    async def _delete_or_archive(self, object_write: ObjectWrite) -> None:
         """Delete an object, or archive it."""
-        cached = await self._sights.of(order.key)
-        for _ in range(MOST_TRIES):
-            if cached is None or cached.sequence > order.sequence or _is_of_another(order, cached):
+        cached = await self._cache.get(object_write.key)
+        for _ in range(MAX_WRITE_ATTEMPTS):
+            if (
+                cached is None
+                or cached.sequence > object_write.sequence
+                or _is_other_request(object_write, cached)
+            ):
                 return
             try:
-                await self._end_seen(order, cached)
-            except Missed:
-                cached = await self._sights.look(order.key)
+                await self._delete_or_archive_existing(object_write, cached)
+            except StaleWrite:
+                cached = await self._cache.refresh(object_write.key)
             else:
                 return
-        raise _busy(order.key)
+        raise _too_many_conflicts(object_write.key)
 
-    async def _end_seen(self, order: _Order, seen: Sight) -> None:
-        if not order.write.is_archived:
-            if not seen.is_wish:
-                await remove(self._sights, order.key, seen)
-        elif metadata := _metadata_change(order, seen):
-            await self._sights.patch(order.key, seen, {"metadata": metadata})
-        self._sights.forget(order.key)
+    async def _delete_or_archive_existing(
+        self, object_write: ObjectWrite, cached: CachedObject
+    ) -> None:
+        if not object_write.write.is_archived:
+            if not cached.is_unadopted:
+                await delete_object(self._cache, object_write.key, cached)
+        elif metadata := _metadata_patch(object_write, cached):
+            await self._cache.patch(object_write.key, cached, {"metadata": metadata})
+        self._cache.forget(object_write.key)
 
 
-def _is_of_another(order: _Order, seen: Sight) -> bool:
+def _is_other_request(object_write: ObjectWrite, cached: CachedObject) -> bool:
     """Whether the reservation's object was deleted, and another one of its name created since."""
-    return order.write.kind == "reservation" and seen.is_wish and seen.uid != order.uid
+    return (
+        object_write.write.kind == "reservation"
+        and cached.is_unadopted
+        and cached.uid != object_write.request_uid
+    )
 
 
-def _is_blank(seen: Sight | None) -> bool:
+def _has_no_record(cached: CachedObject | None) -> bool:
     """Whether it has no valid record: then only the head tells who may write one."""
-    return seen is not None and seen.sequence <= 0
+    return cached is not None and cached.sequence <= 0
 
 
-def _blank(order: _Order, spec: Spec, namespace: str) -> Seen:
-    write, (_, name) = order.write, order.key
+def _placeholder(object_write: ObjectWrite, spec: Spec, namespace: str) -> AnyStoredObject:
+    write, (_, name) = object_write.write, object_write.key
     if write.kind not in {"cluster", "reservation"}:
-        metadata = Metadata(name, namespace, labels=kube_objects.labels_of(write.kind))
-        return LedgerRecord(metadata, write.kind, BLANK)
-    labels = {kube_objects.MADE_BY: kube_objects.BROKER, **_archive_labels(write)}
-    finalizers = (RESERVATION_FINALIZER,) if order.keeps_hold else ()
-    return Stored(Metadata(name, namespace, finalizers=finalizers, labels=labels), spec)
+        metadata = Metadata(name, namespace, labels=kube_objects.ledger_record_labels(write.kind))
+        return LedgerRecord(metadata, write.kind, NO_RECORD)
+    labels = {kube_objects.MANAGED_BY: kube_objects.MANAGED_BY_BROKER, **_archive_labels(write)}
+    finalizers = (RESERVATION_FINALIZER,) if object_write.needs_finalizer else ()
+    return StoredObject(Metadata(name, namespace, finalizers=finalizers, labels=labels), spec)
 
 
-def _metadata_change(order: _Order, seen: Sight) -> dict[str, object]:
-    if order.write.kind != "reservation":
+def _metadata_patch(object_write: ObjectWrite, cached: CachedObject) -> dict[str, object]:
+    if object_write.write.kind != "reservation":
         return {}
     change: dict[str, object] = {}
-    if order.keeps_hold:
-        change |= _holding(seen)
-    elif seen.holds_on:
-        change["finalizers"] = _others(seen)
-    if order.write.is_archived != seen.is_archived:
-        change["labels"] = _archive_labels(order.write) or _NOT_ARCHIVED
+    if object_write.needs_finalizer:
+        change |= _finalizer_patch(cached)
+    elif cached.has_finalizer:
+        change["finalizers"] = _other_finalizers(cached)
+    if object_write.write.is_archived != cached.is_archived:
+        change["labels"] = _archive_labels(object_write.write) or _NO_ARCHIVE_LABELS
     return change
 
 
-_NOT_ARCHIVED: Final = {kube_objects.ARCHIVED: None, kube_objects.FINISHED: None}
+_NO_ARCHIVE_LABELS: Final = {kube_objects.ARCHIVED_LABEL: None, kube_objects.FINISHED_LABEL: None}
 
 
-def _reclaiming(seen: Sight) -> dict[str, object]:
-    return {"labels": _NOT_ARCHIVED, **_holding(seen)}
+def _unarchive_patch(cached: CachedObject) -> dict[str, object]:
+    return {"labels": _NO_ARCHIVE_LABELS, **_finalizer_patch(cached)}
 
 
-def _holding(seen: Sight) -> dict[str, object]:
-    if seen.holds_on or seen.is_leaving:
+def _finalizer_patch(cached: CachedObject) -> dict[str, object]:
+    if cached.has_finalizer or cached.is_being_deleted:
         return {}
-    return {"finalizers": [*seen.finalizers, RESERVATION_FINALIZER]}
+    return {"finalizers": [*cached.finalizers, RESERVATION_FINALIZER]}
 
 
-def _spec_change(order: _Order, seen: Sight) -> Spec:
+def _spec_patch(object_write: ObjectWrite, cached: CachedObject) -> Spec:
     """Of an object that a user made, only the target cluster: the rest of the spec is the user's."""
-    wanted = order.shown.spec
-    if seen.is_own:
-        if seen.spec == kube_sights.spec_text(wanted):
+    wanted = object_write.projection.spec
+    if cached.is_managed:
+        if cached.spec == kube_sights.canonical_spec(wanted):
             return {}
-        has = kube_sights.spec_of(seen)
-        return patches.difference(has, kube_projection.comparable(wanted))
+        has = kube_sights.cached_spec(cached)
+        return patches.merge_patch(has, kube_projection.comparable_spec(wanted))
     target = wanted.get("targetClusterID")
-    if target and kube_sights.spec_of(seen).get("targetClusterID") != target:
+    if target and kube_sights.cached_spec(cached).get("targetClusterID") != target:
         return {"targetClusterID": target}
     return {}
 
 
-def _archive_labels(write: Write) -> dict[str, str]:
+def _archive_labels(write: RecordWrite) -> dict[str, str]:
     if write.finished_at is None:
         return {}
-    return {kube_objects.ARCHIVED: "true", kube_objects.FINISHED: hour_of(write.finished_at)}
+    return {
+        kube_objects.ARCHIVED_LABEL: "true",
+        kube_objects.FINISHED_LABEL: hour_label(write.finished_at),
+    }
 
 
-async def _let_go(sights: Sights, key: Key, seen: Sight) -> Sight:
-    return await sights.patch(key, seen, {"metadata": {"finalizers": _others(seen)}})
+async def _remove_finalizer(
+    cache: ObjectCache, key: ObjectKey, cached: CachedObject
+) -> CachedObject:
+    return await cache.patch(key, cached, {"metadata": {"finalizers": _other_finalizers(cached)}})
 
 
-def _others(seen: Sight) -> list[str]:
-    return [name for name in seen.finalizers if name != RESERVATION_FINALIZER]
+def _other_finalizers(cached: CachedObject) -> list[str]:
+    return [name for name in cached.finalizers if name != RESERVATION_FINALIZER]
 
 
-def _fields(kept: Kept) -> dict[str, object]:
-    return {"revision": kept.revision, "checksum": kept.checksum, "data": kept.data}
+def _record_fields(record: StoredRecord) -> dict[str, object]:
+    return {"revision": record.revision, "checksum": record.checksum, "data": record.data}
 
 
-def _busy(key: Key) -> StoreFailed:
+def _too_many_conflicts(key: ObjectKey) -> StoreFailed:
     kind, name = key
     return StoreFailed(
-        f"{kube_sights.resource(kind)} {name}: too many conflicting writes by others",
+        f"{kube_sights.resource_for(kind)} {name}: too many conflicting writes by others",
         hint="find the other writer with `kubectl get --show-managed-fields`",
     )

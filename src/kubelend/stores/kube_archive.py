@@ -12,52 +12,57 @@ from typing import Final
 
 from kubelend.core.models import Reservation
 from kubelend.stores import kube_applying, kube_crews, kube_projection
-from kubelend.stores.kube_head import State
-from kubelend.stores.kube_objects import ARCHIVED, FINISHED, RESERVATIONS, Stored
-from kubelend.stores.kube_sights import Missed, Sights
-from kubelend.stores.records import Damaged
+from kubelend.stores.kube_head import HeadState
+from kubelend.stores.kube_objects import (
+    ARCHIVED_LABEL,
+    FINISHED_LABEL,
+    STORED_RESERVATIONS,
+    StoredObject,
+)
+from kubelend.stores.kube_sights import ObjectCache, StaleWrite
+from kubelend.stores.records import CorruptRecord
 
-HOUR: Final = timedelta(hours=1)
-MOST_HOURS: Final = 48
+ONE_HOUR: Final = timedelta(hours=1)
+MAX_SELECTED_HOURS: Final = 48
 """Above this many hours the selector does not list them."""
 
 
-def begun(at: datetime) -> datetime:
+def start_of_hour(at: datetime) -> datetime:
     """The start of the hour of a timestamp."""
     return at.replace(minute=0, second=0, microsecond=0)
 
 
-async def sweep(sights: Sights, state: State) -> datetime | None:
+async def sweep_archive(cache: ObjectCache, state: HeadState) -> datetime | None:
     """Delete expired archived objects; returns up to when nothing is left."""
-    since, until = state.swept_until, state.kept_from and begun(state.kept_from)
+    since, until = state.swept_until, state.kept_from and start_of_hour(state.kept_from)
     if since is None or until is None or since >= until:
         return since
-    listed = await sights.client.list(
-        RESERVATIONS, sights.namespace, labels=_selector(since, until)
+    listed = await cache.client.list(
+        STORED_RESERVATIONS, cache.namespace, labels=_archive_selector(since, until)
     )
-    old = [found for found in listed.objects if _is_old(found, until, sights.seal_key)]
+    old = [found for found in listed.objects if _is_expired(found, until, cache.signature_key)]
 
-    async def delete(found: Stored) -> None:
-        cached = sights.saw("reservation", found)
-        with suppress(Missed):  # changed or deleted by others
-            await kube_applying.remove(sights, ("reservation", found.metadata.name), cached)
-        sights.forget(("reservation", found.metadata.name))
+    async def delete(found: StoredObject) -> None:
+        cached = cache.put("reservation", found)
+        with suppress(StaleWrite):  # changed or deleted by others
+            await kube_applying.delete_object(cache, ("reservation", found.metadata.name), cached)
+        cache.forget(("reservation", found.metadata.name))
 
-    await kube_crews.each(delete, old)
+    await kube_crews.gather_limited(delete, old)
     return until
 
 
-def _is_old(found: Stored, until: datetime, key: str) -> bool:
+def _is_expired(found: StoredObject, until: datetime, key: str) -> bool:
     try:
-        record: Reservation = kube_projection.record_of("reservation", found, key)
-    except Damaged:
+        record: Reservation = kube_projection.verified_record("reservation", found, key)
+    except CorruptRecord:
         return False  # its finish time is unknown
     return record.finished_at is not None and record.finished_at < until
 
 
-def _selector(since: datetime, until: datetime) -> str:
-    count = int((until - since) / HOUR)
-    if count > MOST_HOURS:
-        return f"{ARCHIVED}=true"
-    hours = ",".join(kube_applying.hour_of(since + number * HOUR) for number in range(count))
-    return f"{ARCHIVED}=true,{FINISHED} in ({hours})"
+def _archive_selector(since: datetime, until: datetime) -> str:
+    count = int((until - since) / ONE_HOUR)
+    if count > MAX_SELECTED_HOURS:
+        return f"{ARCHIVED_LABEL}=true"
+    hours = ",".join(kube_applying.hour_label(since + number * ONE_HOUR) for number in range(count))
+    return f"{ARCHIVED_LABEL}=true,{FINISHED_LABEL} in ({hours})"

@@ -6,13 +6,15 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
-MOST: Final = 16
+MAX_CONCURRENCY: Final = 16
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-async def each(work: Callable[[Item], Awaitable[Result]], items: Sequence[Item]) -> list[Result]:
+async def gather_limited(
+    work: Callable[[Item], Awaitable[Result]], items: Sequence[Item]
+) -> list[Result]:
     """The results in the order of the items. After the first that fails none is begun any more.
 
     Those that are under way are waited for: to cut a call off leaves a connection half made.
@@ -29,7 +31,7 @@ async def each(work: Callable[[Item], Awaitable[Result]], items: Sequence[Item])
             left.clear()
             raise
 
-    crew = [one_after_another() for _ in range(min(MOST, len(items)))]
+    crew = [one_after_another() for _ in range(min(MAX_CONCURRENCY, len(items)))]
     for outcome in await asyncio.gather(*crew, return_exceptions=True):
         if outcome is not None:
             raise outcome

@@ -14,34 +14,36 @@ from itertools import groupby
 from typing import Final
 
 from kubelend.core.errors import AlreadyExists, Gone, StoreFailed
-from kubelend.core.journal import Head, Line
+from kubelend.core.journal import AuditLine, ChainHead
 from kubelend.kube.client import Client
 from kubelend.stores import kube_crews, kube_head, kube_objects
-from kubelend.stores.kube_head import Sealed, State
-from kubelend.stores.records import Damaged
+from kubelend.stores.kube_head import ChainedLine, HeadState
+from kubelend.stores.records import CorruptRecord
 from kubelend.wire.broker_objects import LedgerRecord
 
-BLOCK: Final = 512
+BLOCK_LINES: Final = 512
 """Lines in a block."""
 
-ROOM: Final = 32_000
+MAX_HEAD_LOG_BYTES: Final = 32_000
 """Bytes of lines in the head, where every commit writes them again."""
 
 
-def waiting(state: State, added: Iterable[Sealed]) -> tuple[tuple[Sealed, ...], tuple[Sealed, ...]]:
+def split_log_tail(
+    state: HeadState, added: Iterable[ChainedLine]
+) -> tuple[tuple[ChainedLine, ...], tuple[ChainedLine, ...]]:
     """The lines in the head after a commit that adds these, and those that it moves into segments."""
     lines = (*state.lines, *added)
-    return (lines, ()) if kube_head.size(lines) <= ROOM else ((), lines)
+    return (lines, ()) if kube_head.lines_size(lines) <= MAX_HEAD_LOG_BYTES else ((), lines)
 
 
-class Shelf:
+class AuditSegments:
     """The segments in one namespace."""
 
     def __init__(self, client: Client, namespace: str) -> None:
         self._client = client
         self._namespace = namespace
 
-    async def read(self, state: State, after: int, limit: int, at: str = "") -> list[Line]:
+    async def read(self, state: HeadState, after: int, limit: int, at: str = "") -> list[AuditLine]:
         """Lines after a number, oldest first, as of this state.
 
         `at`: the version at which the state was read, if a broker may write meanwhile.
@@ -49,75 +51,81 @@ class Shelf:
         first = max(after, state.start.number) + 1
         tail = [*state.changes.lines, *state.lines]
         shelved = tail[0].number - 1 if tail else state.end.number
-        found: list[Line] = []
-        async for part in self._parts(first, shelved, at):
+        found: list[AuditLine] = []
+        async for part in self._segment_lines(first, shelved, at):
             found += (sealed.line for sealed in part if first <= sealed.number)
             if len(found) >= limit:
                 return found[:limit]
         found += (sealed.line for sealed in tail if first <= sealed.number)
         return found[:limit]
 
-    async def find(self, state: State, number: int) -> Head | None:
+    async def chain_head_at(self, state: HeadState, number: int) -> ChainHead | None:
         """The chain head after a line that has not been truncated."""
         if not state.start.number < number <= state.end.number:
             return None
         return next((line.head for line in await self.read(state, number - 1, 1)), None)
 
-    async def keep(self, state: State) -> None:
+    async def create_segments(self, state: HeadState) -> None:
         """Create the segments of the last commit."""
         parts = [
-            kube_head.journal_part(lines, self._namespace, state.sequence)
-            for lines in _parts(state.changes.lines)
-            if _block(lines[0].number) >= _block(state.start.number + 1)
+            kube_head.audit_segment(lines, self._namespace, state.sequence)
+            for lines in _split_at_blocks(state.changes.lines)
+            if _block_of(lines[0].number) >= _block_of(state.start.number + 1)
         ]
-        await kube_crews.each(self._create, parts)
+        await kube_crews.gather_limited(self._create, parts)
 
-    async def cut(self, state: State) -> None:
+    async def delete_truncated(self, state: HeadState) -> None:
         """Delete the blocks that the last commit has truncated."""
-        blocks = range(_block(state.cut_from + 1), _block(state.start.number + 1))
-        await kube_crews.each(self._delete, list(blocks))
+        blocks = range(_block_of(state.cut_from + 1), _block_of(state.start.number + 1))
+        await kube_crews.gather_limited(self._delete, list(blocks))
 
     async def _create(self, part: LedgerRecord) -> None:
         try:
-            await self._client.create(kube_objects.LEDGER, part)
+            await self._client.create(kube_objects.LEDGER_RECORDS, part)
         except AlreadyExists:
             return  # equal commits make equal objects: it was written before
 
     async def _delete(self, block: int) -> None:
         """The first one last: it leads to the others."""
-        names = [part.metadata.name async for part in self._chain(block * BLOCK + 1)]
+        names = [
+            part.metadata.name async for part in self._segments_of_block(block * BLOCK_LINES + 1)
+        ]
         for name in reversed(names):
-            await self._client.delete(kube_objects.LEDGER, name, self._namespace)
+            await self._client.delete(kube_objects.LEDGER_RECORDS, name, self._namespace)
 
-    async def _parts(self, first: int, last: int, at: str) -> AsyncIterator[list[Sealed]]:
+    async def _segment_lines(
+        self, first: int, last: int, at: str
+    ) -> AsyncIterator[list[ChainedLine]]:
         """The segments with these lines, and maybe some before them."""
-        for block in range(_block(first), _block(last) + 1 if first <= last else 0):
-            begun = reached = block * BLOCK
-            async for part in self._chain(begun + 1, at):
-                lines = kube_head.lines_of(part)
+        for block in range(_block_of(first), _block_of(last) + 1 if first <= last else 0):
+            begun = reached = block * BLOCK_LINES
+            async for part in self._segments_of_block(begun + 1, at):
+                lines = kube_head.lines_from_segment(part)
                 reached = lines[-1].number
                 yield [line for line in lines if line.number <= last]
-            if reached < min(last, begun + BLOCK):
-                raise Damaged(f"LedgerRecord {kube_head.journal_name(reached + 1)} is missing")
+            if reached < min(last, begun + BLOCK_LINES):
+                raise CorruptRecord(
+                    f"LedgerRecord {kube_head.audit_segment_name(reached + 1)} is missing"
+                )
 
-    async def _chain(self, first: int, at: str = "") -> AsyncIterator[LedgerRecord]:
+    async def _segments_of_block(self, first: int, at: str = "") -> AsyncIterator[LedgerRecord]:
         """The segments of a block, in order."""
-        number, end = first, first + BLOCK
+        number, end = first, first + BLOCK_LINES
         while number < end:
-            found = await self._find(kube_head.journal_name(number), at)
+            found = await self._find(kube_head.audit_segment_name(number), at)
             if found is None:
                 return
             yield found
-            number = kube_head.lines_of(found)[-1].number + 1
+            number = kube_head.lines_from_segment(found)[-1].number + 1
 
     async def _find(self, name: str, at: str) -> LedgerRecord | None:
-        found = await self._client.find(kube_objects.LEDGER, name, self._namespace)
+        found = await self._client.find(kube_objects.LEDGER_RECORDS, name, self._namespace)
         if found is not None or not at:
             return found
         only = f"metadata.name={name}"
         try:
             listed = await self._client.list(
-                kube_objects.LEDGER, self._namespace, fields=only, at=at
+                kube_objects.LEDGER_RECORDS, self._namespace, fields=only, at=at
             )
         except Gone as error:
             raise StoreFailed(
@@ -126,10 +134,10 @@ class Shelf:
         return next(iter(listed.objects), None)
 
 
-def _parts(lines: Iterable[Sealed]) -> Iterator[list[Sealed]]:
-    for _, block in groupby(lines, lambda line: _block(line.number)):
-        yield from kube_head.split(block)
+def _split_at_blocks(lines: Iterable[ChainedLine]) -> Iterator[list[ChainedLine]]:
+    for _, block in groupby(lines, lambda line: _block_of(line.number)):
+        yield from kube_head.split_lines(block)
 
 
-def _block(number: int) -> int:
-    return (number - 1) // BLOCK
+def _block_of(number: int) -> int:
+    return (number - 1) // BLOCK_LINES

@@ -22,178 +22,188 @@ from kubelend.core.errors import (
 )
 from kubelend.kube.client import Client
 from kubelend.stores import kube_crews, kube_failures, kube_head, kube_seals
-from kubelend.stores.kube_head import NO_CHANGES, State
+from kubelend.stores.kube_head import NO_CHANGES, HeadState
 from kubelend.stores.kube_objects import (
-    ADVERTISEMENTS,
-    HEAD,
-    HOLDS,
-    LEDGER,
-    RESERVATIONS,
+    CONTENTS_LABEL,
+    HEAD_NAME,
+    LEDGER_RECORDS,
+    STORED_ADVERTISEMENTS,
+    STORED_RESERVATIONS,
 )
-from kubelend.stores.records import Damaged
+from kubelend.stores.records import CorruptRecord
 from kubelend.wire.broker_objects import LedgerRecord
 
-MOST_TRIES: Final = 100
+MAX_ACQUIRE_ATTEMPTS: Final = 100
 """How often opening is retried because another broker has just written the head."""
 
-MOST_READS: Final = 3
+MAX_READ_ATTEMPTS: Final = 3
 """How often a read is retried because the server has compacted the version."""
 
 
-class Keeper:
+class HeadRecord:
     """The head of one namespace, as it was last read or written."""
 
     def __init__(self, client: Client, namespace: str) -> None:
         self._client = client
         self._namespace = namespace
         self._version = ""
-        self.state = State()
+        self.state = HeadState()
         """With all changes of the last commit, in whichever object they are."""
-        self.at = ""
+        self.read_version = ""
         """The version of the namespace at which it was read; empty for a writer."""
 
     async def read(self) -> str:
         """Read an existing store. Returns the version of the whole namespace at that moment."""
-        for _ in range(MOST_READS):
+        for _ in range(MAX_READ_ATTEMPTS):
             with suppress(Gone):
-                found, at = await self._newest()
+                found, at = await self._latest()
                 if found is None:
                     raise StoreFailed(
                         f"there is no store in namespace {self._namespace}",
                         hint="check the namespace",
                     )
-                await self._take_in(found, at)
-                self.at = at
+                await self._set_state(found, at)
+                self.read_version = at
                 return at
-        raise forgetful()
+        raise version_compacted_error()
 
-    async def take_over(self) -> None:
+    async def acquire(self) -> None:
         """Become the only writer; creates a missing store."""
-        for _ in range(MOST_TRIES):
+        for _ in range(MAX_ACQUIRE_ATTEMPTS):
             with suppress(Conflict):
-                found, at = await self._newest()
+                found, at = await self._latest()
                 if found is None:
-                    await self._check_empty()
-                    placeholder = kube_head.head(_new(), self._namespace)
-                    await self._take_in(await self._client.create(LEDGER, placeholder), at)
+                    await self._check_no_records()
+                    placeholder = kube_head.head_object(_new_state(), self._namespace)
+                    await self._set_state(
+                        await self._client.create(LEDGER_RECORDS, placeholder), at
+                    )
                 else:
-                    await self._take_in(found, at)
+                    await self._set_state(found, at)
                     epoch = self.state.epoch + 1
-                    await self._put(replace(self.state, epoch=epoch, writer=_new_name()))
+                    await self._replace_head(
+                        replace(self.state, epoch=epoch, writer=_new_writer_id())
+                    )
                 return
-        raise _hasty()
+        raise _too_many_conflicts()
 
-    async def write(self, state: State) -> None:
+    async def write(self, state: HeadState) -> None:
         """Commit. `StoreFailed` if another broker has written since the last read or write."""
-        packed = kube_head.pack(state, self._namespace, self._version)
-        await kube_crews.each(self._put_part, packed.parts)
+        packed = kube_head.split_oversized(state, self._namespace, self._version)
+        await kube_crews.gather_limited(self._create_part, packed.parts)
         before = self.state.elsewhere
         try:
-            await self._put(replace(packed.state, changes=state.changes))
+            await self._replace_head(replace(packed.state, changes=state.changes))
         except Conflict as error:
-            raise kube_failures.taken_over() from error
+            raise kube_failures.fenced_error() from error
         except NotFound as error:
-            raise kube_failures.head_gone() from error
-        await kube_crews.each(self._delete, before)
+            raise kube_failures.head_deleted_error() from error
+        await kube_crews.gather_limited(self._delete_part, before)
 
-    async def check(self) -> None:
+    async def check_fencing(self) -> None:
         """`StoreFailed` if another broker has written."""
-        found = await self._client.find(LEDGER, HEAD, self._namespace)
+        found = await self._client.find(LEDGER_RECORDS, HEAD_NAME, self._namespace)
         if found is None or found.metadata.resource_version != self._version:
-            raise kube_failures.taken_over()
+            raise kube_failures.fenced_error()
 
-    async def tidy(self) -> None:
+    async def collect_garbage(self) -> None:
         """Delete parts of commits that were never written to the head."""
-        listed = await self._client.list(LEDGER, self._namespace, labels=f"{HOLDS}=pending")
+        listed = await self._client.list(
+            LEDGER_RECORDS, self._namespace, labels=f"{CONTENTS_LABEL}=pending"
+        )
         names = {found.metadata.name for found in listed.objects} - {*self.state.elsewhere}
-        await kube_crews.each(self._delete, sorted(names))
+        await kube_crews.gather_limited(self._delete_part, sorted(names))
 
-    async def _newest(self) -> tuple[LedgerRecord | None, str]:
+    async def _latest(self) -> tuple[LedgerRecord | None, str]:
         """The head, and a current version: that of the head itself may already be compacted."""
-        listed = await self._client.list(LEDGER, self._namespace, fields=f"metadata.name={HEAD}")
-        for one in listed.unreadable:
-            raise Damaged(f"LedgerRecord {one.name}: {one.problem}")
+        listed = await self._client.list(
+            LEDGER_RECORDS, self._namespace, fields=f"metadata.name={HEAD_NAME}"
+        )
+        for one in listed.undecodable:
+            raise CorruptRecord(f"LedgerRecord {one.name}: {one.error}")
         return next(iter(listed.objects), None), listed.resource_version
 
-    async def _take_in(self, found: LedgerRecord, at: str) -> None:
+    async def _set_state(self, found: LedgerRecord, at: str) -> None:
         """With all its parts, at a version at which the head existed, and so did they."""
-        state = kube_head.state_of(found)
+        state = kube_head.state_from_object(found)
         if not state.key:
-            raise Damaged(f"LedgerRecord {found.key} has no signature key")
+            raise CorruptRecord(f"LedgerRecord {found.key} has no signature key")
         if state.elsewhere:
-            state = replace(state, changes=kube_head.changes_of(await self._parts(state, at)))
+            state = replace(
+                state, changes=kube_head.changes_from_parts(await self._read_parts(state, at))
+            )
         self.state, self._version = state, found.metadata.resource_version
 
-    async def _parts(self, state: State, at: str) -> list[LedgerRecord]:
-        labels = f"{HOLDS}=pending"
-        listed = await self._client.list(LEDGER, self._namespace, labels=labels, at=at)
+    async def _read_parts(self, state: HeadState, at: str) -> list[LedgerRecord]:
+        labels = f"{CONTENTS_LABEL}=pending"
+        listed = await self._client.list(LEDGER_RECORDS, self._namespace, labels=labels, at=at)
         known = {found.metadata.name: found for found in listed.objects}
         for name in state.elsewhere:
             if name not in known:
-                raise Damaged(f"LedgerRecord {name} is missing")
+                raise CorruptRecord(f"LedgerRecord {name} is missing")
         return [known[name] for name in state.elsewhere]
 
-    async def _put(self, state: State) -> None:
+    async def _replace_head(self, state: HeadState) -> None:
         """Parts in other objects stay there."""
         written = replace(state, changes=NO_CHANGES) if state.elsewhere else state
-        sent = kube_head.head(written, self._namespace, self._version)
+        sent = kube_head.head_object(written, self._namespace, self._version)
         try:
-            found = await self._client.replace(LEDGER, sent)
+            found = await self._client.update(LEDGER_RECORDS, sent)
         except (Conflict, Unavailable):
-            arrived = await self._arrived(sent)
+            arrived = await self._was_written(sent)
             if arrived is None:
                 raise
             found = arrived
         self._version = found.metadata.resource_version
         self.state = state
 
-    async def _arrived(self, sent: LedgerRecord) -> LedgerRecord | None:
+    async def _was_written(self, sent: LedgerRecord) -> LedgerRecord | None:
         """The head, if it is what was sent, and only the response was lost.
 
         If a connection breaks before the response, the HTTP library sends a PUT again, which then conflicts
         with the first one. No other writer, and no other commit of this writer, can have written the same.
         """
-        found = await self._client.find(LEDGER, HEAD, self._namespace)
+        found = await self._client.find(LEDGER_RECORDS, HEAD_NAME, self._namespace)
         return found if found is not None and found.record == sent.record else None
 
-    async def _put_part(self, part: LedgerRecord) -> None:
+    async def _create_part(self, part: LedgerRecord) -> None:
         """An existing one is from an earlier attempt at the same commit."""
         try:
-            await self._client.create(LEDGER, part)
+            await self._client.create(LEDGER_RECORDS, part)
         except AlreadyExists:
-            await self._delete(part.metadata.name)
-            await self._client.create(LEDGER, part)
+            await self._delete_part(part.metadata.name)
+            await self._client.create(LEDGER_RECORDS, part)
 
-    async def _delete(self, name: str) -> None:
-        await self._client.delete(LEDGER, name, self._namespace)
+    async def _delete_part(self, name: str) -> None:
+        await self._client.delete(LEDGER_RECORDS, name, self._namespace)
 
-    async def _check_empty(self) -> None:
+    async def _check_no_records(self) -> None:
         """Records without the head are useless, because it has their key and order."""
-        for resource in (ADVERTISEMENTS, RESERVATIONS):
+        for resource in (STORED_ADVERTISEMENTS, STORED_RESERVATIONS):
             listed = await self._client.list(resource, self._namespace)
-            if any(found.record for found in listed.objects) or listed.unreadable:
-                raise Damaged(
+            if any(found.record for found in listed.objects) or listed.undecodable:
+                raise CorruptRecord(
                     f"{resource} have records of a broker, but LedgerRecord head is missing"
                 )
 
 
-def forgetful() -> StoreFailed:
+def version_compacted_error() -> StoreFailed:
     return StoreFailed(
         "the API server compacts versions before they can be read", hint="check the load of etcd"
     )
 
 
-def _new() -> State:
-    key = kube_seals.new_key()
-    live_set = kube_seals.Roll(key).digest
-    return State(epoch=1, writer=_new_name(), key=key, unfinished=live_set)
+def _new_state() -> HeadState:
+    key = kube_seals.new_signature_key()
+    live_set = kube_seals.LiveSetDigest(key).digest
+    return HeadState(epoch=1, writer=_new_writer_id(), key=key, unfinished=live_set)
 
 
-def _new_name() -> str:
+def _new_writer_id() -> str:
     return secrets.token_hex(8)
 
 
-def _hasty() -> StoreFailed:
+def _too_many_conflicts() -> StoreFailed:
     return StoreFailed(
         "another broker writes too often for the store to be opened", hint="try again"
     )

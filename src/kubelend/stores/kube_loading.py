@@ -19,99 +19,103 @@ from typing import Any, NamedTuple
 
 from kubelend.core.errors import Gone
 from kubelend.core.models import Reservation
-from kubelend.core.records import Records
+from kubelend.core.records import WorkingSet
 from kubelend.kube.client import Listing
 from kubelend.stores import kube_projection, kube_sights
-from kubelend.stores.kube_head import State, Write
-from kubelend.stores.kube_keeping import MOST_READS, Keeper, forgetful
+from kubelend.stores.kube_head import HeadState, RecordWrite
+from kubelend.stores.kube_keeping import MAX_READ_ATTEMPTS, HeadRecord, version_compacted_error
 from kubelend.stores.kube_objects import (
-    ADVERTISEMENTS,
-    ARCHIVED,
-    HOLDS,
-    LEDGER,
-    RESERVATIONS,
+    ARCHIVED_LABEL,
+    CONTENTS_LABEL,
+    LEDGER_RECORDS,
+    STORED_ADVERTISEMENTS,
+    STORED_RESERVATIONS,
+    AnyStoredObject,
     RecordKind,
-    Seen,
-    Stored,
+    StoredObject,
 )
-from kubelend.stores.kube_seals import Roll
-from kubelend.stores.kube_sights import BLANK, Key, Sight, Sights
-from kubelend.stores.records import Damaged
+from kubelend.stores.kube_seals import LiveSetDigest
+from kubelend.stores.kube_sights import NO_RECORD, CachedObject, ObjectCache, ObjectKey
+from kubelend.stores.records import CorruptRecord
 from kubelend.wire.broker_objects import RESERVATION_FINALIZER, LedgerRecord
 
-Named = dict[Key, Any]
+RecordsByKey = dict[ObjectKey, Any]
 """Records by kind and object name."""
 
 
-class Found(NamedTuple):
-    records: Named
-    blanks: list[tuple[Key, Sight]]
+class LoadedObjects(NamedTuple):
+    records: RecordsByKey
+    placeholders: list[tuple[ObjectKey, CachedObject]]
     """Placeholders that never got a record, and advertisements whose record was removed."""
-    robbed: set[Key]
+    without_record: set[ObjectKey]
     """Those advertisements among them that are known to have had a record."""
-    astray: list[Key]
+    wrongly_archived: list[ObjectKey]
     """Unfinished reservations with the archive label."""
 
 
-async def read(sights: Sights, state: State, at: str = "") -> Found:
+async def load_objects(cache: ObjectCache, state: HeadState, at: str = "") -> LoadedObjects:
     """All but the archive and the audit log, with the changes of the last commit.
 
     `at`: the version to read at, if a broker may write meanwhile.
     """
-    found, client, namespace = Found({}, [], set(), []), sights.client, sights.namespace
-    _take_all(found, sights, "cluster", await client.list(ADVERTISEMENTS, namespace, at=at))
-    unarchived = f"{ARCHIVED}!=true"
-    reservations = await client.list(RESERVATIONS, namespace, labels=unarchived, at=at)
-    _take_all(found, sights, "reservation", reservations)
-    others = f"{HOLDS} notin (head, pending, audit-log)"
-    _take_documents(found, sights, await client.list(LEDGER, namespace, labels=others, at=at))
-    overlay(found.records, state.changes.writes)
-    if roll(found.records, state.key).digest != state.unfinished:
-        listed = await client.list(RESERVATIONS, namespace, at=at)
-        _take_back(found, sights, listed)
-        overlay(found.records, state.changes.writes)
-        _check_missing(found, listed, state)
+    found, client, namespace = LoadedObjects({}, [], set(), []), cache.client, cache.namespace
+    _load_list(found, cache, "cluster", await client.list(STORED_ADVERTISEMENTS, namespace, at=at))
+    unarchived = f"{ARCHIVED_LABEL}!=true"
+    reservations = await client.list(STORED_RESERVATIONS, namespace, labels=unarchived, at=at)
+    _load_list(found, cache, "reservation", reservations)
+    others = f"{CONTENTS_LABEL} notin (head, pending, audit-log)"
+    _load_documents(
+        found, cache, await client.list(LEDGER_RECORDS, namespace, labels=others, at=at)
+    )
+    apply_pending(found.records, state.changes.writes)
+    if live_set_of(found.records, state.key).digest != state.unfinished:
+        listed = await client.list(STORED_RESERVATIONS, namespace, at=at)
+        _load_wrongly_archived(found, cache, listed)
+        apply_pending(found.records, state.changes.writes)
+        _check_missing_records(found, listed, state)
     return found
 
 
-async def look(keeper: Keeper, sights: Sights) -> tuple[Records, int]:
+async def snapshot(head: HeadRecord, cache: ObjectCache) -> tuple[WorkingSet, int]:
     """The working set as of one commit, and its number. Writes nothing; a broker may write meanwhile.
 
     Everything is read at one version. Versions count all kinds of a server together, so it is a consistent
     snapshot.
     """
-    for _ in range(MOST_READS):
+    for _ in range(MAX_READ_ATTEMPTS):
         with suppress(Gone):
-            at = await keeper.read()
-            state = keeper.state
-            found = await read(sights, state, at)
-            return arranged(found.records, state.revision), state.sequence
-    raise forgetful()
+            at = await head.read()
+            state = head.state
+            found = await load_objects(cache, state, at)
+            return working_set(found.records, state.revision), state.sequence
+    raise version_compacted_error()
 
 
-def overlay(records: Named, writes: Iterable[Write]) -> None:
+def apply_pending(records: RecordsByKey, writes: Iterable[RecordWrite]) -> None:
     """Apply the changes of the last commit."""
     for write in writes:
-        key = kube_sights.key_of(write)
+        key = kube_sights.object_key(write)
         if not write.text or write.is_archived:
             records.pop(key, None)
             continue
-        record = kube_projection.read(write.kind, write.text)
+        record = kube_projection.decode_record_text(write.kind, write.text)
         is_over = isinstance(record, Reservation) and record.finished_at is not None
-        if key in records or not (is_over and write.was_there):  # else its user has deleted it
+        if key in records or not (is_over and write.existed_before):  # else its user has deleted it
             records[key] = record
 
 
-def roll(records: Named, key: str) -> Roll:
+def live_set_of(records: RecordsByKey, key: str) -> LiveSetDigest:
     """Of the unfinished reservations."""
-    return Roll(key, (name for (_, name), record in records.items() if _is_unfinished(record)))
+    return LiveSetDigest(
+        key, (name for (_, name), record in records.items() if _is_unfinished(record))
+    )
 
 
-def arranged(records: Named, revision: int) -> Records:
-    by_kind: dict[RecordKind, list[Any]] = {kind: [] for kind in kube_projection.DECODERS}
+def working_set(records: RecordsByKey, revision: int) -> WorkingSet:
+    by_kind: dict[RecordKind, list[Any]] = {kind: [] for kind in kube_projection.RECORD_DECODERS}
     for (kind, _), record in records.items():
         by_kind[kind].append(record)
-    return Records(
+    return WorkingSet(
         by_kind["cluster"],
         by_kind["reservation"],
         revision,
@@ -121,30 +125,35 @@ def arranged(records: Named, revision: int) -> Records:
     )
 
 
-def unfinished(found: Found, state: State) -> list[tuple[Key, Sight]]:
+def abandoned_placeholders(
+    found: LoadedObjects, state: HeadState
+) -> list[tuple[ObjectKey, CachedObject]]:
     """Placeholders that no commit will complete: their broker was stopped, or replaced by another leader."""
-    pending = {kube_sights.key_of(write) for write in state.changes.writes}
-    return [(key, cached) for key, cached in found.blanks if key not in pending]
+    pending = {kube_sights.object_key(write) for write in state.changes.writes}
+    return [(key, cached) for key, cached in found.placeholders if key not in pending]
 
 
-def misplaced(found: Found, state: State) -> list[Key]:
+def to_unarchive(found: LoadedObjects, state: HeadState) -> list[ObjectKey]:
     """Unfinished reservations that have the archive label, or may have it.
 
     Those of the last commit are taken from the head, whatever their labels.
     """
-    pending = (kube_sights.key_of(write) for write in state.changes.writes)
-    return [*found.astray, *(key for key in pending if _is_unfinished(found.records.get(key)))]
+    pending = (kube_sights.object_key(write) for write in state.changes.writes)
+    return [
+        *found.wrongly_archived,
+        *(key for key in pending if _is_unfinished(found.records.get(key))),
+    ]
 
 
-def record(kind: RecordKind, found: Seen, key: str) -> Any:
+def decode_stored_record(kind: RecordKind, found: AnyStoredObject, key: str) -> Any:
     """Its record; `CorruptRecord` names the object."""
     try:
-        return kube_projection.record_of(kind, found, key)
-    except Damaged as error:
-        raise Damaged(f"{shown(kind, found.metadata.name)}: {error}") from error
+        return kube_projection.verified_record(kind, found, key)
+    except CorruptRecord as error:
+        raise CorruptRecord(f"{object_title(kind, found.metadata.name)}: {error}") from error
 
 
-def shown(kind: str, name: str) -> str:
+def object_title(kind: str, name: str) -> str:
     """Kind and name of the object, for messages."""
     match kind:
         case "cluster":
@@ -154,48 +163,58 @@ def shown(kind: str, name: str) -> str:
     return f"{LedgerRecord.kind} {name}"
 
 
-def _take_all(found: Found, sights: Sights, kind: RecordKind, listed: Listing[Stored]) -> None:
-    _check(kind, listed)
+def _load_list(
+    found: LoadedObjects, cache: ObjectCache, kind: RecordKind, listed: Listing[StoredObject]
+) -> None:
+    _check_decodable(kind, listed)
     for one in listed.objects:
-        _take(found, sights, kind, one)
+        _load_object(found, cache, kind, one)
 
 
-def _take_documents(found: Found, sights: Sights, listed: Listing[LedgerRecord]) -> None:
-    _check("document", listed)
+def _load_documents(
+    found: LoadedObjects, cache: ObjectCache, listed: Listing[LedgerRecord]
+) -> None:
+    _check_decodable("document", listed)
     for document in listed.objects:
-        if document.contents in kube_projection.DECODERS:
-            _take(found, sights, document.contents, document)
+        if document.contents in kube_projection.RECORD_DECODERS:
+            _load_object(found, cache, document.contents, document)
 
 
-def _take(found: Found, sights: Sights, kind: RecordKind, one: Seen) -> None:
+def _load_object(
+    found: LoadedObjects, cache: ObjectCache, kind: RecordKind, one: AnyStoredObject
+) -> None:
     key = (kind, one.metadata.name)
-    if isinstance(one, Stored) and one.is_robbed and kind == "reservation":
-        raise Damaged(f"{shown(*key)}: its record was removed from the status")
-    if one.record is None or one.record == BLANK:
-        cached = sights.saw(kind, one)
-        if cached.is_own:
-            found.blanks.append((key, cached))
-        if isinstance(one, Stored) and kind == "cluster" and one.was_filled:
-            found.robbed.add(key)
+    if isinstance(one, StoredObject) and one.lost_record and kind == "reservation":
+        raise CorruptRecord(f"{object_title(*key)}: its record was removed from the status")
+    if one.record is None or one.record == NO_RECORD:
+        cached = cache.put(kind, one)
+        if cached.is_managed:
+            found.placeholders.append((key, cached))
+        if isinstance(one, StoredObject) and kind == "cluster" and one.had_record:
+            found.without_record.add(key)
         return
-    read = found.records[key] = record(kind, one, sights.seal_key)
-    sights.saw(kind, one, getattr(read, "finished_at", None))
+    read = found.records[key] = decode_stored_record(kind, one, cache.signature_key)
+    cache.put(kind, one, getattr(read, "finished_at", None))
 
 
-def _take_back(found: Found, sights: Sights, listed: Listing[Stored]) -> None:
+def _load_wrongly_archived(
+    found: LoadedObjects, cache: ObjectCache, listed: Listing[StoredObject]
+) -> None:
     """Unfinished reservations among those with the archive label."""
-    _check("reservation", listed)
+    _check_decodable("reservation", listed)
     for one in listed.objects:
         if not one.is_archived or one.record is None:
             continue
-        if _is_unfinished(record("reservation", one, sights.seal_key)):
-            _take(found, sights, "reservation", one)
-            found.astray.append(("reservation", one.metadata.name))
+        if _is_unfinished(decode_stored_record("reservation", one, cache.signature_key)):
+            _load_object(found, cache, "reservation", one)
+            found.wrongly_archived.append(("reservation", one.metadata.name))
 
 
-def _check_missing(found: Found, listed: Listing[Stored], state: State) -> None:
+def _check_missing_records(
+    found: LoadedObjects, listed: Listing[StoredObject], state: HeadState
+) -> None:
     """A deleted object counts as released. One with the finalizer but without a record is an error."""
-    if not state.unfinished or roll(found.records, state.key).digest == state.unfinished:
+    if not state.unfinished or live_set_of(found.records, state.key).digest == state.unfinished:
         return
     for one in listed.objects:
         is_held = RESERVATION_FINALIZER in one.metadata.finalizers
@@ -204,8 +223,8 @@ def _check_missing(found: Found, listed: Listing[Stored], state: State) -> None:
             and one.record is None
             and ("reservation", one.metadata.name) not in found.records
         ):
-            which = shown("reservation", one.metadata.name)
-            raise Damaged(
+            which = object_title("reservation", one.metadata.name)
+            raise CorruptRecord(
                 f"{which}: its status was cleared;"
                 " to release what it held, delete it and its finalizer"
             )
@@ -215,6 +234,6 @@ def _is_unfinished(record: Any) -> bool:
     return isinstance(record, Reservation) and record.finished_at is None
 
 
-def _check(kind: str, listed: Listing[Any]) -> None:
-    for one in listed.unreadable:
-        raise Damaged(f"{shown(kind, one.name)}: {one.problem}")
+def _check_decodable(kind: str, listed: Listing[Any]) -> None:
+    for one in listed.undecodable:
+        raise CorruptRecord(f"{object_title(kind, one.name)}: {one.error}")

@@ -12,109 +12,109 @@ from kubelend.core.models import RequestKey, Reservation
 from kubelend.kube import resources
 from kubelend.kube.resources import Resource
 from kubelend.wire import broker_objects, names
-from kubelend.wire.broker_objects import Kept, LedgerRecord
-from kubelend.wire.objects import VERSION, Metadata, Part
+from kubelend.wire.broker_objects import LedgerRecord, StoredRecord
+from kubelend.wire.objects import VERSION, Metadata, ObjectStruct
 
-MADE_BY: Final = "broker.fluidos.eu/managed-by"
+MANAGED_BY: Final = "broker.fluidos.eu/managed-by"
 """Label of objects that the broker created: it owns their spec."""
-BROKER: Final = "broker"
-ARCHIVED: Final = "broker.fluidos.eu/archived"
-FINISHED: Final = "broker.fluidos.eu/finished"
+MANAGED_BY_BROKER: Final = "broker"
+ARCHIVED_LABEL: Final = "broker.fluidos.eu/archived"
+FINISHED_LABEL: Final = "broker.fluidos.eu/finished"
 """The hour in which an archived reservation finished, to select expired ones."""
-HOLDS: Final = "broker.fluidos.eu/contents"
+CONTENTS_LABEL: Final = "broker.fluidos.eu/contents"
 """The contents of a LedgerRecord as a label, so that a load need not read the audit log."""
 
-HEAD: Final = "head"
+HEAD_NAME: Final = "head"
 """The name of the one object whose every write is a commit."""
 
 RecordKind = Literal["cluster", "reservation", "member", "token", "limits"]
 Spec = dict[str, object]
 
 
-class Holder(Part, frozen=True):
+class StoredStatus(ObjectStruct, frozen=True):
     """The fields of a status that the store uses."""
 
-    record: Kept | None = None
+    record: StoredRecord | None = None
     phase: str = ""
     valid_until: str = ""
     """Of an advertisement."""
 
 
-class Stored(Part, frozen=True):
+class StoredObject(ObjectStruct, frozen=True):
     """A ClusterAdvertisement or a Reservation."""
 
     metadata: Metadata
     spec: Spec = {}  # noqa: RUF012  # a struct's own copy
-    status: Holder = Holder()
+    status: StoredStatus = StoredStatus()
 
     @property
-    def record(self) -> Kept | None:
+    def record(self) -> StoredRecord | None:
         return self.status.record
 
     @property
     def is_archived(self) -> bool:
-        return self.metadata.labels.get(ARCHIVED) == "true"
+        return self.metadata.labels.get(ARCHIVED_LABEL) == "true"
 
     @property
-    def is_robbed(self) -> bool:
+    def lost_record(self) -> bool:
         """Whether the broker wrote its status, and the record was removed since."""
-        made_by = self.metadata.labels.get(MADE_BY)
-        return self.record is None and self.status.phase != "" and made_by == BROKER
+        made_by = self.metadata.labels.get(MANAGED_BY)
+        return self.record is None and self.status.phase != "" and made_by == MANAGED_BY_BROKER
 
     @property
-    def was_filled(self) -> bool:
+    def had_record(self) -> bool:
         """Of an advertisement without a record: whether anything shows that it had one.
 
         After a restore without statuses, the controllers' sums in the spec do.
         """
         amounts = self.spec.get("resources")
         is_summed_up = isinstance(amounts, dict) and "reserved" in amounts
-        return self.is_robbed or self.status.valid_until != "" or is_summed_up
+        return self.lost_record or self.status.valid_until != "" or is_summed_up
 
 
-Seen = Stored | LedgerRecord
+AnyStoredObject = StoredObject | LedgerRecord
 
-ADVERTISEMENTS: Final = Resource(
+STORED_ADVERTISEMENTS: Final = Resource(
     broker_objects.GROUP,
     VERSION,
     broker_objects.ClusterAdvertisement.plural,
     broker_objects.ClusterAdvertisement.kind,
-    Stored,
+    StoredObject,
 )
-RESERVATIONS: Final = Resource(
+STORED_RESERVATIONS: Final = Resource(
     broker_objects.GROUP,
     VERSION,
     broker_objects.Reservation.plural,
     broker_objects.Reservation.kind,
-    Stored,
+    StoredObject,
 )
-LEDGER: Final = resources.of(LedgerRecord)
+LEDGER_RECORDS: Final = resources.resource_for(LedgerRecord)
 
 
-def name_of(kind: RecordKind, id: str) -> str:
+def record_object_name(kind: RecordKind, id: str) -> str:
     """The name of the object with this record. IDs that are no DNS names are hashed."""
     match kind:
         case "cluster":
-            return f"{names.safe(id)}-adv"
+            return f"{names.object_name(id)}-adv"
         case "reservation":
-            return names.safe(id)
-    return f"{kind}-{names.safe(id)}"
+            return names.object_name(id)
+    return f"{kind}-{names.object_name(id)}"
 
 
-def key_of(uid: str) -> RequestKey:
+def request_key_for_uid(uid: str) -> RequestKey:
     """The idempotency key of a request object. Another object of the same name has another key."""
-    return RequestKey(f"{_ASKED_BY}{uid}")
+    return RequestKey(f"{_OBJECT_KEY_PREFIX}{uid}")
 
 
-def asked_by(record: Reservation) -> str:
+def requesting_uid(record: Reservation) -> str:
     """The UID of the object that requested it; empty if it was requested otherwise."""
     key = record.request.key or ""
-    return key.removeprefix(_ASKED_BY) if key.startswith(_ASKED_BY) else ""
+    return key.removeprefix(_OBJECT_KEY_PREFIX) if key.startswith(_OBJECT_KEY_PREFIX) else ""
 
 
-def labels_of(holds: str) -> dict[str, str]:
-    return {MADE_BY: BROKER, HOLDS: holds}
+def ledger_record_labels(contents: str) -> dict[str, str]:
+    return {MANAGED_BY: MANAGED_BY_BROKER, CONTENTS_LABEL: contents}
 
 
-_ASKED_BY: Final = "object→"
+_OBJECT_KEY_PREFIX: Final = "object→"
 """No key of a client can begin like this: they are ASCII (`wire.route.checked_key`)."""

@@ -15,27 +15,27 @@ from kubelend.core import durations, prices, resources
 from kubelend.core.models import UNCONSTRAINED, Cluster, Constraints, Reservation
 from kubelend.stores import kube_objects, kube_seals, records
 from kubelend.stores.batches import Document
-from kubelend.stores.kube_objects import RecordKind, Seen, Spec
-from kubelend.stores.records import Damaged
+from kubelend.stores.kube_objects import AnyStoredObject, RecordKind, Spec
+from kubelend.stores.records import CorruptRecord
 from kubelend.wire import bodies, conversion, quantities, texts
 from kubelend.wire.broker_objects import (
     AdvertisedResources,
     ClusterAdvertisementSpec,
-    Kept,
     ReservationSpec,
+    StoredRecord,
 )
 
 Status = dict[str, object]
-DECODERS: Final[dict[RecordKind, msgspec.json.Decoder[Any]]] = {
-    "cluster": records.CLUSTERS,
-    "reservation": records.RESERVATIONS,
-    "member": records.MEMBERS,
-    "token": records.TOKENS,
-    "limits": records.LIMITS,
+RECORD_DECODERS: Final[dict[RecordKind, msgspec.json.Decoder[Any]]] = {
+    "cluster": records.CLUSTER_DECODER,
+    "reservation": records.RESERVATION_DECODER,
+    "member": records.MEMBER_DECODER,
+    "token": records.TOKEN_DECODER,
+    "limits": records.LIMITS_DECODER,
 }
 
 
-class Shown(NamedTuple):
+class Projection(NamedTuple):
     """Spec and status of an object; both empty for a LedgerRecord."""
 
     spec: Spec
@@ -43,25 +43,27 @@ class Shown(NamedTuple):
     finished_at: datetime | None = None
 
 
-NOTHING: Final = Shown({}, {})
+EMPTY_PROJECTION: Final = Projection({}, {})
 
 
-def shown(record: Cluster | Reservation | Document) -> Shown:
+def project(record: Cluster | Reservation | Document) -> Projection:
     match record:
         case Cluster():
-            return Shown(cluster_spec(record), cluster_status(record))
+            return Projection(cluster_spec(record), cluster_status(record))
         case Reservation():
-            return Shown(reservation_spec(record), reservation_status(record), record.finished_at)
-    return NOTHING
+            return Projection(
+                reservation_spec(record), reservation_status(record), record.finished_at
+            )
+    return EMPTY_PROJECTION
 
 
-def plain(found: Shown) -> Shown:
+def minimal(found: Projection) -> Projection:
     """The minimal fields: for a server whose CRDs reject some values."""
-    spec = {name: value for name, value in found.spec.items() if name in _LEAST}
+    spec = {name: value for name, value in found.spec.items() if name in _MINIMAL_FIELDS}
     for name in ("resources", "requestedResources"):
         if isinstance(amounts := spec.get(name), dict):
-            spec[name] = _least_amounts(amounts)
-    return Shown(spec, {"phase": found.status.get("phase")}, found.finished_at)
+            spec[name] = _minimal_amounts(amounts)
+    return Projection(spec, {"phase": found.status.get("phase")}, found.finished_at)
 
 
 def cluster_spec(record: Cluster) -> Spec:
@@ -69,14 +71,14 @@ def cluster_spec(record: Cluster) -> Spec:
     body, known = conversion.from_cluster(record, resources.NOTHING), record.advertisement
     return _builtins(
         ClusterAdvertisementSpec(
-            cluster_id=_fitting(body.cluster_id),
+            cluster_id=_display_name(body.cluster_id),
             resources=AdvertisedResources(
-                capacity=quantities.of(known.capacity),
-                allocatable=quantities.of(known.allocatable),
-                allocated=quantities.of(known.allocated),
-                available=quantities.of(record.ceiling.clamped()),
+                capacity=quantities.to_quantities(known.capacity),
+                allocatable=quantities.to_quantities(known.allocatable),
+                allocated=quantities.to_quantities(known.allocated),
+                available=quantities.to_quantities(record.ceiling.clamped()),
             ),
-            cluster_name=_fitting(body.cluster_name),
+            cluster_name=_display_name(body.cluster_name),
             cost=body.cost,
             timestamp=body.timestamp,
             endpoint_url=body.endpoint_url,
@@ -92,8 +94,8 @@ def cluster_status(record: Cluster) -> Status:
     return {
         "phase": "Active",
         "active": record.cordon is None,
-        "lastUpdateTime": _text(record.received_at),
-        "validUntil": _text(record.valid_until),
+        "lastUpdateTime": _timestamp(record.received_at),
+        "validUntil": _timestamp(record.valid_until),
         "cordonReason": record.cordon,
     }
 
@@ -102,12 +104,12 @@ def reservation_spec(record: Reservation) -> Spec:
     request = record.request
     return _builtins(
         ReservationSpec(
-            requested_resources=quantities.of(request.resources),
-            target_cluster_id=_fitting(record.target or request.constraints.pinned or ""),
-            duration=durations.text(request.duration),
+            requested_resources=quantities.to_quantities(request.resources),
+            target_cluster_id=_display_name(record.target or request.constraints.pinned or ""),
+            duration=durations.format_duration(request.duration),
             priority=request.priority,
-            requester_id=_fitting(request.requester),
-            wait=durations.text(request.wait) if request.wait else "",
+            requester_id=_display_name(request.requester),
+            wait=durations.format_duration(request.wait) if request.wait else "",
             policy=request.policy,
             weights=request.weights,
             constraints=_constraints(request.constraints),
@@ -121,79 +123,85 @@ def reservation_status(record: Reservation) -> Status:
         "phase": record.phase.value,
         "message": record.message,
         "reason": record.reason.value,
-        "targetClusterID": _fitting(record.target) if record.target else None,
-        "reservedAt": _text(record.reserved_at),
-        "expiresAt": _text(record.expires_at),
-        "waitUntil": _text(record.wait_until),
-        "acknowledgedAt": _text(record.acknowledged_at),
-        "activatedAt": _text(record.activated_at),
-        "finishedAt": _text(record.finished_at),
-        "lastUpdateTime": _text(max(filter(None, _times(record)))),
+        "targetClusterID": _display_name(record.target) if record.target else None,
+        "reservedAt": _timestamp(record.reserved_at),
+        "expiresAt": _timestamp(record.expires_at),
+        "waitUntil": _timestamp(record.wait_until),
+        "acknowledgedAt": _timestamp(record.acknowledged_at),
+        "activatedAt": _timestamp(record.activated_at),
+        "finishedAt": _timestamp(record.finished_at),
+        "lastUpdateTime": _timestamp(max(filter(None, _update_times(record)))),
     }
 
 
-def kept(key: str, kind: RecordKind, id: str, text: bytes, sequence: int) -> Kept:
-    name, words = kube_objects.name_of(kind, id), text.decode()
-    return Kept(sequence, kube_seals.seal(key, kind, name, sequence, words), words)
+def stored_record(key: str, kind: RecordKind, id: str, text: bytes, sequence: int) -> StoredRecord:
+    name, words = kube_objects.record_object_name(kind, id), text.decode()
+    return StoredRecord(sequence, kube_seals.sign(key, kind, name, sequence, words), words)
 
 
-def record_of(kind: RecordKind, found: Seen, key: str) -> Any:
+def verified_record(kind: RecordKind, found: AnyStoredObject, key: str) -> Any:
     """The stored record of an object. `CorruptRecord` if it is not what the broker wrote."""
     stored, name = found.record, found.metadata.name
     if stored is None:
-        raise Damaged("it has no record")
-    record = read(kind, stored.data.encode())
-    if kube_objects.name_of(kind, record.id) != name:
-        raise Damaged(f"it has the record of another object, {record.id[:80]!r}")
-    if not kube_seals.is_whole(key, kind, name, stored):
-        raise Damaged("its record was not written by the broker, or was modified since")
+        raise CorruptRecord("it has no record")
+    record = decode_record_text(kind, stored.data.encode())
+    if kube_objects.record_object_name(kind, record.id) != name:
+        raise CorruptRecord(f"it has the record of another object, {record.id[:80]!r}")
+    if not kube_seals.verify(key, kind, name, stored):
+        raise CorruptRecord("its record was not written by the broker, or was modified since")
     return record
 
 
-def read(kind: RecordKind, text: bytes) -> Any:
+def decode_record_text(kind: RecordKind, text: bytes) -> Any:
     try:
-        return DECODERS[kind].decode(text)
+        return RECORD_DECODERS[kind].decode(text)
     except (msgspec.DecodeError, UnicodeError, TypeError) as error:
-        raise Damaged(f"its record cannot be decoded: {error}") from error
+        raise CorruptRecord(f"its record cannot be decoded: {error}") from error
 
 
-def comparable(spec: Spec) -> Spec:
+def comparable_spec(spec: Spec) -> Spec:
     """A spec without the fields that the controllers write."""
     amounts = spec.get("resources")
     if not isinstance(amounts, dict):
         return spec
-    own = {name: value for name, value in amounts.items() if name not in _OF_CONTROLLERS}
+    own = {name: value for name, value in amounts.items() if name not in _CONTROLLER_FIELDS}
     return {**spec, "resources": own}
 
 
-_OF_CONTROLLERS: Final = ("reserved", "available")
-_LEAST: Final = ("clusterID", "resources", "requestedResources", "requesterID", "targetClusterID")
-_LEAST_AMOUNTS: Final = ("capacity", "allocated", "available", "cpu", "memory")
-_LONGEST_NAME: Final = 253
+_CONTROLLER_FIELDS: Final = ("reserved", "available")
+_MINIMAL_FIELDS: Final = (
+    "clusterID",
+    "resources",
+    "requestedResources",
+    "requesterID",
+    "targetClusterID",
+)
+_MINIMAL_AMOUNTS: Final = ("capacity", "allocated", "available", "cpu", "memory")
+_MAX_DISPLAY_NAME: Final = 253
 
 
-def _constraints(known: Constraints) -> bodies.ConstraintsBody:
+def _constraints(known: Constraints) -> bodies.Constraints:
     if known == UNCONSTRAINED:
         return bodies.UNCONSTRAINED
     return replace(
         bodies.UNCONSTRAINED,
         labels=known.labels,
         exclude=list(known.excluded),
-        max_price_per_hour="" if known.max_price is None else prices.text(known.max_price),
+        max_price_per_hour="" if known.max_price is None else prices.format_price(known.max_price),
         currency=known.currency,
     )
 
 
-def _least_amounts(amounts: dict[str, object]) -> dict[str, object]:
-    return {name: amounts[name] for name in _LEAST_AMOUNTS if name in amounts}
+def _minimal_amounts(amounts: dict[str, object]) -> dict[str, object]:
+    return {name: amounts[name] for name in _MINIMAL_AMOUNTS if name in amounts}
 
 
-def _fitting(name: str) -> str:
+def _display_name(name: str) -> str:
     """Truncated and printable, as the CRDs require: the record has the full value."""
-    return texts.in_one_line(name)[:_LONGEST_NAME]
+    return texts.to_single_line(name)[:_MAX_DISPLAY_NAME]
 
 
-def _times(record: Reservation) -> tuple[datetime | None, ...]:
+def _update_times(record: Reservation) -> tuple[datetime | None, ...]:
     """When it was created and its status changed."""
     begun = record.created_at, record.reserved_at, record.acknowledged_at
     return *begun, record.activated_at, record.finished_at
@@ -203,5 +211,5 @@ def _builtins(spec: msgspec.Struct) -> Spec:
     return cast(Spec, msgspec.to_builtins(spec))
 
 
-def _text(at: datetime | None) -> str | None:
+def _timestamp(at: datetime | None) -> str | None:
     return None if at is None else cast(str, msgspec.to_builtins(at))

@@ -13,58 +13,58 @@ from collections.abc import Iterable
 from typing import Final
 
 from kubelend.stores.kube_objects import RecordKind
-from kubelend.wire.broker_objects import Kept
+from kubelend.wire.broker_objects import StoredRecord
 
 
-def new_key() -> str:
+def new_signature_key() -> str:
     return secrets.token_hex(32)
 
 
-def seal(key: str, kind: RecordKind, name: str, revision: int, text: str) -> str:
+def sign(key: str, kind: RecordKind, name: str, revision: int, text: str) -> str:
     """Covers all of it, so that a record is valid only under its own name and commit."""
-    return _digest(key, f"{kind} {name} {revision} {text}").hex()
+    return _hmac(key, f"{kind} {name} {revision} {text}").hex()
 
 
-def is_whole(key: str, kind: RecordKind, name: str, kept: Kept) -> bool:
+def verify(key: str, kind: RecordKind, name: str, record: StoredRecord) -> bool:
     """Whether a broker with this key has written the record of this object."""
-    expected = seal(key, kind, name, kept.revision, kept.data)
-    return hmac.compare_digest(expected.encode(), kept.checksum.encode())
+    expected = sign(key, kind, name, record.revision, record.data)
+    return hmac.compare_digest(expected.encode(), record.checksum.encode())
 
 
-class Roll:
+class LiveSetDigest:
     """Names of the objects of unfinished reservations, with a digest of the set."""
 
     def __init__(self, key: str, names: Iterable[str] = ()) -> None:
         self._key = key
         self._names: set[str] = set()
         self._digest = 0
-        self.note(dict.fromkeys(names, True))
+        self.apply(dict.fromkeys(names, True))
 
     @property
     def digest(self) -> str:
         return f"{self._digest:032x}"
 
-    def note(self, changes: dict[str, bool]) -> None:
+    def apply(self, changes: dict[str, bool]) -> None:
         """True marks a reservation as unfinished, False as finished."""
-        self._digest = self._after(changes)
+        self._digest = self._digest_after(changes)
         self._names |= {name for name, is_on in changes.items() if is_on}
         self._names -= {name for name, is_on in changes.items() if not is_on}
 
     def digest_after(self, changes: dict[str, bool]) -> str:
         """The digest after these changes."""
-        return f"{self._after(changes):032x}"
+        return f"{self._digest_after(changes):032x}"
 
-    def _after(self, changes: dict[str, bool]) -> int:
+    def _digest_after(self, changes: dict[str, bool]) -> int:
         digest = self._digest
         for name, is_on in changes.items():
             if is_on is not (name in self._names):
-                digest ^= int.from_bytes(_digest(self._key, f"unfinished {name}"))
+                digest ^= int.from_bytes(_hmac(self._key, f"unfinished {name}"))
         return digest
 
 
-_LENGTH: Final = 16
+_DIGEST_BYTES: Final = 16
 
 
-def _digest(key: str, text: str) -> bytes:
+def _hmac(key: str, text: str) -> bytes:
     """Object names contain no spaces, so that no two inputs give the same text."""
-    return hmac.digest(key.encode(), text.encode(errors="surrogatepass"), "sha256")[:_LENGTH]
+    return hmac.digest(key.encode(), text.encode(errors="surrogatepass"), "sha256")[:_DIGEST_BYTES]

@@ -18,42 +18,42 @@ from kubelend.kube import answers
 from kubelend.kube.client import Client
 from kubelend.kube.resources import Resource
 from kubelend.stores import kube_objects, kube_projection, kube_seals
-from kubelend.stores.kube_head import Write
-from kubelend.stores.kube_keeping import Keeper
+from kubelend.stores.kube_head import RecordWrite
+from kubelend.stores.kube_keeping import HeadRecord
 from kubelend.stores.kube_objects import (
-    ADVERTISEMENTS,
-    LEDGER,
-    RESERVATIONS,
+    LEDGER_RECORDS,
+    STORED_ADVERTISEMENTS,
+    STORED_RESERVATIONS,
+    AnyStoredObject,
     RecordKind,
-    Seen,
     Spec,
 )
-from kubelend.wire.broker_objects import RESERVATION_FINALIZER, Kept, LedgerRecord
+from kubelend.wire.broker_objects import RESERVATION_FINALIZER, LedgerRecord, StoredRecord
 
-Key = tuple[RecordKind, str]
+ObjectKey = tuple[RecordKind, str]
 """A record's kind and the name of its object."""
 
 
-BLANK: Final = Kept(0, "", "")
+NO_RECORD: Final = StoredRecord(0, "", "")
 """The record of a placeholder."""
 
-SPOILT: Final = -1
+TAMPERED: Final = -1
 """Older than any commit, whatever revision the object claims."""
 
 
-class Missed(Exception):
+class StaleWrite(Exception):
     """Somebody else has written, created or deleted the object since it was read."""
 
 
-class Sight(NamedTuple):
+class CachedObject(NamedTuple):
     """What the next write of an object depends on."""
 
     version: str
     sequence: int
     """Of the commit that wrote its record; 0 for none, and `TAMPERED` if the signature is invalid."""
-    is_own: bool
+    is_managed: bool
     """Whether the broker created it."""
-    is_leaving: bool
+    is_being_deleted: bool
     """Whether it has a deletionTimestamp and waits for its finalizers."""
     is_archived: bool
     finalizers: tuple[str, ...]
@@ -62,163 +62,171 @@ class Sight(NamedTuple):
     uid: str = ""
 
     @property
-    def is_wish(self) -> bool:
+    def is_unadopted(self) -> bool:
         """Whether a user made it, and the broker has not processed it yet."""
-        return not self.sequence and not self.is_own
+        return not self.sequence and not self.is_managed
 
     @property
-    def holds_on(self) -> bool:
+    def has_finalizer(self) -> bool:
         return RESERVATION_FINALIZER in self.finalizers
 
 
-class Sights:
+class ObjectCache:
     """Reads and caches the objects of one namespace."""
 
-    def __init__(self, client: Client, namespace: str, keeper: Keeper) -> None:
+    def __init__(self, client: Client, namespace: str, head: HeadRecord) -> None:
         self.client = client
         self.namespace = namespace
-        self._keeper = keeper
-        self._known: dict[Key, Sight] = {}
+        self._head = head
+        self._cached: dict[ObjectKey, CachedObject] = {}
 
     @property
-    def seal_key(self) -> str:
+    def signature_key(self) -> str:
         """From the head, which has to be read before any object."""
-        return self._keeper.state.key
+        return self._head.state.key
 
-    async def of(self, key: Key) -> Sight | None:
+    async def get(self, key: ObjectKey) -> CachedObject | None:
         """The cached object, or else the current one; None if it does not exist."""
-        return self.known(key) or await self.look(key)
+        return self.cached(key) or await self.refresh(key)
 
-    def known(self, key: Key) -> Sight | None:
+    def cached(self, key: ObjectKey) -> CachedObject | None:
         """The cached object; None if it is unknown."""
-        return self._known.get(key)
+        return self._cached.get(key)
 
-    async def look(self, key: Key) -> Sight | None:
+    async def refresh(self, key: ObjectKey) -> CachedObject | None:
         """The current object."""
         kind, name = key
-        found: Seen | None = await self.client.find(resource(kind), name, self.namespace)
+        found: AnyStoredObject | None = await self.client.find(
+            resource_for(kind), name, self.namespace
+        )
         if found is None:
             self.forget(key)
             return None
-        return self.saw(kind, found)
+        return self.put(kind, found)
 
-    def saw(self, kind: RecordKind, found: Seen, finished_at: datetime | None = None) -> Sight:
+    def put(
+        self, kind: RecordKind, found: AnyStoredObject, finished_at: datetime | None = None
+    ) -> CachedObject:
         """Cache an object; of a reservation also when it finished."""
-        cached = _sight(found, self._sequence(kind, found), finished_at)
+        cached = _cached_object(found, self._sequence(kind, found), finished_at)
         key = kind, found.metadata.name
-        if cached.is_wish:
+        if cached.is_unadopted:
             # Its user may delete it and make another one, which is another request.
             self.forget(key)
         else:
-            self._known[key] = cached
+            self._cached[key] = cached
         return cached
 
-    async def create(self, key: Key, blank: Seen) -> Sight:
-        with _noticed():
-            made = await self.client.create(resource(key[0]), blank)
-        return self.saw(key[0], made)
+    async def create(self, key: ObjectKey, placeholder: AnyStoredObject) -> CachedObject:
+        with _raise_stale():
+            made = await self.client.create(resource_for(key[0]), placeholder)
+        return self.put(key[0], made)
 
     async def patch(
         self,
-        key: Key,
-        seen: Sight,
+        key: ObjectKey,
+        cached: CachedObject,
         change: Mapping[str, object],
         *,
         subresource: str = "",
         finished_at: datetime | None = None,
-    ) -> Sight:
+    ) -> CachedObject:
         """Apply a merge patch, if the object has not changed."""
         kind, name = key
-        metadata = {**_mapping(change.get("metadata")), "resourceVersion": seen.version}
+        metadata = {**_as_mapping(change.get("metadata")), "resourceVersion": cached.version}
         whole = {**change, "metadata": metadata}
-        with _noticed(gone=True):
+        with _raise_stale(deleted=True):
             found = await self.client.patch(
-                resource(kind), name, self.namespace, whole, subresource=subresource
+                resource_for(kind), name, self.namespace, whole, subresource=subresource
             )
-        return self.saw(kind, found, finished_at or seen.finished_at)
+        return self.put(kind, found, finished_at or cached.finished_at)
 
-    async def delete(self, key: Key, seen: Sight) -> None:
+    async def delete(self, key: ObjectKey, cached: CachedObject) -> None:
         """Delete the object, if it has not changed."""
         kind, name = key
-        path = resource(kind).path(self.namespace, name)
-        only = {"preconditions": {"resourceVersion": seen.version}}
-        with _noticed(gone=True):
+        path = resource_for(kind).path(self.namespace, name)
+        only = {"preconditions": {"resourceVersion": cached.version}}
+        with _raise_stale(deleted=True):
             await self.client.raw("DELETE", path, only)
         self.forget(key)
 
-    def _sequence(self, kind: RecordKind, found: Seen) -> int:
+    def _sequence(self, kind: RecordKind, found: AnyStoredObject) -> int:
         record = found.record
-        if record is None or record == BLANK:
+        if record is None or record == NO_RECORD:
             return 0
-        is_whole = kube_seals.is_whole(self.seal_key, kind, found.metadata.name, record)
-        return record.revision if is_whole else SPOILT
+        is_whole = kube_seals.verify(self.signature_key, kind, found.metadata.name, record)
+        return record.revision if is_whole else TAMPERED
 
-    def forget(self, key: Key) -> None:
-        self._known.pop(key, None)
+    def forget(self, key: ObjectKey) -> None:
+        self._cached.pop(key, None)
 
-    def knows(self, key: Key) -> bool:
-        return key in self._known
+    def is_cached(self, key: ObjectKey) -> bool:
+        return key in self._cached
 
     def finished_at(self, id: str) -> datetime | None:
         """When a reservation finished, if that is cached."""
-        cached = self._known.get(("reservation", kube_objects.name_of("reservation", id)))
+        cached = self._cached.get(
+            ("reservation", kube_objects.record_object_name("reservation", id))
+        )
         return cached and cached.finished_at
 
 
-def key_of(write: Write) -> Key:
-    return write.kind, kube_objects.name_of(write.kind, write.id)
+def object_key(write: RecordWrite) -> ObjectKey:
+    return write.kind, kube_objects.record_object_name(write.kind, write.id)
 
 
-def resource(kind: RecordKind) -> Resource[Any]:
+def resource_for(kind: RecordKind) -> Resource[Any]:
     """The resource of a kind of record."""
     match kind:
         case "cluster":
-            return ADVERTISEMENTS
+            return STORED_ADVERTISEMENTS
         case "reservation":
-            return RESERVATIONS
-    return LEDGER
+            return STORED_RESERVATIONS
+    return LEDGER_RECORDS
 
 
-def spec_text(spec: Spec) -> bytes:
+def canonical_spec(spec: Spec) -> bytes:
     """Equal for equal specs, ignoring the fields that the controllers write."""
-    return _encode(kube_projection.comparable(spec))
+    return _encode_sorted(kube_projection.comparable_spec(spec))
 
 
-def spec_of(seen: Sight) -> Spec:
-    return _SPECS.decode(seen.spec)
+def cached_spec(cached: CachedObject) -> Spec:
+    return _SPEC_DECODER.decode(cached.spec)
 
 
 @contextmanager
-def _noticed(*, gone: bool = False) -> Iterator[None]:
+def _raise_stale(*, deleted: bool = False) -> Iterator[None]:
     """Raises `StaleWrite` after a conflict, and with `deleted` if the object does not exist."""
     try:
         yield
     except Conflict as error:
-        raise Missed from error
+        raise StaleWrite from error
     except NotFound as error:
-        if gone and answers.is_missing_object(error):
-            raise Missed from error
+        if deleted and answers.is_object_not_found(error):
+            raise StaleWrite from error
         raise
 
 
-def _mapping(value: object) -> Mapping[str, object]:
+def _as_mapping(value: object) -> Mapping[str, object]:
     return value if isinstance(value, Mapping) else {}
 
 
-_encode = msgspec.json.Encoder(order="sorted").encode
-_SPECS: Final = msgspec.json.Decoder(Spec)
+_encode_sorted = msgspec.json.Encoder(order="sorted").encode
+_SPEC_DECODER: Final = msgspec.json.Decoder(Spec)
 
 
-def _sight(found: Seen, sequence: int, finished_at: datetime | None) -> Sight:
+def _cached_object(
+    found: AnyStoredObject, sequence: int, finished_at: datetime | None
+) -> CachedObject:
     metadata = found.metadata
-    return Sight(
+    return CachedObject(
         metadata.resource_version,
         sequence,
-        metadata.labels.get(kube_objects.MADE_BY) == kube_objects.BROKER,
+        metadata.labels.get(kube_objects.MANAGED_BY) == kube_objects.MANAGED_BY_BROKER,
         metadata.deletion_timestamp is not None,
-        metadata.labels.get(kube_objects.ARCHIVED) == "true",
+        metadata.labels.get(kube_objects.ARCHIVED_LABEL) == "true",
         metadata.finalizers,
-        b"{}" if isinstance(found, LedgerRecord) else spec_text(found.spec),
+        b"{}" if isinstance(found, LedgerRecord) else canonical_spec(found.spec),
         finished_at,
         metadata.uid,
     )

@@ -15,115 +15,115 @@ from typing import Any, Final, TypeVar
 
 from kubelend.core.errors import StoreFailed
 from kubelend.core.events import Change
-from kubelend.core.journal import Head, Line
+from kubelend.core.journal import AuditLine, ChainHead
 from kubelend.core.models import Reservation, ReservationId
-from kubelend.core.records import Records
-from kubelend.kube.access import Access
+from kubelend.core.records import WorkingSet
+from kubelend.kube.access import KubeConfig
 from kubelend.kube.client import Client
 from kubelend.stores import batches, kube_failures
-from kubelend.stores.kube_book import Book
+from kubelend.stores.kube_book import KubernetesLedger
 
-Connect = Callable[[Access], AbstractAsyncContextManager[Client]]
-Result = TypeVar("Result")
+ClientFactory = Callable[[KubeConfig], AbstractAsyncContextManager[Client]]
+CallResult = TypeVar("CallResult")
 
-_PARTING: Final = 10
+_CLOSE_ITERATIONS: Final = 10
 """Iterations of the event loop until all closed sockets are released."""
 
 
 class KubernetesStore:
     """Stores records in one namespace of a cluster."""
 
-    def __init__(self, access: Access, namespace: str, *, is_writable: bool) -> None:
+    def __init__(self, access: KubeConfig, namespace: str, *, is_writable: bool) -> None:
         self._access = access
         self._namespace = namespace
         self._is_writable = is_writable
         self._runner: asyncio.Runner | None = asyncio.Runner()
         self._stack = AsyncExitStack()
-        self._book: Book | None = None
+        self._ledger: KubernetesLedger | None = None
 
     @classmethod
     def open(
         cls,
-        access: Access,
+        access: KubeConfig,
         namespace: str,
         *,
         archive_for: timedelta = batches.ARCHIVE_FOR,
-        connect: Connect = Client.open,
+        connect: ClientFactory = Client.open,
     ) -> KubernetesStore:
         """Open the store for writing, or create it. A broker that had it open can no longer write."""
         store = cls(access, namespace, is_writable=True)
-        store.begin(archive_for, connect)
+        store.connect(archive_for, connect)
         return store
 
     @classmethod
     def open_readonly(
-        cls, access: Access, namespace: str, *, connect: Connect = Client.open
+        cls, access: KubeConfig, namespace: str, *, connect: ClientFactory = Client.open
     ) -> KubernetesStore:
         """Open an existing store, also while a broker uses it; writes nothing."""
         store = cls(access, namespace, is_writable=False)
-        store.begin(batches.ARCHIVE_FOR, connect)
+        store.connect(batches.ARCHIVE_FOR, connect)
         return store
 
-    def begin(self, archive_for: timedelta, connect: Connect) -> None:
+    def connect(self, archive_for: timedelta, connect: ClientFactory) -> None:
         """Connect, and read the head."""
         try:
-            self._run(self._begin(archive_for, connect))
+            self._run(self._connect(archive_for, connect))
         except BaseException:
             self.close()
             raise
 
-    def load(self) -> Records:
-        ledger = self._opened()
-        return self._run(ledger.load() if self._is_writable else ledger.look())
+    def load(self) -> WorkingSet:
+        ledger = self._open_ledger()
+        return self._run(ledger.load() if self._is_writable else ledger.read_only())
 
     def commit(self, changes: Sequence[Change], revision: int) -> None:
-        self._run(self._opened().commit(changes, revision))
+        self._run(self._open_ledger().commit(changes, revision))
 
     def prepare(self, changes: Sequence[Change], revision: int) -> Callable[[], None]:
         return partial(self.commit, changes, revision)
 
     def archived(self, reservation: ReservationId) -> Reservation | None:
-        return self._run(self._opened().archived(reservation))
+        return self._run(self._open_ledger().archived(reservation))
 
-    def lines(self, after: int, limit: int) -> list[Line]:
-        return self._run(self._opened().lines(after, limit))
+    def audit_lines(self, after: int, limit: int) -> list[AuditLine]:
+        return self._run(self._open_ledger().lines(after, limit))
 
-    def journal_ends(self) -> tuple[Head, Head]:
-        state = self._opened().keeper.state
+    def audit_log_bounds(self) -> tuple[ChainHead, ChainHead]:
+        state = self._open_ledger().head.state
         return state.start.head, state.end.head
 
-    def check(self) -> None:
-        self._run(self._opened().keeper.check())
+    def check_fencing(self) -> None:
+        self._run(self._open_ledger().head.check_fencing())
 
     def close(self) -> None:
-        runner, self._runner, self._book = self._runner, None, None
+        runner, self._runner, self._ledger = self._runner, None, None
         if runner is not None:
             with runner:
-                runner.run(self._end())
+                runner.run(self._disconnect())
 
-    async def _begin(self, archive_for: timedelta, connect: Connect) -> None:
+    async def _connect(self, archive_for: timedelta, connect: ClientFactory) -> None:
         client = await self._stack.enter_async_context(connect(self._access))
-        self._book = ledger = Book(client, self._namespace, archive_for)
-        await (ledger.keeper.take_over() if self._is_writable else ledger.keeper.read())
+        self._ledger = ledger = KubernetesLedger(client, self._namespace, archive_for)
+        await (ledger.head.acquire() if self._is_writable else ledger.head.read())
 
-    async def _end(self) -> None:
+    async def _disconnect(self) -> None:
         await self._stack.aclose()
-        for _ in range(_PARTING):  # the loop releases sockets after they are closed
+        for _ in range(_CLOSE_ITERATIONS):  # the loop releases sockets after they are closed
             await asyncio.sleep(0)
 
-    def _opened(self) -> Book:
-        if self._book is None:
+    def _open_ledger(self) -> KubernetesLedger:
+        if self._ledger is None:
             raise StoreFailed("the store is closed", hint="open it again")
-        return self._book
+        return self._ledger
 
-    def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
+    def _run(self, work: Coroutine[Any, Any, CallResult]) -> CallResult:
         if self._runner is None:
             raise StoreFailed("the store is closed", hint="open it again")
-        with kube_failures.translated(self._access.server, self._namespace):
-            return self._runner.run(_awake(work))
+        with kube_failures.translate_api_errors(self._access.server, self._namespace):
+            return self._runner.run(_after_pending_callbacks(work))
 
 
-async def _awake(work: Coroutine[Any, Any, Result]) -> Result:
+async def _after_pending_callbacks(work: Coroutine[Any, Any, CallResult]) -> CallResult:
     """The loop is idle between calls: let it notice connections that were closed meanwhile."""
     for _ in range(2):
         await asyncio.sleep(0)

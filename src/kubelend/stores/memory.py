@@ -8,12 +8,12 @@ from functools import partial
 from heapq import heappop, heappush
 
 from kubelend.core import journal
-from kubelend.core.events import Change, Kind
-from kubelend.core.journal import Head, Line
+from kubelend.core.events import Change, RecordKind
+from kubelend.core.journal import AuditLine, ChainHead
 from kubelend.core.models import Cluster, ClusterId, Reservation, ReservationId
-from kubelend.core.records import Records
+from kubelend.core.records import WorkingSet
 from kubelend.stores import batches
-from kubelend.stores.batches import Batch, Document
+from kubelend.stores.batches import Document, WriteBatch
 
 
 class MemoryStore:
@@ -24,18 +24,18 @@ class MemoryStore:
         self._clusters: dict[ClusterId, Cluster] = {}
         self._reservations: dict[ReservationId, Reservation] = {}
         self._archive: dict[ReservationId, Reservation] = {}
-        self._finishes: list[tuple[datetime, ReservationId]] = []
-        self._documents: dict[tuple[Kind, str], Document] = {}
-        self._lines: list[Line] = []
-        self._start = journal.START
+        self._finish_times: list[tuple[datetime, ReservationId]] = []
+        self._documents: dict[tuple[RecordKind, str], Document] = {}
+        self._lines: list[AuditLine] = []
+        self._start = journal.CHAIN_START
         self._revision = 0
 
-    def load(self) -> Records:
-        return Records(
+    def load(self) -> WorkingSet:
+        return WorkingSet(
             list(self._clusters.values()),
             list(self._reservations.values()),
             self._revision,
-            *batches.sorted_out(self._documents.values()),
+            *batches.documents_by_kind(self._documents.values()),
         )
 
     def commit(self, changes: Sequence[Change], revision: int) -> None:
@@ -45,11 +45,11 @@ class MemoryStore:
         self._put_clusters(batch)
         self._reservations.update(batch.reservations)
         self._put_documents(batch)
-        self._tell(batch)
+        self._append_audit_records(batch)
         for finished in finish_times:
             self._archive[finished[1]] = self._reservations.pop(finished[1])
-            heappush(self._finishes, finished)
-        self._prune([at for at, _ in finish_times])
+            heappush(self._finish_times, finished)
+        self._evict_expired([at for at, _ in finish_times])
 
     def prepare(self, changes: Sequence[Change], revision: int) -> Callable[[], None]:
         return partial(self.commit, changes, revision)
@@ -57,57 +57,57 @@ class MemoryStore:
     def archived(self, reservation: ReservationId) -> Reservation | None:
         return self._archive.get(reservation)
 
-    def lines(self, after: int, limit: int) -> list[Line]:
+    def audit_lines(self, after: int, limit: int) -> list[AuditLine]:
         first = max(0, after - self._start.number)
         return self._lines[first : first + limit]
 
-    def journal_ends(self) -> tuple[Head, Head]:
+    def audit_log_bounds(self) -> tuple[ChainHead, ChainHead]:
         end = self._lines[-1].head if self._lines else self._start
         return self._start, end
 
-    def check(self) -> None:
+    def check_fencing(self) -> None:
         """No other writer exists."""
 
     def close(self) -> None:
         """Nothing to release."""
 
-    def _check(self, batch: Batch, revision: int) -> list[tuple[datetime, ReservationId]]:
+    def _check(self, batch: WriteBatch, revision: int) -> list[tuple[datetime, ReservationId]]:
         """Reject before the first change, because there is no rollback; returns who is archived."""
-        batches.check_order(self._revision, revision)
+        batches.check_revision(self._revision, revision)
         return [
-            (batches.finish(deleted, self._last(deleted, batch)), deleted)
+            (batches.finish_time(deleted, self._latest(deleted, batch)), deleted)
             for deleted in batch.archived
         ]
 
-    def _last(self, reservation: ReservationId, batch: Batch) -> Reservation | None:
+    def _latest(self, reservation: ReservationId, batch: WriteBatch) -> Reservation | None:
         return batch.reservations.get(reservation) or self._reservations.get(reservation)
 
-    def _put_clusters(self, batch: Batch) -> None:
+    def _put_clusters(self, batch: WriteBatch) -> None:
         for name, cluster in batch.clusters.items():
             if cluster is None:
                 self._clusters.pop(name, None)
             else:
                 self._clusters[name] = cluster
 
-    def _put_documents(self, batch: Batch) -> None:
+    def _put_documents(self, batch: WriteBatch) -> None:
         for key, document in batch.documents.items():
             if document is None:
                 self._documents.pop(key, None)
             else:
                 self._documents[key] = document
 
-    def _tell(self, batch: Batch) -> None:
-        self._lines += journal.seal(batch.entries, self.journal_ends()[1])
-        deleted = batch.cut - self._start.number
+    def _append_audit_records(self, batch: WriteBatch) -> None:
+        self._lines += journal.chain_entries(batch.audit_records, self.audit_log_bounds()[1])
+        deleted = batch.truncate_to - self._start.number
         if 0 < deleted <= len(self._lines):
             self._start = self._lines[deleted - 1].head
             del self._lines[:deleted]
 
-    def _prune(self, joining: list[datetime]) -> None:
+    def _evict_expired(self, joining: list[datetime]) -> None:
         if not joining:
             return
-        retention_limit = batches.kept_from(joining, self._archive_for)
-        while self._finishes[0][0] < retention_limit:
-            finished_at, deleted = heappop(self._finishes)
+        retention_limit = batches.compute_retention_limit(joining, self._archive_for)
+        while self._finish_times[0][0] < retention_limit:
+            finished_at, deleted = heappop(self._finish_times)
             if self._archive[deleted].finished_at == finished_at:
                 del self._archive[deleted]

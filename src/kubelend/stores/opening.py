@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 AnyStore: TypeAlias = "MemoryStore | SqliteStore | KubernetesStore"
 
 
-def check(url: str) -> None:
+def check_store_url(url: str) -> None:
     """Reject an invalid URL without opening a store: a retry would not help."""
-    kind, rest = _split(url)
+    kind, rest = _split_url(url)
     kind.check(rest)
 
 
@@ -32,48 +32,48 @@ def open_store(
 
     `namespace` is for a Kubernetes store whose URL names none.
     """
-    kind, rest = _split(url)
-    return kind.open(rest, Terms(archive_for, namespace))
+    kind, rest = _split_url(url)
+    return kind.open(rest, StoreOptions(archive_for, namespace))
 
 
 def open_readonly(url: str) -> AnyStore:
     """Open a store for reading; a broker may be using it."""
-    kind, rest = _split(url)
+    kind, rest = _split_url(url)
     return kind.open_readonly(rest)
 
 
-def exposures(url: str) -> list[str]:
+def store_mode_problems(url: str) -> list[str]:
     """What others can read or replace of an existing store, one sentence each."""
-    kind, rest = _split(url)
-    return kind.exposures(rest)
+    kind, rest = _split_url(url)
+    return kind.mode_problems(rest)
 
 
-def beside(url: str, name: str) -> Path | None:
+def path_beside(url: str, name: str) -> Path | None:
     """The path of a file beside the store's own; None for a store without a file."""
-    kind, rest = _split(url)
+    kind, rest = _split_url(url)
     path = kind.path(rest)
     return None if path is None else path.with_name(f"{path.name}-{name}")
 
 
-def is_of_objects(url: str) -> bool:
+def is_kubernetes_url(url: str) -> bool:
     """Whether users can delete single records: a missing reservation then counts as released."""
-    kind, _ = _split(url)
-    return kind is _KINDS["kubernetes"]
+    kind, _ = _split_url(url)
+    return kind is _STORE_KINDS["kubernetes"]
 
 
-class Terms(NamedTuple):
+class StoreOptions(NamedTuple):
     """Options for all kinds of stores."""
 
     archive_for: timedelta
     namespace: str
 
 
-class _Kind(NamedTuple):
+class _StoreKind(NamedTuple):
     form: str
     check: Callable[[str], None]
-    open: Callable[[str, Terms], AnyStore]
+    open: Callable[[str, StoreOptions], AnyStore]
     open_readonly: Callable[[str], AnyStore]
-    exposures: Callable[[str], list[str]]
+    mode_problems: Callable[[str], list[str]]
     path: Callable[[str], Path | None]
 
 
@@ -82,16 +82,16 @@ def _check_memory(rest: str) -> None:
         raise InvalidSettings(f"memory:{rest} is not valid", hint="write memory: alone")
 
 
-def _open_memory(rest: str, terms: Terms) -> MemoryStore:
+def _open_memory(rest: str, options: StoreOptions) -> MemoryStore:
     _check_memory(rest)
-    return MemoryStore(archive_for=terms.archive_for)
+    return MemoryStore(archive_for=options.archive_for)
 
 
-def _read_memory(_: str) -> MemoryStore:
+def _open_memory_readonly(_: str) -> MemoryStore:
     raise InvalidSettings("a memory store cannot be read by another process", hint="use a file")
 
 
-def _path(rest: str) -> Path:
+def _sqlite_path(rest: str) -> Path:
     """The path after `sqlite:`, also as a URL with an empty host and an absolute path."""
     if rest.startswith("//"):
         host, slash, path = rest[2:].partition("/")
@@ -107,56 +107,56 @@ def _path(rest: str) -> Path:
 
 
 def _check_sqlite(rest: str) -> None:
-    _path(rest)
+    _sqlite_path(rest)
 
 
-def _open_sqlite(rest: str, terms: Terms) -> SqliteStore:
-    return SqliteStore.open(_path(rest), archive_for=terms.archive_for)
+def _open_sqlite(rest: str, options: StoreOptions) -> SqliteStore:
+    return SqliteStore.open(_sqlite_path(rest), archive_for=options.archive_for)
 
 
-def _read_sqlite(rest: str) -> SqliteStore:
-    return SqliteStore.open_readonly(_path(rest))
+def _open_sqlite_readonly(rest: str) -> SqliteStore:
+    return SqliteStore.open_readonly(_sqlite_path(rest))
 
 
 def _check_kubernetes(rest: str) -> None:
     """Also reads the kubeconfig: a missing file is a configuration error, not an outage."""
-    kube_places.parse(rest).access()
+    kube_places.parse_kubernetes_url(rest).access()
 
 
-def _open_kubernetes(rest: str, terms: Terms) -> KubernetesStore:
+def _open_kubernetes(rest: str, options: StoreOptions) -> KubernetesStore:
     from kubelend.stores.kubernetes import KubernetesStore
 
-    location = kube_places.parse(rest)
+    location = kube_places.parse_kubernetes_url(rest)
     access = location.access()
-    namespace = location.namespace_for(access, terms.namespace)
-    return KubernetesStore.open(access, namespace, archive_for=terms.archive_for)
+    namespace = location.namespace_for(access, options.namespace)
+    return KubernetesStore.open(access, namespace, archive_for=options.archive_for)
 
 
-def _read_kubernetes(rest: str) -> KubernetesStore:
+def _open_kubernetes_readonly(rest: str) -> KubernetesStore:
     from kubelend.stores.kubernetes import KubernetesStore
 
-    location = kube_places.parse(rest)
+    location = kube_places.parse_kubernetes_url(rest)
     access = location.access()
     return KubernetesStore.open_readonly(access, location.namespace_for(access))
 
 
-_KINDS = {
-    "memory": _Kind(
-        "memory:", _check_memory, _open_memory, _read_memory, lambda _: [], lambda _: None
+_STORE_KINDS = {
+    "memory": _StoreKind(
+        "memory:", _check_memory, _open_memory, _open_memory_readonly, lambda _: [], lambda _: None
     ),
-    "sqlite": _Kind(
+    "sqlite": _StoreKind(
         "a path or sqlite:///path",
         _check_sqlite,
         _open_sqlite,
-        _read_sqlite,
-        lambda rest: databases.exposures(_path(rest)),
-        _path,
+        _open_sqlite_readonly,
+        lambda rest: databases.file_mode_problems(_sqlite_path(rest)),
+        _sqlite_path,
     ),
-    "kubernetes": _Kind(
+    "kubernetes": _StoreKind(
         "kubernetes:",
         _check_kubernetes,
         _open_kubernetes,
-        _read_kubernetes,
+        _open_kubernetes_readonly,
         lambda _: [],
         lambda _: None,
     ),
@@ -165,11 +165,11 @@ _KINDS = {
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]+):(.*)", re.ASCII | re.DOTALL)
 
 
-def _split(url: str) -> tuple[_Kind, str]:
+def _split_url(url: str) -> tuple[_StoreKind, str]:
     match = _SCHEME.fullmatch(url)
     scheme, rest = (match[1], match[2]) if match else ("sqlite", url)
-    kind = _KINDS.get(scheme)
+    kind = _STORE_KINDS.get(scheme)
     if kind is None:
-        known = ", ".join(kind.form for kind in _KINDS.values())
+        known = ", ".join(kind.form for kind in _STORE_KINDS.values())
         raise InvalidSettings(f"unknown kind of store {scheme}:", hint=f"use one of {known}")
     return kind, rest

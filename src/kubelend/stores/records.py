@@ -18,53 +18,55 @@ from kubelend.core.limits import Limits
 from kubelend.core.members import Member, Token
 from kubelend.core.models import Cluster, Reservation
 
-Kept = Cluster | Reservation | Member | Token | Limits
-Some = TypeVar("Some", Cluster, Reservation, Member, Token, Limits)
+AnyRecord = Cluster | Reservation | Member | Token | Limits
+RecordType = TypeVar("RecordType", Cluster, Reservation, Member, Token, Limits)
 
-CLUSTERS = msgspec.json.Decoder(Cluster)
-RESERVATIONS = msgspec.json.Decoder(Reservation)
-MEMBERS = msgspec.json.Decoder(Member)
-TOKENS = msgspec.json.Decoder(Token)
-LIMITS = msgspec.json.Decoder(Limits)
+CLUSTER_DECODER = msgspec.json.Decoder(Cluster)
+RESERVATION_DECODER = msgspec.json.Decoder(Reservation)
+MEMBER_DECODER = msgspec.json.Decoder(Member)
+TOKEN_DECODER = msgspec.json.Decoder(Token)
+LIMITS_DECODER = msgspec.json.Decoder(Limits)
 
 _encoder = msgspec.json.Encoder()
 
 
-class Damaged(Exception):
+class CorruptRecord(Exception):
     """A row is not what was written. Its text is a part of a sentence: what is wrong, and where."""
 
 
-def encode(record: Kept) -> tuple[str, int, bytes]:
+def encode_record(record: AnyRecord) -> tuple[str, int, bytes]:
     """A record's ID, checksum and JSON text."""
     try:
-        text = _encoder.encode(_readable(record))
-        return record.id, checksum(record.id.encode(), text), text
+        text = _encoder.encode(_checked(record))
+        return record.id, record_checksum(record.id.encode(), text), text
     except ValueError as error:
         raise StoreFailed(f"record {record.id!r} cannot be stored: {error}") from error
 
 
-def decode(decoder: msgspec.json.Decoder[Some], row: tuple[bytes, int, bytes]) -> Some:
+def decode_record(
+    decoder: msgspec.json.Decoder[RecordType], row: tuple[bytes, int, bytes]
+) -> RecordType:
     """The inverse of `encode_record`, from a row with its ID as bytes."""
     name, expected, text = row
     try:
-        if checksum(name, text) == expected:
+        if record_checksum(name, text) == expected:
             return decoder.decode(text)
     except (msgspec.DecodeError, TypeError) as error:
-        raise Damaged(f"record {_shown(name)} cannot be decoded: {error}") from error
-    raise Damaged(f"record {_shown(name)} does not match its checksum")
+        raise CorruptRecord(f"record {_display_id(name)} cannot be decoded: {error}") from error
+    raise CorruptRecord(f"record {_display_id(name)} does not match its checksum")
 
 
-def key(id: str) -> bytes:
+def record_key(id: str) -> bytes:
     """An ID for a query. One with surrogates is never stored, and so never found."""
     return id.encode(errors="surrogatepass")
 
 
-def checksum(id: bytes, text: bytes) -> int:
+def record_checksum(id: bytes, text: bytes) -> int:
     """Over both, so that a record cannot appear under another ID."""
     return crc32(text, crc32(id))
 
 
-def _readable(record: Kept) -> Kept:
+def _checked(record: AnyRecord) -> AnyRecord:
     """JSON has no NaN and infinity: they would be encoded as null, which does not decode to a number."""
     if isinstance(record, Reservation):
         weights = record.request.weights
@@ -73,5 +75,5 @@ def _readable(record: Kept) -> Kept:
     return record
 
 
-def _shown(name: bytes | None) -> str:
+def _display_id(name: bytes | None) -> str:
     return repr(name and name.decode(errors="replace"))

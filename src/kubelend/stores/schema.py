@@ -81,7 +81,9 @@ MIGRATIONS: tuple[Migration, ...] = (
 )
 
 
-def check(connection: sqlite3.Connection, path: Path, migrations: Sequence[Migration]) -> int:
+def check_schema_version(
+    connection: sqlite3.Connection, path: Path, migrations: Sequence[Migration]
+) -> int:
     """Reject a file that is not ours, or of an unknown schema version.
 
     Returns the number of applied migrations.
@@ -99,7 +101,9 @@ def check(connection: sqlite3.Connection, path: Path, migrations: Sequence[Migra
     return version
 
 
-def migrate(connection: sqlite3.Connection, version: int, migrations: Sequence[Migration]) -> None:
+def apply_migrations(
+    connection: sqlite3.Connection, version: int, migrations: Sequence[Migration]
+) -> None:
     """Apply the missing migrations, one transaction each."""
     for number, statements in enumerate(migrations[version:], start=version + 1):
         connection.execute("BEGIN IMMEDIATE")

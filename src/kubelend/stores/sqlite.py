@@ -16,29 +16,31 @@ from pathlib import Path
 
 import msgspec
 
-from kubelend.core.events import Change, Kind
-from kubelend.core.journal import Head, Line
+from kubelend.core.events import Change, RecordKind
+from kubelend.core.journal import AuditLine, ChainHead
 from kubelend.core.models import Reservation, ReservationId
-from kubelend.core.records import Records
+from kubelend.core.records import WorkingSet
 from kubelend.stores import batches, databases, journals, records, statements, writing
-from kubelend.stores.batches import Batch
-from kubelend.stores.databases import Database
-from kubelend.stores.numbering import Numbering
-from kubelend.stores.records import Damaged, Some
-from kubelend.stores.statements import Rows
-from kubelend.stores.writing import MOST_CHANGES, Position, Writing
+from kubelend.stores.batches import WriteBatch
+from kubelend.stores.databases import SqliteFile
+from kubelend.stores.numbering import RowIds
+from kubelend.stores.records import CorruptRecord, RecordType
+from kubelend.stores.statements import InsertStatement
+from kubelend.stores.writing import SMALL_COMMIT_CHANGES, FilePosition, PreparedCommit
 
 
 class SqliteStore:
     """Stores records in one SQLite file."""
 
-    def __init__(self, database: Database, *, archive_for: timedelta = batches.ARCHIVE_FOR) -> None:
-        self._database = database
-        self._checked = (
+    def __init__(
+        self, database: SqliteFile, *, archive_for: timedelta = batches.ARCHIVE_FOR
+    ) -> None:
+        self._file = database
+        self._checked_tables = (
             _WORKING_SET if database.is_writable else (*_WORKING_SET, "archive", "journal")
         )
         self._archive_for = archive_for
-        self._position: Position | None = None
+        self._position: FilePosition | None = None
         """Known after the first read or write: no one else writes the file."""
 
     @classmethod
@@ -51,29 +53,30 @@ class SqliteStore:
         """Open an existing file, also while a broker uses it; each load is a consistent snapshot."""
         return cls(databases.open_reader(path))
 
-    def load(self) -> Records:
+    def load(self) -> WorkingSet:
         """Fails on a damaged file, and if the next commit would have no space."""
-        if self._database.is_writable:
-            self._database.check_room()
-        with _no_collection(), self._database.transaction("DEFERRED") as connection:
-            _check_pages(connection, self._checked)
+        if self._file.is_writable:
+            self._file.check_free_space()
+        with _gc_disabled(), self._file.transaction("DEFERRED") as connection:
+            _check_integrity(connection, self._checked_tables)
             clusters = [
-                records.decode(records.CLUSTERS, row) for row in connection.execute(_CLUSTERS)
+                records.decode_record(records.CLUSTER_DECODER, row)
+                for row in connection.execute(_SELECT_CLUSTERS)
             ]
-            numbered = _numbered(connection)
-            row_ids = Numbering((number, found.id) for number, found in numbered)
-            self._position = _position(connection, row_ids)
-            return Records(
+            numbered = _read_reservations(connection)
+            row_ids = RowIds((number, found.id) for number, found in numbered)
+            self._position = _read_position(connection, row_ids)
+            return WorkingSet(
                 clusters,
                 [found for _, found in numbered],
                 self._position.revision,
-                _documents(connection, "member", records.MEMBERS),
-                _documents(connection, "token", records.TOKENS),
-                _documents(connection, "limits", records.LIMITS),
+                _read_documents(connection, "member", records.MEMBER_DECODER),
+                _read_documents(connection, "token", records.TOKEN_DECODER),
+                _read_documents(connection, "limits", records.LIMITS_DECODER),
             )
 
     def commit(self, changes: Sequence[Change], revision: int) -> None:
-        self._commit(self._encode(changes, revision))
+        self._commit(self._prepare(changes, revision))
 
     def prepare(self, changes: Sequence[Change], revision: int) -> Callable[[], None]:
         """Write a small group now: SQLite keeps it in memory, and only the commit waits for the disk.
@@ -81,131 +84,138 @@ class SqliteStore:
         Every statement releases and reacquires the GIL. In a thread this contends with the event loop
         each time, which costs more than the statement.
         """
-        if len(changes) > MOST_CHANGES or self._position is None:
+        if len(changes) > SMALL_COMMIT_CHANGES or self._position is None:
             return partial(self.commit, changes, revision)
-        group = self._encode(changes, revision)
-        if not group.is_small or not self._database.try_to_begin():
+        group = self._prepare(changes, revision)
+        if not group.is_small or not self._file.try_begin():
             return partial(self._commit, group)
-        with self._database.undone_on_error() as connection:
-            self._write(connection, group)
-        return partial(self._finish, group)
+        with self._file.rollback_on_error() as connection:
+            self._execute(connection, group)
+        return partial(self._commit_prepared, group)
 
     def archived(self, reservation: ReservationId) -> Reservation | None:
-        with self._database.transaction("DEFERRED") as connection:
-            return _find(connection, _ARCHIVED, records.key(reservation))
+        with self._file.transaction("DEFERRED") as connection:
+            return _find_reservation(connection, _SELECT_ARCHIVED, records.record_key(reservation))
 
-    def lines(self, after: int, limit: int) -> list[Line]:
-        with self._database.transaction("DEFERRED") as connection:
-            return journals.read(connection, after, limit)
+    def audit_lines(self, after: int, limit: int) -> list[AuditLine]:
+        with self._file.transaction("DEFERRED") as connection:
+            return journals.read_audit_lines(connection, after, limit)
 
-    def journal_ends(self) -> tuple[Head, Head]:
-        with self._database.transaction("DEFERRED") as connection:
-            return journals.ends(connection)
+    def audit_log_bounds(self) -> tuple[ChainHead, ChainHead]:
+        with self._file.transaction("DEFERRED") as connection:
+            return journals.audit_log_bounds(connection)
 
-    def check(self) -> None:
+    def check_fencing(self) -> None:
         """No other writer can exist: the file is locked."""
 
     def close(self) -> None:
-        self._database.close()
+        self._file.close()
 
-    def _encode(self, changes: Sequence[Change], revision: int) -> Writing:
-        return writing.encode(batches.fold(changes), revision, self._known_position())
+    def _prepare(self, changes: Sequence[Change], revision: int) -> PreparedCommit:
+        return writing.prepare_commit(batches.fold(changes), revision, self._known_position())
 
-    def _commit(self, group: Writing) -> None:
-        with self._database.transaction("IMMEDIATE") as connection:
-            self._write(connection, group)
-        self._keep(group)
+    def _commit(self, group: PreparedCommit) -> None:
+        with self._file.transaction("IMMEDIATE") as connection:
+            self._execute(connection, group)
+        self._update_position(group)
 
-    def _finish(self, group: Writing) -> None:
-        self._database.commit()
-        self._keep(group)
+    def _commit_prepared(self, group: PreparedCommit) -> None:
+        self._file.commit()
+        self._update_position(group)
 
-    def _write(self, connection: sqlite3.Connection, group: Writing) -> None:
-        statements.put(connection, _PUT_CLUSTERS, group.clusters)
-        statements.put(connection, _PUT_RESERVATIONS, group.reservations)
-        journals.put(connection, group.lines)
-        _drop_clusters(connection, group.batch)
-        _put_documents(connection, group.batch)
+    def _execute(self, connection: sqlite3.Connection, group: PreparedCommit) -> None:
+        statements.insert_rows(connection, _UPSERT_CLUSTERS, group.clusters)
+        statements.insert_rows(connection, _UPSERT_RESERVATIONS, group.reservations)
+        journals.insert_audit_lines(connection, group.lines)
+        _delete_clusters(connection, group.batch)
+        _write_documents(connection, group.batch)
         self._archive(connection, group)
-        if group.batch.cut:
-            journals.cut(connection, group.batch.cut)
-        connection.execute(_SET_REVISION, (*_revision_row(group.revision), *group.end))
+        if group.batch.truncate_to:
+            journals.truncate_audit_lines(connection, group.batch.truncate_to)
+        connection.execute(_UPDATE_REVISION, (*_revision_row(group.revision), *group.end))
 
-    def _keep(self, group: Writing) -> None:
-        row_ids = self._known_position().numbering
-        row_ids.keep(group.numbers, group.batch.archived)
-        self._position = Position(group.revision, group.end, row_ids)
+    def _update_position(self, group: PreparedCommit) -> None:
+        row_ids = self._known_position().row_ids
+        row_ids.apply_commit(group.row_ids, group.batch.archived)
+        self._position = FilePosition(group.revision, group.end, row_ids)
 
-    def _known_position(self) -> Position:
+    def _known_position(self) -> FilePosition:
         if self._position is None:
-            with self._database.transaction("DEFERRED") as connection:
-                row_ids = Numbering(connection.execute(_NUMBERS))
-                self._position = _position(connection, row_ids)
+            with self._file.transaction("DEFERRED") as connection:
+                row_ids = RowIds(connection.execute(_SELECT_ROW_IDS))
+                self._position = _read_position(connection, row_ids)
         return self._position
 
-    def _archive(self, connection: sqlite3.Connection, group: Writing) -> None:
+    def _archive(self, connection: sqlite3.Connection, group: PreparedCommit) -> None:
         if not group.batch.archived:
             return
-        known = self._known_position().numbering
+        known = self._known_position().row_ids
         finish_times = {}
         for found in group.batch.archived:
-            number = group.numbers.get(found) or known.find(found)
-            finish_times[number] = batches.finish(found, _find(connection, _RESERVATION, number))
-        connection.executemany(_ARCHIVE, [(_text(at), found) for found, at in finish_times.items()])
-        connection.executemany(_FORGET, [(found,) for found in finish_times])
-        retention_limit = batches.kept_from(finish_times.values(), self._archive_for)
-        connection.execute(_PRUNE, (_text(retention_limit),))
+            number = group.row_ids.get(found) or known.find(found)
+            finish_times[number] = batches.finish_time(
+                found, _find_reservation(connection, _SELECT_RESERVATION, number)
+            )
+        connection.executemany(
+            _ARCHIVE_RESERVATION,
+            [(_sortable_timestamp(at), found) for found, at in finish_times.items()],
+        )
+        connection.executemany(_DELETE_RESERVATION, [(found,) for found in finish_times])
+        retention_limit = batches.compute_retention_limit(finish_times.values(), self._archive_for)
+        connection.execute(_DELETE_EXPIRED, (_sortable_timestamp(retention_limit),))
 
 
 # A reader also checks the archive; a start must not take longer because of old reservations.
 _WORKING_SET = ("meta", "clusters", "reservations", "documents")
 
 # Texts are read as bytes: the decoder takes them so, and a damaged one must reach the checksum.
-_CLUSTERS = "SELECT CAST(id AS BLOB), checksum, CAST(record AS BLOB) FROM clusters"
-_NUMBERED = "SELECT number, CAST(id AS BLOB), checksum, CAST(record AS BLOB) FROM reservations"
-_NUMBERS = "SELECT number, id FROM reservations"
-_DOCUMENTS = """
+_SELECT_CLUSTERS = "SELECT CAST(id AS BLOB), checksum, CAST(record AS BLOB) FROM clusters"
+_SELECT_RESERVATIONS = (
+    "SELECT number, CAST(id AS BLOB), checksum, CAST(record AS BLOB) FROM reservations"
+)
+_SELECT_ROW_IDS = "SELECT number, id FROM reservations"
+_SELECT_DOCUMENTS = """
     SELECT CAST(id AS BLOB), checksum, CAST(record AS BLOB) FROM documents WHERE kind = ?
 """
-_RESERVATION = """
+_SELECT_RESERVATION = """
     SELECT CAST(id AS BLOB), checksum, CAST(record AS BLOB) FROM reservations WHERE number = ?
 """
-_ARCHIVED = """
+_SELECT_ARCHIVED = """
     SELECT CAST(id AS BLOB), checksum, CAST(record AS BLOB) FROM archive WHERE id = CAST(? AS TEXT)
 """
-_REVISION = "SELECT value, checksum FROM meta WHERE key = 'revision'"
+_SELECT_REVISION = "SELECT value, checksum FROM meta WHERE key = 'revision'"
 
 # Upserts: REPLACE would delete and insert, at twice the cost.
-_PUT_CLUSTERS = Rows(
+_UPSERT_CLUSTERS = InsertStatement(
     "INSERT INTO clusters (id, checksum, record) VALUES",
     "(?, ?, CAST(? AS TEXT))",
     "ON CONFLICT (id) DO UPDATE SET checksum = excluded.checksum, record = excluded.record",
 )
-_PUT_RESERVATIONS = Rows(
+_UPSERT_RESERVATIONS = InsertStatement(
     "INSERT INTO reservations (number, phase, id, checksum, record) VALUES",
     "(?, ?, ?, ?, CAST(? AS TEXT))",
     "ON CONFLICT (number) DO UPDATE"
     " SET phase = excluded.phase, checksum = excluded.checksum, record = excluded.record",
 )
-_PUT_DOCUMENTS = Rows(
+_UPSERT_DOCUMENTS = InsertStatement(
     "INSERT OR REPLACE INTO documents (kind, id, checksum, record) VALUES",
     "(?, ?, ?, CAST(? AS TEXT))",
 )
-_DROP_DOCUMENT = "DELETE FROM documents WHERE kind = ? AND id = CAST(? AS TEXT)"
-_DROP_CLUSTER = "DELETE FROM clusters WHERE id = CAST(? AS TEXT)"
-_ARCHIVE = """
+_DELETE_DOCUMENT = "DELETE FROM documents WHERE kind = ? AND id = CAST(? AS TEXT)"
+_DELETE_CLUSTER = "DELETE FROM clusters WHERE id = CAST(? AS TEXT)"
+_ARCHIVE_RESERVATION = """
     INSERT OR REPLACE INTO archive (id, finished_at, checksum, record)
     SELECT id, ?, checksum, record FROM reservations WHERE number = ?
 """
-_FORGET = "DELETE FROM reservations WHERE number = ?"
-_PRUNE = "DELETE FROM archive WHERE finished_at < ?"
-_SET_REVISION = """
+_DELETE_RESERVATION = "DELETE FROM reservations WHERE number = ?"
+_DELETE_EXPIRED = "DELETE FROM archive WHERE finished_at < ?"
+_UPDATE_REVISION = """
     UPDATE meta SET value = ?, checksum = ?, line = ?, digest = ? WHERE key = 'revision'
 """
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
+def _gc_disabled() -> Iterator[None]:
     """Loading creates many records and no garbage: collection would take longer than reading."""
     was_enabled = gc.isenabled()
     gc.disable()
@@ -216,66 +226,77 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _check_pages(connection: sqlite3.Connection, tables: Iterable[str]) -> None:
+def _check_integrity(connection: sqlite3.Connection, tables: Iterable[str]) -> None:
     """Detects what row checksums cannot: rows hidden or duplicated by a broken page or index."""
     for table in tables:
         (error,) = connection.execute(f"PRAGMA integrity_check({table})").fetchone()
         if error != "ok":
-            raise Damaged(str(error))
+            raise CorruptRecord(str(error))
 
 
-def _position(connection: sqlite3.Connection, numbering: Numbering) -> Position:
-    return Position(_revision(connection), journals.ends(connection)[1], numbering)
+def _read_position(connection: sqlite3.Connection, row_ids: RowIds) -> FilePosition:
+    return FilePosition(
+        _read_revision(connection), journals.audit_log_bounds(connection)[1], row_ids
+    )
 
 
-def _revision(connection: sqlite3.Connection) -> int:
-    value, expected = connection.execute(_REVISION).fetchone() or (0, None)
+def _read_revision(connection: sqlite3.Connection) -> int:
+    value, expected = connection.execute(_SELECT_REVISION).fetchone() or (0, None)
     if _revision_row(value) != (value, expected):
-        raise Damaged("its revision does not match its checksum")
+        raise CorruptRecord("its revision does not match its checksum")
     revision: int = value
     return revision
 
 
 def _revision_row(revision: int) -> tuple[int, int]:
-    return revision, records.checksum(b"revision", str(revision).encode())
+    return revision, records.record_checksum(b"revision", str(revision).encode())
 
 
-def _documents(
-    connection: sqlite3.Connection, kind: Kind, decoder: msgspec.json.Decoder[Some]
-) -> list[Some]:
-    return [records.decode(decoder, row) for row in connection.execute(_DOCUMENTS, (kind,))]
+def _read_documents(
+    connection: sqlite3.Connection, kind: RecordKind, decoder: msgspec.json.Decoder[RecordType]
+) -> list[RecordType]:
+    return [
+        records.decode_record(decoder, row)
+        for row in connection.execute(_SELECT_DOCUMENTS, (kind,))
+    ]
 
 
-def _drop_clusters(connection: sqlite3.Connection, batch: Batch) -> None:
-    dropped = [(records.key(name),) for name, found in batch.clusters.items() if not found]
+def _delete_clusters(connection: sqlite3.Connection, batch: WriteBatch) -> None:
+    dropped = [(records.record_key(name),) for name, found in batch.clusters.items() if not found]
     if dropped:
-        connection.executemany(_DROP_CLUSTER, dropped)
+        connection.executemany(_DELETE_CLUSTER, dropped)
 
 
-def _put_documents(connection: sqlite3.Connection, batch: Batch) -> None:
-    rows = [(kind, *records.encode(found)) for (kind, _), found in batch.documents.items() if found]
-    statements.put(connection, _PUT_DOCUMENTS, rows)
+def _write_documents(connection: sqlite3.Connection, batch: WriteBatch) -> None:
+    rows = [
+        (kind, *records.encode_record(found))
+        for (kind, _), found in batch.documents.items()
+        if found
+    ]
+    statements.insert_rows(connection, _UPSERT_DOCUMENTS, rows)
     deleted = [
-        (kind, records.key(name)) for (kind, name), found in batch.documents.items() if not found
+        (kind, records.record_key(name))
+        for (kind, name), found in batch.documents.items()
+        if not found
     ]
     if deleted:
-        connection.executemany(_DROP_DOCUMENT, deleted)
+        connection.executemany(_DELETE_DOCUMENT, deleted)
 
 
-def _numbered(connection: sqlite3.Connection) -> list[tuple[int, Reservation]]:
+def _read_reservations(connection: sqlite3.Connection) -> list[tuple[int, Reservation]]:
     return [
-        (number, records.decode(records.RESERVATIONS, (name, checksum, text)))
-        for number, name, checksum, text in connection.execute(_NUMBERED)
+        (number, records.decode_record(records.RESERVATION_DECODER, (name, checksum, text)))
+        for number, name, checksum, text in connection.execute(_SELECT_RESERVATIONS)
     ]
 
 
-def _find(
+def _find_reservation(
     connection: sqlite3.Connection, query: str, key: bytes | int | None
 ) -> Reservation | None:
     row = connection.execute(query, (key,)).fetchone()
-    return None if row is None else records.decode(records.RESERVATIONS, row)
+    return None if row is None else records.decode_record(records.RESERVATION_DECODER, row)
 
 
-def _text(at: datetime) -> str:
+def _sortable_timestamp(at: datetime) -> str:
     """Of fixed length and in UTC, so that texts sort as the times do."""
     return at.astimezone(UTC).isoformat(timespec="microseconds")

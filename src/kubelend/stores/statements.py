@@ -8,11 +8,11 @@ from functools import cache
 from itertools import chain
 from typing import NamedTuple
 
-MOST_ROWS = 64
+MAX_ROWS_PER_STATEMENT = 64
 """In one statement. Each number of rows is a statement of its own, which SQLite prepares once."""
 
 
-class Rows(NamedTuple):
+class InsertStatement(NamedTuple):
     """An INSERT statement for any number of rows."""
 
     head: str
@@ -20,13 +20,15 @@ class Rows(NamedTuple):
     tail: str = ""
 
 
-def put(connection: sqlite3.Connection, rows: Rows, values: Sequence[tuple[object, ...]]) -> None:
+def insert_rows(
+    connection: sqlite3.Connection, statement: InsertStatement, values: Sequence[tuple[object, ...]]
+) -> None:
     """In as few statements as possible: each one releases and reacquires the GIL."""
-    for start in range(0, len(values), MOST_ROWS):
-        some = values[start : start + MOST_ROWS]
-        connection.execute(_statement(rows, len(some)), tuple(chain.from_iterable(some)))
+    for start in range(0, len(values), MAX_ROWS_PER_STATEMENT):
+        some = values[start : start + MAX_ROWS_PER_STATEMENT]
+        connection.execute(_statement_text(statement, len(some)), tuple(chain.from_iterable(some)))
 
 
 @cache
-def _statement(rows: Rows, size: int) -> str:
-    return f"{rows.head} {', '.join([rows.row] * size)} {rows.tail}"
+def _statement_text(statement: InsertStatement, size: int) -> str:
+    return f"{statement.head} {', '.join([statement.row] * size)} {statement.tail}"

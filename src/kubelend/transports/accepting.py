@@ -16,30 +16,35 @@ from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
-from kubelend.kits.networks import network
-from kubelend.transports.admission import Admission, Limit, Place, Watch
+from kubelend.kits.networks import rate_limit_key
+from kubelend.transports.admission import (
+    ConnectionLimit,
+    ConnectionObserver,
+    ConnectionSlot,
+    ConnectionTable,
+)
 
-BACKLOG = 1024
+LISTEN_BACKLOG = 1024
 """Listen backlog: a whole fleet may reconnect at once."""
 
-AT_ONCE = 32
+ACCEPTS_PER_ITERATION = 32
 """Connections accepted per event loop iteration."""
 
-PAUSE = 0.02
+ACCEPT_RETRY_SECONDS = 0.02
 """Seconds until the next attempt when file descriptors are exhausted."""
 
-_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_DESCRIPTOR_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
-Serve = Callable[[Place], asyncio.Protocol]
+ProtocolFactory = Callable[[ConnectionSlot], asyncio.Protocol]
 
 
-class Security(NamedTuple):
+class TlsSettings(NamedTuple):
     """TLS context and timeouts in seconds."""
 
     context: ssl.SSLContext | None
-    handshake: float
+    handshake_timeout: float
     """From accept to the end of the handshake."""
-    goodbye: float
+    shutdown_timeout: float
     """For a client to read the remaining data and close the TLS connection."""
 
 
@@ -51,12 +56,12 @@ async def open_listeners(host: str, port: int) -> list[socket.socket]:
     opened: list[socket.socket] = []
     for family, _, _, _, address in dict.fromkeys(found):
         try:
-            opened.append(socket.create_server(address[:2], family=family, backlog=BACKLOG))
+            opened.append(socket.create_server(address[:2], family=family, backlog=LISTEN_BACKLOG))
         except OSError as problem:
             # A machine without IPv6 can still listen on IPv4.
             if problem.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT) and len(found) > 1:
                 continue
-            _close(opened)
+            _close_sockets(opened)
             raise
     if not opened:
         raise OSError(errno.EADDRNOTAVAIL, "not an address of this machine")
@@ -69,18 +74,18 @@ class Acceptor:
     def __init__(
         self,
         listeners: list[socket.socket],
-        serve: Serve,
-        admission: Admission,
-        watch: Watch,
-        security: Security,
+        make_protocol: ProtocolFactory,
+        connections: ConnectionTable,
+        observer: ConnectionObserver,
+        tls: TlsSettings,
     ) -> None:
         self._listeners = listeners
-        self._serve = serve
-        self._admission = admission
-        self._watch = watch
-        self._security = security
+        self._make_protocol = make_protocol
+        self._connections = connections
+        self._observer = observer
+        self._tls = tls
         self._loop = asyncio.get_running_loop()
-        self._shaking: set[asyncio.Task[None]] = set()
+        self._handshakes: set[asyncio.Task[None]] = set()
         for listener in listeners:
             listener.setblocking(False)
             self._loop.add_reader(listener, self._accept, listener)
@@ -89,109 +94,111 @@ class Acceptor:
         """Stops accepting, and drops unfinished handshakes."""
         for listener in self._listeners:
             self._loop.remove_reader(listener)
-        _close(self._listeners)
-        self._admission.close_arrivals()
-        if self._shaking:
-            await asyncio.wait(self._shaking)
+        _close_sockets(self._listeners)
+        self._connections.close_handshakes()
+        if self._handshakes:
+            await asyncio.wait(self._handshakes)
 
     def _accept(self, listener: socket.socket) -> None:
-        for _ in range(AT_ONCE):
+        for _ in range(ACCEPTS_PER_ITERATION):
             try:
                 connection, address = listener.accept()
             except OSError as problem:
                 # Other errors concern this connection alone, or there is none to accept.
-                if problem.errno not in _EXHAUSTED:
+                if problem.errno not in _DESCRIPTOR_ERRORS:
                     return
-                if not self._free_a_file():
+                if not self._free_descriptor():
                     self._pause(listener)
                     return
             else:
-                self._receive(connection, network(address[0]))
+                self._on_accepted(connection, rate_limit_key(address[0]))
 
-    def _free_a_file(self) -> bool:
+    def _free_descriptor(self) -> bool:
         """Closes an idle connection; returns whether its descriptor is free already."""
-        spare = self._admission.make_room(Limit.FILES)
+        spare = self._connections.close_one(ConnectionLimit.FILES)
         if spare is None:
-            self._watch.turned_away(Limit.FILES, "", None)
-        return spare is not None and not spare.holder.has_file
+            self._observer.connection_rejected(ConnectionLimit.FILES, "", None)
+        return spare is not None and not spare.connection.has_descriptor
 
     def _pause(self, listener: socket.socket) -> None:
         """Stops reading for a moment: the socket stays readable, and the loop would spin."""
         self._loop.remove_reader(listener)
-        self._loop.call_later(PAUSE, self._resume, listener)
+        self._loop.call_later(ACCEPT_RETRY_SECONDS, self._resume, listener)
 
     def _resume(self, listener: socket.socket) -> None:
         if listener.fileno() >= 0:
             self._loop.add_reader(listener, self._accept, listener)
 
-    def _receive(self, connection: socket.socket, remote: str) -> None:
+    def _on_accepted(self, connection: socket.socket, remote: str) -> None:
         connection.setblocking(False)
-        arrival = _Arrival(connection, self._loop)
-        place = Place(remote, arrival)
-        if not self._admission.arrive(place):
+        arrival = PendingHandshake(connection, self._loop)
+        place = ConnectionSlot(remote, arrival)
+        if not self._connections.add(place):
             connection.close()
             return
-        arrival.deadline = self._loop.call_later(self._security.handshake, self._let_go, place)
-        if self._security.context is None:
-            self._begin(place, arrival)
+        arrival.deadline = self._loop.call_later(
+            self._tls.handshake_timeout, self._on_handshake_timeout, place
+        )
+        if self._tls.context is None:
+            self._start_handshake(place, arrival)
         else:
-            self._loop.add_reader(connection, self._spoke, place, arrival)
+            self._loop.add_reader(connection, self._on_first_bytes, place, arrival)
 
-    def _spoke(self, place: Place, arrival: _Arrival) -> None:
+    def _on_first_bytes(self, place: ConnectionSlot, arrival: PendingHandshake) -> None:
         self._loop.remove_reader(arrival.connection)
-        self._begin(place, arrival)
+        self._start_handshake(place, arrival)
 
-    def _let_go(self, place: Place) -> None:
-        if not place.has_entered:
-            place.holder.drop()
-            self._admission.leave(place)
+    def _on_handshake_timeout(self, place: ConnectionSlot) -> None:
+        if not place.is_authenticated:
+            place.connection.drop()
+            self._connections.remove(place)
 
-    def _begin(self, place: Place, arrival: _Arrival) -> None:
-        arrival.has_begun = True
-        task = self._loop.create_task(self._shake_hands(place, arrival))
-        self._shaking.add(task)
-        task.add_done_callback(self._shaking.discard)
+    def _start_handshake(self, place: ConnectionSlot, arrival: PendingHandshake) -> None:
+        arrival.has_started = True
+        task = self._loop.create_task(self._run_handshake(place, arrival))
+        self._handshakes.add(task)
+        task.add_done_callback(self._handshakes.discard)
 
-    async def _shake_hands(self, place: Place, arrival: _Arrival) -> None:
-        context, handshake, goodbye = self._security
+    async def _run_handshake(self, place: ConnectionSlot, arrival: PendingHandshake) -> None:
+        context, handshake, goodbye = self._tls
         try:
             await self._loop.connect_accepted_socket(
-                partial(self._serve, place),
+                partial(self._make_protocol, place),
                 arrival.connection,
                 ssl=context,
                 ssl_handshake_timeout=handshake if context else None,
                 ssl_shutdown_timeout=goodbye if context else None,
             )
         except ssl.SSLError as problem:
-            self._watch.handshake_refused(place.remote, problem.reason or str(problem))
+            self._observer.handshake_rejected(place.remote, problem.reason or str(problem))
         except OSError:
             arrival.connection.close()  # disconnected, timed out, or dropped
         finally:
-            arrival.forget_deadline()
-            if not place.has_entered:
-                self._admission.leave(place)
+            arrival.cancel_deadline()
+            if not place.is_authenticated:
+                self._connections.remove(place)
 
 
-class _Arrival:
+class PendingHandshake:
     """A connection whose handshake has not finished."""
 
-    __slots__ = ("_loop", "connection", "deadline", "has_begun")
+    __slots__ = ("_loop", "connection", "deadline", "has_started")
 
-    is_resting = True
+    is_idle = True
 
     def __init__(self, connection: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
         self.connection = connection
-        self.has_begun = False
+        self.has_started = False
         self.deadline: asyncio.TimerHandle | None = None
         self._loop = loop
 
     @property
-    def has_file(self) -> bool:
+    def has_descriptor(self) -> bool:
         return self.connection.fileno() >= 0
 
     def drop(self) -> None:
-        self.forget_deadline()
-        if self.has_begun:
+        self.cancel_deadline()
+        if self.has_started:
             # The event loop owns the socket now, and handles this like a disconnect.
             with suppress(OSError):
                 self.connection.shutdown(socket.SHUT_RDWR)
@@ -199,12 +206,12 @@ class _Arrival:
             self._loop.remove_reader(self.connection)
             self.connection.close()
 
-    def forget_deadline(self) -> None:
+    def cancel_deadline(self) -> None:
         if self.deadline is not None:
             self.deadline.cancel()
             self.deadline = None
 
 
-def _close(sockets: Iterable[socket.socket]) -> None:
+def _close_sockets(sockets: Iterable[socket.socket]) -> None:
     for opened in sockets:
         opened.close()

@@ -11,11 +11,11 @@ from collections import OrderedDict
 from collections.abc import Hashable, MutableMapping
 from typing import NamedTuple, Protocol, TypeVar
 
-Name = TypeVar("Name", bound=Hashable)
-Group = TypeVar("Group", bound=MutableMapping["Place", None])
+GroupKey = TypeVar("GroupKey", bound=Hashable)
+SlotGroup = TypeVar("SlotGroup", bound=MutableMapping["ConnectionSlot", None])
 
 
-class Limit(enum.StrEnum):
+class ConnectionLimit(enum.StrEnum):
     """The limit that a connection reached. The values are API: labels of a metric, and in the log."""
 
     CONNECTIONS = "TooManyConnections"
@@ -24,46 +24,46 @@ class Limit(enum.StrEnum):
     FILES = "OutOfFiles"
 
 
-class Room(NamedTuple):
+class ConnectionLimits(NamedTuple):
     """Connection limits of a listener; the defaults are for one with few clients."""
 
     connections: int = 256
     """Open connections, including unfinished handshakes."""
-    caller: int = 64
+    per_caller: int = 64
     """Connections per caller; per address, where clients present no certificate."""
-    handshakes: int = 128
+    handshakes_per_address: int = 128
     """Unfinished handshakes per address."""
 
 
-class Holder(Protocol):
+class Connection(Protocol):
     """The connection of a slot: first a bare socket, then an HTTP connection."""
 
     @property
-    def is_resting(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether no request is in progress."""
 
     @property
-    def has_file(self) -> bool:
+    def has_descriptor(self) -> bool:
         """Whether its file descriptor is still open."""
 
     def drop(self) -> None:
         """Aborts the connection."""
 
 
-class Place:
+class ConnectionSlot:
     """The bookkeeping of one connection, from accept to close."""
 
-    __slots__ = ("caller", "has_entered", "holder", "is_open", "remote")
+    __slots__ = ("caller", "connection", "is_authenticated", "is_open", "remote")
 
-    def __init__(self, remote: str, holder: Holder) -> None:
+    def __init__(self, remote: str, holder: Connection) -> None:
         self.remote = remote
-        self.holder = holder
+        self.connection = holder
         self.caller: Hashable = None
         self.is_open = False
-        self.has_entered = False
+        self.is_authenticated = False
 
 
-class Watch(Protocol):
+class ConnectionObserver(Protocol):
     """Observes the connections of a listener."""
 
     def opened(self) -> None:
@@ -72,113 +72,117 @@ class Watch(Protocol):
     def closed(self) -> None:
         """A connection was closed."""
 
-    def turned_away(self, limit: Limit, remote: str, caller: Hashable) -> None:
+    def connection_rejected(self, limit: ConnectionLimit, remote: str, caller: Hashable) -> None:
         """A connection was closed, or could not be accepted, because of a limit."""
 
-    def handshake_refused(self, remote: str, reason: str) -> None:
+    def handshake_rejected(self, remote: str, reason: str) -> None:
         """A TLS handshake failed."""
 
 
-class Admission:
+class ConnectionTable:
     """Counts connections by state, address and caller; every operation takes constant time."""
 
-    def __init__(self, room: Room, watch: Watch) -> None:
-        self._room = room
-        self._watch = watch
+    def __init__(self, limits: ConnectionLimits, observer: ConnectionObserver) -> None:
+        self._limits = limits
+        self._observer = observer
         self._open = 0
         # Ordered: the oldest handshake and the longest idle connection come first.
-        self._arrivals: OrderedDict[Place, None] = OrderedDict()
-        self._resting: OrderedDict[Place, None] = OrderedDict()
-        self._by_remote: dict[str, OrderedDict[Place, None]] = {}
-        self._by_caller: dict[Hashable, dict[Place, None]] = {}
+        self._handshakes: OrderedDict[ConnectionSlot, None] = OrderedDict()
+        self._idle: OrderedDict[ConnectionSlot, None] = OrderedDict()
+        self._by_remote: dict[str, OrderedDict[ConnectionSlot, None]] = {}
+        self._by_caller: dict[Hashable, dict[ConnectionSlot, None]] = {}
 
-    def arrive(self, place: Place) -> bool:
+    def add(self, slot: ConnectionSlot) -> bool:
         """Adds a new connection; False if it must be closed, because all others are in use."""
-        same = self._by_remote.get(place.remote, ())
-        if len(same) >= self._room.handshakes:
-            self._close(next(iter(same)), Limit.HANDSHAKES)
-        if self._open >= self._room.connections and not self.make_room(Limit.CONNECTIONS):
-            self._watch.turned_away(Limit.CONNECTIONS, place.remote, None)
+        same = self._by_remote.get(slot.remote, ())
+        if len(same) >= self._limits.handshakes_per_address:
+            self._reject(next(iter(same)), ConnectionLimit.HANDSHAKES)
+        if self._open >= self._limits.connections and not self.close_one(
+            ConnectionLimit.CONNECTIONS
+        ):
+            self._observer.connection_rejected(ConnectionLimit.CONNECTIONS, slot.remote, None)
             return False
-        self._arrivals[place] = None
-        self._by_remote.setdefault(place.remote, OrderedDict())[place] = None
+        self._handshakes[slot] = None
+        self._by_remote.setdefault(slot.remote, OrderedDict())[slot] = None
         self._open += 1
-        place.is_open = True
-        self._watch.opened()
+        slot.is_open = True
+        self._observer.opened()
         return True
 
-    def enter(self, place: Place, caller: Hashable, holder: Holder) -> bool:
+    def authenticated(self, slot: ConnectionSlot, caller: Hashable, connection: Connection) -> bool:
         """Marks the handshake as finished; False if the connection must be closed. No caller: no limit."""
-        self._forget_arrival(place)
-        place.caller, place.holder, place.has_entered = caller, holder, True
-        if caller is not None and not self._make_room_of(caller):
-            self._watch.turned_away(Limit.CALLER, place.remote, caller)
-            self.leave(place)
+        self._remove_handshake(slot)
+        slot.caller, slot.connection, slot.is_authenticated = caller, connection, True
+        if caller is not None and not self._close_one_of(caller):
+            self._observer.connection_rejected(ConnectionLimit.CALLER, slot.remote, caller)
+            self.remove(slot)
             return False
-        self._resting[place] = None
+        self._idle[slot] = None
         if caller is not None:
-            self._by_caller.setdefault(caller, {})[place] = None
+            self._by_caller.setdefault(caller, {})[slot] = None
         return True
 
-    def work(self, place: Place) -> None:
+    def mark_busy(self, slot: ConnectionSlot) -> None:
         """Marks a connection as busy."""
-        self._resting.pop(place, None)
+        self._idle.pop(slot, None)
 
-    def rest(self, place: Place) -> None:
+    def mark_idle(self, slot: ConnectionSlot) -> None:
         """Marks a connection as idle, unless it is closed."""
-        if place.is_open:
-            self._resting[place] = None
-            self._resting.move_to_end(place)
+        if slot.is_open:
+            self._idle[slot] = None
+            self._idle.move_to_end(slot)
 
-    def leave(self, place: Place) -> None:
+    def remove(self, slot: ConnectionSlot) -> None:
         """Removes a closed connection. Idempotent."""
-        if not place.is_open:
+        if not slot.is_open:
             return
-        place.is_open = False
+        slot.is_open = False
         self._open -= 1
-        self._forget_arrival(place)
-        self._resting.pop(place, None)
-        _take_out(self._by_caller, place.caller, place)
-        self._watch.closed()
+        self._remove_handshake(slot)
+        self._idle.pop(slot, None)
+        _remove_from_group(self._by_caller, slot.caller, slot)
+        self._observer.closed()
 
-    def make_room(self, limit: Limit) -> Place | None:
+    def close_one(self, limit: ConnectionLimit) -> ConnectionSlot | None:
         """Closes and returns one idle connection; None if there is none."""
-        spare = next(iter(self._arrivals), None) or _first_resting(self._resting)
+        spare = next(iter(self._handshakes), None) or _first_idle(self._idle)
         if spare is not None:
-            self._close(spare, limit)
+            self._reject(spare, limit)
         return spare
 
-    def close_arrivals(self) -> None:
+    def close_handshakes(self) -> None:
         """Drops all unfinished handshakes, when the listener closes."""
-        for place in list(self._arrivals):
-            place.holder.drop()
-            self.leave(place)
+        for place in list(self._handshakes):
+            place.connection.drop()
+            self.remove(place)
 
-    def _make_room_of(self, caller: Hashable) -> bool:
+    def _close_one_of(self, caller: Hashable) -> bool:
         same = self._by_caller.get(caller, {})
-        if len(same) < self._room.caller:
+        if len(same) < self._limits.per_caller:
             return True
-        spare = _first_resting(same)
+        spare = _first_idle(same)
         if spare is not None:
-            self._close(spare, Limit.CALLER)
+            self._reject(spare, ConnectionLimit.CALLER)
         return spare is not None
 
-    def _close(self, place: Place, limit: Limit) -> None:
-        place.holder.drop()
-        self._watch.turned_away(limit, place.remote, place.caller)
-        self.leave(place)
+    def _reject(self, place: ConnectionSlot, limit: ConnectionLimit) -> None:
+        place.connection.drop()
+        self._observer.connection_rejected(limit, place.remote, place.caller)
+        self.remove(place)
 
-    def _forget_arrival(self, place: Place) -> None:
-        if place in self._arrivals:
-            del self._arrivals[place]
-            _take_out(self._by_remote, place.remote, place)
-
-
-def _first_resting(places: dict[Place, None]) -> Place | None:
-    return next((place for place in places if place.holder.is_resting), None)
+    def _remove_handshake(self, place: ConnectionSlot) -> None:
+        if place in self._handshakes:
+            del self._handshakes[place]
+            _remove_from_group(self._by_remote, place.remote, place)
 
 
-def _take_out(groups: MutableMapping[Name, Group], name: Name, place: Place) -> None:
+def _first_idle(places: dict[ConnectionSlot, None]) -> ConnectionSlot | None:
+    return next((place for place in places if place.connection.is_idle), None)
+
+
+def _remove_from_group(
+    groups: MutableMapping[GroupKey, SlotGroup], name: GroupKey, place: ConnectionSlot
+) -> None:
     group = groups.get(name)
     if group is not None:
         group.pop(place, None)

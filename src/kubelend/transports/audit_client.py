@@ -19,10 +19,10 @@ class AuditClient:
         self, filters: Mapping[str, str], *, limit: int = 0, after: str = ""
     ) -> AuditLog:
         """Returns one page, newest first; `filters` are query parameters of the route."""
-        query = {**filters, **calls.page(limit, after)}
-        return await self._session.ask(AuditLog, "audit_log", query=query)
+        query = {**filters, **calls.page_query(limit, after)}
+        return await self._session.call(AuditLog, "audit_log", query=query)
 
-    async def newest(self, filters: Mapping[str, str], limit: int) -> list[AuditLine]:
+    async def latest(self, filters: Mapping[str, str], limit: int) -> list[AuditLine]:
         """Returns the newest `limit` lines, from as many pages as needed."""
         found: list[AuditLine] = []
         after = ""

@@ -15,7 +15,7 @@ from kubelend.wire.route import Route
 Body = TypeVar("Body")
 
 
-class Call(NamedTuple):
+class PreparedRequest(NamedTuple):
     """One request."""
 
     route: Route
@@ -25,7 +25,7 @@ class Call(NamedTuple):
     headers: Mapping[str, str]
 
 
-class Answer(NamedTuple):
+class Response(NamedTuple):
     """A response with a status that the route defines."""
 
     status: int
@@ -35,42 +35,46 @@ class Answer(NamedTuple):
     def text(self) -> str:
         return self.body.decode("utf-8", "replace")
 
-    def read(self, kind: type[Body]) -> Body:
+    def decode(self, kind: type[Body]) -> Body:
         try:
             return msgspec.json.decode(self.body, type=kind)
         except msgspec.MsgspecError as error:
             raise UnexpectedAnswer(f"cannot decode the response of the broker: {error}") from error
 
 
-def make(
+def make_request(
     name: str,
     *names: str,
     query: Mapping[str, str] | None = None,
     body: bodies.Body | None = None,
     headers: Mapping[str, str] | None = None,
-) -> Call:
+) -> PreparedRequest:
     """Builds the request of a route; `names` fill its path parameters; empty `query` values are omitted."""
-    route = routes.BY_NAME[name]
+    route = routes.ROUTES_BY_NAME[name]
     accept = {"Accept": route.media_type, **(headers or {})}
     if body is None:
-        return Call(route, _target(route, names, query or {}), None, accept)
+        return PreparedRequest(route, _request_target(route, names, query or {}), None, accept)
     accept["Content-Type"] = "application/json"
-    return Call(route, _target(route, names, query or {}), msgspec.json.encode(body), accept)
+    return PreparedRequest(
+        route, _request_target(route, names, query or {}), msgspec.json.encode(body), accept
+    )
 
 
-def page(limit: int, after: str = "") -> dict[str, str]:
+def page_query(limit: int, after: str = "") -> dict[str, str]:
     """Returns the query parameters of one page."""
     return {"limit": str(limit) if limit else "", "continue": after}
 
 
-def _target(route: Route, names: tuple[str, ...], query: Mapping[str, str]) -> str:
+def _request_target(route: Route, names: tuple[str, ...], query: Mapping[str, str]) -> str:
     rest = iter(names)
-    parts = [_segment(next(rest)) if part[:1] == "{" else part for part in route.path.split("/")]
+    parts = [
+        _path_segment(next(rest)) if part[:1] == "{" else part for part in route.path.split("/")
+    ]
     wanted = {name: value for name, value in query.items() if value}
     return "/".join(parts) + (f"?{urlencode(wanted)}" if wanted else "")
 
 
-def _segment(name: str) -> str:
+def _path_segment(name: str) -> str:
     """Encodes a name as one path segment."""
     if not name:
         raise InvalidInput("empty name", hint="pass the name of a cluster or reservation")

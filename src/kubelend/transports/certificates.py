@@ -6,7 +6,7 @@ from kubelend.transports.sessions import Session
 from kubelend.wire import certificate_bodies as bodies
 
 
-class Certificates:
+class CertificateClient:
     """`client.certificates`; `kubelend.apps.renewal` calls it."""
 
     def __init__(self, session: Session) -> None:
@@ -15,4 +15,4 @@ class Certificates:
     async def renew(self, request: str) -> bodies.IssuedCertificate:
         """Renews the own certificate for the key of this signing request (PEM)."""
         body = bodies.CertificateRequest(request)
-        return await self._session.ask(bodies.IssuedCertificate, "renew_certificate", body=body)
+        return await self._session.call(bodies.IssuedCertificate, "renew_certificate", body=body)

@@ -17,40 +17,40 @@ import aiohttp
 
 from kubelend.core.errors import BrokerUnreachable
 from kubelend.transports import tls
-from kubelend.transports.following import Following, Report
+from kubelend.transports.following import FileReloader, ReportError
 
-KEPT_FOR = timedelta(seconds=60)
+KEEP_ALIVE = timedelta(seconds=60)
 """Keep-alive of idle connections: longer than the interval of advertisements, or each would cost a handshake;
 shorter than the broker's idle timeout, or requests would hit closed connections."""
 
 
-class Connections:
+class ConnectionPools:
     """Connection pools of one client, one per certificate."""
 
     def __init__(
         self,
         directory: Path,
         check_every: timedelta,
-        report: Report,
-        exchanged: Callable[[], None],
+        report: ReportError,
+        on_reload: Callable[[], None],
     ) -> None:
         """`report` is called when files cannot be loaded, `exchanged` after a reload."""
         self._directory = directory
         self._check_every = check_every.total_seconds()
         self._report = report
-        self._exchanged = exchanged
+        self._on_reload = on_reload
         self._checked_at = float("-inf")
-        self._contexts: Following[ssl.SSLContext] | None = None
+        self._contexts: FileReloader[ssl.SSLContext] | None = None
         self._is_closed = False
-        self._generations: list[Generation] = []
+        self._generations: list[ConnectionPool] = []
         """The latest is last; the others serve requests that have begun."""
 
     def open(self) -> None:
         """Loads the files; connects with the first request."""
         self._is_closed = False
-        self._contexts = Following(self._directory, tls.client_context, self._report)
+        self._contexts = FileReloader(self._directory, tls.client_context, self._report)
         self._checked_at = asyncio.get_running_loop().time()
-        self._generations = [Generation(self._contexts.current)]
+        self._generations = [ConnectionPool(self._contexts.current)]
 
     async def close(self) -> None:
         generations, self._generations = self._generations, []
@@ -60,7 +60,7 @@ class Connections:
             await generation.session.close()
 
     @asynccontextmanager
-    async def lease(self) -> AsyncIterator[Generation]:
+    async def lease(self) -> AsyncIterator[ConnectionPool]:
         """Borrows the latest connection pool for one request."""
         await self.check()
         if self._is_closed:
@@ -76,7 +76,7 @@ class Connections:
             generation.calls -= 1
             await self._close_old()
 
-    async def is_newest(self, generation: Generation) -> bool:
+    async def is_latest(self, generation: ConnectionPool) -> bool:
         """Whether this is the latest pool; for streams, which hold a lease for long."""
         await self.check()
         return generation in self._generations[-1:]
@@ -91,8 +91,8 @@ class Connections:
         self._checked_at = asyncio.get_running_loop().time()
         if self._contexts is None or not self._contexts.refresh():
             return False
-        self._generations.append(Generation(self._contexts.current))
-        self._exchanged()
+        self._generations.append(ConnectionPool(self._contexts.current))
+        self._on_reload()
         await self._close_old()
         return True
 
@@ -104,13 +104,13 @@ class Connections:
             await generation.session.close()
 
 
-class Generation:
+class ConnectionPool:
     """The connection pool of one certificate."""
 
     def __init__(self, context: ssl.SSLContext) -> None:
         self.session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
-                ssl=context, limit=0, keepalive_timeout=KEPT_FOR.total_seconds()
+                ssl=context, limit=0, keepalive_timeout=KEEP_ALIVE.total_seconds()
             ),
             cookie_jar=aiohttp.DummyCookieJar(),
         )

@@ -25,17 +25,19 @@ from kubelend.core.errors import (
 from kubelend.transports import failures, sessions, tls
 from kubelend.wire import enrolment, problems
 from kubelend.wire.enrolment import EnrolmentRoute
-from kubelend.wire.membership_bodies import Joined, JoinRequest, JoinWaits
+from kubelend.wire.membership_bodies import JoinPending, JoinRequest, JoinResult
 
-LONGEST = 1 << 20
+MAX_RESPONSE_BYTES = 1 << 20
 """Maximum bytes of a response, which comes from an unverified server."""
 
 Read = TypeVar("Read")
 
 
-async def authorities(url: str, timeout: timedelta = sessions.TIMEOUT) -> str:
+async def fetch_authorities(url: str, timeout: timedelta = sessions.REQUEST_TIMEOUT) -> str:
     """Fetches the CA certificates (PEM), unverified."""
-    answer = await _call(url, enrolment.AUTHORITIES, tls.newcomer_context(), timeout=timeout)
+    answer = await _send_request(
+        url, enrolment.AUTHORITIES_ROUTE, tls.enrolment_context(), timeout=timeout
+    )
     if answer.status != HTTPStatus.OK:
         raise answer.error
     try:
@@ -46,25 +48,27 @@ async def authorities(url: str, timeout: timedelta = sessions.TIMEOUT) -> str:
         ) from error
 
 
-async def join(
-    url: str, body: JoinRequest, trusted: str, timeout: timedelta = sessions.TIMEOUT
-) -> Joined | JoinWaits:
+async def send_join_request(
+    url: str, body: JoinRequest, trusted: str, timeout: timedelta = sessions.REQUEST_TIMEOUT
+) -> JoinResult | JoinPending:
     """Sends a join request to a broker whose certificate these CAs (PEM) have signed."""
-    context = tls.newcomer_context(trusted)
-    answer = await _call(url, enrolment.JOIN, context, msgspec.json.encode(body), timeout=timeout)
+    context = tls.enrolment_context(trusted)
+    answer = await _send_request(
+        url, enrolment.JOIN_ROUTE, context, msgspec.json.encode(body), timeout=timeout
+    )
     if answer.status == HTTPStatus.OK:
-        return answer.read(Joined)
+        return answer.decode(JoinResult)
     if answer.status == HTTPStatus.ACCEPTED:
-        return answer.read(JoinWaits)
+        return answer.decode(JoinPending)
     raise answer.error
 
 
-class _Answer(NamedTuple):
+class _EnrolmentResponse(NamedTuple):
     status: int
     content: bytes
     retry_after: str
 
-    def read(self, kind: type[Read]) -> Read:
+    def decode(self, kind: type[Read]) -> Read:
         try:
             return msgspec.json.decode(self.content, type=kind)
         except msgspec.MsgspecError as error:
@@ -72,22 +76,22 @@ class _Answer(NamedTuple):
 
     @property
     def error(self) -> KubelendError:
-        found = problems.from_answer(self.status, self.content)
+        found = problems.error_from_response(self.status, self.content)
         if isinstance(found, LimitExceeded) and self.retry_after.isdecimal():
             found.retry_after = float(self.retry_after)
         return found
 
 
-async def _call(
+async def _send_request(
     url: str,
     route: EnrolmentRoute,
     context: ssl.SSLContext,
     content: bytes | None = None,
     *,
     timeout: timedelta,
-) -> _Answer:
+) -> _EnrolmentResponse:
     address = yarl.URL(url.rstrip("/") + route.path)
-    with _Stranger(url).translated(timeout):
+    with _UnverifiedEndpoint(url).translate_errors(timeout):
         async with (
             aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(ssl=context),
@@ -102,19 +106,21 @@ async def _call(
                 allow_redirects=False,
             ) as response,
         ):
-            text = await response.content.read(LONGEST)
-            while not response.content.at_eof() and len(text) < LONGEST:
-                text += await response.content.read(LONGEST - len(text))
-            return _Answer(response.status, text, response.headers.get("Retry-After", ""))
+            text = await response.content.read(MAX_RESPONSE_BYTES)
+            while not response.content.at_eof() and len(text) < MAX_RESPONSE_BYTES:
+                text += await response.content.read(MAX_RESPONSE_BYTES - len(text))
+            return _EnrolmentResponse(
+                response.status, text, response.headers.get("Retry-After", "")
+            )
 
 
-class _Stranger(failures.Peer):
+class _UnverifiedEndpoint(failures.BrokerEndpoint):
     """A broker of which only the address is known, called without a client certificate."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url, Path())
 
-    def _distrusted(self, error: Exception) -> BrokerUnreachable:
+    def _untrusted_error(self, error: Exception) -> BrokerUnreachable:
         text = getattr(error, "verify_message", "") or str(error)
         if "mismatch" in text or "not valid for" in text:
             return BrokerUnreachable(
@@ -126,7 +132,7 @@ class _Stranger(failures.Peer):
             hint="the connection may be intercepted: no token was sent; check with `kubelend ca show`",
         )
 
-    def _cut_off(self, error: Exception) -> BrokerUnreachable:
+    def _disconnect_error(self, error: Exception) -> BrokerUnreachable:
         return BrokerUnreachable(
             f"the broker at {self.url} closed the connection ({type(error).__name__})",
             hint="check address and port: join at the broker's --enrol-port, 8444 by default",

@@ -9,13 +9,13 @@ from typing import Generic, TypeVar
 from kubelend.core.errors import InvalidSettings
 from kubelend.kits import keyfiles
 
-Made = TypeVar("Made")
-Report = Callable[[InvalidSettings], None]
+Loaded = TypeVar("Loaded")
+ReportError = Callable[[InvalidSettings], None]
 
-_TRIES = 5
+_LOAD_ATTEMPTS = 5
 
 
-class Following(Generic[Made]):
+class FileReloader(Generic[Loaded]):
     """Holds in `current` what `make` returned for the latest consistent files.
 
     Inconsistent files, such as a certificate whose key is still being written, leave it unchanged: `report`
@@ -25,24 +25,28 @@ class Following(Generic[Made]):
     def __init__(
         self,
         directory: Path,
-        make: Callable[[Path], Made],
-        report: Report = lambda _: None,
-        names: Sequence[str] = (keyfiles.CERTIFICATE, keyfiles.KEY, keyfiles.AUTHORITIES),
+        make: Callable[[Path], Loaded],
+        report: ReportError = lambda _: None,
+        names: Sequence[str] = (
+            keyfiles.TLS_CERTIFICATE,
+            keyfiles.TLS_KEY,
+            keyfiles.CA_CERTIFICATES,
+        ),
     ) -> None:
         self._paths = [directory / name for name in names]
         self._directory = directory
         self._make = make
         self._report = report
         self._reported = ""
-        self._signature: _Signature = ()
+        self._signature: _FileSignature = ()
         self.problem: InvalidSettings | None = None
         """Why the current files could not be loaded; None if they were."""
-        self.current = self._first()
+        self.current = self._load_first()
 
     def refresh(self, *, again: bool = False) -> bool:
         """Reloads changed files; True if it did. With `again`, also unchanged ones."""
         # Before the files are read: the next refresh detects a change in between.
-        signature = _signature(self._paths)
+        signature = _file_signature(self._paths)
         if signature == self._signature and not again:
             self.problem = None
             return False
@@ -50,38 +54,38 @@ class Following(Generic[Made]):
             self.current = self._make(self._directory)
         except InvalidSettings as error:
             self.problem = error
-            self._report_once(error)
+            self._report_error_once(error)
             return False
         self._signature = signature
         self._reported = ""
         self.problem = None
         return True
 
-    def _first(self) -> Made:
+    def _load_first(self) -> Loaded:
         """Loads the files; tries again if they changed while they were read."""
-        for _ in range(_TRIES):
-            self._signature = _signature(self._paths)
+        for _ in range(_LOAD_ATTEMPTS):
+            self._signature = _file_signature(self._paths)
             try:
                 return self._make(self._directory)
             except InvalidSettings:
-                if _signature(self._paths) == self._signature:
+                if _file_signature(self._paths) == self._signature:
                     raise
         return self._make(self._directory)
 
-    def _report_once(self, error: InvalidSettings) -> None:
+    def _report_error_once(self, error: InvalidSettings) -> None:
         if self._reported != str(error):
             self._reported = str(error)
             self._report(error)
 
 
-_Signature = tuple[tuple[int, ...] | None, ...]
+_FileSignature = tuple[tuple[int, ...] | None, ...]
 
 
-def _signature(paths: Sequence[Path]) -> _Signature:
-    return tuple(map(_stat, paths))
+def _file_signature(paths: Sequence[Path]) -> _FileSignature:
+    return tuple(map(_file_stat, paths))
 
 
-def _stat(path: Path) -> tuple[int, ...] | None:
+def _file_stat(path: Path) -> tuple[int, ...] | None:
     # Follows links, so it detects the switch of the ..data link of a mounted Secret; ctime detects chmod.
     try:
         found = path.stat()

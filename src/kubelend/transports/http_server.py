@@ -27,36 +27,42 @@ from aiohttp.web_response import Response, StreamResponse
 from aiohttp.web_server import Server
 
 from kubelend.core.errors import InvalidInput, InvalidSettings
-from kubelend.kits.repeats import Repeats
-from kubelend.kits.rhythm import Rhythm
+from kubelend.kits.repeats import LogThrottle
+from kubelend.kits.rhythm import CoalescingTimer
 from kubelend.transports import accepting
-from kubelend.transports.accepting import Acceptor, Security
-from kubelend.transports.admission import Admission, Limit, Place, Room, Watch
+from kubelend.transports.accepting import Acceptor, TlsSettings
+from kubelend.transports.admission import (
+    ConnectionLimit,
+    ConnectionLimits,
+    ConnectionObserver,
+    ConnectionSlot,
+    ConnectionTable,
+)
 from kubelend.wire import problems
 
-GOODBYE = 30.0
+MAX_SHUTDOWN_SECONDS = 30.0
 """Maximum seconds for a client to read the remaining data when its connection is closed."""
 
-MOST_HELD = 2**16
+MAX_BUFFERED_BYTES = 2**16
 """Maximum buffered bytes of a batched request; a larger one is processed at once."""
 
 log = structlog.get_logger("kubelend.http")
 
 
-Handler = Callable[[BaseRequest], Awaitable[StreamResponse]]
-Who = Callable[[Mapping[str, object]], Hashable]
+RequestHandlerFunction = Callable[[BaseRequest], Awaitable[StreamResponse]]
+CallerKey = Callable[[Mapping[str, object]], Hashable]
 """Maps a verified certificate to the key by which connections are limited; None for no limit."""
 
 
-class Gathering(NamedTuple):
+class ReadBatching(NamedTuple):
     """Batching of frequent requests whose responses are not urgent: several are read at a time."""
 
-    start: bytes
+    prefix: bytes
     """The first bytes of such a request."""
-    rhythm: Rhythm
+    timer: CoalescingTimer
 
 
-class Limits(NamedTuple):
+class ServerLimits(NamedTuple):
     """Timeouts and sizes of a server."""
 
     handshake: timedelta = timedelta(seconds=10)
@@ -69,50 +75,54 @@ class Limits(NamedTuple):
     """For running requests when the server closes."""
     body: int = 2**18
     """Maximum bytes of a request body."""
-    room: Room = Room()
+    connections: ConnectionLimits = ConnectionLimits()
     """Connection limits."""
-    spares_bodies: bool = True
+    body_wait_is_busy: bool = True
     """Whether a connection that waits for a body counts as busy; otherwise it may be closed as idle."""
-    gathers: Gathering | None = None
+    read_batching: ReadBatching | None = None
 
 
-class Unwatched:
+class NullObserver:
     """Ignores all connection events."""
 
     def opened(self) -> None: ...
 
     def closed(self) -> None: ...
 
-    def turned_away(self, limit: Limit, remote: str, caller: Hashable) -> None: ...
+    def connection_rejected(
+        self, limit: ConnectionLimit, remote: str, caller: Hashable
+    ) -> None: ...
 
-    def handshake_refused(self, remote: str, reason: str) -> None: ...
+    def handshake_rejected(self, remote: str, reason: str) -> None: ...
 
 
-def by_subject(certificate: Mapping[str, object]) -> Hashable:
+def subject_key(certificate: Mapping[str, object]) -> Hashable:
     """Returns the subject: connections are limited per subject."""
     subject = certificate.get("subject")
     return subject if isinstance(subject, tuple) else ()
 
 
 @asynccontextmanager
-async def listening(
-    handler: Handler,
+async def serve_http(
+    handler: RequestHandlerFunction,
     host: str,
     port: int,
-    limits: Limits,
+    limits: ServerLimits,
     context: ssl.SSLContext | None = None,
-    watch: Watch | None = None,
-    who: Who = by_subject,
+    observer: ConnectionObserver | None = None,
+    caller_key: CallerKey = subject_key,
 ) -> AsyncIterator[int]:
     """Serves on an address and yields the port; finishes running requests at the end."""
-    watch = watch or Unwatched()
-    admission = Admission(limits.room, watch)
-    connections = _Connections(handler, limits, admission, who)
-    listeners = await _bind(host, port)
-    security = Security(
-        context, limits.handshake.total_seconds(), min(limits.idle.total_seconds(), GOODBYE)
+    observer = observer or NullObserver()
+    admission = ConnectionTable(limits.connections, observer)
+    connections = _HttpServer(handler, limits, admission, caller_key)
+    listeners = await _open_sockets(host, port)
+    security = TlsSettings(
+        context,
+        limits.handshake.total_seconds(),
+        min(limits.idle.total_seconds(), MAX_SHUTDOWN_SECONDS),
     )
-    acceptor = Acceptor(listeners, connections.of, admission, watch, security)
+    acceptor = Acceptor(listeners, connections.protocol_for, admission, observer, security)
     try:
         yield listeners[0].getsockname()[1]
     finally:
@@ -122,18 +132,18 @@ async def listening(
         await connections.shutdown(max(limits.shutdown.total_seconds(), 0.001))
 
 
-async def _bind(host: str, port: int) -> list[socket.socket]:
+async def _open_sockets(host: str, port: int) -> list[socket.socket]:
     try:
         return await accepting.open_listeners(host, port)
     except (OSError, UnicodeError) as problem:
         where = f"{host or '*'}:{port}"
         reason = getattr(problem, "strerror", "") or problem
         raise InvalidSettings(
-            f"cannot listen on {where}: {reason}", hint=_remedy(problem)
+            f"cannot listen on {where}: {reason}", hint=_bind_hint(problem)
         ) from problem
 
 
-def _remedy(problem: OSError | UnicodeError) -> str:
+def _bind_hint(problem: OSError | UnicodeError) -> str:
     # UnicodeError: a label of the host name is empty or too long.
     if isinstance(problem, socket.gaierror | UnicodeError):
         return "cannot resolve the host: use an address of this machine, or a name that resolves to one"
@@ -142,10 +152,16 @@ def _remedy(problem: OSError | UnicodeError) -> str:
     return "use another port"
 
 
-class _Connections(Server):
+class _HttpServer(Server):
     """Creates a `_Connection` for each client."""
 
-    def __init__(self, handler: Handler, limits: Limits, admission: Admission, who: Who) -> None:
+    def __init__(
+        self,
+        handler: RequestHandlerFunction,
+        limits: ServerLimits,
+        admission: ConnectionTable,
+        who: CallerKey,
+    ) -> None:
         super().__init__(
             handler,
             request_factory=self._request,
@@ -155,29 +171,29 @@ class _Connections(Server):
             lingering_time=limits.read.total_seconds(),
         )
         self.header_timeout = limits.read.total_seconds()
-        self.answer_timeout = limits.idle.total_seconds()
-        self.admission = admission
-        self.who = who
-        self.gathering = limits.gathers
-        self.repeats = Repeats()
-        self.spares_bodies = limits.spares_bodies
+        self.write_timeout = limits.idle.total_seconds()
+        self.table = admission
+        self.caller_key = who
+        self.read_batching = limits.read_batching
+        self.throttle = LogThrottle()
+        self.body_wait_is_busy = limits.body_wait_is_busy
         self._body = limits.body
 
-    def of(self, place: Place) -> _Connection:
+    def protocol_for(self, place: ConnectionSlot) -> _HttpConnection:
         """Returns the protocol of a connection."""
-        return _Connection(self, place, loop=self._loop, **self._kwargs)
+        return _HttpConnection(self, place, loop=self._loop, **self._kwargs)
 
     def pre_shutdown(self) -> None:
         """Processes buffered requests before shutdown."""
         for connection in self.connections:
-            cast("_Connection", connection).read_held()
+            cast("_HttpConnection", connection).process_buffered()
         super().pre_shutdown()
 
     def _request(
         self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any
     ) -> BaseRequest:
-        if self.spares_bodies or payload.is_eof():
-            self.admission.work(protocol.place)
+        if self.body_wait_is_busy or payload.is_eof():
+            self.table.mark_busy(protocol.place)
         return _Request(
             message, payload, protocol, writer, task, self._loop, client_max_size=self._body
         )
@@ -189,53 +205,53 @@ class _Request(BaseRequest):
         response.headers.pop("Server", None)
 
 
-class _Connection(RequestHandler):
+class _HttpConnection(RequestHandler):
     """One client connection, with timeouts for headers and for reading responses."""
 
     __slots__ = (
-        "_admission",
-        "_answer_deadline",
-        "_answer_timeout",
-        "_gathering",
+        "_body_wait_is_busy",
+        "_buffered",
+        "_caller_key",
         "_header_deadline",
         "_header_timeout",
-        "_held",
-        "_repeats",
-        "_spares_bodies",
-        "_who",
-        "place",
+        "_read_batching",
+        "_table",
+        "_throttle",
+        "_write_deadline",
+        "_write_timeout",
+        "slot",
     )
 
-    def __init__(self, connections: _Connections, place: Place, **options: Any) -> None:
+    def __init__(self, connections: _HttpServer, place: ConnectionSlot, **options: Any) -> None:
         super().__init__(connections, **options)
-        self.place = place
-        self._admission = connections.admission
-        self._who = connections.who
-        self._gathering = connections.gathering
-        self._held: bytearray | None = None
+        self.slot = place
+        self._table = connections.table
+        self._caller_key = connections.caller_key
+        self._read_batching = connections.read_batching
+        self._buffered: bytearray | None = None
         """Buffered bytes of a batched request."""
-        self._repeats = connections.repeats
-        self._spares_bodies = connections.spares_bodies
+        self._throttle = connections.throttle
+        self._body_wait_is_busy = connections.body_wait_is_busy
         self._header_timeout = connections.header_timeout
         self._header_deadline: asyncio.TimerHandle | None = None
-        self._answer_timeout = connections.answer_timeout
-        self._answer_deadline: asyncio.TimerHandle | None = None
+        self._write_timeout = connections.write_timeout
+        self._write_deadline: asyncio.TimerHandle | None = None
 
     @property
-    def is_resting(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether it waits for a request, whose header may have begun."""
-        if self._held is not None:
+        if self._buffered is not None:
             return False
         if self._waiter is not None:
             return not self._waiter.done()
-        if self._spares_bodies:
+        if self._body_wait_is_busy:
             return False
         # It may also wait for the rest of a body that was answered already.
         request = self._current_request
         return request is None or not request.content.is_eof()
 
     @property
-    def has_file(self) -> bool:
+    def has_descriptor(self) -> bool:
         return self.transport is not None
 
     def drop(self) -> None:
@@ -245,36 +261,36 @@ class _Connection(RequestHandler):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         certificate = transport.get_extra_info("peercert")
-        caller = self._who(certificate) if certificate else self.place.remote
-        if self._admission.enter(self.place, caller, self):
+        caller = self._caller_key(certificate) if certificate else self.slot.remote
+        if self._table.authenticated(self.slot, caller, self):
             super().connection_made(transport)
         else:
             cast("asyncio.Transport", transport).abort()
 
     def log_access(self, *_: object) -> None:
         """Called by aiohttp after each response. (There is no access log.)"""
-        self._admission.rest(self.place)
+        self._table.mark_idle(self.slot)
 
     def data_received(self, data: bytes) -> None:
-        gathering = self._gathering
-        if self._held is not None:
-            self._held += data
-            if len(self._held) > MOST_HELD:
-                self.read_held()
-        elif gathering is not None and data.startswith(gathering.start) and self.is_resting:
-            self._held = bytearray(data)
+        gathering = self._read_batching
+        if self._buffered is not None:
+            self._buffered += data
+            if len(self._buffered) > MAX_BUFFERED_BYTES:
+                self.process_buffered()
+        elif gathering is not None and data.startswith(gathering.prefix) and self.is_idle:
+            self._buffered = bytearray(data)
             self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
-            gathering.rhythm.call(self.read_held)
+            gathering.timer.schedule(self.process_buffered)
         else:
-            self._read(data)
+            self._process(data)
 
-    def read_held(self) -> None:
+    def process_buffered(self) -> None:
         """Processes buffered bytes, if the client is still connected."""
-        held, self._held = self._held, None
+        held, self._buffered = self._buffered, None
         if held is not None and self.transport is not None:
-            self._read(bytes(held))
+            self._process(bytes(held))
 
-    def _read(self, data: bytes) -> None:
+    def _process(self, data: bytes) -> None:
         super().data_received(data)
         # No request is complete, and none is running whose body this could be.
         in_header = not self._messages and self._current_request is None
@@ -282,7 +298,7 @@ class _Connection(RequestHandler):
             loop = asyncio.get_running_loop()
             self._header_deadline = loop.call_later(self._header_timeout, self.force_close)
         elif not in_header and self._header_deadline is not None:
-            self._forget_deadline()
+            self._cancel_header_deadline()
 
     def handle_error(
         self,
@@ -295,7 +311,7 @@ class _Connection(RequestHandler):
         if status != HTTPStatus.BAD_REQUEST:
             return super().handle_error(request, status, exc, message)
         problem = InvalidInput(f"malformed HTTP request: {(message or '').partition(chr(10))[0]}")
-        suppressed = self._repeats.left_out(request.remote)
+        suppressed = self._throttle.suppressed(request.remote)
         if suppressed is not None:
             log.warning(
                 "Request rejected",
@@ -316,24 +332,24 @@ class _Connection(RequestHandler):
         """Starts the timeout: buffers are full because the client does not read."""
         super().pause_writing()
         loop = asyncio.get_running_loop()
-        self._answer_deadline = loop.call_later(self._answer_timeout, self.drop)
+        self._write_deadline = loop.call_later(self._write_timeout, self.drop)
 
     def resume_writing(self) -> None:
-        self._forget_answer_deadline()
+        self._cancel_write_deadline()
         super().resume_writing()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        self._admission.leave(self.place)
-        self._forget_deadline()
-        self._forget_answer_deadline()
+        self._table.remove(self.slot)
+        self._cancel_header_deadline()
+        self._cancel_write_deadline()
         super().connection_lost(exc)
 
-    def _forget_answer_deadline(self) -> None:
-        if self._answer_deadline is not None:
-            self._answer_deadline.cancel()
-            self._answer_deadline = None
+    def _cancel_write_deadline(self) -> None:
+        if self._write_deadline is not None:
+            self._write_deadline.cancel()
+            self._write_deadline = None
 
-    def _forget_deadline(self) -> None:
+    def _cancel_header_deadline(self) -> None:
         if self._header_deadline is not None:
             self._header_deadline.cancel()
             self._header_deadline = None

@@ -9,7 +9,7 @@ from kubelend.transports.sessions import Session
 from kubelend.wire import membership_bodies as bodies
 
 
-class Tokens:
+class TokenClient:
     """`client.tokens`."""
 
     def __init__(self, session: Session) -> None:
@@ -17,16 +17,16 @@ class Tokens:
 
     async def create(self, request: bodies.TokenRequest) -> bodies.NewToken:
         """Creates a token. Not retried: a lost response would leave a second token."""
-        return await self._session.ask(bodies.NewToken, "create_token", body=request)
+        return await self._session.call(bodies.NewToken, "create_token", body=request)
 
     async def all(self) -> list[bodies.Token]:
-        return (await self._session.ask(bodies.TokenList, "list_tokens")).tokens
+        return (await self._session.call(bodies.TokenList, "list_tokens")).tokens
 
     async def delete(self, token: str) -> None:
-        await self._session.send(calls.make("delete_token", token))
+        await self._session.send(calls.make_request("delete_token", token))
 
 
-class Members:
+class MemberClient:
     """`client.members`: members by role and name."""
 
     def __init__(self, session: Session) -> None:
@@ -36,28 +36,28 @@ class Members:
         self, *, standing: str = "", limit: int = 0, after: str = ""
     ) -> bodies.MemberList:
         """Returns one page; `after` is the `next` of the previous page."""
-        query = {"standing": standing, **calls.page(limit, after)}
-        return await self._session.ask(bodies.MemberList, "list_members", query=query)
+        query = {"standing": standing, **calls.page_query(limit, after)}
+        return await self._session.call(bodies.MemberList, "list_members", query=query)
 
     async def all(self, *, standing: str = "") -> list[bodies.Member]:
         """Returns all pages."""
         ask = partial(self.page, standing=standing)
         return await paging.all_pages(ask, lambda page: page.members)
 
-    async def accept(
+    async def approve(
         self, role: str, name: str, key: str = "", *, keep_old: bool = False
     ) -> bodies.Member:
         body = bodies.AcceptRequest(key, keep_old)
-        return await self._session.ask(bodies.Member, "accept_member", role, name, body=body)
+        return await self._session.call(bodies.Member, "accept_member", role, name, body=body)
 
-    async def reject(self, role: str, name: str) -> None:
-        await self._session.send(calls.make("reject_member", role, name))
+    async def deny(self, role: str, name: str) -> None:
+        await self._session.send(calls.make_request("reject_member", role, name))
 
     async def revoke(
         self, role: str, name: str, *, release: bool, reason: str = ""
     ) -> bodies.Revocation:
         body = bodies.RevokeRequest(release, reason)
-        return await self._session.ask(bodies.Revocation, "revoke_member", role, name, body=body)
+        return await self._session.call(bodies.Revocation, "revoke_member", role, name, body=body)
 
     async def remove(self, role: str, name: str) -> bodies.Removal:
-        return await self._session.ask(bodies.Removal, "remove_member", role, name)
+        return await self._session.call(bodies.Removal, "remove_member", role, name)

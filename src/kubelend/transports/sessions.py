@@ -20,16 +20,16 @@ import yarl
 from kubelend.core.errors import BrokerUnreachable, KubelendError, LimitExceeded
 from kubelend.kits.backoff import Backoff
 from kubelend.transports import calls, failures
-from kubelend.transports.calls import Answer, Call
-from kubelend.transports.connections import Connections
-from kubelend.transports.following import Report
+from kubelend.transports.calls import PreparedRequest, Response
+from kubelend.transports.connections import ConnectionPools
+from kubelend.transports.following import ReportError
 from kubelend.wire import bodies, problems, route
 
 Answered = TypeVar("Answered")
 
-TIMEOUT = timedelta(seconds=30)
-CHECK_EVERY = timedelta(seconds=1)
-BACKOFF = Backoff()
+REQUEST_TIMEOUT = timedelta(seconds=30)
+RELOAD_INTERVAL = timedelta(seconds=1)
+DEFAULT_BACKOFF = Backoff()
 
 
 class Session:
@@ -44,20 +44,20 @@ class Session:
         url: str,
         directory: Path,
         *,
-        timeout: timedelta = TIMEOUT,
-        backoff: Backoff = BACKOFF,
-        check_every: timedelta = CHECK_EVERY,
-        report: Report = lambda _: None,
+        timeout: timedelta = REQUEST_TIMEOUT,
+        backoff: Backoff = DEFAULT_BACKOFF,
+        check_every: timedelta = RELOAD_INTERVAL,
+        report: ReportError = lambda _: None,
         instance: str = "",
     ) -> None:
         """`instance` is the instance name of an agent, see `route.AGENT`."""
         self.backoff = backoff
         self._url = url.rstrip("/")
-        self._peer = failures.Peer(self._url, directory)
+        self._endpoint = failures.BrokerEndpoint(self._url, directory)
         self._timeout = timeout
         self._check_every = check_every
-        self._headers = {route.AGENT: instance} if instance else {}
-        self._connections = Connections(directory, check_every, report, self._peer.forget)
+        self._headers = {route.AGENT_HEADER: instance} if instance else {}
+        self._connections = ConnectionPools(directory, check_every, report, self._endpoint.reset)
 
     async def __aenter__(self) -> Self:
         self._connections.open()
@@ -71,7 +71,7 @@ class Session:
     ) -> None:
         await self._connections.close()
 
-    async def ask(
+    async def call(
         self,
         kind: type[Answered],
         name: str,
@@ -81,44 +81,46 @@ class Session:
         headers: Mapping[str, str] | None = None,
     ) -> Answered:
         """Sends the request of a route (see `make_request`), and decodes the response."""
-        call = calls.make(name, *names, query=query, body=body, headers=headers)
-        return (await self.send(call)).read(kind)
+        call = calls.make_request(name, *names, query=query, body=body, headers=headers)
+        return (await self.send(call)).decode(kind)
 
-    async def send(self, call: Call) -> Answer:
+    async def send(self, call: PreparedRequest) -> Response:
         """Sends a request, with retries if it is idempotent."""
         delays = self.backoff.delays() if call.route.is_repeatable else iter(())
         while True:
             try:
-                return await self._once(call)
+                return await self._send_once(call)
             except KubelendError as error:
                 # If the certificate was the cause, a new one may be available.
                 if not (await self.refresh() and call.route.is_repeatable):
-                    await self.pause(error, next(delays, None))
+                    await self.wait_before_retry(error, next(delays, None))
 
-    async def listen(self, call: Call, silence: timedelta) -> AsyncGenerator[bytes, None]:
+    async def stream(
+        self, call: PreparedRequest, read_timeout: timedelta
+    ) -> AsyncGenerator[bytes, None]:
         """Yields chunks of one streaming response, until a new certificate is available.
 
         Raises if the broker closes the connection, or sends nothing for `silence`.
         """
         timeout = aiohttp.ClientTimeout(
-            connect=self._timeout.total_seconds(), sock_read=silence.total_seconds()
+            connect=self._timeout.total_seconds(), sock_read=read_timeout.total_seconds()
         )
-        with self._peer.translated(silence):
+        with self._endpoint.translate_errors(read_timeout):
             async with (
                 self._connections.lease() as own,
                 self._request(own.session, call, timeout) as response,
             ):
-                if response.status not in call.route.answers:
-                    self._accepted(call, response, await response.read())
-                self._peer.has_answered = True
-                while await self._connections.is_newest(own):
-                    yield await self._chunk(response.content)
+                if response.status not in call.route.responses:
+                    self._raise_for_status(call, response, await response.read())
+                self._endpoint.has_answered = True
+                while await self._connections.is_latest(own):
+                    yield await self._read_chunk(response.content)
 
     async def refresh(self) -> bool:
         """Checks the files of the directory now; True if they have changed and were loaded."""
         return await self._connections.refresh()
 
-    async def pause(
+    async def wait_before_retry(
         self, error: KubelendError, delay: float | None, backoff: Backoff | None = None
     ) -> None:
         """Waits before the next attempt, or raises the error if there is none or it is not retryable."""
@@ -130,18 +132,18 @@ class Session:
             raise error
         await asyncio.sleep(max(delay, asked))
 
-    async def _once(self, call: Call) -> Answer:
+    async def _send_once(self, call: PreparedRequest) -> Response:
         timeout = aiohttp.ClientTimeout(total=self._timeout.total_seconds())
-        with self._peer.translated(self._timeout):
+        with self._endpoint.translate_errors(self._timeout):
             async with (
                 self._connections.lease() as own,
                 self._request(own.session, call, timeout) as response,
             ):
                 content = await response.read()
-        return self._accepted(call, response, content)
+        return self._raise_for_status(call, response, content)
 
     def _request(
-        self, session: aiohttp.ClientSession, call: Call, timeout: aiohttp.ClientTimeout
+        self, session: aiohttp.ClientSession, call: PreparedRequest, timeout: aiohttp.ClientTimeout
     ) -> contextlib.AbstractAsyncContextManager[aiohttp.ClientResponse]:
         return session.request(
             call.route.method,
@@ -152,7 +154,7 @@ class Session:
             allow_redirects=False,
         )
 
-    async def _chunk(self, content: aiohttp.StreamReader) -> bytes:
+    async def _read_chunk(self, content: aiohttp.StreamReader) -> bytes:
         """Returns received bytes; empty when it is time to check the files."""
         limit = asyncio.timeout(self._check_every.total_seconds())
         try:
@@ -167,16 +169,20 @@ class Session:
             raise BrokerUnreachable("the broker ended the stream")
         return chunk
 
-    def _accepted(self, call: Call, response: aiohttp.ClientResponse, content: bytes) -> Answer:
-        self._peer.has_answered = True
-        if response.status in call.route.answers:
-            return Answer(response.status, content)
-        error = problems.from_answer(response.status, content)
+    def _raise_for_status(
+        self, call: PreparedRequest, response: aiohttp.ClientResponse, content: bytes
+    ) -> Response:
+        self._endpoint.has_answered = True
+        if response.status in call.route.responses:
+            return Response(response.status, content)
+        error = problems.error_from_response(response.status, content)
         if isinstance(error, LimitExceeded):
-            error.retry_after = _seconds(response.headers.get("Retry-After"), error.retry_after)
+            error.retry_after = _retry_after_seconds(
+                response.headers.get("Retry-After"), error.retry_after
+            )
         raise error
 
 
-def _seconds(header: str | None, otherwise: float) -> float:
+def _retry_after_seconds(header: str | None, otherwise: float) -> float:
     # The broker never sends a date.
     return float(header) if header and header.isascii() and header.isdigit() else otherwise

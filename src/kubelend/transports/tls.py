@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from kubelend.core.errors import InvalidSettings
 from kubelend.kits import keyfiles
-from kubelend.transports.following import Following
+from kubelend.transports.following import FileReloader
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # Forward secrecy and authenticated encryption only; TLS 1.3, preferred anyway, has no others.
 _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 
-_HINT = "create one with `kubelend ca issue`, or use the right directory"
+_HINT_CERTIFICATE = "create one with `kubelend ca issue`, or use the right directory"
 
 
 class ServerContext(ssl.SSLContext):
@@ -33,18 +33,20 @@ class ServerContext(ssl.SSLContext):
     """Number of CA removals before this context; each connection has that of its handshake."""
 
 
-def server_context(directory: Path, authorities: str = "", *, ask: bool = True) -> ServerContext:
+def server_context(
+    directory: Path, authorities: str = "", *, require_certificate: bool = True
+) -> ServerContext:
     """Requires a client certificate signed by a CA in `ca.crt`.
 
     `authorities` (PEM) replace `ca.crt`. Without `ask` no client certificate is requested.
     """
     context = ServerContext(ssl.PROTOCOL_TLS_SERVER)
-    _prepare(context, directory)
+    _load_identity(context, directory)
     if authorities:
         context.load_verify_locations(cadata=authorities)
     else:
-        _load_authorities(context, directory / keyfiles.AUTHORITIES)
-    context.verify_mode = ssl.CERT_REQUIRED if ask else ssl.CERT_NONE
+        _load_authorities(context, directory / keyfiles.CA_CERTIFICATES)
+    context.verify_mode = ssl.CERT_REQUIRED if require_certificate else ssl.CERT_NONE
     # A resumed session is not verified again, and could outlive its certificate: no tickets. (The
     # session IDs of TLS 1.2 cannot be disabled here; they end with the context.)
     context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION
@@ -55,19 +57,19 @@ def server_context(directory: Path, authorities: str = "", *, ask: bool = True) 
 def client_context(directory: Path) -> ssl.SSLContext:
     """Presents `tls.crt`, and verifies the certificate and host name of the server."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    _prepare(context, directory)
-    _load_authorities(context, directory / keyfiles.AUTHORITIES)
+    _load_identity(context, directory)
+    _load_authorities(context, directory / keyfiles.CA_CERTIFICATES)
     context.hostname_checks_common_name = False
     return context
 
 
-def newcomer_context(authorities: str = "") -> ssl.SSLContext:
+def enrolment_context(authorities: str = "") -> ssl.SSLContext:
     """Presents no certificate. Verifies the server with these CAs (PEM).
 
     Without any the server is not verified: only for public data that is verified by its content.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    _strengthen(context)
+    _set_protocol_options(context)
     if authorities:
         context.load_verify_locations(cadata=authorities)
         context.hostname_checks_common_name = False
@@ -77,7 +79,7 @@ def newcomer_context(authorities: str = "") -> ssl.SSLContext:
     return context
 
 
-def expires_at(directory: Path) -> datetime:
+def certificate_expiry(directory: Path) -> datetime:
     """Returns when the directory's own certificate expires (UTC)."""
     return own_certificate(directory).not_valid_after_utc
 
@@ -87,34 +89,34 @@ def own_certificate(directory: Path) -> x509.Certificate:
     # Imported late: the library costs 11 MB, which most processes do not need.
     from cryptography import x509
 
-    path = directory / keyfiles.CERTIFICATE
+    path = directory / keyfiles.TLS_CERTIFICATE
     try:
-        return x509.load_pem_x509_certificate(keyfiles.read(path))
+        return x509.load_pem_x509_certificate(keyfiles.read_file(path))
     except ValueError as error:
         raise InvalidSettings(f"{path}: not a certificate in PEM form") from error
 
 
-def is_signed_as_trusted(directory: Path) -> bool:
+def is_own_ca_trusted(directory: Path) -> bool:
     """Whether a CA in `ca.crt` has signed the directory's own certificate."""
     from cryptography import x509
 
     try:
         shown, trusted = (
-            x509.load_pem_x509_certificates(keyfiles.read(directory / name))
-            for name in (keyfiles.CERTIFICATE, keyfiles.AUTHORITIES)
+            x509.load_pem_x509_certificates(keyfiles.read_file(directory / name))
+            for name in (keyfiles.TLS_CERTIFICATE, keyfiles.CA_CERTIFICATES)
         )
     except ValueError as error:
         raise InvalidSettings(f"{directory}: no certificates in PEM form") from error
     return any(_is_signed_by(each, authority) for each in shown for authority in trusted)
 
 
-def exposed_key(directory: Path) -> str:
+def key_mode_warning(directory: Path) -> str:
     """Returns a warning if other users can read the private key; empty if not.
 
     Not an error, because Kubernetes mounts Secrets with mode 0644 by default.
     """
-    path = directory / keyfiles.KEY
-    complaint = keyfiles.exposure(path)
+    path = directory / keyfiles.TLS_KEY
+    complaint = keyfiles.mode_problem(path)
     return complaint and f"{complaint}; chmod 600 {path}, or set defaultMode of the Secret volume"
 
 
@@ -132,14 +134,14 @@ class ReloadingServerContext:
         *,
         report: Callable[[InvalidSettings], None],
         authorities: Callable[[], str] = str,
-        ask: bool = True,
+        require_certificate: bool = True,
     ) -> None:
         """`authorities` (PEM) replace `ca.crt`; without `ask` no client certificate is requested."""
         self.generation = 0
         """Number of CA removals; certificates of older connections have to be re-checked."""
         self._authorities = authorities
-        self._ask = ask
-        self._contexts = Following(directory, self._server_context, report)
+        self._require_certificate = require_certificate
+        self._contexts = FileReloader(directory, self._server_context, report)
         self._switch = _SwitchingContext(ssl.PROTOCOL_TLS_SERVER)
         self._switch.current = self._contexts.current
 
@@ -168,7 +170,9 @@ class ReloadingServerContext:
         return self._contexts.current.get_ca_certs(binary_form=True)
 
     def _server_context(self, directory: Path) -> ServerContext:
-        return server_context(directory, self._authorities(), ask=self._ask)
+        return server_context(
+            directory, self._authorities(), require_certificate=self._require_certificate
+        )
 
 
 class _SwitchingContext(ssl.SSLContext):
@@ -221,12 +225,12 @@ def _is_signed_by(certificate: x509.Certificate, authority: x509.Certificate) ->
     return True
 
 
-def _prepare(context: ssl.SSLContext, directory: Path) -> None:
-    _strengthen(context)
-    _load_pair(context, directory / keyfiles.CERTIFICATE, directory / keyfiles.KEY)
+def _load_identity(context: ssl.SSLContext, directory: Path) -> None:
+    _set_protocol_options(context)
+    _load_pair(context, directory / keyfiles.TLS_CERTIFICATE, directory / keyfiles.TLS_KEY)
 
 
-def _strengthen(context: ssl.SSLContext) -> None:
+def _set_protocol_options(context: ssl.SSLContext) -> None:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_ciphers(_CIPHERS)
     context.set_alpn_protocols(["http/1.1"])
@@ -237,7 +241,7 @@ def _strengthen(context: ssl.SSLContext) -> None:
 
 def _load_pair(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
     for path in (certificate, key):
-        keyfiles.read(path, hint=_HINT)
+        keyfiles.read_file(path, hint=_HINT_CERTIFICATE)
     try:
         # With an empty password an encrypted key fails; with none OpenSSL asks on the terminal.
         context.load_cert_chain(certificate, key, password="")
@@ -253,15 +257,16 @@ def _pair_error(certificate: Path, key: Path, error: OSError) -> InvalidSettings
             hint="use the pair that was issued together",
         )
     return InvalidSettings(
-        f"{certificate} and {key} are not a certificate and unencrypted key in PEM form", hint=_HINT
+        f"{certificate} and {key} are not a certificate and unencrypted key in PEM form",
+        hint=_HINT_CERTIFICATE,
     )
 
 
 def _load_authorities(context: ssl.SSLContext, path: Path) -> None:
-    keyfiles.read(path, hint=_HINT)
+    keyfiles.read_file(path, hint=_HINT_CERTIFICATE)
     try:
         context.load_verify_locations(path)
     except (ssl.SSLError, OSError) as error:
         raise InvalidSettings(
-            f"{path}: not a complete certificate in PEM form", hint=_HINT
+            f"{path}: not a complete certificate in PEM form", hint=_HINT_CERTIFICATE
         ) from error

@@ -16,7 +16,7 @@ from msgspec import Meta
 from kubelend.wire import codes, patterns
 
 
-def camel(name: str) -> str:
+def camel_case(name: str) -> str:
     """`target_cluster_id` is `targetClusterID` and `endpoint_url` is `endpointURL` on the wire."""
     first, *rest = name.split("_")
     return first + "".join({"id": "ID", "ids": "IDs", "url": "URL"}.get(w, w.title()) for w in rest)
@@ -24,12 +24,12 @@ def camel(name: str) -> str:
 
 Timestamp = Annotated[datetime, Meta(tz=True, description="RFC 3339")]
 _QUANTITY = Meta(description="A Kubernetes quantity", examples=["500m", "256Mi", "4"])
-_Number = Annotated[int, Meta(extra_json_schema=patterns.NUMBER)]
+_Number = Annotated[int, Meta(extra_json_schema=patterns.QUANTITY_NUMBER)]
 _Text = Annotated[str, Meta(extra_json_schema=patterns.QUANTITY)]
 Quantity = Annotated[_Text | _Number, _QUANTITY]
-Cores = Annotated[_Text | Annotated[int, Meta(extra_json_schema=patterns.CORES)], _QUANTITY]
-QuantityOrNone = Annotated[
-    Annotated[str, Meta(extra_json_schema=patterns.QUANTITY_OR_NONE)] | _Number, _QUANTITY
+Cores = Annotated[_Text | Annotated[int, Meta(extra_json_schema=patterns.CORES_NUMBER)], _QUANTITY]
+OptionalQuantity = Annotated[
+    Annotated[str, Meta(extra_json_schema=patterns.OPTIONAL_QUANTITY)] | _Number, _QUANTITY
 ]
 _DURATION = Meta(max_length=64, description="A Go duration", examples=["1h30m", "90s"])
 Duration = Annotated[str, _DURATION, Meta(extra_json_schema=patterns.DURATION)]
@@ -38,10 +38,10 @@ _PLAIN = Meta(extra_json_schema=patterns.PLAIN)
 Name = Annotated[str, Meta(max_length=253), _PLAIN]
 Reason = Annotated[str, Meta(max_length=1024), _PLAIN]
 Url = Annotated[str, Meta(max_length=2048), _PLAIN]
-MOST_LABELS = 64
+MAX_LABELS = 64
 """Includes the region, which is stored as a label."""
 Labels = Annotated[
-    dict[Annotated[str, Meta(max_length=317), _PLAIN], Name], Meta(max_length=MOST_LABELS)
+    dict[Annotated[str, Meta(max_length=317), _PLAIN], Name], Meta(max_length=MAX_LABELS)
 ]
 Price = Annotated[
     str,
@@ -52,7 +52,7 @@ Currency = Annotated[str, Meta(max_length=8, extra_json_schema=patterns.CURRENCY
 Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 
 
-class Body(msgspec.Struct, frozen=True, omit_defaults=True, rename=camel):
+class Body(msgspec.Struct, frozen=True, omit_defaults=True, rename=camel_case):
     """Base of all bodies: frozen, camel case on the wire, defaults omitted."""
 
 
@@ -76,8 +76,8 @@ class Quantities(Amounts, frozen=True):
 
     cpu: Cores
     memory: Quantity
-    gpu: QuantityOrNone = ""
-    storage: QuantityOrNone = ""
+    gpu: OptionalQuantity = ""
+    storage: OptionalQuantity = ""
     extended: Annotated[
         dict[Annotated[str, Meta(extra_json_schema=patterns.RESOURCE_NAME)], Quantity],
         Meta(max_length=32),
@@ -210,14 +210,14 @@ class CordonRequest(Body, frozen=True):
     reason: Reason = ""
 
 
-class Drained(Body, frozen=True):
+class DrainResult(Body, frozen=True):
     """A drained cluster, and its former reservations."""
 
     cluster: Cluster
     reservations: list[Reservation]
 
 
-class ConstraintsBody(Body, frozen=True):
+class Constraints(Body, frozen=True):
     """Constraints on the provider of a request."""
 
     labels: Labels = {}
@@ -236,7 +236,7 @@ class ConstraintsBody(Body, frozen=True):
     """
 
 
-UNCONSTRAINED = ConstraintsBody()
+UNCONSTRAINED = Constraints()
 Policy = Annotated[str, Meta(max_length=253, extra_json_schema=patterns.POLICY)]
 Weights = Annotated[
     dict[
@@ -250,7 +250,9 @@ Weights = Annotated[
 class ReservationRequest(Body, frozen=True):
     """Request to reserve resources of another cluster."""
 
-    requested_resources: Annotated[Quantities, Meta(extra_json_schema=patterns.WANTED)]
+    requested_resources: Annotated[
+        Quantities, Meta(extra_json_schema=patterns.POSITIVE_CPU_AND_MEMORY)
+    ]
     """Amounts to reserve. CPU and memory are required."""
     priority: Int32 = 0
     """Queue priority. Waiting requests with a higher value are served first."""
@@ -266,7 +268,7 @@ class ReservationRequest(Body, frozen=True):
     """Weights of the scores headroom, packing, balance and price. Overrides policy."""
     target_cluster_id: Name = ""
     """Only this provider is considered. If empty, the broker chooses a provider."""
-    constraints: ConstraintsBody = UNCONSTRAINED
+    constraints: Constraints = UNCONSTRAINED
     """Constraints on the provider."""
 
 
@@ -315,7 +317,7 @@ class ReservationList(Body, frozen=True):
     next: str = ""
 
 
-class Published(Body, frozen=True):
+class PublishResult(Body, frozen=True):
     """Response to an advertisement: the stored advertisement, and the reservations that the cluster has to
     hold.
     """
@@ -352,7 +354,7 @@ class Instruction(Body, frozen=True):
     ] = ""
 
 
-class Remedy(Body, frozen=True):
+class Suggestion(Body, frozen=True):
     """Smallest change of the request that would make it fit."""
 
     cluster_id: str
@@ -372,7 +374,7 @@ class Candidate(Body, frozen=True):
     score: float | None = None
     price_per_hour: str = ""
     currency: str = ""
-    remedy: Remedy | None = None
+    remedy: Suggestion | None = None
 
 
 class Explanation(Body, frozen=True):
@@ -383,7 +385,7 @@ class Explanation(Body, frozen=True):
     fitting: int
     refusals: dict[str, int]
     candidates: list[Candidate] = []
-    remedy: Remedy | None = None
+    remedy: Suggestion | None = None
     quota: list[str] = []
     """Limits of the requester's own quota that the request would exceed, independent of the clusters."""
 
@@ -395,7 +397,7 @@ class Problem(Body, frozen=True):
     title: str
     status: int
     detail: str
-    code: Annotated[str, Meta(extra_json_schema=patterns.one_of(*codes.BY_CODE))]
+    code: Annotated[str, Meta(extra_json_schema=patterns.enum_of(*codes.ERRORS_BY_CODE))]
     error: str
     hint: str = ""
     retryable: bool = False

@@ -15,14 +15,14 @@ from kubelend.core.lifecycle import Phase
 from kubelend.wire import bodies, patterns, rules
 from kubelend.wire.bodies import Amounts, Cost, Quantities, Timestamp
 from kubelend.wire.objects import (
+    AgentRequest,
+    BrokerResponse,
     Duration,
     Metadata,
     Name,
     Object,
-    Part,
-    Question,
+    ObjectStruct,
     Reason,
-    Reply,
 )
 
 GROUP = "broker.fluidos.eu"
@@ -30,23 +30,23 @@ GROUP = "broker.fluidos.eu"
 RESERVATION_FINALIZER = "reservation.broker.fluidos.eu/finalizer"
 
 
-class Kept(Part, frozen=True):
+class StoredRecord(ObjectStruct, frozen=True):
     """The broker's stored record. Written by the broker alone; do not edit."""
 
     revision: int
     """The number of the store's commit that wrote it: the larger is the newer."""
-    checksum: Annotated[str, Meta(extra_json_schema=patterns.up_to(64))]
+    checksum: Annotated[str, Meta(extra_json_schema=patterns.max_length(64))]
     """Signature of the broker over the object's name, the revision and the data."""
-    data: Annotated[str, Meta(extra_json_schema=patterns.up_to(2**20))]
+    data: Annotated[str, Meta(extra_json_schema=patterns.max_length(2**20))]
     """The record as JSON text. As text, because the API server rounds large numbers inside objects."""
 
 
-class Condition(Part, frozen=True):
+class Condition(ObjectStruct, frozen=True):
     """Condition describes one aspect of the state of an object."""
 
-    type: Annotated[str, Meta(extra_json_schema=patterns.up_to(316))]
+    type: Annotated[str, Meta(extra_json_schema=patterns.max_length(316))]
     """Type of the condition."""
-    status: Annotated[str, Meta(extra_json_schema=patterns.one_of("True", "False", "Unknown"))]
+    status: Annotated[str, Meta(extra_json_schema=patterns.enum_of("True", "False", "Unknown"))]
     """Status of the condition: True, False or Unknown."""
     reason: Reason = ""
     """Machine-readable reason, in CamelCase."""
@@ -59,32 +59,32 @@ class Condition(Part, frozen=True):
 
 
 Conditions = Annotated[
-    tuple[Condition, ...], Meta(max_length=16, extra_json_schema=patterns.KEYED_BY_TYPE)
+    tuple[Condition, ...], Meta(max_length=16, extra_json_schema=patterns.LIST_MAP_BY_TYPE)
 ]
 
 
-Counted = Annotated[Quantities, Meta(extra_json_schema=rules.COUNTED)]
+WholeQuantities = Annotated[Quantities, Meta(extra_json_schema=rules.NON_NEGATIVE_CPU_AND_MEMORY)]
 
 
-class AdvertisedResources(Part, frozen=True):
+class AdvertisedResources(ObjectStruct, frozen=True):
     """Resources of the cluster, and how much of them is available."""
 
-    capacity: Counted
+    capacity: WholeQuantities
     """Total capacity of the cluster's nodes."""
-    allocated: Counted
+    allocated: WholeQuantities
     """Sum of the resource requests of running pods."""
     available: Amounts
     """Allocatable minus allocated minus reserved. Computed by the broker; other values are overwritten."""
-    allocatable: Counted | None = None
+    allocatable: WholeQuantities | None = None
     """Capacity available to pods. Defaults to capacity."""
     reserved: Amounts | None = None
     """Resources reserved for other clusters. Managed by the broker."""
 
 
-class ClusterAdvertisementSpec(Part, frozen=True):
+class ClusterAdvertisementSpec(ObjectStruct, frozen=True):
     """ClusterAdvertisementSpec defines the resources that a cluster offers, and its lending policy."""
 
-    cluster_id: Annotated[bodies.Name, Meta(extra_json_schema=rules.unchanged("clusterID"))]
+    cluster_id: Annotated[bodies.Name, Meta(extra_json_schema=rules.immutable("clusterID"))]
     """ID of the cluster, which is the common name of its certificate. Immutable."""
     resources: AdvertisedResources
     cluster_name: bodies.Name = ""
@@ -102,13 +102,13 @@ class ClusterAdvertisementSpec(Part, frozen=True):
     """How long the advertisement is valid. Capped by the broker."""
     policy: bodies.LendingPolicy | None = None
     """Lending policy: allowed requesters, limits and opening hours."""
-    request: Question | None = None
+    request: AgentRequest | None = None
 
 
-class ClusterAdvertisementStatus(Part, frozen=True):
+class ClusterAdvertisementStatus(ObjectStruct, frozen=True):
     """ClusterAdvertisementStatus is the broker's view of the cluster."""
 
-    phase: Annotated[str, Meta(extra_json_schema=patterns.one_of("Active", "Stale"))] = ""
+    phase: Annotated[str, Meta(extra_json_schema=patterns.enum_of("Active", "Stale"))] = ""
     """Active, or Stale if the advertisement is no longer valid."""
     last_update_time: Timestamp | None = None
     """Time of the last advertisement that the broker received from the cluster."""
@@ -116,7 +116,7 @@ class ClusterAdvertisementStatus(Part, frozen=True):
     """Whether the cluster accepts new reservations."""
     message: str = ""
     """Human-readable description of a problem, if there is one."""
-    score: Annotated[str, Meta(extra_json_schema=patterns.up_to(16))] = ""
+    score: Annotated[str, Meta(extra_json_schema=patterns.max_length(16))] = ""
     """Share of free resources as a score from 0 to 100 with two decimals."""
     conditions: Conditions = ()
     """Conditions Ready, Stale and Overcommitted."""
@@ -128,8 +128,8 @@ class ClusterAdvertisementStatus(Part, frozen=True):
     """Reason of the cordon. Empty if the cluster is not cordoned."""
     reservations: int = 0
     """Number of reservations that hold resources of the cluster."""
-    record: Kept | None = None
-    response: Reply | None = None
+    record: StoredRecord | None = None
+    response: BrokerResponse | None = None
 
 
 class ClusterAdvertisement(Object, frozen=True):
@@ -144,11 +144,17 @@ class ClusterAdvertisement(Object, frozen=True):
     status: ClusterAdvertisementStatus = ClusterAdvertisementStatus()
 
 
-class ReservationSpec(Part, frozen=True):
+class ReservationSpec(ObjectStruct, frozen=True):
     """ReservationSpec defines the resources to reserve."""
 
     requested_resources: Annotated[
-        Quantities, Meta(extra_json_schema={**patterns.WANTED, **rules.REQUESTED})
+        Quantities,
+        Meta(
+            extra_json_schema={
+                **patterns.POSITIVE_CPU_AND_MEMORY,
+                **rules.IMMUTABLE_POSITIVE_AMOUNTS,
+            }
+        ),
     ]
     """Amounts to reserve. CPU and memory are required. Immutable."""
     target_cluster_id: bodies.Name = ""
@@ -169,15 +175,15 @@ class ReservationSpec(Part, frozen=True):
     """Placement policy: headroom, binpack, cost or balanced. Defaults to headroom."""
     weights: Annotated[bodies.Weights, Meta(extra_json_schema=rules.WEIGHTS)] = {}
     """Weights of the scores headroom, packing, balance and price. Overrides policy."""
-    constraints: bodies.ConstraintsBody = bodies.UNCONSTRAINED
+    constraints: bodies.Constraints = bodies.UNCONSTRAINED
     """Constraints on the provider."""
-    request: Question | None = None
+    request: AgentRequest | None = None
 
 
-class ReservationStatus(Part, frozen=True):
+class ReservationStatus(ObjectStruct, frozen=True):
     """ReservationStatus is the observed state of the reservation."""
 
-    phase: Annotated[str, Meta(extra_json_schema=patterns.one_of(*Phase))] = ""
+    phase: Annotated[str, Meta(extra_json_schema=patterns.enum_of(*Phase))] = ""
     """Phase of the reservation: Pending, Reserved, Active, Released or Failed. Released and Failed are
     final.
     """
@@ -205,8 +211,8 @@ class ReservationStatus(Part, frozen=True):
     """Conditions of the reservation. RequesterActive and RequesterReleased are set by the requester."""
     observed_generation: int = 0
     """Generation of the spec that this status refers to."""
-    record: Kept | None = None
-    response: Reply | None = None
+    record: StoredRecord | None = None
+    response: BrokerResponse | None = None
 
 
 class Reservation(Object, frozen=True):
@@ -217,22 +223,24 @@ class Reservation(Object, frozen=True):
     plural: ClassVar[str] = "reservations"
 
     metadata: Metadata
-    spec: Annotated[ReservationSpec, Meta(extra_json_schema=rules.kept("requesterID"))]
+    spec: Annotated[
+        ReservationSpec, Meta(extra_json_schema=rules.immutable_once_set("requesterID"))
+    ]
     status: ReservationStatus = ReservationStatus()
 
 
-class MailboxSpec(Part, frozen=True):
+class ClusterSessionSpec(ObjectStruct, frozen=True):
     """The cluster's request."""
 
-    request: Question | None = None
+    request: AgentRequest | None = None
 
 
-class MailboxStatus(Part, frozen=True):
+class ClusterSessionStatus(ObjectStruct, frozen=True):
     """The broker's response to the cluster."""
 
     cluster_id: Name = ""
     """The cluster of this namespace, from its label."""
-    session: Annotated[str, Meta(extra_json_schema=patterns.up_to(128))] = ""
+    session: Annotated[str, Meta(extra_json_schema=patterns.max_length(128))] = ""
     """ID of the session of the cluster's active agent; another one for each session."""
     revision: int = 0
     """Ledger revision up to which the namespace was complete when the last request was answered."""
@@ -240,10 +248,10 @@ class MailboxStatus(Part, frozen=True):
     """An agent that has seen this revision has missed no object that was removed since."""
     last_update_time: Timestamp | None = None
     """When this status last changed."""
-    response: Reply | None = None
+    response: BrokerResponse | None = None
 
 
-class Mailbox(Object, frozen=True):
+class ClusterSession(Object, frozen=True):
     """The session of one cluster's agent with the broker: one in each cluster namespace, named `session`."""
 
     group: ClassVar[str] = GROUP
@@ -251,8 +259,8 @@ class Mailbox(Object, frozen=True):
     plural: ClassVar[str] = "clustersessions"
 
     metadata: Metadata
-    spec: MailboxSpec = MailboxSpec()
-    status: MailboxStatus = MailboxStatus()
+    spec: ClusterSessionSpec = ClusterSessionSpec()
+    status: ClusterSessionStatus = ClusterSessionStatus()
 
 
 class LedgerRecord(Object, frozen=True):
@@ -263,9 +271,9 @@ class LedgerRecord(Object, frozen=True):
     plural: ClassVar[str] = "ledgerrecords"
 
     metadata: Metadata
-    contents: Annotated[str, Meta(extra_json_schema=patterns.up_to(63))]
+    contents: Annotated[str, Meta(extra_json_schema=patterns.max_length(63))]
     """Type of the record: head, pending, audit-log, member, token or limits."""
-    record: Kept
+    record: StoredRecord
 
 
-KINDS: tuple[type[Object], ...] = (ClusterAdvertisement, Reservation, Mailbox, LedgerRecord)
+KINDS: tuple[type[Object], ...] = (ClusterAdvertisement, Reservation, ClusterSession, LedgerRecord)

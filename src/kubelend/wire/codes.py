@@ -7,23 +7,23 @@ from typing import Final
 
 from kubelend.core.errors import KubelendError
 
-Kind = type[KubelendError]
+ErrorClass = type[KubelendError]
 
 
-def _tree(kind: Kind) -> Iterator[Kind]:
+def _error_classes(kind: ErrorClass) -> Iterator[ErrorClass]:
     yield kind
     for child in kind.__subclasses__():
-        yield from _tree(child)
+        yield from _error_classes(child)
 
 
-def _nearest_to_the_root(kinds: Iterator[Kind]) -> dict[str, Kind]:
+def _classes_by_code(kinds: Iterator[ErrorClass]) -> dict[str, ErrorClass]:
     """Map each code to the class nearest to the root: subclasses that share a code are one error on the
     wire.
     """
-    found: dict[str, Kind] = {}
+    found: dict[str, ErrorClass] = {}
     for kind in kinds:
         found.setdefault(kind.code, kind)
     return found
 
 
-BY_CODE: Final = _nearest_to_the_root(_tree(KubelendError))
+ERRORS_BY_CODE: Final = _classes_by_code(_error_classes(KubelendError))

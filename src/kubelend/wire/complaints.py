@@ -11,38 +11,42 @@ from typing import Final
 import msgspec
 
 
-def readable(problem: msgspec.ValidationError) -> str:
+def readable_validation_error(problem: msgspec.ValidationError) -> str:
     """Return `<field>: <what is wrong with it>`."""
     message = str(problem)
-    match = _PLACE.fullmatch(message)
+    match = _LOCATED_MESSAGE.fullmatch(message)
     what, path = (match["problem"], match["path"]) if match else (message, "")
-    if field := _FIELD.fullmatch(what):
+    if field := _FIELD_MESSAGE.fullmatch(what):
         path = f"{path}.{field['name']}" if path else field["name"]
         what = "is required" if "missing" in what else "unknown field"
     else:
-        what = _in_words(what)
+        what = _readable_text(what)
     if not path:
         return what
-    return f"{path}.{what}" if _STARTS_WITH_A_FIELD.match(what) else f"{path}: {what}"
+    return f"{path}.{what}" if _FIELD_PREFIX.match(what) else f"{path}: {what}"
 
 
-_PLACE: Final = re.compile(r"(?P<problem>.*) - at `(?P<in_key>key` in `)?\$\.?(?P<path>.*)`", re.S)
-_FIELD: Final = re.compile(r"Object (contains unknown|missing required) field `(?P<name>.*)`")
-_STARTS_WITH_A_FIELD: Final = re.compile(r"[^\s:]+: ")
+_LOCATED_MESSAGE: Final = re.compile(
+    r"(?P<problem>.*) - at `(?P<in_key>key` in `)?\$\.?(?P<path>.*)`", re.S
+)
+_FIELD_MESSAGE: Final = re.compile(
+    r"Object (contains unknown|missing required) field `(?P<name>.*)`"
+)
+_FIELD_PREFIX: Final = re.compile(r"[^\s:]+: ")
 
-_LENGTH: Final = re.compile(
+_LENGTH_MESSAGE: Final = re.compile(
     r"Expected `(?P<kind>str|array|object)` of length (?P<sign>[<>]=) (?P<end>\d+)"
 )
-_VALUE: Final = re.compile(r"Expected `(int|float)` (?P<sign>[<>]=) (?P<end>\S+)")
+_VALUE_MESSAGE: Final = re.compile(r"Expected `(int|float)` (?P<sign>[<>]=) (?P<end>\S+)")
 _SIGNS: Final = {"<=": "at most", ">=": "at least"}
 
 
-def _in_words(what: str) -> str:
+def _readable_text(what: str) -> str:
     if re.fullmatch(r"Expected `str`, got `(int|float|bool)`", what):
         return "must be a string: put it in quotes"
-    if match := _LENGTH.fullmatch(what):
+    if match := _LENGTH_MESSAGE.fullmatch(what):
         parts = "characters" if match["kind"] == "str" else "entries"
         return f"must have {_SIGNS[match['sign']]} {match['end']} {parts}"
-    if match := _VALUE.fullmatch(what):
+    if match := _VALUE_MESSAGE.fullmatch(what):
         return f"must be {_SIGNS[match['sign']]} {match['end']}"
     return what.replace("`", "").replace("Expected", "expected")

@@ -23,12 +23,12 @@ from kubelend.core import (
     resources,
 )
 from kubelend.core.errors import InvalidDuration, InvalidInput
-from kubelend.core.hours import Timetable
+from kubelend.core.hours import OpeningHours
 from kubelend.core.models import ClusterId, RequestKey
 from kubelend.wire import bodies, limit_conversion, quantities, texts
 
 
-class Terms(msgspec.Struct, frozen=True):
+class RequestLimits(msgspec.Struct, frozen=True):
     """The broker's defaults and limits for requests."""
 
     default_duration: timedelta
@@ -44,7 +44,7 @@ def to_advertisement(
 ) -> models.Advertisement:
     """Convert an advertisement. A missing allocatable defaults to capacity, a missing allocated to zero."""
     _check_texts(body)
-    capacity = quantities.offered(body.resources.capacity, "resources.capacity")
+    capacity = quantities.parse_offered(body.resources.capacity, "resources.capacity")
     allocatable, allocated = body.resources.allocatable, body.resources.allocated
     return models.Advertisement(
         cluster=cluster,
@@ -52,30 +52,30 @@ def to_advertisement(
         capacity=capacity,
         allocatable=capacity
         if allocatable is None
-        else quantities.offered(allocatable, "resources.allocatable"),
+        else quantities.parse_offered(allocatable, "resources.allocatable"),
         allocated=resources.NOTHING
         if allocated is None
-        else quantities.asked(allocated, "resources.allocated"),
+        else quantities.parse_requested(allocated, "resources.allocated"),
         sent_at=body.timestamp or now,
         prices=to_prices(body.cost),
-        labels=_labels(body.labels, body.region, "labels"),
-        valid_for=duration(body.valid_for, "validFor") if body.valid_for else None,
+        labels=_labels_with_region(body.labels, body.region, "labels"),
+        valid_for=positive_duration(body.valid_for, "validFor") if body.valid_for else None,
         endpoint=body.endpoint_url,
         policy=None if body.policy is None else limit_conversion.to_policy(body.policy, "policy"),
     )
 
 
 def to_request(
-    body: bodies.ReservationRequest, requester: ClusterId, key: str, terms: Terms
+    body: bodies.ReservationRequest, requester: ClusterId, key: str, limits: RequestLimits
 ) -> models.Request:
     """Convert a request of any interface into the record that the ledger works with."""
-    policies.check(body.policy or "headroom", body.weights)
+    policies.check_policy(body.policy or "headroom", body.weights)
     return models.Request(
         requester=requester,
-        resources=quantities.wanted(body.requested_resources),
-        duration=bounded_duration(body.duration, terms),
+        resources=quantities.parse_reservation_amounts(body.requested_resources),
+        duration=bounded_duration(body.duration, limits),
         priority=body.priority,
-        wait=_wait(body.wait, terms),
+        wait=_parse_wait(body.wait, limits),
         policy=body.policy or "headroom",
         weights=body.weights,
         constraints=_to_constraints(body),
@@ -83,24 +83,24 @@ def to_request(
     )
 
 
-def bounded_duration(text: str, terms: Terms) -> timedelta:
+def bounded_duration(text: str, limits: RequestLimits) -> timedelta:
     """Return the requested or default duration. Every reservation expires, so that a lost client cannot
     lock resources forever.
     """
     if not text:
-        return terms.default_duration
-    asked = duration(text, "duration")
-    if asked > terms.max_duration:
+        return limits.default_duration
+    asked = positive_duration(text, "duration")
+    if asked > limits.max_duration:
         raise InvalidInput(
             f"duration: {text} exceeds the broker's maximum",
-            hint=f"request at most {durations.short(terms.max_duration)}, and renew",
+            hint=f"request at most {durations.format_duration_short(limits.max_duration)}, and renew",
         )
     return asked
 
 
-def duration(text: str, where: str) -> timedelta:
+def positive_duration(text: str, where: str) -> timedelta:
     """Parse a duration above zero; errors name the field."""
-    parsed = _duration(text, where)
+    parsed = _parse_duration(text, where)
     if parsed <= timedelta():
         raise InvalidDuration(f"{where}: {text!r} is not above zero", hint="use for example 1h30m")
     return parsed
@@ -110,19 +110,19 @@ def to_prices(body: bodies.Cost | None) -> prices.Prices | None:
     """Convert prices. A cost without any amount means no price, not a price of zero."""
     if body is None:
         return None
-    currency = _currency(body.currency, "cost.currency")
+    currency = _parse_currency(body.currency, "cost.currency")
     if not (body.cpu_cost or body.memory_cost or body.gpu_cost or body.storage_cost):
         return None
     return prices.Prices(
         currency=currency or prices.DEFAULT_CURRENCY,
-        cpu=prices.parse(body.cpu_cost or "0", "cost.cpuCost"),
-        memory=prices.parse(body.memory_cost or "0", "cost.memoryCost"),
-        gpu=prices.parse(body.gpu_cost or "0", "cost.gpuCost"),
-        storage=prices.parse(body.storage_cost or "0", "cost.storageCost"),
+        cpu=prices.parse_price(body.cpu_cost or "0", "cost.cpuCost"),
+        memory=prices.parse_price(body.memory_cost or "0", "cost.memoryCost"),
+        gpu=prices.parse_price(body.gpu_cost or "0", "cost.gpuCost"),
+        storage=prices.parse_price(body.storage_cost or "0", "cost.storageCost"),
     )
 
 
-def _currency(text: str, where: str) -> str:
+def _parse_currency(text: str, where: str) -> str:
     return prices.parse_currency(text, where) if text else ""
 
 
@@ -132,23 +132,23 @@ def _check_texts(body: bodies.Advertisement) -> None:
     if texts.is_plain("".join((*named, *labels, *labels.values()))):
         return
     for name, text in zip(("clusterName", "region", "endpointURL"), named, strict=True):
-        texts.checked(text, name)
+        texts.check_plain(text, name)
     texts.check_labels(labels, "labels")
 
 
-def _duration(text: str, where: str) -> timedelta:
+def _parse_duration(text: str, where: str) -> timedelta:
     try:
-        return durations.parse(text)
+        return durations.parse_duration(text)
     except InvalidDuration as problem:
         raise InvalidDuration(f"{where}: {problem.message}", hint=problem.hint) from None
 
 
-def _wait(text: str, terms: Terms) -> timedelta:
-    asked = _duration(text, "wait") if text else timedelta()
+def _parse_wait(text: str, limits: RequestLimits) -> timedelta:
+    asked = _parse_duration(text, "wait") if text else timedelta()
     if asked < timedelta():
         raise InvalidDuration(f"wait: {text!r} is below zero", hint="use for example 5m, or 0s")
-    if asked > terms.max_wait:
-        limit = durations.short(terms.max_wait)
+    if asked > limits.max_wait:
+        limit = durations.format_duration_short(limits.max_wait)
         raise InvalidInput(
             f"wait: {text} exceeds the broker's maximum", hint=f"wait at most {limit}"
         )
@@ -160,30 +160,31 @@ def _to_constraints(body: bodies.ReservationRequest) -> models.Constraints:
     if constraints is bodies.UNCONSTRAINED and not body.target_cluster_id:
         return models.UNCONSTRAINED
     texts.check_labels(constraints.labels, "constraints.labels")
-    texts.checked(constraints.region, "constraints.region")
+    texts.check_plain(constraints.region, "constraints.region")
     maximum = constraints.max_price_per_hour
     return models.Constraints(
-        labels=_labels(constraints.labels, constraints.region, "constraints.labels"),
-        pinned=ClusterId(texts.checked(body.target_cluster_id, "targetClusterID")) or None,
+        labels=_labels_with_region(constraints.labels, constraints.region, "constraints.labels"),
+        pinned=ClusterId(texts.check_plain(body.target_cluster_id, "targetClusterID")) or None,
         excluded=tuple(
-            ClusterId(texts.checked(name, "constraints.exclude")) for name in constraints.exclude
+            ClusterId(texts.check_plain(name, "constraints.exclude"))
+            for name in constraints.exclude
         ),
-        max_price=prices.parse(maximum, "constraints.maxPricePerHour") if maximum else None,
-        currency=_currency(constraints.currency, "constraints.currency"),
+        max_price=prices.parse_price(maximum, "constraints.maxPricePerHour") if maximum else None,
+        currency=_parse_currency(constraints.currency, "constraints.currency"),
     )
 
 
-def _labels(labels: dict[str, str], region: str, where: str) -> dict[str, str]:
+def _labels_with_region(labels: dict[str, str], region: str, where: str) -> dict[str, str]:
     """Add the region as a label. The limit is checked here, because the labels are returned with the region
     in them.
     """
     if not region:
         return labels
     whole = {**labels, models.REGION_LABEL: region}
-    if len(whole) > bodies.MOST_LABELS:
+    if len(whole) > bodies.MAX_LABELS:
         raise InvalidInput(
             f"{where}: too many labels: {len(whole)} including the region",
-            hint=f"use at most {bodies.MOST_LABELS}",
+            hint=f"use at most {bodies.MAX_LABELS}",
         )
     return whole
 
@@ -199,23 +200,23 @@ def from_cluster(cluster: models.Cluster, reserved: resources.Resources) -> bodi
         cluster_id=known.cluster,
         cluster_name=known.name,
         resources=bodies.Metrics(
-            capacity=quantities.of(known.capacity),
-            allocatable=quantities.of(known.allocatable),
-            allocated=quantities.of(known.allocated),
-            reserved=quantities.of(reserved),
-            available=quantities.of((cluster.ceiling - reserved).clamped()),
+            capacity=quantities.to_quantities(known.capacity),
+            allocatable=quantities.to_quantities(known.allocatable),
+            allocated=quantities.to_quantities(known.allocated),
+            reserved=quantities.to_quantities(reserved),
+            available=quantities.to_quantities((cluster.ceiling - reserved).clamped()),
         ),
         timestamp=known.sent_at,
         cost=None if known.prices is None else _from_prices(known.prices),
         labels=known.labels,
         region=region,
-        valid_for=durations.text(known.valid_for) if known.valid_for else "",
+        valid_for=durations.format_duration(known.valid_for) if known.valid_for else "",
         endpoint_url=known.endpoint,
         policy=limit_conversion.from_policy(known.policy),
     )
 
 
-def accepted(
+def published_advertisement(
     body: bodies.Advertisement, cluster: models.Cluster, reserved: resources.Resources
 ) -> bodies.Advertisement:
     """Return the body that was sent, with reserved and available as computed by the broker.
@@ -228,9 +229,9 @@ def accepted(
         resources=bodies.Metrics(
             capacity=sent.capacity,
             allocatable=sent.allocatable or sent.capacity,
-            allocated=sent.allocated or quantities.of(cluster.advertisement.allocated),
-            reserved=quantities.of(reserved),
-            available=quantities.of((cluster.ceiling - reserved).clamped()),
+            allocated=sent.allocated or quantities.to_quantities(cluster.advertisement.allocated),
+            reserved=quantities.to_quantities(reserved),
+            available=quantities.to_quantities((cluster.ceiling - reserved).clamped()),
         ),
         timestamp=cluster.advertisement.sent_at,
     )
@@ -240,17 +241,17 @@ def from_cluster_status(
     cluster: models.Cluster,
     reserved: resources.Resources,
     lent: int,
-    holds: lending.Lending | None,
+    lending: lending.EffectivePolicy | None,
     now: datetime,
 ) -> bodies.ClusterStatus:
     stale = cluster.is_stale(now)
     available = cluster.ceiling - reserved
-    rating = ratings.score(available, cluster.advertisement.allocatable)
+    rating = ratings.display_score(available, cluster.advertisement.allocatable)
     return bodies.ClusterStatus(
         phase="Stale" if stale else "Active",
         active=not stale,
-        score=ratings.text(rating),
-        rating=ratings.band(rating),
+        score=ratings.display_score_text(rating),
+        rating=ratings.display_band(rating),
         last_update_time=cluster.received_at,
         valid_until=cluster.valid_until,
         cordoned=cluster.cordon is not None,
@@ -260,9 +261,9 @@ def from_cluster_status(
         if any(amount < 0 for _, amount in available.items())
         else "",
         certificate_until=cluster.certificate_until,
-        policy=limit_conversion.from_lending(holds),
-        withheld=limit_conversion.withheld(holds, available, reserved),
-        closed=holds is not None and not Timetable(holds.hours).is_open(now),
+        policy=limit_conversion.from_lending(lending),
+        withheld=limit_conversion.withheld_amounts(lending, available, reserved),
+        closed=lending is not None and not OpeningHours(lending.hours).is_open(now),
     )
 
 
@@ -271,7 +272,7 @@ def from_reservation(found: models.Reservation) -> bodies.Reservation:
         id=found.id,
         requester_id=found.requester,
         target_cluster_id=found.target or "",
-        requested_resources=quantities.of(found.request.resources),
+        requested_resources=quantities.to_quantities(found.request.resources),
         status=bodies.ReservationStatus(
             phase=found.phase.value,
             message=found.message,
@@ -285,15 +286,15 @@ def from_reservation(found: models.Reservation) -> bodies.Reservation:
         ),
         created_at=found.created_at,
         priority=found.request.priority,
-        duration=durations.text(found.request.duration),
+        duration=durations.format_duration(found.request.duration),
         previous_cluster_ids=list(found.left),
-        cost=_from_agreed(found) if found.currency else None,
+        cost=_from_agreed_cost(found) if found.currency else None,
         revision=found.revision,
     )
 
 
-def _from_agreed(found: models.Reservation) -> bodies.AgreedCost:
-    return bodies.AgreedCost(prices.text(found.hourly), found.currency)
+def _from_agreed_cost(found: models.Reservation) -> bodies.AgreedCost:
+    return bodies.AgreedCost(prices.format_price(found.hourly), found.currency)
 
 
 def from_explanation(explanation: explanations.Explanation) -> bodies.Explanation:
@@ -301,9 +302,9 @@ def from_explanation(explanation: explanations.Explanation) -> bodies.Explanatio
         summary=str(explanation),
         total=explanation.total,
         fitting=explanation.fitting,
-        refusals={refusal.value: count for refusal, count in explanation.refusals.items()},
+        refusals={refusal.value: count for refusal, count in explanation.rejections.items()},
         candidates=[_from_candidate(candidate) for candidate in explanation.candidates],
-        remedy=_from_remedy(explanation.remedy),
+        remedy=_from_suggestion(explanation.suggestion),
         quota=[str(excess) for excess in explanation.quota],
     )
 
@@ -311,23 +312,25 @@ def from_explanation(explanation: explanations.Explanation) -> bodies.Explanatio
 def _from_candidate(candidate: explanations.Candidate) -> bodies.Candidate:
     return bodies.Candidate(
         cluster_id=candidate.cluster,
-        fits=not candidate.refusals,
-        refusals=[refusal.value for refusal in candidate.refusals],
+        fits=not candidate.rejections,
+        refusals=[refusal.value for refusal in candidate.rejections],
         score=None if candidate.score is None else round(candidate.score, 4),
         price_per_hour="" if candidate.price is None else _price_text(candidate.price),
         currency=candidate.currency,
-        remedy=_from_remedy(candidate.remedy),
+        remedy=_from_suggestion(candidate.suggestion),
     )
 
 
-def _from_remedy(remedy: remedies.Remedy | None) -> bodies.Remedy | None:
+def _from_suggestion(remedy: remedies.Suggestion | None) -> bodies.Suggestion | None:
     if remedy is None:
         return None
-    return bodies.Remedy(
+    return bodies.Suggestion(
         cluster_id=remedy.cluster,
         text=remedy.text,
         less=limit_conversion.from_amounts(remedy.less),
-        max_price_per_hour="" if remedy.max_price is None else prices.text(remedy.max_price),
+        max_price_per_hour=""
+        if remedy.max_price is None
+        else prices.format_price(remedy.max_price),
         currency=remedy.currency,
         drop_labels=remedy.drop_labels,
     )
@@ -335,13 +338,13 @@ def _from_remedy(remedy: remedies.Remedy | None) -> bodies.Remedy | None:
 
 def _from_prices(known: prices.Prices) -> bodies.Cost:
     return bodies.Cost(
-        cpu_cost=prices.text(known.cpu),
-        memory_cost=prices.text(known.memory),
-        gpu_cost=prices.text(known.gpu) if known.gpu else "",
-        storage_cost=prices.text(known.storage) if known.storage else "",
+        cpu_cost=prices.format_price(known.cpu),
+        memory_cost=prices.format_price(known.memory),
+        gpu_cost=prices.format_price(known.gpu) if known.gpu else "",
+        storage_cost=prices.format_price(known.storage) if known.storage else "",
         currency=known.currency,
     )
 
 
 def _price_text(hourly: float) -> str:
-    return prices.text(round(hourly * prices.BILLIONTHS))
+    return prices.format_price(round(hourly * prices.BILLIONTHS))

@@ -16,13 +16,13 @@ from typing import Final, NamedTuple
 from kubelend.wire import broker_objects, docstrings, objects, rules, schemas
 from kubelend.wire.patterns import Schema
 
-KINDS: Final = (*objects.KINDS, *broker_objects.KINDS)
+ALL_KINDS: Final = (*objects.KINDS, *broker_objects.KINDS)
 
 CATEGORY: Final = "kubelend"
 """`kubectl get kubelend` lists all kinds that users work with."""
 
 
-class Column(NamedTuple):
+class PrinterColumn(NamedTuple):
     """One printer column of `kubectl get`."""
 
     name: str
@@ -32,26 +32,26 @@ class Column(NamedTuple):
     """Whether the column is only printed with `-o wide`."""
 
 
-class Look(NamedTuple):
+class KindDisplay(NamedTuple):
     """Short name, printer columns and categories of a kind."""
 
     short: str
-    columns: tuple[Column, ...]
+    columns: tuple[PrinterColumn, ...]
     categories: tuple[str, ...] = (CATEGORY,)
 
 
-def documents(*, cel: bool = True) -> dict[str, Schema]:
+def crd_documents(*, cel: bool = True) -> dict[str, Schema]:
     """Return all definitions by file name.
 
     Without `cel` for servers before 1.25, whose `kubectl` rejects a definition with unknown validation
     rules.
     """
-    return {f"{kind.group}_{kind.plural}.yaml": definition(kind, cel=cel) for kind in KINDS}
+    return {f"{kind.group}_{kind.plural}.yaml": crd(kind, cel=cel) for kind in ALL_KINDS}
 
 
-def definition(kind: type[objects.Object], *, cel: bool = True) -> Schema:
-    look = _LOOKS[kind]
-    schema = _root(kind)
+def crd(kind: type[objects.Object], *, cel: bool = True) -> Schema:
+    look = _DISPLAYS[kind]
+    schema = _root_schema(kind)
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -68,7 +68,7 @@ def definition(kind: type[objects.Object], *, cel: bool = True) -> Schema:
     }
 
 
-def _names(kind: type[objects.Object], look: Look) -> Schema:
+def _names(kind: type[objects.Object], look: KindDisplay) -> Schema:
     names: Schema = {
         "kind": kind.kind,
         "listKind": f"{kind.kind}List",
@@ -79,7 +79,7 @@ def _names(kind: type[objects.Object], look: Look) -> Schema:
     return {**names, "categories": list(look.categories)} if look.categories else names
 
 
-def _version(kind: type[objects.Object], look: Look, schema: Schema) -> Schema:
+def _version(kind: type[objects.Object], look: KindDisplay, schema: Schema) -> Schema:
     version: Schema = {
         "name": kind.version,
         "served": True,
@@ -92,16 +92,16 @@ def _version(kind: type[objects.Object], look: Look, schema: Schema) -> Schema:
     return version
 
 
-def _column(column: Column) -> Schema:
+def _column(column: PrinterColumn) -> Schema:
     definition: Schema = {"name": column.name, "type": column.type, "jsonPath": column.path}
     return {**definition, "priority": 1} if column.is_wide else definition
 
 
-def _root(kind: type[objects.Object]) -> Schema:
-    schema = schemas.of(kind)
+def _root_schema(kind: type[objects.Object]) -> Schema:
+    schema = schemas.structural_schema(kind)
     own = {name: part for name, part in schema["properties"].items() if name != "metadata"}
     root: Schema = {
-        "description": docstrings.of_class(kind),
+        "description": docstrings.class_docstring(kind),
         "type": "object",
         "properties": {
             "apiVersion": {"type": "string"},
@@ -116,44 +116,48 @@ def _root(kind: type[objects.Object]) -> Schema:
 
 
 def _without_rules(schema: Schema) -> Schema:
-    return {key: _stripped(value) for key, value in schema.items() if key != rules.VALIDATIONS}
+    return {
+        key: _value_without_rules(value)
+        for key, value in schema.items()
+        if key != rules.VALIDATIONS
+    }
 
 
-def _stripped(value: object) -> object:
+def _value_without_rules(value: object) -> object:
     if isinstance(value, dict):
         return _without_rules(value)
-    return [_stripped(item) for item in value] if isinstance(value, list) else value
+    return [_value_without_rules(item) for item in value] if isinstance(value, list) else value
 
 
-def _wide(name: str, path: str, type: str = "string") -> Column:
-    return Column(name, path, type, is_wide=True)
+def _wide(name: str, path: str, type: str = "string") -> PrinterColumn:
+    return PrinterColumn(name, path, type, is_wide=True)
 
 
-_AGE: Final = Column("Age", ".metadata.creationTimestamp", "date")
+_AGE: Final = PrinterColumn("Age", ".metadata.creationTimestamp", "date")
 
-_LOOKS: Final[dict[type[objects.Object], Look]] = {
-    objects.Advertisement: Look(
+_DISPLAYS: Final[dict[type[objects.Object], KindDisplay]] = {
+    objects.Advertisement: KindDisplay(
         "adv",
         (
-            Column("ClusterID", ".spec.clusterID"),
-            Column("Allocatable-CPU", ".spec.resources.allocatable.cpu"),
-            Column("Available-CPU", ".spec.resources.available.cpu"),
-            Column("Allocatable-Mem", ".spec.resources.allocatable.memory"),
-            Column("Available-Mem", ".spec.resources.available.memory"),
-            Column("Published", ".status.published", "boolean"),
+            PrinterColumn("ClusterID", ".spec.clusterID"),
+            PrinterColumn("Allocatable-CPU", ".spec.resources.allocatable.cpu"),
+            PrinterColumn("Available-CPU", ".spec.resources.available.cpu"),
+            PrinterColumn("Allocatable-Mem", ".spec.resources.allocatable.memory"),
+            PrinterColumn("Available-Mem", ".spec.resources.available.memory"),
+            PrinterColumn("Published", ".status.published", "boolean"),
             _wide("Available-GPU", ".spec.resources.available.gpu"),
             _wide("Measured", ".spec.timestamp", "date"),
             _wide("Message", ".status.message"),
             _AGE,
         ),
     ),
-    objects.ResourceRequest: Look(
+    objects.ResourceRequest: KindDisplay(
         "rreq",
         (
-            Column("CPU", ".spec.requestedCPU"),
-            Column("Memory", ".spec.requestedMemory"),
-            Column("Target", ".status.targetClusterID"),
-            Column("Phase", ".status.phase"),
+            PrinterColumn("CPU", ".spec.requestedCPU"),
+            PrinterColumn("Memory", ".spec.requestedMemory"),
+            PrinterColumn("Target", ".status.targetClusterID"),
+            PrinterColumn("Phase", ".status.phase"),
             _wide("GPU", ".spec.requestedGPU"),
             _wide("Reservation", ".status.reservationName"),
             _wide("Expires", ".status.expiresAt"),
@@ -162,39 +166,39 @@ _LOOKS: Final[dict[type[objects.Object], Look]] = {
             _AGE,
         ),
     ),
-    objects.ReservationInstruction: Look(
+    objects.ReservationInstruction: KindDisplay(
         "rins",
         (
-            Column("Reservation", ".spec.reservationName"),
-            Column("Target", ".spec.targetClusterID"),
-            Column("CPU", ".spec.requestedCPU"),
-            Column("Memory", ".spec.requestedMemory"),
+            PrinterColumn("Reservation", ".spec.reservationName"),
+            PrinterColumn("Target", ".spec.targetClusterID"),
+            PrinterColumn("CPU", ".spec.requestedCPU"),
+            PrinterColumn("Memory", ".spec.requestedMemory"),
             _wide("Phase", ".status.phase"),
             _wide("Expires", ".spec.expiresAt"),
             _wide("Message", ".status.message"),
         ),
     ),
-    objects.ProviderInstruction: Look(
+    objects.ProviderInstruction: KindDisplay(
         "pins",
         (
-            Column("Reservation", ".spec.reservationName"),
-            Column("Requester", ".spec.requesterClusterID"),
-            Column("CPU", ".spec.requestedCPU"),
-            Column("Memory", ".spec.requestedMemory"),
+            PrinterColumn("Reservation", ".spec.reservationName"),
+            PrinterColumn("Requester", ".spec.requesterClusterID"),
+            PrinterColumn("CPU", ".spec.requestedCPU"),
+            PrinterColumn("Memory", ".spec.requestedMemory"),
             _wide("Enforced", ".status.enforced", "boolean"),
             _wide("Phase", ".status.phase"),
             _wide("Expires", ".spec.expiresAt"),
             _wide("Message", ".status.message"),
         ),
     ),
-    broker_objects.ClusterAdvertisement: Look(
+    broker_objects.ClusterAdvertisement: KindDisplay(
         "cadv",
         (
-            Column("ClusterID", ".spec.clusterID"),
-            Column("Available-CPU", ".spec.resources.available.cpu"),
-            Column("Available-Memory", ".spec.resources.available.memory"),
-            Column("Score", ".status.score"),
-            Column("Active", ".status.active", "boolean"),
+            PrinterColumn("ClusterID", ".spec.clusterID"),
+            PrinterColumn("Available-CPU", ".spec.resources.available.cpu"),
+            PrinterColumn("Available-Memory", ".spec.resources.available.memory"),
+            PrinterColumn("Score", ".status.score"),
+            PrinterColumn("Active", ".status.active", "boolean"),
             _wide("Phase", ".status.phase"),
             _wide("Reservations", ".status.reservations", "integer"),
             _wide("Available-GPU", ".spec.resources.available.gpu"),
@@ -204,13 +208,13 @@ _LOOKS: Final[dict[type[objects.Object], Look]] = {
             _AGE,
         ),
     ),
-    broker_objects.Reservation: Look(
+    broker_objects.Reservation: KindDisplay(
         "rsv",
         (
-            Column("Target-Cluster", ".spec.targetClusterID"),
-            Column("CPU", ".spec.requestedResources.cpu"),
-            Column("Memory", ".spec.requestedResources.memory"),
-            Column("Phase", ".status.phase"),
+            PrinterColumn("Target-Cluster", ".spec.targetClusterID"),
+            PrinterColumn("CPU", ".spec.requestedResources.cpu"),
+            PrinterColumn("Memory", ".spec.requestedResources.memory"),
+            PrinterColumn("Phase", ".status.phase"),
             _wide("Requester", ".spec.requesterID"),
             _wide("GPU", ".spec.requestedResources.gpu"),
             _wide("Expires", ".status.expiresAt"),
@@ -219,19 +223,23 @@ _LOOKS: Final[dict[type[objects.Object], Look]] = {
             _AGE,
         ),
     ),
-    broker_objects.Mailbox: Look(
+    broker_objects.ClusterSession: KindDisplay(
         "csess",
         (
-            Column("ClusterID", ".status.clusterID"),
-            Column("Session", ".status.session"),
+            PrinterColumn("ClusterID", ".status.clusterID"),
+            PrinterColumn("Session", ".status.session"),
             _wide("Revision", ".status.revision", "integer"),
             _wide("Changed", ".status.lastUpdateTime", "date"),
             _AGE,
         ),
     ),
-    broker_objects.LedgerRecord: Look(
+    broker_objects.LedgerRecord: KindDisplay(
         "ledg",
-        (Column("Contents", ".contents"), Column("Revision", ".record.revision", "integer"), _AGE),
+        (
+            PrinterColumn("Contents", ".contents"),
+            PrinterColumn("Revision", ".record.revision", "integer"),
+            _AGE,
+        ),
         categories=(),
     ),
 }

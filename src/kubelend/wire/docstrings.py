@@ -11,22 +11,22 @@ import inspect
 from functools import cache
 
 
-def of_class(kind: type) -> str:
+def class_docstring(kind: type) -> str:
     """Returns the class docstring on one line."""
     return " ".join(inspect.cleandoc(kind.__doc__ or "").split())
 
 
 @cache
-def of_fields(kind: type) -> dict[str, str]:
+def field_docstrings(kind: type) -> dict[str, str]:
     """Returns the docstrings by field name, including those of inherited fields."""
     found: dict[str, str] = {}
     for parent in reversed(kind.__mro__):
         if "__annotations__" in vars(parent):
-            found |= _written(parent)
+            found |= _attribute_docstrings(parent)
     return found
 
 
-def _written(kind: type) -> dict[str, str]:
+def _attribute_docstrings(kind: type) -> dict[str, str]:
     tree = ast.parse(inspect.getsource(kind)).body[0]
     if not isinstance(tree, ast.ClassDef):
         return {}

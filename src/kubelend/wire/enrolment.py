@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from kubelend.core import errors
 from kubelend.wire import codes
 
-PREFIX: Final = "/enrol/v1"
+ENROLMENT_PREFIX: Final = "/enrol/v1"
 
 
 class EnrolmentRoute(NamedTuple):
@@ -18,13 +18,15 @@ class EnrolmentRoute(NamedTuple):
     path: str
 
 
-AUTHORITIES: Final = EnrolmentRoute("enrol_authorities", "GET", f"{PREFIX}/authorities")
+AUTHORITIES_ROUTE: Final = EnrolmentRoute(
+    "enrol_authorities", "GET", f"{ENROLMENT_PREFIX}/authorities"
+)
 """The broker's authorities in PEM form. Public; a client trusts only what matches its pin."""
 
-JOIN: Final = EnrolmentRoute("join", "POST", f"{PREFIX}/join")
+JOIN_ROUTE: Final = EnrolmentRoute("join", "POST", f"{ENROLMENT_PREFIX}/join")
 """Takes a `JoinRequest`; answers 200 with `Joined` or 202 with `JoinWaits`."""
 
-ERRORS: Final[tuple[codes.Kind, ...]] = (
+ENROLMENT_ERRORS: Final[tuple[codes.ErrorClass, ...]] = (
     errors.InvalidInput,
     errors.InvalidIdentity,
     errors.TooSlow,
@@ -45,6 +47,6 @@ ERRORS: Final[tuple[codes.Kind, ...]] = (
 )
 """Errors that the enrolment listener can answer."""
 
-ROUTES: Final = (AUTHORITIES, JOIN)
-NAMES: Final = frozenset(route.name for route in ROUTES)
+ENROLMENT_ROUTES: Final = (AUTHORITIES_ROUTE, JOIN_ROUTE)
+ENROLMENT_ROUTE_NAMES: Final = frozenset(route.name for route in ENROLMENT_ROUTES)
 PEM_TYPE: Final = "application/x-pem-file"

@@ -5,15 +5,15 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import ClassVar
 
-from kubelend.wire.objects import Metadata, Object, Part
+from kubelend.wire.objects import Metadata, Object, ObjectStruct
 
 
-def micro(moment: datetime) -> str:
+def micro_time(moment: datetime) -> str:
     """Format a MicroTime: always six decimals, as the API server requires."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-class LeaseSpec(Part, frozen=True):
+class LeaseSpec(ObjectStruct, frozen=True):
     """Holder of the lease and its timestamps."""
 
     holder_identity: str | None = None

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from kubelend.core import hours, lending, limits, prices, resources
-from kubelend.core.accounts import Account
+from kubelend.core.accounts import QuotaUsage
 from kubelend.core.errors import InvalidInput
-from kubelend.core.lending import Lending, LendingPolicy
+from kubelend.core.lending import EffectivePolicy, LendingPolicy
 from kubelend.core.models import ClusterId
 from kubelend.core.resources import Resources
 from kubelend.wire import bodies, limit_bodies
@@ -20,33 +20,33 @@ def to_policy(body: bodies.LendingPolicy, where: str = "") -> LendingPolicy:
     """Convert and validate a lending policy; errors name the field."""
     prefix = f"{where}." if where else ""
     allow, deny = tuple(body.allow), tuple(body.deny)
-    lending.check_names(allow, f"{prefix}allow")
-    lending.check_names(deny, f"{prefix}deny")
+    lending.check_name_patterns(allow, f"{prefix}allow")
+    lending.check_name_patterns(deny, f"{prefix}deny")
     return LendingPolicy(
         allow=allow,
         deny=deny,
-        keep_back=resources.asked(_texts(body.keep_back), f"{prefix}keepBack"),
-        max_lent=resources.caps(_texts(body.max_lent), f"{prefix}maxLent"),
-        max_per_requester=resources.caps(
+        keep_back=resources.parse_requested(_texts(body.keep_back), f"{prefix}keepBack"),
+        max_lent=resources.parse_caps(_texts(body.max_lent), f"{prefix}maxLent"),
+        max_per_requester=resources.parse_caps(
             _texts(body.max_per_requester), f"{prefix}maxPerRequester"
         ),
-        hours=_hours(tuple(body.hours), f"{prefix}hours"),
+        hours=_checked_hours(tuple(body.hours), f"{prefix}hours"),
     )
 
 
 def to_quota(body: limit_bodies.QuotaRequest) -> limits.Quota:
     return limits.Quota(
-        amounts=resources.caps(_texts(body.amounts), "amounts"),
+        amounts=resources.parse_caps(_texts(body.amounts), "amounts"),
         reservations=body.reservations,
-        budget=prices.parse(body.budget, "budget") if body.budget else None,
+        budget=prices.parse_price(body.budget, "budget") if body.budget else None,
         currency=prices.parse_currency(body.currency or prices.DEFAULT_CURRENCY, "currency"),
     )
 
 
-def _hours(texts: tuple[str, ...], where: str) -> tuple[str, ...]:
+def _checked_hours(texts: tuple[str, ...], where: str) -> tuple[str, ...]:
     try:
         for text in texts:
-            hours.parse(text)
+            hours.parse_opening_hours(text)
     except InvalidInput as problem:
         raise InvalidInput(f"{where}: {problem.message}", hint=problem.hint) from None
     return texts
@@ -72,28 +72,30 @@ def from_policy(policy: LendingPolicy | None) -> bodies.LendingPolicy | None:
     )
 
 
-def from_lending(holds: Lending | None) -> bodies.EffectivePolicy | None:
-    if holds is None:
+def from_lending(lending: EffectivePolicy | None) -> bodies.EffectivePolicy | None:
+    if lending is None:
         return None
     return bodies.EffectivePolicy(
-        allow=[list(names) for names in holds.access.allow],
-        deny=list(holds.access.deny),
-        keep_back=from_amounts(holds.keep_back),
-        max_lent=from_amounts(holds.max_lent),
-        max_per_requester=from_amounts(holds.max_per_requester),
-        hours=[list(texts) for texts in holds.hours],
+        allow=[list(names) for names in lending.access.allow],
+        deny=list(lending.access.deny),
+        keep_back=from_amounts(lending.keep_back),
+        max_lent=from_amounts(lending.max_lent),
+        max_per_requester=from_amounts(lending.max_per_requester),
+        hours=[list(texts) for texts in lending.hours],
     )
 
 
-def withheld(holds: Lending | None, available: Resources, reserved: Resources) -> dict[str, str]:
+def withheld_amounts(
+    lending: EffectivePolicy | None, available: Resources, reserved: Resources
+) -> dict[str, str]:
     """Return the available amounts that the policy withholds now."""
-    if holds is None:
+    if lending is None:
         return {}
     free = available.clamped()
-    return from_amounts(free - holds.lendable(free, reserved))
+    return from_amounts(free - lending.lendable(free, reserved))
 
 
-def from_quota(cluster: ClusterId, account: Account, now: datetime) -> limit_bodies.QuotaStatus:
+def from_quota(cluster: ClusterId, account: QuotaUsage, now: datetime) -> limit_bodies.QuotaStatus:
     quota = account.quota
     has_budget = quota.budget is not None
     return limit_bodies.QuotaStatus(
@@ -101,19 +103,19 @@ def from_quota(cluster: ClusterId, account: Account, now: datetime) -> limit_bod
         limit_bodies.Quota(
             amounts=from_amounts(quota.amounts),
             reservations=quota.reservations,
-            budget=prices.text(quota.budget) if quota.budget is not None else "",
+            budget=prices.format_price(quota.budget) if quota.budget is not None else "",
             currency=quota.currency if has_budget else "",
         ),
         limit_bodies.QuotaUse(
             held=from_amounts(account.held),
-            waited_for=from_amounts(account.awaited),
-            reservations=account.holds,
-            waiting=account.waits,
-            spent_today=prices.text(account.spent(now)) if has_budget else "",
+            waited_for=from_amounts(account.pending),
+            reservations=account.held_count,
+            waiting=account.pending_count,
+            spent_today=prices.format_price(account.spent_today(now)) if has_budget else "",
         ),
     )
 
 
 def from_amounts(amounts: Resources | Mapping[str, int]) -> dict[str, str]:
     """Format amounts by name. A vector omits zeros; caps keep them, because zero means none at all."""
-    return {name: resources.text(name, amount) for name, amount in amounts.items()}
+    return {name: resources.format_amount(name, amount) for name, amount in amounts.items()}

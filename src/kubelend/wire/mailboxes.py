@@ -15,24 +15,24 @@ import msgspec
 
 from kubelend.core.errors import InvalidInput, KubelendError, UnexpectedAnswer
 from kubelend.wire import bodies, names, problems
-from kubelend.wire.objects import Metadata, Object, Question, Reply
+from kubelend.wire.objects import AgentRequest, BrokerResponse, Metadata, Object
 
-Body = TypeVar("Body")
+DecodedBody = TypeVar("DecodedBody")
 
-OWNER: Final = "broker.fluidos.eu/cluster-id"
+CLUSTER_LABEL: Final = "broker.fluidos.eu/cluster-id"
 """The label of a cluster namespace: its value is the cluster ID."""
-KEY: Final = "broker.fluidos.eu/idempotency-key"
+IDEMPOTENCY_ANNOTATION: Final = "broker.fluidos.eu/idempotency-key"
 """The annotation of a reservation that an agent requests: the same key gives the same reservation."""
-NAME: Final = "session"
+SESSION_NAME: Final = "session"
 """Of the ClusterSession, the one object for requests about the whole cluster."""
 
-NOBODY: Final = Reply()
+NO_RESPONSE: Final = BrokerResponse()
 
-_LABEL: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", re.ASCII)
+_LABEL_VALUE: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", re.ASCII)
 
-_INSTRUCTIONS: Final = msgspec.json.Decoder(bodies.Instruction)
-_RESERVATIONS: Final = msgspec.json.Decoder(bodies.Reservation)
-_ADVERTISEMENTS: Final = msgspec.json.Decoder(bodies.Advertisement)
+_INSTRUCTION_DECODER: Final = msgspec.json.Decoder(bodies.Instruction)
+_RESERVATION_DECODER: Final = msgspec.json.Decoder(bodies.Reservation)
+_ADVERTISEMENT_DECODER: Final = msgspec.json.Decoder(bodies.Advertisement)
 
 
 class Namespace(Object, frozen=True):
@@ -46,14 +46,14 @@ class Namespace(Object, frozen=True):
     metadata: Metadata
 
     @property
-    def owner(self) -> str:
+    def cluster_id(self) -> str:
         """The cluster ID; empty without the label."""
-        return self.metadata.labels.get(OWNER, "")
+        return self.metadata.labels.get(CLUSTER_LABEL, "")
 
 
-def check_owner(cluster: str) -> str:
+def check_cluster_label(cluster: str) -> str:
     """Checks that the ID can be a label value: not every common name of a certificate is one."""
-    if not _LABEL.fullmatch(cluster):
+    if not _LABEL_VALUE.fullmatch(cluster):
         raise InvalidInput(
             f"{cluster[:64]!r} cannot have a cluster namespace: the cluster ID is not a valid label value",
             hint="use up to 63 letters, digits, dashes, dots and underscores",
@@ -61,66 +61,79 @@ def check_owner(cluster: str) -> str:
     return cluster
 
 
-def advertisement_name(cluster: str) -> str:
-    return f"{names.safe(cluster)}-adv"
+def advertisement_object_name(cluster: str) -> str:
+    return f"{names.object_name(cluster)}-adv"
 
 
-def reservation_name(key: str) -> str:
+def request_object_name(key: str) -> str:
     """Derived from the key alone, so that a repeated request finds its object."""
     return f"ask-{sha256(key.encode()).hexdigest()[:40]}"
 
 
-def instruction_name(reservation: str) -> str:
-    return f"{names.safe(reservation)}-provider"
+def instruction_object_name(reservation: str) -> str:
+    return f"{names.object_name(reservation)}-provider"
 
 
-def mirror_name(reservation: str) -> str:
+def reservation_object_name(reservation: str) -> str:
     """Of an object that shows a reservation which was requested elsewhere."""
-    return names.safe(reservation)
+    return names.object_name(reservation)
 
 
-def question(asked: Question) -> dict[str, object]:
+def request_fields(request: AgentRequest) -> dict[str, object]:
     """For a merge patch: replaces all fields of the previous request."""
-    return {"id": asked.id, "verb": asked.verb, "arguments": asked.arguments, "agent": asked.agent}
+    return {
+        "id": request.id,
+        "verb": request.verb,
+        "arguments": request.arguments,
+        "agent": request.agent,
+    }
 
 
-def reply(said: Reply) -> dict[str, object]:
-    return {"requestID": said.request_id, "body": said.body, "error": said.error}
+def response_fields(response: BrokerResponse) -> dict[str, object]:
+    return {"requestID": response.request_id, "body": response.body, "error": response.error}
 
 
-def instruction(said: Reply | None) -> bodies.Instruction | None:
+def instruction_from_response(response: BrokerResponse | None) -> bodies.Instruction | None:
     """The latest instruction about a reservation; None if there is none yet."""
-    return None if said is None or not said.body else _read(said.body, _INSTRUCTIONS)
+    return (
+        None
+        if response is None or not response.body
+        else _decode_body(response.body, _INSTRUCTION_DECODER)
+    )
 
 
-def advertisement(said: Reply) -> bodies.Advertisement:
-    return _read(said.body, _ADVERTISEMENTS)
+def advertisement_from_response(response: BrokerResponse) -> bodies.Advertisement:
+    return _decode_body(response.body, _ADVERTISEMENT_DECODER)
 
 
-def reservation(said: Reply | None) -> bodies.Reservation | None:
+def reservation_from_response(response: BrokerResponse | None) -> bodies.Reservation | None:
     """The reservation that was requested by ID; None if the broker does not support this verb."""
-    return None if said is None or not said.body else _read(said.body, _RESERVATIONS)
+    return (
+        None
+        if response is None or not response.body
+        else _decode_body(response.body, _RESERVATION_DECODER)
+    )
 
 
-def refusal(said: Reply | None) -> KubelendError | None:
+def error_from_response(response: BrokerResponse | None) -> KubelendError | None:
     """The broker's error, if there is one."""
-    if said is None or not said.error:
+    if response is None or not response.error:
         return None
-    return problems.from_answer(0, said.error.encode())
+    return problems.error_from_response(0, response.error.encode())
 
 
-def refused(error: KubelendError) -> str:
+def error_text(error: KubelendError) -> str:
     """The JSON text of an error, without its explanation, which can be long: `kubelend explain` shows it."""
     problem = problems.to_problem(error)
     return msgspec.json.encode(msgspec.structs.replace(problem, explanation=None)).decode()
 
 
-def text(body: bodies.Body) -> str:
+def body_text(body: bodies.Body) -> str:
     return msgspec.json.encode(body).decode()
 
 
-def _read(said: str, decoder: msgspec.json.Decoder[Body]) -> Body:
+def _decode_body(text: str, decoder: msgspec.json.Decoder[DecodedBody]) -> DecodedBody:
     try:
-        return decoder.decode(said)
+        return decoder.decode(text)
     except msgspec.MsgspecError as error:
         raise UnexpectedAnswer(f"the broker's response cannot be decoded: {error}") from error

@@ -12,22 +12,24 @@ from kubelend.wire.route import Route
 from kubelend.wire.routes import ROUTES
 
 
-class Match(NamedTuple):
+class RouteMatch(NamedTuple):
     """A route and the values of its path parameters."""
 
     route: Route
     names: dict[str, str]
 
 
-def find(method: str, path: str) -> Match | NotFound | MethodNotAllowed:
+def match_route(method: str, path: str) -> RouteMatch | NotFound | MethodNotAllowed:
     """Return the route of a request, or an error that the caller raises after authentication.
 
     `path` is still percent-encoded, because a path parameter may contain an encoded slash.
     """
-    plain = _PLAIN.get((method, path))
+    plain = _STATIC_ROUTES.get((method, path))
     if plain is not None:
         return plain
-    matches = [match for route in _candidates(path) if (match := _match(route, path)) is not None]
+    matches = [
+        match for route in _routes_of_depth(path) if (match := _match_path(route, path)) is not None
+    ]
     for match in matches:
         if match.route.method == method:
             return match
@@ -41,21 +43,23 @@ def find(method: str, path: str) -> Match | NotFound | MethodNotAllowed:
     return NotFound(f"no such route: {path}", hint="see /openapi.json")
 
 
-def _candidates(path: str) -> list[Route]:
-    return _BY_LENGTH.get(path.count("/"), [])
+def _routes_of_depth(path: str) -> list[Route]:
+    return _ROUTES_BY_DEPTH.get(path.count("/"), [])
 
 
-def _match(route: Route, path: str) -> Match | None:
+def _match_path(route: Route, path: str) -> RouteMatch | None:
     names: dict[str, str] = {}
     for expected, part in zip(route.path.split("/"), path.split("/"), strict=True):
         if expected.startswith("{") and texts.is_plain(name := unquote(part)) and name:
             names[expected.strip("{}")] = name
         elif expected != part:
             return None
-    return Match(route, names)
+    return RouteMatch(route, names)
 
 
-_PLAIN = {(route.method, route.path): Match(route, {}) for route in ROUTES if "{" not in route.path}
-_BY_LENGTH: dict[int, list[Route]] = defaultdict(list)
+_STATIC_ROUTES = {
+    (route.method, route.path): RouteMatch(route, {}) for route in ROUTES if "{" not in route.path
+}
+_ROUTES_BY_DEPTH: dict[int, list[Route]] = defaultdict(list)
 for _route in ROUTES:
-    _BY_LENGTH[_route.path.count("/")].append(_route)
+    _ROUTES_BY_DEPTH[_route.path.count("/")].append(_route)

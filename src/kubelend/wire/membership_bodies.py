@@ -158,7 +158,7 @@ class JoinRequest(Body, frozen=True):
     role: Name = ""
 
 
-class Joined(Body, frozen=True):
+class JoinResult(Body, frozen=True):
     """Response to an approved join request."""
 
     certificate: Pem
@@ -167,7 +167,7 @@ class Joined(Body, frozen=True):
     """API port on the broker's host."""
 
 
-class JoinWaits(Body, frozen=True):
+class JoinPending(Body, frozen=True):
     """Response to a join request that waits for approval. Repeat the request until it is decided."""
 
     standing: str

@@ -11,7 +11,7 @@ from kubelend.wire import membership_bodies as bodies
 def from_token(token: members.Token, now: datetime) -> bodies.Token:
     return bodies.Token(
         id=token.id,
-        state=_state(token, now),
+        state=_token_state(token, now),
         role=token.role.value,
         uses_left=token.uses_left,
         created_at=token.created_at,
@@ -38,7 +38,7 @@ def from_member(member: members.Member) -> bodies.Member:
     )
 
 
-def _state(token: members.Token, now: datetime) -> str:
+def _token_state(token: members.Token, now: datetime) -> str:
     if token.expires_at <= now:
         return "Expired"
     return "Valid" if token.uses_left else "Used"

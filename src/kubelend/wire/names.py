@@ -10,19 +10,23 @@ from hashlib import sha256
 from typing import Final
 
 
-def safe(id: str) -> str:
+def object_name(id: str) -> str:
     """Return the ID if it is a valid object name, else a hash of it.
 
     IDs that start with the hash prefix are hashed too, so that two IDs never map to the same name.
     """
-    if len(id) <= _LONGEST and _DNS.fullmatch(id) and not id.startswith(_HASHED):
+    if (
+        len(id) <= _MAX_NAME_LENGTH
+        and _DNS_SUBDOMAIN.fullmatch(id)
+        and not id.startswith(_HASH_PREFIX)
+    ):
         return id
-    return _HASHED + sha256(id.encode(errors="surrogatepass")).hexdigest()[:40]
+    return _HASH_PREFIX + sha256(id.encode(errors="surrogatepass")).hexdigest()[:40]
 
 
-_HASHED: Final = "hashed-"
-_DNS: Final = re.compile(
+_HASH_PREFIX: Final = "hashed-"
+_DNS_SUBDOMAIN: Final = re.compile(
     r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", re.ASCII
 )
-_LONGEST: Final = 240
+_MAX_NAME_LENGTH: Final = 240
 """Kubernetes allows 253 characters; the rest is for prefixes and suffixes."""

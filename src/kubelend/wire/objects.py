@@ -20,34 +20,41 @@ GROUP = "rear.fluidos.eu"
 VERSION = "v1alpha1"
 
 # As Kubernetes spells it: `requestedCPU` and not `requestedCpu`.
-_NAMES = {
+_SPECIAL_NAMES = {
     "requested_cpu": "requestedCPU",
     "requested_gpu": "requestedGPU",
 }
 
 
-def _camel(name: str) -> str:
-    return _NAMES.get(name) or bodies.camel(name)
+def _object_camel_case(name: str) -> str:
+    return _SPECIAL_NAMES.get(name) or bodies.camel_case(name)
 
 
 # These constraints are only published in the CRDs. Decoding accepts any text, because the code that uses a
 # value reports a better error than a schema can.
-Name = Annotated[str, Meta(extra_json_schema=patterns.up_to(253))]
-Reason = Annotated[str, Meta(extra_json_schema=patterns.up_to(1024))]
-Amount = Annotated[str, Meta(extra_json_schema=patterns.SOME_QUANTITY)]
-AmountOrNone = Annotated[str, Meta(extra_json_schema=patterns.QUANTITY_OR_NONE)]
+Name = Annotated[str, Meta(extra_json_schema=patterns.max_length(253))]
+Reason = Annotated[str, Meta(extra_json_schema=patterns.max_length(1024))]
+Amount = Annotated[str, Meta(extra_json_schema=patterns.POSITIVE_QUANTITY)]
+OptionalAmount = Annotated[str, Meta(extra_json_schema=patterns.OPTIONAL_QUANTITY)]
 Duration = Annotated[
-    str, Meta(extra_json_schema={**patterns.DURATION, **patterns.up_to(64), **rules.LASTING})
+    str,
+    Meta(
+        extra_json_schema={
+            **patterns.DURATION,
+            **patterns.max_length(64),
+            **rules.POSITIVE_DURATION,
+        }
+    ),
 ]
-Wait = Annotated[str, Meta(extra_json_schema={**patterns.WAIT, **patterns.up_to(64)})]
+Wait = Annotated[str, Meta(extra_json_schema={**patterns.WAIT, **patterns.max_length(64)})]
 Priority = Annotated[int, Meta(extra_json_schema=patterns.INT32)]
 
 
-class Part(msgspec.Struct, frozen=True, omit_defaults=True, rename=_camel):
+class ObjectStruct(msgspec.Struct, frozen=True, omit_defaults=True, rename=_object_camel_case):
     """Base of metadata, specs and statuses: frozen, camel case on the wire, defaults omitted."""
 
 
-class Metadata(Part, frozen=True):
+class Metadata(ObjectStruct, frozen=True):
     """Standard object metadata."""
 
     name: str
@@ -66,7 +73,7 @@ class Metadata(Part, frozen=True):
     annotations: dict[str, str] = {}
 
 
-class Object(Part, frozen=True):
+class Object(ObjectStruct, frozen=True):
     """Base of all kinds: metadata, and the group, version and names of the kind."""
 
     group: ClassVar[str] = GROUP
@@ -85,7 +92,7 @@ class Object(Part, frozen=True):
 Kind = TypeVar("Kind", bound=Object)
 
 
-class MeasuredResources(Part, frozen=True):
+class MeasuredResources(ObjectStruct, frozen=True):
     """Resources of the cluster as measured by the agent."""
 
     capacity: Amounts
@@ -104,7 +111,7 @@ class MeasuredResources(Part, frozen=True):
     """Largest amount that is free on a single node, for each resource separately."""
 
 
-class AdvertisementSpec(Part, frozen=True):
+class AdvertisementSpec(ObjectStruct, frozen=True):
     """AdvertisementSpec is the agent's latest measurement of this cluster."""
 
     cluster_id: Name
@@ -115,10 +122,10 @@ class AdvertisementSpec(Part, frozen=True):
     cost: Cost | None = None
 
 
-class AdvertisementStatus(Part, frozen=True):
+class AdvertisementStatus(ObjectStruct, frozen=True):
     """AdvertisementStatus reports whether the advertisement was published to the broker."""
 
-    phase: Annotated[str, Meta(extra_json_schema=patterns.one_of("Active", "Error"))] = ""
+    phase: Annotated[str, Meta(extra_json_schema=patterns.enum_of("Active", "Error"))] = ""
     """Active if the last publication succeeded, Error if it failed."""
     last_update_time: Timestamp | None = None
     """Time of the last status change."""
@@ -140,20 +147,20 @@ class Advertisement(Object, frozen=True):
     status: AdvertisementStatus = AdvertisementStatus()
 
 
-class Requested(Part, frozen=True):
+class RequestedAmounts(ObjectStruct, frozen=True):
     """Base of specs with requested amounts."""
 
     requested_cpu: Amount
     """CPU in cores, for example 500m."""
     requested_memory: Amount
     """Memory in bytes, for example 256Mi."""
-    requested_gpu: AmountOrNone = ""
+    requested_gpu: OptionalAmount = ""
     """Number of GPUs (nvidia.com/gpu)."""
-    requested_storage: AmountOrNone = ""
+    requested_storage: OptionalAmount = ""
     """Ephemeral storage in bytes."""
     extended_resources: Annotated[
         dict[Annotated[str, Meta(extra_json_schema=patterns.RESOURCE_NAME)], Amount],
-        Meta(extra_json_schema=patterns.at_most(32)),
+        Meta(extra_json_schema=patterns.max_properties(32)),
     ] = {}
     """Other resources by Kubernetes resource name."""
 
@@ -169,7 +176,7 @@ class Requested(Part, frozen=True):
         )
 
 
-class Promised(Requested, frozen=True, kw_only=True):
+class InstructionSpec(RequestedAmounts, frozen=True, kw_only=True):
     """Base of both instruction specs."""
 
     reservation_name: Name
@@ -180,7 +187,7 @@ class Promised(Requested, frozen=True, kw_only=True):
     """Time at which the reservation expires unless renewed."""
 
 
-class ResourceRequestSpec(Requested, frozen=True):
+class ResourceRequestSpec(RequestedAmounts, frozen=True):
     """ResourceRequestSpec defines the resources to reserve."""
 
     priority: Priority = 0
@@ -197,13 +204,13 @@ class ResourceRequestSpec(Requested, frozen=True):
     """Weights of the scores headroom, packing, balance and price. Overrides policy."""
     target_cluster_id: Name = ""
     """Only this provider is considered. If empty, the broker chooses a provider."""
-    constraints: bodies.ConstraintsBody = bodies.UNCONSTRAINED
+    constraints: bodies.Constraints = bodies.UNCONSTRAINED
     """Constraints on the provider."""
     renew: bool = False
     """Renew the reservation until this object is deleted, instead of letting it expire after duration."""
 
 
-class Asked(Part, frozen=True):
+class SentRequest(ObjectStruct, frozen=True):
     """The reservation request that was sent to the broker. Stored so that a retry sends the identical
     request.
     """
@@ -214,13 +221,13 @@ class Asked(Part, frozen=True):
     """Request body as sent to the broker."""
 
 
-class ResourceRequestStatus(Part, frozen=True):
+class ResourceRequestStatus(ObjectStruct, frozen=True):
     """ResourceRequestStatus is the observed state of the request."""
 
     phase: Annotated[
         str,
         Meta(
-            extra_json_schema=patterns.one_of(
+            extra_json_schema=patterns.enum_of(
                 "Pending", "Reserved", "Failed", "Active", "Released", "Expired"
             )
         ),
@@ -240,7 +247,7 @@ class ResourceRequestStatus(Part, frozen=True):
     """Time at which the reservation expires unless renewed."""
     observed_generation: int = 0
     """Generation of the spec that this status refers to."""
-    asked: Asked | None = None
+    asked: SentRequest | None = None
 
 
 class ResourceRequest(Object, frozen=True):
@@ -249,18 +256,18 @@ class ResourceRequest(Object, frozen=True):
     kind: ClassVar[str] = "ResourceRequest"
     plural: ClassVar[str] = "resourcerequests"
 
-    spec: Annotated[ResourceRequestSpec, Meta(extra_json_schema=rules.REQUESTED_TEXTS)]
+    spec: Annotated[ResourceRequestSpec, Meta(extra_json_schema=rules.POSITIVE_REQUESTED_FIELDS)]
     status: ResourceRequestStatus = ResourceRequestStatus()
 
 
-class ReservationInstructionSpec(Promised, frozen=True, kw_only=True):
+class ReservationInstructionSpec(InstructionSpec, frozen=True, kw_only=True):
     """ReservationInstructionSpec defines the reserved resources and their provider."""
 
     target_cluster_id: Name
     """ID of the provider cluster."""
 
 
-class ReservationInstructionStatus(Part, frozen=True):
+class ReservationInstructionStatus(ObjectStruct, frozen=True):
     """ReservationInstructionStatus is the observed state of the peering with the provider."""
 
     observed_reservation_resource_version: Name = ""
@@ -270,7 +277,7 @@ class ReservationInstructionStatus(Part, frozen=True):
     last_update_time: Timestamp | None = None
     """Time of the last status change."""
     phase: Annotated[
-        str, Meta(extra_json_schema=patterns.one_of("Connecting", "Ready", "Finished"))
+        str, Meta(extra_json_schema=patterns.enum_of("Connecting", "Ready", "Finished"))
     ] = ""
     """Phase of the instruction: Connecting, Ready, or Finished when the reservation has ended."""
     message: str = ""
@@ -278,7 +285,7 @@ class ReservationInstructionStatus(Part, frozen=True):
     finished_at: Timestamp | None = None
     """Time at which the reservation ended."""
     peered_cluster_ids: Annotated[
-        tuple[Name, ...], Meta(extra_json_schema=patterns.no_longer_than(256))
+        tuple[Name, ...], Meta(extra_json_schema=patterns.max_items(256))
     ] = ()
     """Clusters with which a peering was established for this reservation and is not removed yet."""
 
@@ -295,15 +302,15 @@ class ReservationInstruction(Object, frozen=True):
     status: ReservationInstructionStatus = ReservationInstructionStatus()
 
 
-class Question(Part, frozen=True):
+class AgentRequest(ObjectStruct, frozen=True):
     """A request of a cluster's agent to the broker. Each `id` is answered once."""
 
-    id: Annotated[str, Meta(extra_json_schema=patterns.up_to(64))]
+    id: Annotated[str, Meta(extra_json_schema=patterns.max_length(64))]
     """Unique ID of the request; the response repeats it."""
     verb: Annotated[
         str,
         Meta(
-            extra_json_schema=patterns.one_of(
+            extra_json_schema=patterns.enum_of(
                 *("publish", "reserve", "activate", "renew", "release"),
                 *("acknowledge", "refuse", "ping", "read", "listen", "leave"),
             )
@@ -312,30 +319,30 @@ class Question(Part, frozen=True):
     """The operation."""
     arguments: Reason = ""
     """Duration to renew for, reason of a refusal, or ID of the reservation to read."""
-    agent: Annotated[str, Meta(extra_json_schema=patterns.up_to(64))] = ""
+    agent: Annotated[str, Meta(extra_json_schema=patterns.max_length(64))] = ""
     """Name of the agent. The broker serves one agent of a cluster at a time."""
 
 
-class Reply(Part, frozen=True):
+class BrokerResponse(ObjectStruct, frozen=True):
     """The broker's response to a request of a cluster's agent. Written by the broker alone."""
 
-    request_id: Annotated[str, Meta(extra_json_schema=patterns.up_to(64))] = ""
+    request_id: Annotated[str, Meta(extra_json_schema=patterns.max_length(64))] = ""
     """The `id` of the last request that was answered; empty if there was none."""
-    body: Annotated[str, Meta(extra_json_schema=patterns.up_to(2**18))] = ""
+    body: Annotated[str, Meta(extra_json_schema=patterns.max_length(2**18))] = ""
     """The response body of the REST interface, as JSON text."""
-    error: Annotated[str, Meta(extra_json_schema=patterns.up_to(2**16))] = ""
+    error: Annotated[str, Meta(extra_json_schema=patterns.max_length(2**16))] = ""
     """The error of a failed request, as JSON text of a problem document; empty if it succeeded."""
 
 
-class ProviderInstructionSpec(Promised, frozen=True, kw_only=True):
+class ProviderInstructionSpec(InstructionSpec, frozen=True, kw_only=True):
     """ProviderInstructionSpec defines the resources to hold and their requester."""
 
     requester_cluster_id: Name
     """ID of the requester cluster."""
-    response: Reply | None = None
+    response: BrokerResponse | None = None
 
 
-class ProviderInstructionStatus(Part, frozen=True):
+class ProviderInstructionStatus(ObjectStruct, frozen=True):
     """ProviderInstructionStatus is the observed state of the hold."""
 
     enforced: bool = False
@@ -343,14 +350,14 @@ class ProviderInstructionStatus(Part, frozen=True):
     last_update_time: Timestamp | None = None
     """Time of the last status change."""
     phase: Annotated[
-        str, Meta(extra_json_schema=patterns.one_of("Held", "Withdrawn", "Refused"))
+        str, Meta(extra_json_schema=patterns.enum_of("Held", "Withdrawn", "Refused"))
     ] = ""
     """Phase of the hold: Held, Withdrawn or Refused."""
     message: str = ""
     """Human-readable reason for a refusal or for the end of the reservation."""
     finished_at: Timestamp | None = None
     """Time at which the reservation ended."""
-    request: Question | None = None
+    request: AgentRequest | None = None
 
 
 class ProviderInstruction(Object, frozen=True):

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from kubelend.wire import bodies, patterns, problems
-from kubelend.wire.route import EVENT_STREAM, OF_ANY_ROUTE, Parameter, Route
+from kubelend.wire.route import COMMON_ERRORS, EVENT_STREAM, Parameter, Route
 from kubelend.wire.routes import ROUTES
 
 Json = dict[str, Any]
@@ -22,11 +22,11 @@ _DESCRIPTION = (
     " of another are rejected with IdentityInUse."
 )
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
-_NAME: Json = {"type": "string", "minLength": 1, **patterns.PLAIN}
+_PATH_PARAMETER_SCHEMA: Json = {"type": "string", "minLength": 1, **patterns.PLAIN}
 
 
 @cache
-def text(version: str) -> bytes:
+def document_bytes(version: str) -> bytes:
     """The document as served and committed, indented."""
     return msgspec.json.format(msgspec.json.encode(document(version)), indent=2) + b"\n"
 
@@ -59,7 +59,7 @@ def document(version: str) -> Json:
 def _types() -> list[Any]:
     found: list[Any] = []
     for route in ROUTES:
-        for kind in (route.body, *route.answers.values()):
+        for kind in (route.body, *route.responses.values()):
             if kind is not None and kind not in found:
                 found.append(kind)
     return found
@@ -78,17 +78,17 @@ def _operation(route: Route, schema_of: dict[str, Json]) -> Json:
         "summary": route.summary,
         "description": f"Access: {route.access}.",
         "parameters": [*_path_parameters(route), *map(_parameter, route.parameters)],
-        "responses": {**_answers(route, schema_of), **_errors(route, schema_of)},
+        "responses": {**_responses(route, schema_of), **_errors(route, schema_of)},
     }
     if route.body is not None:
         content = {"application/json": {"schema": schema_of[repr(route.body)]}}
-        operation["requestBody"] = {"required": _needs_body(route), "content": content}
+        operation["requestBody"] = {"required": _requires_body(route), "content": content}
     return operation
 
 
 def _path_parameters(route: Route) -> list[Json]:
     return [
-        {"name": name, "in": "path", "required": True, "schema": _NAME}
+        {"name": name, "in": "path", "required": True, "schema": _PATH_PARAMETER_SCHEMA}
         for name in _PLACEHOLDER.findall(route.path)
     ]
 
@@ -96,15 +96,15 @@ def _path_parameters(route: Route) -> list[Json]:
 def _parameter(parameter: Parameter) -> Json:
     return {
         "name": parameter.name,
-        "in": parameter.place,
+        "in": parameter.location,
         "description": parameter.description,
         "schema": msgspec.json.schema(parameter.schema),
     }
 
 
-def _answers(route: Route, schema_of: dict[str, Json]) -> Json:
+def _responses(route: Route, schema_of: dict[str, Json]) -> Json:
     answers: Json = {}
-    for status, kind in route.answers.items():
+    for status, kind in route.responses.items():
         answer: Json = {"description": route.summary}
         if kind is not None:
             schema = schema_of[repr(kind)]
@@ -136,19 +136,21 @@ def _event(data: Json) -> Json:
 def _errors(route: Route, schema_of: dict[str, Json]) -> Json:
     content = {problems.CONTENT_TYPE: {"schema": schema_of[repr(bodies.Problem)]}}
     answers: Json = {}
-    for kind in route.named_errors:
-        status = str(int(problems.status_of(kind(""))))
+    for kind in route.declared_errors:
+        status = str(int(problems.http_status(kind(""))))
         described = answers.get(status, {}).get("description")
         codes = f"{described}, {kind.code}" if described else kind.code
         answers[status] = {"description": codes, "content": content}
-    answers["default"] = {"description": _OTHERS, "content": content}
+    answers["default"] = {"description": _OTHER_ERRORS, "content": content}
     return answers
 
 
-_OTHERS = f"Any other error. Errors of all routes: {', '.join(problems.signs(OF_ANY_ROUTE))}"
+_OTHER_ERRORS = (
+    f"Any other error. Errors of all routes: {', '.join(problems.status_and_codes(COMMON_ERRORS))}"
+)
 
 
-def _needs_body(route: Route) -> bool:
+def _requires_body(route: Route) -> bool:
     """A body whose fields all have defaults is optional, except in a PUT, which replaces the whole object."""
     return route.method == "PUT" or any(
         field.required for field in msgspec.structs.fields(route.body)

@@ -16,22 +16,22 @@ from kubelend.core.lifecycle import Phase
 Schema = dict[str, Any]
 
 
-def one_of(*words: str) -> Schema:
+def enum_of(*words: str) -> Schema:
     """An enum. Decoding accepts any string, because a newer peer may know more values."""
     return {"enum": list(words)}
 
 
-def up_to(characters: int) -> Schema:
+def max_length(characters: int) -> Schema:
     """A maximum length. Decoding accepts any length."""
     return {"maxLength": characters}
 
 
-def at_most(properties: int) -> Schema:
+def max_properties(properties: int) -> Schema:
     """A maximum number of entries of a map."""
     return {"maxProperties": properties}
 
 
-def no_longer_than(items: int) -> Schema:
+def max_items(items: int) -> Schema:
     """A maximum number of items of a list."""
     return {"maxItems": items}
 
@@ -39,51 +39,56 @@ def no_longer_than(items: int) -> Schema:
 # Each pattern matches in one way only, so that a backtracking engine cannot become slow.
 _DIGITS: Final = r"([0-9]+(\.[0-9]*)?|\.[0-9]+)"
 _ZERO: Final = r"(0+(\.0*)?|\.0+)"
-_SOME: Final = r"(0*[1-9][0-9]*(\.[0-9]*)?|0*\.0*[1-9][0-9]*)"
+_POSITIVE: Final = r"(0*[1-9][0-9]*(\.[0-9]*)?|0*\.0*[1-9][0-9]*)"
 _EXPONENT: Final = r"[eE][+-]?0*([0-5]?[0-9]|6[0-4])"
 _SUFFIX: Final = r"[numkMGTPE]|[KMGTPE]i"
 _QUANTITY: Final = rf"(\+?{_DIGITS}|-{_ZERO})({_EXPONENT}|{_SUFFIX})?"
 
 _UNIT: Final = "(ns|us|\u00b5s|\u03bcs|ms|s|m|h)"
 _DURATION: Final = rf"\+?(0|({_DIGITS}{_UNIT})+)"
-_SOME_TIME: Final = rf"\+?({_ZERO}{_UNIT})*{_SOME}{_UNIT}({_DIGITS}{_UNIT})*"
-_NO_TIME: Final = rf"-(0|({_ZERO}{_UNIT})+)"
+_POSITIVE_DURATION: Final = rf"\+?({_ZERO}{_UNIT})*{_POSITIVE}{_UNIT}({_DIGITS}{_UNIT})*"
+_ZERO_DURATION: Final = rf"-(0|({_ZERO}{_UNIT})+)"
 
-_NAMED: Final = ("cpu", "memory", "gpu", "storage")
+_NAMED_RESOURCES: Final = ("cpu", "memory", "gpu", "storage")
 _PREFIX: Final = r"([a-z0-9]+((-+|\.)[a-z0-9]+)*/)?"
 _PHASE: Final = f"({'|'.join(Phase)})?"
 
-QUANTITY: Final[Schema] = {"pattern": f"^{_QUANTITY}$", "maxLength": quantities.MAX_LENGTH}
+QUANTITY: Final[Schema] = {
+    "pattern": f"^{_QUANTITY}$",
+    "maxLength": quantities.MAX_QUANTITY_TEXT_LENGTH,
+}
 """A non-negative quantity. The parser also rejects values over 2^63-1 in base units."""
 
-QUANTITY_OR_NONE: Final[Schema] = {
+OPTIONAL_QUANTITY: Final[Schema] = {
     "pattern": f"^({_QUANTITY})?$",
-    "maxLength": quantities.MAX_LENGTH,
+    "maxLength": quantities.MAX_QUANTITY_TEXT_LENGTH,
 }
 ANY_QUANTITY: Final[Schema] = {
     "pattern": f"^([+-]?{_DIGITS}({_EXPONENT}|{_SUFFIX})?)?$",
-    "maxLength": quantities.MAX_LENGTH,
+    "maxLength": quantities.MAX_QUANTITY_TEXT_LENGTH,
 }
 """A quantity of either sign, or empty: for computed amounts, which are negative if a cluster is
 overcommitted.
 """
 
-SOME_QUANTITY: Final[Schema] = {
-    "pattern": rf"^\+?{_SOME}({_EXPONENT}|{_SUFFIX})?$",
-    "maxLength": quantities.MAX_LENGTH,
+POSITIVE_QUANTITY: Final[Schema] = {
+    "pattern": rf"^\+?{_POSITIVE}({_EXPONENT}|{_SUFFIX})?$",
+    "maxLength": quantities.MAX_QUANTITY_TEXT_LENGTH,
 }
 """A quantity above zero."""
 
-NUMBER: Final[Schema] = {"minimum": 0, "maximum": quantities.LARGEST}
-CORES: Final[Schema] = {"minimum": 0, "maximum": quantities.LARGEST // 1000}
+QUANTITY_NUMBER: Final[Schema] = {"minimum": 0, "maximum": quantities.MAX_AMOUNT}
+CORES_NUMBER: Final[Schema] = {"minimum": 0, "maximum": quantities.MAX_AMOUNT // 1000}
 
-_MORE_THAN_ZERO: Final[Schema] = {
+_POSITIVE_INT_OR_STRING: Final[Schema] = {
     "anyOf": [
         {"type": "integer", "minimum": 1},
-        {"type": "string", "pattern": SOME_QUANTITY["pattern"]},
+        {"type": "string", "pattern": POSITIVE_QUANTITY["pattern"]},
     ]
 }
-WANTED: Final[Schema] = {"properties": {"cpu": _MORE_THAN_ZERO, "memory": _MORE_THAN_ZERO}}
+POSITIVE_CPU_AND_MEMORY: Final[Schema] = {
+    "properties": {"cpu": _POSITIVE_INT_OR_STRING, "memory": _POSITIVE_INT_OR_STRING}
+}
 """CPU and memory of a reservation request must be above zero."""
 
 RESOURCE: Final[Schema] = {
@@ -91,12 +96,12 @@ RESOURCE: Final[Schema] = {
     "maxLength": 253 + 1 + 63,
     "allOf": [{"pattern": "^[^/]{1,253}(/|$)"}],
 }
-RESOURCE_NAME: Final[Schema] = {**RESOURCE, "not": {"enum": list(_NAMED)}}
+RESOURCE_NAME: Final[Schema] = {**RESOURCE, "not": {"enum": list(_NAMED_RESOURCES)}}
 
-DURATION: Final[Schema] = {"pattern": f"^({_SOME_TIME})?$"}
+DURATION: Final[Schema] = {"pattern": f"^({_POSITIVE_DURATION})?$"}
 """A duration above zero, or empty."""
 
-WAIT: Final[Schema] = {"pattern": f"^({_DURATION}|{_NO_TIME})?$"}
+WAIT: Final[Schema] = {"pattern": f"^({_DURATION}|{_ZERO_DURATION})?$"}
 """A duration of zero or more, or empty."""
 
 PRICE: Final[Schema] = {"pattern": r"^(0?[0-9]{1,9}(\.[0-9]{1,9})?)?$"}
@@ -114,14 +119,14 @@ WEIGHTS: Final[Schema] = {"not": {"minProperties": 1, "additionalProperties": {"
 
 INT32: Final[Schema] = {"format": "int32", "minimum": -(2**31), "maximum": 2**31 - 1}
 
-STEERING: Final = "\\x00-\\x1f\\x7f-\\x9f\u2028\u2029"
+CONTROL_CHARACTERS: Final = "\\x00-\\x1f\\x7f-\\x9f\u2028\u2029"
 """Control characters and Unicode's line and paragraph separators, which could control a terminal or start a
 line.
 
 The separators are literal, because Go and JSON Schema share no escape for them.
 """
 
-PLAIN: Final[Schema] = {"pattern": f"^[^{STEERING}]*$"}
+PLAIN: Final[Schema] = {"pattern": f"^[^{CONTROL_CHARACTERS}]*$"}
 """Any single-line text, or empty; `wire.validation` decides."""
 
 COMMON_NAME: Final[Schema] = {
@@ -131,10 +136,10 @@ COMMON_NAME: Final[Schema] = {
 """A common name without control characters and without spaces at its ends, or empty."""
 
 _SPACE: Final = r"[ \t\n\v\f\r]"
-_REQUEST: Final = "(NEW )?CERTIFICATE REQUEST-----"
+_CSR_LABEL: Final = "(NEW )?CERTIFICATE REQUEST-----"
 CERTIFICATE_REQUEST: Final[Schema] = {
-    "pattern": rf"^{_SPACE}*-----BEGIN {_REQUEST}{_SPACE}[A-Za-z0-9+/= \t\n\v\f\r]+"
-    rf"-----END {_REQUEST}{_SPACE}*$"
+    "pattern": rf"^{_SPACE}*-----BEGIN {_CSR_LABEL}{_SPACE}[A-Za-z0-9+/= \t\n\v\f\r]+"
+    rf"-----END {_CSR_LABEL}{_SPACE}*$"
 }
 
 REQUESTERS: Final[Schema] = {"pattern": r"^ *[^\x00-\x20\x7f-\xa0][^\x00-\x1f\x7f-\xa0]*$"}
@@ -149,13 +154,13 @@ _ZONE: Final = "[A-Za-z0-9_+-]+(/[A-Za-z0-9_+-]+)*"
 HOURS: Final[Schema] = {"pattern": f"^({_DAYS} )?{_CLOCK}-({_CLOCK}|24:00)( {_ZONE})?$"}
 """The parser also checks the time zone, and that the interval is not empty."""
 
-KEYED_BY_TYPE: Final[Schema] = {
+LIST_MAP_BY_TYPE: Final[Schema] = {
     "x-kubernetes-list-type": "map",
     "x-kubernetes-list-map-keys": ["type"],
 }
 """A list keyed by type, so that server-side apply merges the items of several writers."""
 
 PHASES: Final[Schema] = {"pattern": f"^{_PHASE}(,{_PHASE})*$"}
-SIDE: Final[Schema] = one_of("requester", "provider")
+RESERVATION_ROLE: Final[Schema] = enum_of("requester", "provider")
 PRINTABLE: Final[Schema] = {"pattern": "^[ -~]*$"}
 EVENT_ID: Final[Schema] = {"pattern": "^[0-9]{0,19}$"}

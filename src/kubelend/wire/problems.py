@@ -12,7 +12,7 @@ from kubelend.wire import bodies, codes
 
 CONTENT_TYPE = "application/problem+json"
 
-STATUS: dict[type[errors.KubelendError], HTTPStatus] = {
+STATUS_BY_ERROR: dict[type[errors.KubelendError], HTTPStatus] = {
     errors.KubelendError: HTTPStatus.INTERNAL_SERVER_ERROR,
     errors.InvalidInput: HTTPStatus.BAD_REQUEST,
     errors.TooSlow: HTTPStatus.REQUEST_TIMEOUT,
@@ -30,13 +30,13 @@ STATUS: dict[type[errors.KubelendError], HTTPStatus] = {
 """HTTP status by class. Other classes have the status of their nearest base."""
 
 
-def status_of(error: errors.KubelendError) -> HTTPStatus:
-    return next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
+def http_status(error: errors.KubelendError) -> HTTPStatus:
+    return next(STATUS_BY_ERROR[kind] for kind in type(error).__mro__ if kind in STATUS_BY_ERROR)
 
 
-def signs(kinds: Iterable[codes.Kind]) -> list[str]:
+def status_and_codes(classes: Iterable[codes.ErrorClass]) -> list[str]:
     """Format errors as status and code: `404 NotFound`."""
-    return [f"{int(status_of(kind('')))} {kind.code}" for kind in kinds]
+    return [f"{int(http_status(kind('')))} {kind.code}" for kind in classes]
 
 
 def to_problem(error: errors.KubelendError) -> bodies.Problem:
@@ -44,7 +44,7 @@ def to_problem(error: errors.KubelendError) -> bodies.Problem:
     # Imported late, because it loads numpy, which clients of the broker do not need.
     from kubelend.wire import conversion
 
-    status = status_of(error)
+    status = http_status(error)
     explanation = error.explanation if isinstance(error, errors.NoCapacity) else None
     return bodies.Problem(
         type=f"urn:kubelend:problem:{error.code}",
@@ -59,7 +59,7 @@ def to_problem(error: errors.KubelendError) -> bodies.Problem:
     )
 
 
-def from_answer(status: int, body: bytes) -> errors.KubelendError:
+def error_from_response(status: int, body: bytes) -> errors.KubelendError:
     """Decode an error response, also one that does not come from a broker."""
     try:
         problem = msgspec.json.decode(body, type=bodies.Problem)
@@ -69,5 +69,5 @@ def from_answer(status: int, body: bytes) -> errors.KubelendError:
         is_passing = status >= HTTPStatus.INTERNAL_SERVER_ERROR
         unclear = errors.Unavailable if is_passing else errors.UnexpectedAnswer
         return unclear(f"the broker answered {status}: {text or 'empty body'}")
-    kind = codes.BY_CODE.get(problem.code, errors.KubelendError)
+    kind = codes.ERRORS_BY_CODE.get(problem.code, errors.KubelendError)
     return kind(problem.detail, hint=problem.hint)

@@ -12,19 +12,19 @@ from kubelend.core.errors import InvalidInput, InvalidQuantity
 from kubelend.wire import bodies
 
 
-def asked(body: bodies.Quantities, where: str) -> resources.Resources:
+def parse_requested(body: bodies.Quantities, where: str) -> resources.Resources:
     """Parse requested amounts, rounded up; errors name the field."""
-    return _plain(body) or resources.asked(_texts(body), where)
+    return _parse_common(body) or resources.parse_requested(_texts(body), where)
 
 
-def offered(body: bodies.Quantities, where: str) -> resources.Resources:
+def parse_offered(body: bodies.Quantities, where: str) -> resources.Resources:
     """Parse offered amounts, rounded down; errors name the field."""
-    return _plain(body) or resources.offered(_texts(body), where)
+    return _parse_common(body) or resources.parse_offered(_texts(body), where)
 
 
-def wanted(body: bodies.Quantities) -> resources.Resources:
+def parse_reservation_amounts(body: bodies.Quantities) -> resources.Resources:
     """Parse the amounts of a reservation request, rounded up. CPU and memory are required."""
-    amounts = asked(body, "requestedResources")
+    amounts = parse_requested(body, "requestedResources")
     for name in ("cpu", "memory"):
         if not amounts.amount(name):
             raise InvalidQuantity(
@@ -34,9 +34,9 @@ def wanted(body: bodies.Quantities) -> resources.Resources:
     return amounts
 
 
-def of(amounts: resources.Resources) -> bodies.Quantities:
+def to_quantities(amounts: resources.Resources) -> bodies.Quantities:
     """Format amounts as a body."""
-    text = resources.text
+    text = resources.format_amount
     return bodies.Quantities(
         text("cpu", amounts.cpu),
         text("memory", amounts.memory),
@@ -46,18 +46,18 @@ def of(amounts: resources.Resources) -> bodies.Quantities:
     )
 
 
-def requested(amounts: resources.Resources) -> tuple[str, str, str, str, dict[str, str]]:
+def requested_fields(amounts: resources.Resources) -> tuple[str, str, str, str, dict[str, str]]:
     """Format amounts as the leading fields of `objects.RequestedAmounts`."""
-    texts = amounts.texts()
+    texts = amounts.quantities()
     named = (texts.pop("cpu"), texts.pop("memory"), texts.pop("gpu", ""), texts.pop("storage", ""))
     return *named, texts
 
 
-def _plain(body: bodies.Quantities) -> resources.Resources | None:
+def _parse_common(body: bodies.Quantities) -> resources.Resources | None:
     """Fast path: parse amounts in common notations that need no rounding. None if there are others."""
     if body.extended:
         return None
-    return resources.unrounded(str(body.cpu), str(body.memory), str(body.gpu), str(body.storage))
+    return resources.parse_exact(str(body.cpu), str(body.memory), str(body.gpu), str(body.storage))
 
 
 def _texts(body: bodies.Quantities) -> Mapping[str, str]:
@@ -67,7 +67,7 @@ def _texts(body: bodies.Quantities) -> Mapping[str, str]:
     if body.storage != "":
         texts["storage"] = str(body.storage)
     for name, text in body.extended.items():
-        if name in _NAMED:
+        if name in _NAMED_RESOURCES:
             raise InvalidInput(
                 f"extended.{name}: not an extended resource", hint=f"use the field {name}"
             )
@@ -75,4 +75,4 @@ def _texts(body: bodies.Quantities) -> Mapping[str, str]:
     return texts
 
 
-_NAMED = frozenset({"cpu", "memory", "gpu", "storage"})
+_NAMED_RESOURCES = frozenset({"cpu", "memory", "gpu", "storage"})

@@ -24,10 +24,10 @@ class Access(StrEnum):
     ADMIN = "admin"  # admins
 
 
-OF_BODIES: Final[tuple[codes.Kind, ...]] = (errors.TooSlow, errors.BodyTooLarge)
+BODY_ERRORS: Final[tuple[codes.ErrorClass, ...]] = (errors.TooSlow, errors.BodyTooLarge)
 """Errors of every route with a body."""
 
-OF_ANY_ROUTE: Final[tuple[codes.Kind, ...]] = (
+COMMON_ERRORS: Final[tuple[codes.ErrorClass, ...]] = (
     errors.InvalidIdentity,
     errors.Forbidden,
     errors.Revoked,
@@ -39,7 +39,7 @@ OF_ANY_ROUTE: Final[tuple[codes.Kind, ...]] = (
     errors.NotLeader,
 )
 
-OF_ANY_PATH: Final[tuple[codes.Kind, ...]] = (
+UNROUTED_ERRORS: Final[tuple[codes.ErrorClass, ...]] = (
     errors.InvalidInput,
     errors.NotFound,
     errors.MethodNotAllowed,
@@ -52,7 +52,7 @@ class Parameter(NamedTuple):
 
     name: str
     description: str
-    place: str = "query"
+    location: str = "query"
     schema: Any = str
 
 
@@ -64,43 +64,43 @@ class Route(NamedTuple):
     path: str
     summary: str
     access: Access
-    answers: dict[int, Any]
+    responses: dict[int, Any]
     body: Any = None
     parameters: tuple[Parameter, ...] = ()
-    errors: tuple[codes.Kind, ...] = ()
+    errors: tuple[codes.ErrorClass, ...] = ()
     media_type: str = "application/json"
-    harmless_twice: bool = False
+    idempotent: bool = False
     """Whether a POST is idempotent."""
 
     @property
-    def named_errors(self) -> tuple[codes.Kind, ...]:
+    def declared_errors(self) -> tuple[codes.ErrorClass, ...]:
         """Errors of this route besides those of all routes: its own, and those of reading a body."""
-        return self.errors if self.body is None else (*self.errors, *OF_BODIES)
+        return self.errors if self.body is None else (*self.errors, *BODY_ERRORS)
 
     @property
     def is_repeatable(self) -> bool:
         """Whether the client may retry the request after a lost response."""
-        return self.method in {"GET", "PUT", "DELETE"} or self.harmless_twice
+        return self.method in {"GET", "PUT", "DELETE"} or self.idempotent
 
 
 API = "/api/v1"
 EVENT_STREAM = "text/event-stream"
 IDEMPOTENCY_KEY = "Idempotency-Key"
 LAST_EVENT_ID = "Last-Event-ID"
-AGENT = "Kubelend-Agent"
+AGENT_HEADER = "Kubelend-Agent"
 """Header with the instance ID of the calling agent, new at each start. Other callers do not send it."""
 MAX_KEY_LENGTH = 255
-LONGEST_PAGE = 1000
-MOST_OVER = 100
+MAX_PAGE_SIZE = 1000
+MAX_FINISHED = 100
 """Maximum number of finished reservations in a response without paging."""
 
 _LIMIT = Parameter(
     "limit",
-    f"Maximum number of results, up to {LONGEST_PAGE}",
-    schema=Annotated[int, Meta(ge=0, le=LONGEST_PAGE)],
+    f"Maximum number of results, up to {MAX_PAGE_SIZE}",
+    schema=Annotated[int, Meta(ge=0, le=MAX_PAGE_SIZE)],
 )
-PAGE = (_LIMIT, Parameter("continue", "Continue token of the previous page"))
-NUMBERED_PAGE = (
+PAGE_PARAMETERS = (_LIMIT, Parameter("continue", "Continue token of the previous page"))
+NUMBERED_PAGE_PARAMETERS = (
     _LIMIT,
     Parameter(
         "continue",
@@ -110,7 +110,7 @@ NUMBERED_PAGE = (
 )
 
 
-def checked_key(key: str) -> str:
+def check_idempotency_key(key: str) -> str:
     """Return the idempotency key if it can be sent in a header; raise an error otherwise."""
     if len(key) > MAX_KEY_LENGTH or not (key.isascii() and key.isprintable()):
         raise errors.InvalidInput(

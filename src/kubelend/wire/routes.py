@@ -19,14 +19,14 @@ from kubelend.wire.tables import (
 )
 
 ROUTES: tuple[Route, ...] = (
-    *advertisements.ROUTES,
-    *reservations.ROUTES,
-    *instructions.ROUTES,
-    *clusters.ROUTES,
-    *limits.ROUTES,
-    *membership.ROUTES,
-    *audit.ROUTES,
-    *about.ROUTES,
+    *advertisements.ADVERTISEMENT_ROUTES,
+    *reservations.RESERVATION_ROUTES,
+    *instructions.INSTRUCTION_ROUTES,
+    *clusters.CLUSTER_ROUTES,
+    *limits.LIMIT_ROUTES,
+    *membership.MEMBERSHIP_ROUTES,
+    *audit.AUDIT_ROUTES,
+    *about.ABOUT_ROUTES,
 )
 
-BY_NAME = {route.name: route for route in ROUTES}
+ROUTES_BY_NAME = {route.name: route for route in ROUTES}

@@ -10,21 +10,21 @@ from msgspec import inspect
 from kubelend.wire import docstrings, patterns, rules
 from kubelend.wire.patterns import Schema
 
-MAX_TEXT: Final = 32768
+MAX_STRING_LENGTH: Final = 32768
 """Default maximum length of a string: the limit of Kubernetes for a condition's message."""
 
-_EXACT: Final = 2**53
+_MAX_EXACT_FLOAT: Final = 2**53
 """The API server stores bounds as floats, which are exact up to this value."""
 
-_COPIED: Final = frozenset(
+_COPIED_KEYWORDS: Final = frozenset(
     {"pattern", "maxLength", "maxItems", "maxProperties", "minimum", "maximum", "format", "enum"}
     | {"x-kubernetes-list-type", "x-kubernetes-list-map-keys", rules.VALIDATIONS}
 )
-_PASSED_OVER: Final = frozenset({"description", "examples", "not"})
+_IGNORED_KEYWORDS: Final = frozenset({"description", "examples", "not"})
 """JSON Schema keywords that are handled elsewhere or not allowed in structural schemas."""
 
 
-def of(kind: type[msgspec.Struct]) -> Schema:
+def structural_schema(kind: type[msgspec.Struct]) -> Schema:
     """Return the structural schema of a record, with all nested records."""
     return _schema(inspect.type_info(kind))
 
@@ -32,7 +32,7 @@ def of(kind: type[msgspec.Struct]) -> Schema:
 def _schema(kind: inspect.Type) -> Schema:
     match kind:
         case inspect.Metadata(type=inner, extra_json_schema=extra):
-            return _refined(_schema(inner), extra or {})
+            return _merged(_schema(inner), extra or {})
         case inspect.UnionType(types=types):
             return _union([one for one in types if not isinstance(one, inspect.NoneType)])
         case inspect.StructType():
@@ -48,7 +48,10 @@ def _schema(kind: inspect.Type) -> Schema:
 def _scalar(kind: inspect.Type) -> Schema:
     match kind:
         case inspect.StrType(max_length=longest):
-            return {"type": "string", "maxLength": MAX_TEXT if longest is None else longest}
+            return {
+                "type": "string",
+                "maxLength": MAX_STRING_LENGTH if longest is None else longest,
+            }
         case inspect.DateTimeType():
             return {"type": "string", "format": "date-time"}
         case inspect.BoolType():
@@ -58,7 +61,7 @@ def _scalar(kind: inspect.Type) -> Schema:
         case inspect.IntType(ge=least, le=most):
             is_short = most is not None and most < 2**31
             schema = {"type": "integer", "format": "int32" if is_short else "int64"}
-            return _refined(schema, {"minimum": least, "maximum": most} if is_short else {})
+            return _merged(schema, {"minimum": least, "maximum": most} if is_short else {})
     raise TypeError(f"{kind} is not supported in a structural schema")
 
 
@@ -72,12 +75,12 @@ def _union(types: list[inspect.Type]) -> Schema:
     }
     for one in types:
         extra = one.extra_json_schema if isinstance(one, inspect.Metadata) else None
-        amount = _refined(amount, extra or {})
-    return amount if "pattern" in amount else _refined(amount, patterns.ANY_QUANTITY)
+        amount = _merged(amount, extra or {})
+    return amount if "pattern" in amount else _merged(amount, patterns.ANY_QUANTITY)
 
 
 def _struct(kind: inspect.StructType) -> Schema:
-    texts = docstrings.of_fields(kind.cls)
+    texts = docstrings.field_docstrings(kind.cls)
     properties = {field.encode_name: _field(field, texts) for field in kind.fields}
     schema: Schema = {"type": "object", "properties": properties}
     if required := [field.encode_name for field in kind.fields if field.required]:
@@ -86,21 +89,21 @@ def _struct(kind: inspect.StructType) -> Schema:
 
 
 def _field(field: inspect.Field, texts: dict[str, str]) -> Schema:
-    text = texts.get(field.name) or _said_of(field.type)
+    text = texts.get(field.name) or _type_description(field.type)
     schema = {"description": text, **_schema(field.type)}
     if isinstance(field.default, str) and field.default:
         schema["default"] = field.default
     return schema
 
 
-def _said_of(kind: inspect.Type) -> str:
+def _type_description(kind: inspect.Type) -> str:
     match kind:
         case inspect.Metadata(type=inner):
-            return _said_of(inner)
+            return _type_description(inner)
         case inspect.UnionType(types=types):
-            return next(filter(None, map(_said_of, types)), "")
+            return next(filter(None, map(_type_description, types)), "")
         case inspect.StructType(cls=record):
-            return docstrings.of_class(record)
+            return docstrings.class_docstring(record)
     return ""
 
 
@@ -120,11 +123,11 @@ def _key_rules(kind: inspect.Type) -> list[Schema]:
     longest = extra.get("maxLength") or getattr(text, "max_length", None)
     found = []
     if longest is not None:
-        found.append(rules.names_up_to(longest))
+        found.append(rules.max_key_length(longest))
     if known := extra.get("enum"):
-        found.append(rules.names_among(known))
+        found.append(rules.keys_among(known))
     if others := extra.get("not", {}).get("enum"):
-        found.append(rules.names_beside(others))
+        found.append(rules.keys_not_among(others))
     return [one for schema in found for one in schema[rules.VALIDATIONS]]
 
 
@@ -135,9 +138,13 @@ def _list(kind: inspect.ListType | inspect.VarTupleType) -> Schema:
     return schema
 
 
-def _refined(schema: Schema, extra: Schema) -> Schema:
+def _merged(schema: Schema, extra: Schema) -> Schema:
     """Merge the constraints of `extra` into the schema."""
-    known = {key: value for key, value in extra.items() if key in _COPIED and not _too_large(value)}
+    known = {
+        key: value
+        for key, value in extra.items()
+        if key in _COPIED_KEYWORDS and not _too_large(value)
+    }
     if rules.VALIDATIONS in known:
         known[rules.VALIDATIONS] = schema.get(rules.VALIDATIONS, []) + known[rules.VALIDATIONS]
     refined = {**schema, **known}
@@ -146,19 +153,19 @@ def _refined(schema: Schema, extra: Schema) -> Schema:
     for name, more in extra.get("properties", {}).items():
         refined["properties"] = {
             **refined["properties"],
-            name: _refined(refined["properties"][name], more),
+            name: _merged(refined["properties"][name], more),
         }
     for part in extra.get("anyOf", []):
-        refined = _narrowed(refined, part)
-    if unknown := extra.keys() - _COPIED - _PASSED_OVER - {"properties", "anyOf"}:
+        refined = _merged_branch(refined, part)
+    if unknown := extra.keys() - _COPIED_KEYWORDS - _IGNORED_KEYWORDS - {"properties", "anyOf"}:
         raise TypeError(f"{', '.join(sorted(unknown))}: not supported in a structural schema")
     return refined
 
 
-def _narrowed(amount: Schema, part: Schema) -> Schema:
+def _merged_branch(amount: Schema, part: Schema) -> Schema:
     """Merge the constraints of one branch of an int-or-string quantity."""
     return {**amount, **{key: value for key, value in part.items() if key != "type"}}
 
 
 def _too_large(value: object) -> bool:
-    return isinstance(value, int) and abs(value) > _EXACT
+    return isinstance(value, int) and abs(value) > _MAX_EXACT_FLOAT

@@ -17,10 +17,10 @@ from kubelend.wire import patterns
 def is_plain(text: str) -> bool:
     """Whether the text has neither control characters nor line breaks."""
     # `isprintable` accepts slightly less but is much faster, and this runs for every advertisement.
-    return text.isprintable() or _STEERING.search(text) is None
+    return text.isprintable() or _CONTROL_CHARACTERS.search(text) is None
 
 
-def checked(text: str, where: str) -> str:
+def check_plain(text: str, where: str) -> str:
     """Return the text if it is plain; otherwise raise an error that names the field."""
     if is_plain(text):
         return text
@@ -33,12 +33,12 @@ def checked(text: str, where: str) -> str:
 def check_labels(labels: Mapping[str, str], where: str) -> None:
     """Check all keys and values of a label map."""
     for name, value in labels.items():
-        checked(value, f"{where}.{checked(name, where)}")
+        check_plain(value, f"{where}.{check_plain(name, where)}")
 
 
-def in_one_line(text: str) -> str:
+def to_single_line(text: str) -> str:
     """Replace everything that is not plain by spaces, for texts that must not be rejected."""
-    return text if is_plain(text) else _STEERING.sub(" ", text).strip()
+    return text if is_plain(text) else _CONTROL_CHARACTERS.sub(" ", text).strip()
 
 
-_STEERING: Final = re.compile(f"[{patterns.STEERING}]+")
+_CONTROL_CHARACTERS: Final = re.compile(f"[{patterns.CONTROL_CHARACTERS}]+")

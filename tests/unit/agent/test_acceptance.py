@@ -4,7 +4,7 @@ import pytest
 
 import make
 from kubelend.agent import acceptance
-from kubelend.agent.acceptance import Means, Question
+from kubelend.agent.acceptance import Capacity, HoldRequest
 from kubelend.core.inventory import Hold
 
 FREE = "cpu=8,memory=16Gi,gpu=2"
@@ -15,8 +15,8 @@ NOON = make.T0  # a Thursday
 def refusal(wanted="cpu=4,memory=8Gi", *, free=FREE, lent=(), at=NOON, requester="r", **policy):
     holds = [Hold(whom, make.resources(amounts)) for whom, amounts in lent]
     room = None if free is None else make.resources(free)
-    means = Means(make.policy(**policy) if policy else None, room, holds)
-    return acceptance.refusal(Question(requester, make.resources(wanted), at), means)
+    means = Capacity(make.policy(**policy) if policy else None, room, holds)
+    return acceptance.refusal_reason(HoldRequest(requester, make.resources(wanted), at), means)
 
 
 @pytest.mark.parametrize(
@@ -89,8 +89,8 @@ def test_it_refuses(case, reason):
 
 def test_what_is_promised_beyond_what_is_there_shows_as_nothing_free():
     free = make.resources("cpu=1,memory=8Gi") - make.resources("cpu=2")
-    means = Means(None, free, [])
-    question = Question("r", make.resources("cpu=1,memory=1Gi"), NOON)
-    assert acceptance.refusal(question, means) == (
+    means = Capacity(None, free, [])
+    question = HoldRequest("r", make.resources("cpu=1,memory=1Gi"), NOON)
+    assert acceptance.refusal_reason(question, means) == (
         "requested 1 CPU / 1Gi Memory, but only 0 CPU / 8Gi Memory is free"
     )

@@ -8,9 +8,9 @@ import pytest
 from desk_broker import DeskBroker
 from joiners import SteeredPeering, passed, running
 from kubelend.agent import directions
-from kubelend.agent.peering import PeeringKeeper
-from kubelend.agent.reservations import Reservations
-from kubelend.agent.standing import Standing
+from kubelend.agent.peering import PeeringReconciler
+from kubelend.agent.reservations import ReservationCache
+from kubelend.agent.standing import ComponentHealth
 from kubelend.sources.memory import MemoryObjects
 from lenders import House
 from virtual_time import in_virtual_time, now, settled, stopped
@@ -131,9 +131,9 @@ class Borrower:
         self.broker = broker
         self.peering = SteeredPeering()
         self.objects = MemoryObjects(now)
-        self.reservations = Reservations()
-        self.keeper = PeeringKeeper(
-            self.objects, broker, self.reservations, self.peering, Standing(), now
+        self.reservations = ReservationCache()
+        self.keeper = PeeringReconciler(
+            self.objects, broker, self.reservations, self.peering, ComponentHealth(), now
         )
 
     async def tell(self, reservation):
@@ -141,7 +141,7 @@ class Borrower:
         body = self.broker.body(reservation)
         self.reservations.put(body)
         if body.status.phase == "Reserved":
-            wanted = directions.instruction(body, "default")
+            wanted = directions.reservation_instruction(body, "default")
             await self.objects.apply(wanted)
         await settled()
 

@@ -8,8 +8,8 @@ from structlog.testing import capture_logs
 
 import make
 from kubelend.agent.collecting import Collector
-from kubelend.agent.ports import Change, NodeGone, PodGone, Snapshot
-from kubelend.agent.standing import Standing
+from kubelend.agent.ports import Change, NodeDeleted, PodDeleted, Snapshot
+from kubelend.agent.standing import ComponentHealth
 from kubelend.core.errors import InvalidQuantity, KubelendError, Unavailable
 from kubelend.core.inventory import Hold, Inventory
 from kubelend.core.nodes import Node
@@ -49,7 +49,11 @@ class ScriptedSource:
 
 class Rig:
     def __init__(self):
-        self.source, self.inventory, self.standing = ScriptedSource(), Inventory(), Standing()
+        self.source, self.inventory, self.standing = (
+            ScriptedSource(),
+            Inventory(),
+            ComponentHealth(),
+        )
         self.seen: list[int] = []
         self.collector = Collector(
             self.source,
@@ -78,10 +82,10 @@ WHOLE = Snapshot([Node("n", TEN, TEN)], [Pod("p", "n", ONE)])
     [
         pytest.param(Node("m", TEN, TEN), (20_000, 1000), id="a node comes"),
         pytest.param(Node("n", TEN, ONE), (1000, 1000), id="a node changes"),
-        pytest.param(NodeGone("n"), (0, 0), id="a node goes"),
+        pytest.param(NodeDeleted("n"), (0, 0), id="a node goes"),
         pytest.param(Pod("q", "n", ONE), (10_000, 2000), id="a pod comes"),
         pytest.param(Pod("p", "n", TEN), (10_000, 10_000), id="a pod changes"),
-        pytest.param(PodGone("p"), (10_000, 0), id="a pod goes"),
+        pytest.param(PodDeleted("p"), (10_000, 0), id="a pod goes"),
         pytest.param(Snapshot([Node("m", ONE, ONE)], []), (1000, 0), id="all is otherwise"),
     ],
 )
@@ -101,15 +105,15 @@ async def test_a_change_is_taken_in(change, expected):
 @in_virtual_time
 async def test_it_has_measured_once_all_was_seen():
     rig = Rig()
-    rig.standing.expect("collector")
+    rig.standing.require("collector")
     async with rig.running():
         await asyncio.sleep(60)
         assert not rig.collector.measured.is_set()
-        assert rig.standing.unready == "collector: starting"
+        assert rig.standing.not_ready_reason == "collector: starting"
         rig.source.say(WHOLE)
         await settled()
         assert rig.collector.measured.is_set()
-        assert rig.standing.unready == ""
+        assert rig.standing.not_ready_reason == ""
 
 
 @in_virtual_time
@@ -131,26 +135,26 @@ async def test_why_nothing_is_seen_is_told_once_and_so_is_its_end():
             await asyncio.sleep(10)
             rig.source.problem = "no route to the API server"
             await asyncio.sleep(1)
-            assert rig.standing.problems == {"collector": "no route to the API server"}
+            assert rig.standing.errors == {"collector": "no route to the API server"}
             await asyncio.sleep(3600)
             rig.source.problem = ""
             await asyncio.sleep(1)
-            assert rig.standing.problems == {}
+            assert rig.standing.errors == {}
     assert [line["event"] for line in logged] == ["Component unhealthy", "Component healthy"]
 
 
 @in_virtual_time
 async def test_trouble_before_the_first_look_is_told():
     rig = Rig()
-    rig.standing.expect("collector")
+    rig.standing.require("collector")
     rig.source.problem = "no route to the API server"
     async with rig.running():
         await settled()
-        assert rig.standing.unready == "collector: no route to the API server"
+        assert rig.standing.not_ready_reason == "collector: no route to the API server"
         rig.source.problem = ""
         rig.source.say(WHOLE)
         await settled()
-        assert rig.standing.unready == ""
+        assert rig.standing.not_ready_reason == ""
 
 
 @pytest.mark.parametrize(
@@ -169,11 +173,11 @@ async def test_a_source_that_breaks_is_reported_and_opened_anew(end, expected):
     async with rig.running():
         rig.source.say(WHOLE, end)
         await settled()
-        assert expected in rig.standing.problems["collector"]
+        assert expected in rig.standing.errors["collector"]
         assert rig.cpus == (10_000, 1000)
         rig.source.say(Snapshot([Node("m", ONE, ONE)], []))
         await asyncio.sleep(2)
-        assert rig.standing.problems == {}
+        assert rig.standing.errors == {}
         assert rig.cpus == (1000, 0)
     assert rig.source.closed == len(rig.source.opened) == 2
 

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from kubelend.agent.crews import Crew
+from kubelend.agent.crews import RetryQueue
 from kubelend.core.errors import Unavailable
 from virtual_time import in_virtual_time, settled, stopped
 
@@ -17,7 +17,7 @@ class Work:
     def __init__(self):
         self.looked: Counter[str] = Counter()
         self.failed: Counter[str] = Counter()
-        self.crew = Crew(self.look, self.fail)
+        self.crew = RetryQueue(self.look, self.fail)
 
     async def look(self, key):
         self.looked[key] += 1
@@ -27,7 +27,7 @@ class Work:
             raise Unavailable("not now")
         if key.startswith("wrong"):
             raise ZeroDivisionError(key)
-        self.crew.succeeded(key)
+        self.crew.forget(key)
 
     async def fail(self, key, error):
         assert str(error) == "not now"
@@ -81,7 +81,7 @@ async def test_a_hurry_does_not_wait_for_the_next_try():
         work.crew.add("bad")
         await asyncio.sleep(600)
         before = work.looked["bad"]
-        work.crew.hurry()
+        work.crew.retry_now()
         await settled()
         assert work.looked["bad"] == before + 1
 

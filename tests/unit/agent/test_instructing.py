@@ -8,10 +8,10 @@ from msgspec.structs import replace
 
 import make
 import requesters
-from kubelend.agent.instructing import Instructor, Outside
-from kubelend.agent.leases import Leases
+from kubelend.agent.instructing import InstructionDependencies, InstructionReconciler
+from kubelend.agent.leases import ExpiryTracker
 from kubelend.agent.ports import Listed
-from kubelend.agent.reservations import Reservations
+from kubelend.agent.reservations import ReservationCache
 from kubelend.core import errors
 from kubelend.core.models import ReservationId
 from kubelend.sources.memory import MemoryObjects
@@ -69,7 +69,7 @@ async def test_one_that_was_reserved_otherwise_has_one_too():
 
 @in_virtual_time
 async def test_what_was_known_before_it_began_is_not_missed():
-    reservations, broker = Reservations(), requesters.LendingBroker()
+    reservations, broker = ReservationCache(), requesters.LendingBroker()
     broker.turn()
     broker.desk.reserve("cpu=1,memory=1Gi", requester="me")
     reservations.put(broker.body("rsv-1"))
@@ -330,7 +330,7 @@ async def test_an_old_word_on_one_that_never_had_an_object_revives_nothing():
         await rig.delete(key)
         await passed(60)
         rig.reservations.put(old)
-        assert [found.id for found in rig.reservations.open()] == ["rsv-1"]
+        assert [found.id for found in rig.reservations.unfinished()] == ["rsv-1"]
 
 
 @in_virtual_time
@@ -352,26 +352,26 @@ async def test_a_list_that_comes_while_one_is_looked_after_is_no_mistake():
 
         async def find(self, kind, key):
             if kind is ReservationInstruction:
-                instructor.take(Listed([]))
+                instructor.handle_event(Listed([]))
             return await super().find(kind, key)
 
     broker = requesters.LendingBroker()
-    outside = Outside(Relisted(now), broker, Reservations(), now)
-    instructor = Instructor(
+    outside = InstructionDependencies(Relisted(now), broker, ReservationCache(), now)
+    instructor = InstructionReconciler(
         outside,
-        Leases(now, lambda: 0.0),
+        ExpiryTracker(now, lambda: 0.0),
         lambda reservation: "default",
         cluster_id="me",
-        finished_for=A_WHILE,
+        finished_ttl=A_WHILE,
         chance=lambda: 0.0,
     )
     broker.refused["find"] = errors.NotFound("none")
-    task = asyncio.create_task(instructor.looks.run())
+    task = asyncio.create_task(instructor.queue.run())
     gone = ReservationInstruction(
         Metadata("rsv-1"),
         ReservationInstructionSpec("1", "1Gi", reservation_name="rsv-1", target_cluster_id="p1"),
     )
-    instructor.take(gone)
+    instructor.handle_event(gone)
     await settled()
     assert not task.done()
     await stopped(task)

@@ -118,7 +118,7 @@ async def test_many_that_ended_unheard_are_asked_for_some_at_a_time():
         rig.broker.forgets = True
         rig.broker.cut(GONE)
         await sleep(0.3)
-        assert len(rig.broker.named("find")) == listening.ASKED_AT_ONCE
+        assert len(rig.broker.named("find")) == listening.MAX_FETCHES_PER_LIST
         await sleep(1)
         assert {rig.phase(each) for each in known} == {Phase.RELEASED}
         await sleep(60)
@@ -151,7 +151,7 @@ async def test_while_there_are_only_polls_the_rest_is_left_to_the_next_of_them()
 async def test_whoever_waits_is_told_whenever_the_broker_is_heard_again():
     rig = Rig()
     contacts: list[str] = []
-    rig.reservations.on_contact(lambda: contacts.append("contact"))
+    rig.reservations.on_reconnect(lambda: contacts.append("contact"))
     async with rig.running():
         assert len(contacts) == 1
         rig.broker.cut(GONE)
@@ -177,14 +177,14 @@ async def test_a_list_that_cannot_be_read_beside_an_open_stream_is_a_partial_pro
             rig.broker.trouble = NotReady("replaying still")
             rig.broker.tell(rig.reserve())
             await sleep(10)
-            assert rig.standing.problems == {
+            assert rig.standing.errors == {
                 "stream": "cannot list instructions after a gap: replaying"
             }
-            assert rig.standing.unready == ""
-            assert rig.listener.connected
+            assert rig.standing.not_ready_reason == ""
+            assert rig.listener.is_connected
             rig.broker.trouble = None
             await sleep(60)
-            assert rig.standing.problems == {}
+            assert rig.standing.errors == {}
     assert [line["event"] for line in lines if "component" in line] == [
         "Component unhealthy",
         "Component healthy",
@@ -200,4 +200,4 @@ async def test_a_stream_that_breaks_while_the_list_cannot_be_read_is_told_as_suc
         rig.broker.stream_trouble = GONE
         rig.broker.cut(GONE)
         await sleep(20)
-        assert rig.standing.unready == "stream: gone"
+        assert rig.standing.not_ready_reason == "stream: gone"

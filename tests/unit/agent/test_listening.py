@@ -35,7 +35,7 @@ async def test_what_was_there_before_is_read_when_the_stream_opens():
     found = rig.reserve()
     async with rig.running():
         assert rig.phase(found) == Phase.RESERVED
-        assert rig.listener.connected
+        assert rig.listener.is_connected
 
 
 @in_virtual_time
@@ -124,7 +124,7 @@ async def test_a_stream_that_was_good_is_opened_again_at_once(lives):
         rig.broker.stream_trouble = None
         await sleep(10)  # it is open again
         if lives == "long":
-            await sleep(listening.WELL_AFTER.total_seconds())
+            await sleep(listening.CONNECTED_AFTER.total_seconds())
         else:
             rig.broker.tell(rig.reserve())
             await settled()
@@ -140,7 +140,7 @@ async def test_a_stream_that_dies_at_once_though_it_opens_is_not_hammered():
     rig.broker.forgets = True
     async with rig.running():
         for _ in range(200):
-            if rig.listener.connected:
+            if rig.listener.is_connected:
                 rig.broker.cut(GONE)
             await sleep(0.1)
         assert len(rig.times("stream")) < 12

@@ -7,9 +7,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import make
-from kubelend.agent.metrics import Metrics, Watched
-from kubelend.agent.reservations import Reservations
-from kubelend.agent.standing import Standing
+from kubelend.agent.metrics import AgentMetrics, MetricsInput
+from kubelend.agent.reservations import ReservationCache
+from kubelend.agent.standing import ComponentHealth
 from kubelend.core.inventory import Inventory
 from kubelend.wire import bodies
 
@@ -41,16 +41,16 @@ def inventory():
 
 @pytest.fixture
 def reservations():
-    return Reservations()
+    return ReservationCache()
 
 
 @pytest.fixture
 def scrape(inventory, reservations):
     def scrape(published_at=None):
-        watched = Watched(
-            "me", inventory, reservations, Standing(), lambda: True, (), lambda: published_at
+        watched = MetricsInput(
+            "me", inventory, reservations, ComponentHealth(), lambda: True, (), lambda: published_at
         )
-        found = text_string_to_metric_families(Metrics(watched).render().decode())
+        found = text_string_to_metric_families(AgentMetrics(watched).render().decode())
         return {
             (sample.name, *sample.labels.values()): sample.value
             for family in found
@@ -61,7 +61,7 @@ def scrape(inventory, reservations):
 
 
 def test_reservations_count_by_the_part_that_this_cluster_has_in_them(reservations, scrape):
-    reservations.put_all(
+    reservations.put_instructions(
         [
             body("1", "me", "other"),
             body("2", "me", "", "Pending"),

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from joiners import Rig, passed, running
 from kubelend.agent import directions
-from kubelend.agent.joints import FINALIZER
+from kubelend.agent.joints import PEERING_FINALIZER
 from kubelend.core.errors import BrokerUnreachable, Unavailable
 from virtual_time import in_virtual_time, settled
 
@@ -37,7 +37,7 @@ async def test_it_is_written_down_before_anything_is_built():
         rig.peering.seconds["connect"] = 60
         key = await rig.instruct("rsv-1", "one")
         found = await rig.found(key)
-        assert found.metadata.finalizers == (FINALIZER,)
+        assert found.metadata.finalizers == (PEERING_FINALIZER,)
         assert (found.status.phase, found.status.message) == ("Connecting", "connecting to one")
         assert found.status.peered_cluster_ids == ("one",)
         assert rig.peering.joined == set()
@@ -136,7 +136,7 @@ async def test_an_activation_is_tried_again_as_soon_as_the_broker_is_heard():
         await passed(600)
         rig.broker.trouble = None
         tries = len(rig.broker.activated)
-        rig.reservations.contact()
+        rig.reservations.notify_reconnected()
         await settled()
         assert len(rig.broker.activated) == tries + 1
         assert rig.known("rsv-1").status.phase == "Active"
@@ -167,8 +167,8 @@ async def test_what_the_broker_has_not_spoken_of_is_activated_when_it_does():
     async with running() as rig:
         rig.tell("rsv-1", "one", "Reserved")
         body = rig.known("rsv-1")
-        rig.reservations.forget("rsv-1")
-        await rig.objects.apply(directions.instruction(body, "default"))
+        rig.reservations.remove("rsv-1")
+        await rig.objects.apply(directions.reservation_instruction(body, "default"))
         await settled()
         assert rig.broker.activated == []
         rig.reservations.put(body)

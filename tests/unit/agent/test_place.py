@@ -5,8 +5,8 @@ from contextlib import suppress
 
 import pytest
 
-from kubelend.agent.place import Place
-from kubelend.communicators.placed import Placed
+from kubelend.agent.place import ActiveAgentGate
+from kubelend.communicators.placed import SessionMiddleware
 from kubelend.core.errors import BrokerUnreachable, IdentityInUse
 from kubelend.wire import bodies
 from scripted_communicator import ScriptedCommunicator
@@ -20,7 +20,7 @@ class Rig:
     """A place, and a broker that has its own view of whose it is."""
 
     def __init__(self):
-        self.broker, self.place = ScriptedCommunicator(now), Place()
+        self.broker, self.place = ScriptedCommunicator(now), ActiveAgentGate()
 
     async def advertise(self, problem=None, seconds=0.0):
         """With what comes of it, and how long that takes; nobody waits for longer than a second."""
@@ -28,10 +28,10 @@ class Rig:
         self.broker.seconds = seconds
         with suppress(IdentityInUse, BrokerUnreachable, TimeoutError):
             async with asyncio.timeout(1):
-                await Placed(self.broker, self.place).publish(OFFER)
+                await SessionMiddleware(self.broker, self.place).publish(OFFER)
 
     async def is_ours(self):
-        waiting = asyncio.create_task(self.place.ours())
+        waiting = asyncio.create_task(self.place.wait())
         await settled()
         is_ours = waiting.done()
         await stopped(waiting)
@@ -68,7 +68,7 @@ async def test_work_waits_for_its_turn():
 @in_virtual_time
 async def test_the_answer_passes_as_it_is():
     rig = Rig()
-    way = Placed(rig.broker, rig.place)
+    way = SessionMiddleware(rig.broker, rig.place)
     assert (await way.publish(OFFER)).advertisement == OFFER
     rig.broker.trouble = lambda: TAKEN
     with pytest.raises(IdentityInUse) as refused:

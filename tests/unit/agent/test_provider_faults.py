@@ -155,7 +155,7 @@ async def test_what_waits_for_another_try_is_tried_as_soon_as_the_broker_is_hear
         found = await house.lend()
         await sleep(300)
         house.broker.trouble = None
-        house.reservations.contact()
+        house.reservations.notify_reconnected()
         await settled()
         assert house.is_acknowledged(found)
 
@@ -214,16 +214,16 @@ async def test_objects_that_cannot_be_read_are_reported_and_waited_for():
     async with house.lending():
         found = await house.lend()
     house.start_anew()
-    house.standing.expect("provider")
+    house.standing.require("provider")
     house.objects.trouble = Unavailable("no API server")
     async with house.lending():
         await sleep(10)
-        assert house.standing.problems == {
+        assert house.standing.errors == {
             "provider": "cannot read ProviderInstructions: no API server"
         }
         house.objects.trouble = None
         await sleep(3)
-        assert house.standing.unready == ""
+        assert house.standing.not_ready_reason == ""
         assert house.holds() == {found: THREE}
 
 

@@ -7,7 +7,7 @@ import pytest
 import make
 from kubelend.core.errors import BrokerUnreachable
 from kubelend.core.lifecycle import Reason
-from kubelend.core.pods import Guest, Pod
+from kubelend.core.pods import OffloadedFrom, Pod
 from kubelend.core.resources import Resources
 from kubelend.wire.objects import ProviderInstructionSpec
 from lenders import FINISHED_FOR, House
@@ -193,7 +193,9 @@ async def test_pods_of_a_reservation_count_once_with_and_without_enforcement(enf
     house = House(enforce=enforce)
     async with house.lending():
         found = await house.lend()
-        pod = Pod("p", "n", make.resources("cpu=2,memory=1Gi"), guest=Guest("r", found))
+        pod = Pod(
+            "p", "n", make.resources("cpu=2,memory=1Gi"), offloaded_from=OffloadedFrom("r", found)
+        )
         house.inventory.put_pod(pod)
         # The broker, which is told this, subtracts what it has reserved by itself.
         assert house.inventory.totals().allocated == Resources()

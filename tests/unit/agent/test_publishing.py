@@ -31,7 +31,7 @@ async def test_before_the_first_measurement_nothing_is_told():
     rig = Rig()
     async with rig.running():
         rig.inventory.put_hold("r1", Hold("b", make.resources("cpu=1,memory=1Gi")))
-        rig.publisher.changed()
+        rig.publisher.notify_changed()
         await until(200)
         assert rig.broker.tries == []
         assert await rig.objects.list(Advertisement) == []
@@ -169,7 +169,7 @@ async def test_what_is_held_is_told_soon():
     async with rig.running():
         await until(10)
         rig.inventory.put_hold("r1", Hold("b", make.resources("cpu=10m,memory=1Mi")))
-        rig.publisher.changed()
+        rig.publisher.notify_changed()
         await until(12)
     assert rig.moments() == [0, 10.2]
 
@@ -184,7 +184,7 @@ async def test_the_answers_instructions_go_where_all_words_of_the_broker_go():
     rig.broker.promises = [promise("r1"), promise("r2")]
     async with rig.running():
         await settled()
-    assert [found.id for found in rig.reservations.open()] == ["r1", "r2"]
+    assert [found.id for found in rig.reservations.unfinished()] == ["r1", "r2"]
     assert [rig.reservations.find(found.id) for found in rig.broker.promises] == (
         rig.broker.promises
     )
@@ -196,7 +196,7 @@ async def test_after_a_gap_the_answer_of_a_broker_that_counts_anew_is_believed()
     rig.measure()
     rig.broker.promises = [replace(promise("r1"), revision=5)]
     rig.reservations.put(replace(promise("r1"), revision=100))
-    rig.reservations.distrust()
+    rig.reservations.mark_gap()
     async with rig.running():
         await settled()
     assert [rig.reservations.find("r1")] == rig.broker.promises
@@ -260,4 +260,4 @@ async def test_local_objects_that_cannot_be_written_do_not_keep_the_broker_from_
     async with rig.running():
         await until(61)
     assert rig.moments() == [0, 30, 60]
-    assert rig.standing.problems == {"advertisement": "the disk is full"}
+    assert rig.standing.errors == {"advertisement": "the disk is full"}

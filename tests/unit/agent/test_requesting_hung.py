@@ -11,7 +11,7 @@ from virtual_time import in_virtual_time, settled
 FOR_EVER = 1e6
 
 
-@pytest.mark.parametrize("count", [8, 5 * borrowing.ASKED_AT_A_TIME])
+@pytest.mark.parametrize("count", [8, 5 * borrowing.MAX_CONCURRENT_REQUESTS])
 def test_however_many_ask_all_say_so_at_once(count):
     @in_virtual_time
     async def test():
@@ -46,19 +46,19 @@ async def test_after_a_few_seconds_they_say_that_nobody_answers():
 async def test_those_that_wait_for_their_turn_get_it():
     async with running() as rig:
         rig.broker.seconds["request"] = FOR_EVER
-        count = 2 * borrowing.ASKED_AT_A_TIME
+        count = 2 * borrowing.MAX_CONCURRENT_REQUESTS
         keys = [
             await rig.wish(f"w{number}", cpu="10m", requested_memory="1Mi")
             for number in range(count)
         ]
-        assert len(rig.broker.keys) == borrowing.ASKED_AT_A_TIME
+        assert len(rig.broker.keys) == borrowing.MAX_CONCURRENT_REQUESTS
         await passed(10)
         rig.broker.seconds.clear()
         await passed(61)
         assert {(await rig.status(key)).phase for key in keys} == {"Reserved"}
 
 
-@pytest.mark.parametrize("count", [8, 5 * borrowing.ASKED_AT_A_TIME])
+@pytest.mark.parametrize("count", [8, 5 * borrowing.MAX_CONCURRENT_REQUESTS])
 def test_one_that_is_deleted_does_not_wait_for_those_that_ask(count):
     @in_virtual_time
     async def test():
@@ -91,7 +91,7 @@ def test_no_call_is_waited_for_for_ever(call):
             if call == "release":
                 await rig.delete(key)
             elif call == "find":
-                rig.reservations.forget("rsv-1")
+                rig.reservations.remove("rsv-1")
             await passed(150)
             rig.broker.seconds.clear()
             assert len(rig.broker.named(call)) > 1
@@ -108,7 +108,7 @@ async def test_when_the_broker_is_heard_again_nobody_waits_any_longer():
         keys = [await rig.wish(f"w{number}") for number in range(4)]
         await passed(605)
         rig.broker.trouble = None
-        rig.reservations.contact()
+        rig.reservations.notify_reconnected()
         await settled()
         assert {(await rig.status(key)).phase for key in keys} == {"Reserved"}
 

@@ -189,10 +189,10 @@ async def test_objects_that_cannot_be_watched_are_a_trouble_of_the_whole_and_are
     rig = requesters.Rig(objects=objects)
     task = asyncio.create_task(rig.requester.run())
     await passed(100)
-    assert "cannot watch resourcerequests: the API server is away" in rig.standing.unready
+    assert "cannot watch resourcerequests: the API server is away" in rig.standing.not_ready_reason
     objects.trouble = None
     await passed(31)
-    assert rig.standing.problems == {}
+    assert rig.standing.errors == {}
     key = await rig.wish()
     assert (await rig.status(key)).phase == "Reserved"
     await stopped(task)
@@ -204,4 +204,4 @@ async def test_a_single_request_in_trouble_is_no_trouble_of_the_whole():
         rig.broker.trouble = GONE
         await rig.wish()
         await passed(60)
-        assert rig.standing.problems == {}
+        assert rig.standing.errors == {}

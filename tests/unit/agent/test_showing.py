@@ -5,8 +5,8 @@ from contextlib import asynccontextmanager
 
 from msgspec.structs import replace
 
-from kubelend.agent.showing import Display
-from kubelend.agent.standing import Standing
+from kubelend.agent.showing import AdvertisementWriter
+from kubelend.agent.standing import ComponentHealth
 from kubelend.core.errors import StoreFailed
 from kubelend.sources.memory import MemoryObjects
 from kubelend.wire.bodies import Amounts
@@ -60,8 +60,8 @@ class TroubledObjects(MemoryObjects):
 
 class Rig:
     def __init__(self):
-        self.objects, self.standing = TroubledObjects(now), Standing()
-        self.display = Display(self.objects, self.standing)
+        self.objects, self.standing = TroubledObjects(now), ComponentHealth()
+        self.display = AdvertisementWriter(self.objects, self.standing)
 
     @asynccontextmanager
     async def running(self):
@@ -81,7 +81,7 @@ async def test_what_is_to_be_seen_is_made_and_then_changed():
     rig = Rig()
     async with rig.running():
         for cpu in ("1", "2"):
-            rig.display.show(advertisement(cpu, message=f"m{cpu}"))
+            rig.display.submit(advertisement(cpu, message=f"m{cpu}"))
             found = await rig.found()
             assert found.spec.resources.capacity.cpu == cpu
             assert found.status.message == f"m{cpu}"
@@ -96,7 +96,7 @@ async def test_what_others_wrote_on_it_stays():
     )
     await rig.objects.apply(marked)
     async with rig.running():
-        rig.display.show(advertisement("2"))
+        rig.display.submit(advertisement("2"))
         metadata = (await rig.found()).metadata
     assert (metadata.labels, metadata.annotations) == ({"a": "b"}, {"c": "d"})
     assert metadata.generation == 2
@@ -106,10 +106,10 @@ async def test_what_others_wrote_on_it_stays():
 async def test_one_that_somebody_deleted_is_made_anew():
     rig = Rig()
     async with rig.running():
-        rig.display.show(advertisement("1"))
+        rig.display.submit(advertisement("1"))
         old = await rig.found()
         await rig.objects.delete(Advertisement, KEY)
-        rig.display.show(advertisement("2"))
+        rig.display.submit(advertisement("2"))
         new = await rig.found()
     assert new.metadata.uid != old.metadata.uid
     assert new.spec.resources.capacity.cpu == "2"
@@ -120,13 +120,13 @@ async def test_what_cannot_be_written_is_reported_until_it_can():
     rig = Rig()
     rig.objects.is_broken = True
     async with rig.running():
-        rig.display.show(advertisement("1"))
+        rig.display.submit(advertisement("1"))
         await settled()
-        assert rig.standing.problems == {"advertisement": "the disk is full"}
+        assert rig.standing.errors == {"advertisement": "the disk is full"}
         rig.objects.is_broken = False
-        rig.display.show(advertisement("2"))
+        rig.display.submit(advertisement("2"))
         assert (await rig.found()).spec.resources.capacity.cpu == "2"
-    assert rig.standing.problems == {}
+    assert rig.standing.errors == {}
 
 
 @in_virtual_time
@@ -134,13 +134,13 @@ async def test_a_write_without_end_is_given_up():
     rig = Rig()
     rig.objects.seconds = 1e6
     async with rig.running():
-        rig.display.show(advertisement("1"))
+        rig.display.submit(advertisement("1"))
         await asyncio.sleep(11)
-        assert rig.standing.problems == {
+        assert rig.standing.errors == {
             "advertisement": "Advertisement default/adv: not written within 10s"
         }
         rig.objects.seconds = 0
-        rig.display.show(advertisement("2"))
+        rig.display.submit(advertisement("2"))
         assert (await rig.found()).spec.resources.capacity.cpu == "2"
 
 
@@ -150,7 +150,7 @@ async def test_a_slow_write_is_followed_by_the_newest_only():
     rig.objects.seconds = 5
     async with rig.running():
         for cpu in "1234":
-            rig.display.show(advertisement(cpu))
+            rig.display.submit(advertisement(cpu))
             await asyncio.sleep(1)
         await asyncio.sleep(20)
         assert (await rig.found()).spec.resources.capacity.cpu == "4"
@@ -162,10 +162,10 @@ async def test_a_status_is_shown_though_others_change_the_object_in_that_moment(
     rig = Rig()
     rig.objects.meddlers = 3
     async with rig.running():
-        rig.display.show(advertisement())
+        rig.display.submit(advertisement())
         found = await rig.found()
         assert (found.status.phase, found.metadata.labels) == ("Active", {"team": "0"})
-        assert rig.standing.problems == {}
+        assert rig.standing.errors == {}
 
 
 @in_virtual_time
@@ -173,6 +173,6 @@ async def test_an_object_that_never_stays_as_it_is_becomes_a_problem():
     rig = Rig()
     rig.objects.meddlers = 1000
     async with rig.running():
-        rig.display.show(advertisement())
+        rig.display.submit(advertisement())
         await settled()
-        assert "advertisement" in rig.standing.problems
+        assert "advertisement" in rig.standing.errors

@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 import make
 from kubelend.agent.ports import Deleted, Listed
-from kubelend.agent.sightings import Sightings
+from kubelend.agent.sightings import RequestCache
 from kubelend.wire.objects import (
     Metadata,
     ResourceRequest,
@@ -22,15 +22,15 @@ def wish(name="w", uid="u", generation=1, version="1", **status):
 
 def seeing(*events):
     looks: list[str] = []
-    sightings = Sightings(looks.append)
+    sightings = RequestCache(looks.append)
     for event in events:
-        sightings.take(event)
+        sightings.handle_event(event)
     return sightings, looks
 
 
 def test_it_is_complete_once_all_are_listed():
-    assert not seeing(wish())[0].is_complete
-    assert seeing(Listed([]))[0].is_complete
+    assert not seeing(wish())[0].is_synced
+    assert seeing(Listed([]))[0].is_synced
 
 
 def test_a_new_one_and_a_new_wish_are_looked_at_and_what_we_write_is_not():
@@ -51,7 +51,7 @@ def test_a_reservation_belongs_to_whose_status_names_it():
     sightings, _ = seeing(wish(reservation_name="r"))
     assert sightings.owner("r") == "default/w"
     assert sightings.owner("other") == ""
-    sightings.disown("r")
+    sightings.unbind("r")
     assert sightings.owner("r") == ""
 
 
@@ -59,12 +59,12 @@ def test_nothing_is_known_of_the_reservations_of_those_that_are_gone():
     for is_free in (True, False):
         going = wish(reservation_name="r")
         sightings, _ = seeing(going)
-        sightings.own("never written down", going.key)
-        sightings.own("of another", "default/other")
+        sightings.bind("never written down", going.key)
+        sightings.bind("of another", "default/other")
         if is_free:
-            sightings.free(going)
-        sightings.take(Deleted(going))
-        sightings.bury(going)
+            sightings.mark_released(going)
+        sightings.handle_event(Deleted(going))
+        sightings.forget_deleted(going)
         owners = [sightings.owner(name) for name in ("r", "never written down", "of another")]
         assert owners == ["", "", "default/other"]
 
@@ -72,14 +72,14 @@ def test_nothing_is_known_of_the_reservations_of_those_that_are_gone():
 def test_one_made_anew_keeps_what_it_has():
     old, new = wish(uid="1", reservation_name="old"), wish(uid="2", reservation_name="new")
     sightings, _ = seeing(old, Deleted(old), new)
-    sightings.bury(old)
+    sightings.forget_deleted(old)
     assert sightings.owner("new") == "default/w"
 
 
 def test_a_reservation_that_its_request_names_no_more_is_nobodys():
     sightings, _ = seeing(wish(reservation_name="old"), wish(reservation_name="new"))
     assert (sightings.owner("old"), sightings.owner("new")) == ("", "default/w")
-    sightings.take(wish())
+    sightings.handle_event(wish())
     assert sightings.owner("new") == ""
 
 
@@ -87,29 +87,29 @@ def test_one_that_goes_unseen_is_lost_however_that_is_noticed():
     old = wish()
     for event in (Deleted(old), Listed([]), wish(uid="v"), Listed([wish(uid="v")])):
         sightings, looks = seeing(old, event)
-        assert sightings.lost("default/w") == [old]
+        assert sightings.deleted_unfinalized("default/w") == [old]
         assert looks[-1] == "default/w"
-        sightings.bury(old)
-        assert sightings.lost("default/w") == []
+        sightings.forget_deleted(old)
+        assert sightings.deleted_unfinalized("default/w") == []
 
 
 def test_one_that_was_free_to_go_is_not_lost():
     sightings, _ = seeing(wish())
-    sightings.free(wish())
-    sightings.take(Deleted(wish()))
-    assert sightings.lost("default/w") == []
+    sightings.mark_released(wish())
+    sightings.handle_event(Deleted(wish()))
+    assert sightings.deleted_unfinalized("default/w") == []
 
 
 def test_each_that_went_under_one_name_is_lost_until_it_is_buried():
     first, second = wish(uid="1"), wish(uid="2")
     sightings, _ = seeing(first, Deleted(first), second, Deleted(second))
-    assert sightings.lost("default/w") == [first, second]
-    sightings.bury(first)
-    assert sightings.lost("default/w") == [second]
+    assert sightings.deleted_unfinalized("default/w") == [first, second]
+    sightings.forget_deleted(first)
+    assert sightings.deleted_unfinalized("default/w") == [second]
 
 
 def test_a_late_word_of_one_that_is_gone_does_not_hide_the_new_one():
     first, second = wish(uid="1"), wish(uid="2")
     sightings, looks = seeing(second, Deleted(first))
-    sightings.take(wish(uid="2", version="9"))
+    sightings.handle_event(wish(uid="2", version="9"))
     assert looks == ["default/w", "default/w"]

@@ -28,15 +28,15 @@ def at(hour: int, minute: int, second: float = 0) -> datetime:
     ],
 )
 def test_the_next_moment_is_the_first_that_is_not_before(earliest, interval, offset, expected):
-    assert timetable.next_moment(earliest, interval, offset) == expected
+    assert timetable.next_scheduled(earliest, interval, offset) == expected
 
 
 def test_a_clusters_offset_is_always_the_same():
-    assert timetable.offset("cluster-a", INTERVAL) == timedelta(microseconds=6_728_758)
+    assert timetable.advertising_offset("cluster-a", INTERVAL) == timedelta(microseconds=6_728_758)
 
 
 def test_offsets_are_within_the_interval_and_spread_over_it():
-    offsets = [timetable.offset(f"cluster-{number}", INTERVAL) for number in range(300)]
+    offsets = [timetable.advertising_offset(f"cluster-{number}", INTERVAL) for number in range(300)]
     tenths = [sum(k <= offset / (INTERVAL / 10) < k + 1 for offset in offsets) for k in range(10)]
     assert sum(tenths) == 300
     assert min(tenths) > 10

@@ -4,19 +4,19 @@ import pytest
 from msgspec.structs import replace
 
 from kubelend.agent import wishes
-from kubelend.agent.wishes import Stage
+from kubelend.agent.wishes import RequestState
 from kubelend.core.errors import InvalidInput
 from kubelend.wire import bodies, route
 from kubelend.wire.objects import (
-    Asked,
     Metadata,
     ResourceRequest,
     ResourceRequestSpec,
     ResourceRequestStatus,
+    SentRequest,
 )
 
 SPEC = ResourceRequestSpec(requested_cpu="1", requested_memory="1Gi")
-ASKED = Asked(1, wishes.request(SPEC))
+ASKED = SentRequest(1, wishes.request_from_spec(SPEC))
 
 
 def wish(generation=1, spec=SPEC, **status):
@@ -37,10 +37,10 @@ def test_a_full_spec_becomes_a_full_request():
         policy="cost",
         weights={"price": 2.0},
         target_cluster_id="p1",
-        constraints=bodies.ConstraintsBody(labels={"zone": "a"}, region="eu", exclude=["p2"]),
+        constraints=bodies.Constraints(labels={"zone": "a"}, region="eu", exclude=["p2"]),
         renew=True,
     )
-    assert wishes.request(spec) == bodies.ReservationRequest(
+    assert wishes.request_from_spec(spec) == bodies.ReservationRequest(
         requested_resources=bodies.Quantities(
             "500m", "256Mi", "2", "10Gi", {"example.com/fpga": "1"}
         ),
@@ -50,7 +50,7 @@ def test_a_full_spec_becomes_a_full_request():
         policy="cost",
         weights={"price": 2.0},
         target_cluster_id="p1",
-        constraints=bodies.ConstraintsBody(labels={"zone": "a"}, region="eu", exclude=["p2"]),
+        constraints=bodies.Constraints(labels={"zone": "a"}, region="eu", exclude=["p2"]),
     )
 
 
@@ -82,17 +82,17 @@ def test_a_full_spec_becomes_a_full_request():
 )
 def test_what_cannot_be_read_is_named(fields, problem):
     with pytest.raises(InvalidInput) as refused:
-        wishes.request(replace(SPEC, **fields))
+        wishes.request_from_spec(replace(SPEC, **fields))
     assert refused.value.message.startswith(problem)
 
 
 def test_a_wait_of_nothing_is_no_mistake():
-    assert wishes.request(replace(SPEC, wait="0s")).wait == "0s"
+    assert wishes.request_from_spec(replace(SPEC, wait="0s")).wait == "0s"
 
 
 def test_a_key_is_the_same_for_the_same_question_and_for_no_other():
     keys = [
-        wishes.key(cluster, uid, generation)
+        wishes.idempotency_key(cluster, uid, generation)
         for cluster, uid, generation in [
             ("me", "u", 1),
             ("me", "u", 1),
@@ -114,21 +114,24 @@ def test_a_key_is_the_same_for_the_same_question_and_for_no_other():
 @pytest.mark.parametrize(
     "found, stage",
     [
-        (wish(), Stage.NEW),
-        (wish(phase="Pending", asked=ASKED), Stage.ASKING),
-        (wish(phase="Pending", reservation_name="r", asked=ASKED), Stage.BOUND),
-        (wish(phase="Reserved", reservation_name="r", asked=ASKED), Stage.BOUND),
-        (wish(phase="Active", reservation_name="r"), Stage.BOUND),
-        (wish(phase="Failed", observed_generation=1), Stage.DONE),
-        (wish(phase="Released", observed_generation=1, reservation_name="r"), Stage.DONE),
-        (wish(phase="Expired", observed_generation=1, reservation_name="r"), Stage.DONE),
-        (wish(2, phase="Failed", observed_generation=1, asked=ASKED), Stage.NEW),
-        (wish(2, phase="Expired", observed_generation=1, reservation_name="r"), Stage.NEW),
-        (wish(2, phase="Reserved", observed_generation=1, reservation_name="r"), Stage.BOUND),
+        (wish(), RequestState.NEW),
+        (wish(phase="Pending", asked=ASKED), RequestState.REQUESTED),
+        (wish(phase="Pending", reservation_name="r", asked=ASKED), RequestState.BOUND),
+        (wish(phase="Reserved", reservation_name="r", asked=ASKED), RequestState.BOUND),
+        (wish(phase="Active", reservation_name="r"), RequestState.BOUND),
+        (wish(phase="Failed", observed_generation=1), RequestState.DONE),
+        (wish(phase="Released", observed_generation=1, reservation_name="r"), RequestState.DONE),
+        (wish(phase="Expired", observed_generation=1, reservation_name="r"), RequestState.DONE),
+        (wish(2, phase="Failed", observed_generation=1, asked=ASKED), RequestState.NEW),
+        (wish(2, phase="Expired", observed_generation=1, reservation_name="r"), RequestState.NEW),
+        (
+            wish(2, phase="Reserved", observed_generation=1, reservation_name="r"),
+            RequestState.BOUND,
+        ),
     ],
 )
 def test_how_far_it_has_come(found, stage):
-    assert wishes.stage(found) is stage
+    assert wishes.request_state(found) is stage
 
 
 @pytest.mark.parametrize(
@@ -145,4 +148,4 @@ def test_how_far_it_has_come(found, stage):
     ids=["never asked", "back", "only renew", "amount", "unreadable", "policy", "same generation"],
 )
 def test_only_what_the_broker_hears_of_is_a_change(found, changed):
-    assert wishes.is_changed(found) is changed
+    assert wishes.is_spec_changed(found) is changed

@@ -111,7 +111,7 @@ async def test_what_the_broker_does_not_know_any_more_is_withdrawn():
         found = await house.lend()
         house.broker.forget(found)
         await sleep(3)
-        house.reservations.forget(found)
+        house.reservations.remove(found)
         await settled()
         instruction = await house.instruction(found)
         assert house.holds() == {}

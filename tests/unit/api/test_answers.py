@@ -9,10 +9,10 @@ import pytest
 from aiohttp import web
 
 import make
-from kubelend.api.answers import JsonAnswer
+from kubelend.api.answers import JsonResponse
 from kubelend.kits import clock
 from kubelend.transports import http_server
-from kubelend.transports.http_server import Limits
+from kubelend.transports.http_server import ServerLimits
 from waiting import PATIENCE
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -24,12 +24,12 @@ async def connected(*, status: int = 200, closes: bool = False):
     """To a listener that gives an answer of this kind."""
 
     async def handler(_: web.BaseRequest) -> web.StreamResponse:
-        answer = JsonAnswer(BODY, status)
+        answer = JsonResponse(BODY, status)
         if closes:
             answer.force_close()
         return answer
 
-    async with http_server.listening(handler, "127.0.0.1", 0, Limits()) as port:
+    async with http_server.serve_http(handler, "127.0.0.1", 0, ServerLimits()) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         yield reader, writer
         writer.close()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kubelend.api.calls import cut
+from kubelend.api.calls import paginate
 
 
 @pytest.mark.parametrize(
@@ -15,4 +15,4 @@ from kubelend.api.calls import cut
     ],
 )
 def test_page_says_where_the_next_begins_if_there_is_one(found, page):
-    assert cut(found, 3, str) == page
+    assert paginate(found, 3, str) == page

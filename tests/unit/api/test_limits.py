@@ -120,10 +120,10 @@ def test_clock_that_stands_still_refills_nothing(time):
 def test_what_is_given_back_can_be_taken_again_but_no_more(time):
     limiter = RateLimiter(1, 2, time)
     assert admitted(limiter, "a", 5) == 2
-    limiter.give_back("a")
+    limiter.refund("a")
     assert admitted(limiter, "a", 5) == 1
     time.now += 100
     for _ in range(5):
-        limiter.give_back("a")
-    limiter.give_back("unknown")
+        limiter.refund("a")
+    limiter.refund("unknown")
     assert admitted(limiter, "a", 5) == 2

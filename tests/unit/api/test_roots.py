@@ -11,14 +11,14 @@ from structlog.testing import capture_logs
 
 import make
 from kubelend.api import roots
-from kubelend.api.answers import JsonAnswer
-from kubelend.api.roots import Visit
+from kubelend.api.answers import JsonResponse
+from kubelend.api.roots import RequestScope
 from kubelend.broker.metrics import Metrics
 from kubelend.core.errors import Forbidden, KubelendError
 from kubelend.transports import http_server
-from kubelend.transports.http_server import Limits
+from kubelend.transports.http_server import ServerLimits
 
-Ending = Callable[[], JsonAnswer]
+Ending = Callable[[], JsonResponse]
 
 
 class Root:
@@ -28,9 +28,9 @@ class Root:
         self.metrics = Metrics()
         self.told: list[tuple[str, KubelendError]] = []
         self._ending, self._at_the_door = ending, at_the_door
-        self.handler = roots.root(self._enter, self._refused, self.metrics)
+        self.handler = roots.handle(self._enter, self._refused, self.metrics)
 
-    def _enter(self, visit: Visit) -> Awaitable[web.StreamResponse]:
+    def _enter(self, visit: RequestScope) -> Awaitable[web.StreamResponse]:
         visit.route = "version"
         if self._at_the_door:
             self._ending()
@@ -39,12 +39,12 @@ class Root:
     async def _handle(self) -> web.StreamResponse:
         return self._ending()
 
-    def _refused(self, visit: Visit, error: KubelendError) -> None:
+    def _refused(self, visit: RequestScope, error: KubelendError) -> None:
         self.told.append((visit.route, error))
 
     async def call(self) -> tuple[int, dict[str, object]]:
         async with (
-            http_server.listening(self.handler, "127.0.0.1", 0, Limits()) as port,
+            http_server.serve_http(self.handler, "127.0.0.1", 0, ServerLimits()) as port,
             aiohttp.ClientSession() as session,
             session.get(f"http://127.0.0.1:{port}/") as answer,
         ):
@@ -61,15 +61,15 @@ class Root:
         )
 
 
-def answers() -> JsonAnswer:
-    return JsonAnswer({"version": "1"})
+def answers() -> JsonResponse:
+    return JsonResponse({"version": "1"})
 
 
-def refuses() -> JsonAnswer:
+def refuses() -> JsonResponse:
     raise Forbidden("not you")
 
 
-def fails() -> JsonAnswer:
+def fails() -> JsonResponse:
     raise ZeroDivisionError("a secret")
 
 

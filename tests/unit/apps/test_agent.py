@@ -15,7 +15,7 @@ def test_an_agent_whose_work_has_not_begun_is_not_ready(tmp_path, transport, par
     simulation = tmp_path / "cluster.yaml"
     simulation.write_text("nodes: [{capacity: {cpu: 4, memory: 8Gi}}]")
     texts = {"broker_transport": transport, "broker_cert_path": "certs", "source": "simulated"}
-    settings = flags.parse(AgentSettings, texts | {"simulation": str(simulation)})
-    process = agent.Process(settings, simulated_cluster.of(settings), "berlin")
+    settings = flags.parse_settings(AgentSettings, texts | {"simulation": str(simulation)})
+    process = agent.AgentApp(settings, simulated_cluster.simulated_environment(settings), "berlin")
     unready = "; ".join(f"{part}: starting" for part in parts)
-    assert process.standing.unready == unready
+    assert process.health.not_ready_reason == unready

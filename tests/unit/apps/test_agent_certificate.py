@@ -9,24 +9,24 @@ from datetime import timedelta
 import pytest
 
 import make
-from kubelend.agent.standing import Standing
-from kubelend.apps.agent_certificate import PART, CertificateKeeper
+from kubelend.agent.standing import ComponentHealth
+from kubelend.apps.agent_certificate import CERTIFICATE_COMPONENT, AgentCertificateRenewer
 from waiting import PATIENCE
 
 LATER = make.T0 + timedelta(days=200)
 SHOWN = json.dumps({"name": "berlin", "renewAt": LATER.isoformat()})
 
 
-class Reported(Standing):
+class Reported(ComponentHealth):
     """Says when something was reported."""
 
     def __init__(self):
         super().__init__()
         self.reported = asyncio.Event()
 
-    def report(self, part, problem="", **details):
-        assert part == PART
-        super().report(part, problem, **details)
+    def report(self, component, error="", **details):
+        assert component == CERTIFICATE_COMPONENT
+        super().report(component, error, **details)
         self.reported.set()
 
 
@@ -58,7 +58,7 @@ def children(tmp_path, monkeypatch):
 @asynccontextmanager
 async def kept(children, renew_at=None, now=make.T0):
     standing = Reported()
-    keeper = CertificateKeeper(
+    keeper = AgentCertificateRenewer(
         children.directory, "https://localhost:1", standing, lambda: now, renew_at
     )
     task = asyncio.create_task(keeper.run())

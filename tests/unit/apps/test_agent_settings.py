@@ -14,7 +14,7 @@ LEAST = {"broker_cert_path": "certs", "source": "simulated", "simulation": "berl
 
 def problems_of(**texts):
     with pytest.raises(InvalidSettings) as raised:
-        flags.parse(AgentSettings, LEAST | texts)
+        flags.parse_settings(AgentSettings, LEAST | texts)
     return raised.value.message
 
 
@@ -39,29 +39,29 @@ def problems_of(**texts):
     ],
 )
 def test_the_published_flags_are_there_with_their_defaults(name, default):
-    found = {flag.name: flag.default for flag in flags.of(AgentSettings)}
+    found = {flag.name: flag.default for flag in flags.flags_of(AgentSettings)}
     assert found[name] == default
 
 
 def test_every_flag_has_a_help_that_is_a_sentence():
-    for flag in flags.of(AgentSettings):
+    for flag in flags.flags_of(AgentSettings):
         assert re.fullmatch(r"[A-Z].*\.", flag.help), flag
 
 
 def test_what_is_needed_is_enough():
-    settings = flags.parse(AgentSettings, LEAST)
+    settings = flags.parse_settings(AgentSettings, LEAST)
     assert settings.problems() == []
     assert settings.advertisement_requeue_interval == timedelta(seconds=30)
 
 
 def test_an_agent_without_a_broker_needs_no_certificate():
     texts = LEAST | {"broker_transport": "", "broker_cert_path": "", "broker_url": "nonsense"}
-    assert flags.parse(AgentSettings, texts).broker_transport == ""
+    assert flags.parse_settings(AgentSettings, texts).broker_transport == ""
 
 
 def test_an_agent_with_a_mailbox_needs_no_certificate():
     texts = LEAST | {"broker_transport": "kubernetes", "broker_cert_path": "", "broker_url": "x"}
-    assert flags.parse(AgentSettings, texts).problems() == []
+    assert flags.parse_settings(AgentSettings, texts).problems() == []
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 import make
 from kubelend.apps import audits
 from kubelend.core import journal
-from kubelend.core.events import Cut
+from kubelend.core.events import AuditLogTruncated
 from kubelend.core.lifecycle import Phase
 from kubelend.core.models import ReservationId
 from kubelend.stores import opening
@@ -35,7 +35,7 @@ class Shop:
             assert connection.execute(statement).rowcount > 0
 
     def audit(self):
-        return audits.of(str(self.path)).violations
+        return audits.audit_store(str(self.path)).violations
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def shop(tmp_path):
 
 @pytest.mark.parametrize("portion", [1, 2, 1024])
 def test_honest_file_passes(shop, monkeypatch, portion):
-    monkeypatch.setattr(audits, "PORTION", portion)
+    monkeypatch.setattr(audits, "LINES_PER_READ", portion)
     shop.keep()
     assert shop.audit() == []
     shop.desk.pass_time(2 * make.RETENTION)
@@ -61,7 +61,7 @@ def test_honest_file_passes(shop, monkeypatch, portion):
 
 @pytest.mark.parametrize("portion", [1, 1024])
 def test_deleted_rows_of_what_is_held_are_missed(shop, monkeypatch, portion):
-    monkeypatch.setattr(audits, "PORTION", portion)
+    monkeypatch.setattr(audits, "LINES_PER_READ", portion)
     shop.spoil("DELETE FROM reservations WHERE phase = 'Reserved'")
     assert shop.audit() == [
         "rsv-1: it is Reserved on b in the audit log, but is missing in the store"
@@ -90,10 +90,12 @@ def test_file_whose_lines_went_with_the_rows_does_not_pass(shop):
 
 def test_journal_whose_beginning_was_cut_off_tells_what_is_left(shop):
     with closing(SqliteStore.open_readonly(shop.path)) as store:
-        last = store.lines(0, 100)[-1]
+        last = store.audit_lines(0, 100)[-1]
     shop.desk.pass_time(make.MINUTE)
     shop.desk.renew(ReservationId("rsv-1"), 2 * make.HOUR)
-    shop.keep(Cut(last.number), journal.cut(last, shop.desk.now, shop.desk.now))
+    shop.keep(
+        AuditLogTruncated(last.number), journal.truncation_entry(last, shop.desk.now, shop.desk.now)
+    )
     assert shop.audit() == []
     shop.spoil("DELETE FROM reservations WHERE phase IN ('Reserved', 'Active')")
     assert shop.audit() == ["rsv-1: it is present in the audit log, but is missing in the store"]
@@ -127,4 +129,4 @@ def test_file_that_changes_while_it_is_read_passes(shop, monkeypatch):
     [("a.db", False), ("sqlite:///a.db", False), ("kubernetes:", True), ("memory:", False)],
 )
 def test_only_objects_can_be_given_back_by_deleting_them(url, expected):
-    assert opening.is_of_objects(url) is expected
+    assert opening.is_kubernetes_url(url) is expected

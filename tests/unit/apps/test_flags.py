@@ -39,11 +39,11 @@ class Sample(Settings, frozen=True, kw_only=True):
 
 
 def flag(attribute):
-    return next(found for found in flags.of(Sample) if found.attribute == attribute)
+    return next(found for found in flags.flags_of(Sample) if found.attribute == attribute)
 
 
 def parse(**texts):
-    return flags.parse(Sample, {"directory": "d", **texts})
+    return flags.parse_settings(Sample, {"directory": "d", **texts})
 
 
 def test_an_attribute_is_a_flag_and_a_variable():
@@ -72,7 +72,7 @@ def test_a_default_is_shown_as_one_would_write_it(attribute, default):
 
 
 def test_every_default_reads_back_as_itself():
-    texts = {found.attribute: found.default for found in flags.of(Sample) if found.default}
+    texts = {found.attribute: found.default for found in flags.flags_of(Sample) if found.default}
     assert parse(**texts) == Sample(directory=Path("d"))
 
 
@@ -121,7 +121,7 @@ def test_a_wrong_text_is_told_by_the_flags_name(attribute, text, problem):
 
 def test_all_problems_are_told_at_once():
     with pytest.raises(InvalidSettings) as raised:
-        flags.parse(Sample, {"mode": "x", "pause": "y", "listen_port": "0"})
+        flags.parse_settings(Sample, {"mode": "x", "pause": "y", "listen_port": "0"})
     told = str(raised.value)
     positions = [told.index(name) for name in ("--directory", "--mode", "--pause", "--listen-port")]
     assert positions == sorted(positions)

@@ -7,7 +7,7 @@ import pytest
 from certificates import Certificates
 from kubelend.apps import flags, launching
 from kubelend.apps.agent_settings import AgentSettings
-from kubelend.apps.launching import Launch
+from kubelend.apps.launching import AgentLaunch
 from kubelend.core.errors import InvalidSettings
 
 
@@ -18,38 +18,40 @@ def certificates(tmp_path):
 
 def settings(directory, **texts):
     needed = {"source": "simulated", "simulation": "berlin.yaml"}
-    return flags.parse(AgentSettings, needed | {"broker_cert_path": str(directory)} | texts)
+    return flags.parse_settings(
+        AgentSettings, needed | {"broker_cert_path": str(directory)} | texts
+    )
 
 
 def test_the_certificate_names_the_cluster(certificates):
-    found = launching.prepared(settings(certificates.cluster("berlin")))
+    found = launching.prepare_launch(settings(certificates.cluster("berlin")))
     assert found.settings.cluster_id == "berlin"
 
 
 def test_a_name_that_the_certificate_says_too_is_fine(certificates):
-    found = launching.prepared(settings(certificates.cluster("berlin"), cluster_id="berlin"))
+    found = launching.prepare_launch(settings(certificates.cluster("berlin"), cluster_id="berlin"))
     assert found.settings.cluster_id == "berlin"
 
 
 def test_another_name_than_the_certificates_is_refused(certificates):
     with pytest.raises(InvalidSettings, match="paris differs from the certificate's name berlin"):
-        launching.prepared(settings(certificates.cluster("berlin"), cluster_id="paris"))
+        launching.prepare_launch(settings(certificates.cluster("berlin"), cluster_id="paris"))
 
 
 def test_a_persons_certificate_is_refused(certificates):
     with pytest.raises(InvalidSettings, match="alice has role admin, not cluster"):
-        launching.prepared(settings(certificates.admin("alice")))
+        launching.prepare_launch(settings(certificates.admin("alice")))
 
 
 def test_a_directory_without_certificate_is_told(tmp_path):
     with pytest.raises(InvalidSettings, match="nowhere"):
-        launching.prepared(settings(tmp_path / "nowhere"))
+        launching.prepare_launch(settings(tmp_path / "nowhere"))
 
 
 @pytest.mark.parametrize("transport", ["", "kubernetes"])
 def test_without_a_broker_to_show_it_to_no_certificate_is_read(tmp_path, transport):
     alone = settings(tmp_path / "nowhere", broker_transport=transport)
-    assert launching.prepared(alone) == Launch(alone)
+    assert launching.prepare_launch(alone) == AgentLaunch(alone)
 
 
 def test_the_settings_arrive_as_they_were(certificates, monkeypatch):
@@ -61,14 +63,18 @@ def test_the_settings_arrive_as_they_were(certificates, monkeypatch):
         metrics_bind_address="0",
         finished_for="90s",
     )
-    launched = launching.prepared(sent)
+    launched = launching.prepare_launch(sent)
     assert launched.renew_at is not None
-    environment = launching.environment(launched)
-    assert launching.read(environment) == launched
+    environment = launching.launch_environment(launched)
+    assert launching.read_launch(environment) == launched
     assert environment["LANG"] == "C.UTF-8"
-    assert [name for name in environment if name.startswith("KUBELEND_")] == [launching.VARIABLE]
+    assert [name for name in environment if name.startswith("KUBELEND_")] == [
+        launching.SETTINGS_VARIABLE
+    ]
 
 
 def test_who_starts_the_module_by_hand_is_told_how():
     with pytest.raises(InvalidSettings, match="start the agent with `kubelend agent`"):
-        launching.read({name: "" for name in os.environ if name != launching.VARIABLE})
+        launching.read_launch(
+            {name: "" for name in os.environ if name != launching.SETTINGS_VARIABLE}
+        )

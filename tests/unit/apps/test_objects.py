@@ -20,8 +20,11 @@ from kubelend.apps.settings import BrokerSettings
     ],
 )
 def test_kubeconfig_goes_into_a_store_that_names_none(settings, store):
-    assert objects.ledger(BrokerSettings(broker_interface="kubernetes", **settings)) == store
+    assert (
+        objects.resolved_store_url(BrokerSettings(broker_interface="kubernetes", **settings))
+        == store
+    )
 
 
 def test_store_in_a_file_stays_one():
-    assert objects.ledger(BrokerSettings(kubeconfig="/hub")) == "kubelend.db"
+    assert objects.resolved_store_url(BrokerSettings(kubeconfig="/hub")) == "kubelend.db"

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from certificates import Certificates
 from desks import Desk, due
-from kubelend.apps.renewal import LOOK_EVERY, Renewer
+from kubelend.apps.renewal import CHECK_INTERVAL, Renewer
 from kubelend.core.errors import (
     BrokerUnreachable,
     InvalidSettings,
@@ -70,13 +70,13 @@ def test_it_is_time_with_20_to_25_percent_of_life_left_at_random(certificates, d
     life = timedelta(days=100)
     parts = []
     for number in range(50):
-        profile = profiles.client(f"c{number}")
+        profile = profiles.client_profile(f"c{number}")
         directory = certificates.write(f"c{number}", profile, at=now, lifetime=life)
         renewer = Renewer(directory, desk.ask, desk.prove)
         assert renewer.renew_at() == Renewer(directory, desk.ask, desk.prove).renew_at()
-        assert not renewer.due(now + 0.749 * life)
-        assert renewer.due(now + 0.801 * life)
-        parts.append((tls.expires_at(directory) - renewer.renew_at()) / life)
+        assert not renewer.is_due(now + 0.749 * life)
+        assert renewer.is_due(now + 0.801 * life)
+        parts.append((tls.certificate_expiry(directory) - renewer.renew_at()) / life)
     assert 0.199 < min(parts) < 0.21
     assert 0.24 < max(parts) < 0.251
 
@@ -105,14 +105,16 @@ async def test_the_successor_has_a_new_key_of_the_same_kind_and_the_same_name(
     life = timedelta(days=1)
     begun = now - 0.9 * life
     directory = certificates.write(
-        "a", profiles.client("a"), at=begun, lifetime=life, algorithm=algorithm
+        "a", profiles.client_profile("a"), at=begun, lifetime=life, algorithm=algorithm
     )
     old = files.load_credentials(directory)
     renewed = await Renewer(directory, desk.ask, desk.prove).renew_if_due(now)
     new = files.load_credentials(directory)
     assert renewed is not None
     assert new.certificate == renewed.certificate
-    assert identities.holder(new.certificate) == identities.holder(old.certificate)
+    assert identities.caller_from_certificate(
+        new.certificate
+    ) == identities.caller_from_certificate(old.certificate)
     assert type(new.key) is type(old.key)
     assert new.key.public_key() != old.key.public_key()
     assert new.certificate.not_valid_after_utc > now + timedelta(days=364)
@@ -120,11 +122,11 @@ async def test_the_successor_has_a_new_key_of_the_same_kind_and_the_same_name(
 
 @pytest.mark.parametrize("role", [Role.CLUSTER, Role.VIEWER, Role.ADMIN], ids=str)
 async def test_every_role_renews(certificates, desk, now, role):
-    directory = certificates.write("x", profiles.client("x", role))
+    directory = certificates.write("x", profiles.client_profile("x", role))
     desk.name, desk.role = "x", role
     renewed = await Renewer(directory, desk.ask, desk.prove).renew(now, force=True)
     assert renewed is not None
-    assert identities.holder(renewed.certificate).role is role
+    assert identities.caller_from_certificate(renewed.certificate).role is role
 
 
 async def test_the_key_is_never_sent(directory, desk, renewer, now):
@@ -148,7 +150,7 @@ async def test_the_authorities_are_taken_as_the_broker_says(certificates, direct
     assert new.authorities == desk.authority.trusted
     assert len(new.authorities) == 2
     assert new.chain == desk.authority.chain != ()
-    desk.authority = desk.authority.finish_rotation()
+    desk.authority = desk.authority.without_predecessor()
     await Renewer(directory, desk.ask, desk.prove).renew(now, force=True)
     assert files.load_credentials(directory).authorities == desk.authority.trusted
     assert len(desk.authority.trusted) == 1
@@ -200,7 +202,7 @@ def answering(change):
 
 
 def for_another_key(answer, desk):
-    other = desk.authority.issue(profiles.client("a"), now=desk.now)
+    other = desk.authority.issue(profiles.client_profile("a"), now=desk.now)
     return IssuedCertificate(files.to_pem([other.certificate]).decode(), answer.authorities)
 
 
@@ -313,7 +315,7 @@ async def test_a_failure_is_logged_once_and_tried_again_later_and_later(director
 async def test_a_short_life_is_not_slept_away(certificates, desk, now):
     life = timedelta(seconds=60)
     begun = now - 0.9 * life
-    directory = certificates.write("a", profiles.client("a"), at=begun, lifetime=life)
+    directory = certificates.write("a", profiles.client_profile("a"), at=begun, lifetime=life)
     broken = Broken(desk)
     renewer = Renewer(directory, broken.ask, desk.prove)
     for tenth in range(50):
@@ -338,7 +340,7 @@ async def test_of_two_at_once_one_renews_and_the_other_lets_it(directory, desk, 
     go_on.set()
     assert await renewing is not None
     # What it found when its turn came: nothing left to do.
-    assert await second.renew_if_due(now + LOOK_EVERY) is None
+    assert await second.renew_if_due(now + CHECK_INTERVAL) is None
     assert len(desk.asked) == 1
 
 
@@ -351,7 +353,7 @@ async def test_a_mounted_secret_is_left_alone_and_that_is_said_once(directory, d
     renewer = Renewer(mount, desk.ask, desk.prove)
     with capture_logs() as logged:
         for hour in range(3):
-            assert await renewer.renew_if_due(now + hour * LOOK_EVERY) is None
+            assert await renewer.renew_if_due(now + hour * CHECK_INTERVAL) is None
     assert events(logged) == [("info", "Certificate is managed externally, not renewing it")]
     assert desk.asked == []
     with pytest.raises(InvalidSettings, match="renew the files with the tool that manages them"):

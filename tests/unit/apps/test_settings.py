@@ -16,7 +16,7 @@ CERTS = {"http_cert_path": "certs"}
 
 def problems_of(record, **texts):
     with pytest.raises(InvalidSettings) as raised:
-        flags.parse(record, texts)
+        flags.parse_settings(record, texts)
     return raised.value.message
 
 
@@ -33,18 +33,18 @@ def problems_of(record, **texts):
     ],
 )
 def test_the_published_flags_are_there_with_their_defaults(name, default):
-    found = {flag.name: flag.default for flag in flags.of(BrokerSettings)}
+    found = {flag.name: flag.default for flag in flags.flags_of(BrokerSettings)}
     assert found[name] == default
 
 
 @pytest.mark.parametrize("record", [BrokerSettings, ClientSettings])
 def test_every_flag_has_a_help_that_is_a_sentence(record):
-    for flag in flags.of(record):
+    for flag in flags.flags_of(record):
         assert re.fullmatch(r"[A-Z].*\.", flag.help), flag
 
 
 def test_the_defaults_are_valid():
-    settings = flags.parse(BrokerSettings, CERTS)
+    settings = flags.parse_settings(BrokerSettings, CERTS)
     assert settings == BrokerSettings(http_cert_path=Path("certs"))
     assert settings.problems() == []
     assert settings.stale_after == timedelta(minutes=10)
@@ -60,16 +60,16 @@ def test_the_defaults_are_valid():
     ],
 )
 def test_interfaces_are_named_in_any_order(interface, serves):
-    settings = flags.parse(BrokerSettings, {**CERTS, "broker_interface": interface})
+    settings = flags.parse_settings(BrokerSettings, {**CERTS, "broker_interface": interface})
     assert (settings.serves_http, settings.serves_objects) == serves
 
 
 def test_objects_need_no_certificates_and_are_the_store():
-    settings = flags.parse(BrokerSettings, {"broker_interface": "kubernetes"})
-    assert settings.ledger == "kubernetes:"
+    settings = flags.parse_settings(BrokerSettings, {"broker_interface": "kubernetes"})
+    assert settings.store_url == "kubernetes:"
     named = {"broker_interface": "kubernetes", "store": "kubernetes:?namespace=hub"}
-    assert flags.parse(BrokerSettings, named).ledger == "kubernetes:?namespace=hub"
-    assert flags.parse(BrokerSettings, CERTS).ledger == "kubelend.db"
+    assert flags.parse_settings(BrokerSettings, named).store_url == "kubernetes:?namespace=hub"
+    assert flags.parse_settings(BrokerSettings, CERTS).store_url == "kubelend.db"
 
 
 def test_certificates_are_needed_for_http():
@@ -78,7 +78,7 @@ def test_certificates_are_needed_for_http():
 
 
 def test_zero_turns_a_listener_off():
-    settings = flags.parse(BrokerSettings, {**CERTS, "metrics_bind_address": "0"})
+    settings = flags.parse_settings(BrokerSettings, {**CERTS, "metrics_bind_address": "0"})
     assert settings.metrics_bind_address is None
     assert settings.health_probe_bind_address == Address("", 8081)
 
@@ -139,7 +139,7 @@ def test_what_cannot_run_is_told(texts, problem):
     ],
 )
 def test_what_can_run_is_taken(texts):
-    assert flags.parse(BrokerSettings, {**CERTS, **texts}).problems() == []
+    assert flags.parse_settings(BrokerSettings, {**CERTS, **texts}).problems() == []
 
 
 def test_a_client_needs_to_know_who_it_is():
@@ -153,7 +153,10 @@ def test_a_client_needs_to_know_who_it_is():
     ["https://localhost:8443", "https://broker.example.org", "https://[::1]:1", "https://a/prefix"],
 )
 def test_an_address_of_a_broker_is_taken(url):
-    assert flags.parse(ClientSettings, {"cert_path": "c", "broker_url": url}).broker_url == url
+    assert (
+        flags.parse_settings(ClientSettings, {"cert_path": "c", "broker_url": url}).broker_url
+        == url
+    )
 
 
 @pytest.mark.parametrize(

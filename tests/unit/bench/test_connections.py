@@ -3,28 +3,30 @@
 import pytest
 
 from kubelend.bench import connections
-from kubelend.bench.connections import Answer, Connection
+from kubelend.bench.connections import LoadConnection, RawResponse
 from kubelend.core.errors import BrokerUnreachable, UnexpectedAnswer
 
 WHOLE = b"HTTP/1.1 201 Created\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
 
 
 def test_a_whole_answer_is_read():
-    assert connections.parse(WHOLE) == Answer(201, b"{}")
+    assert connections.parse_response(WHOLE) == RawResponse(201, b"{}")
 
 
 def test_the_name_of_a_header_may_be_in_any_case():
-    assert connections.parse(WHOLE.lower().replace(b"http", b"HTTP")) == Answer(201, b"{}")
+    assert connections.parse_response(WHOLE.lower().replace(b"http", b"HTTP")) == RawResponse(
+        201, b"{}"
+    )
 
 
 def test_an_answer_without_a_body_is_read():
     answer = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
-    assert connections.parse(answer) == Answer(200, b"")
+    assert connections.parse_response(answer) == RawResponse(200, b"")
 
 
 @pytest.mark.parametrize("length", range(len(WHOLE)))
 def test_a_part_of_an_answer_is_waited_for(length):
-    assert connections.parse(WHOLE[:length]) is None
+    assert connections.parse_response(WHOLE[:length]) is None
 
 
 @pytest.mark.parametrize(
@@ -36,22 +38,22 @@ def test_a_part_of_an_answer_is_waited_for(length):
 )
 def test_what_cannot_be_read_is_an_error_and_no_guess(received):
     with pytest.raises(UnexpectedAnswer):
-        connections.parse(received)
+        connections.parse_response(received)
 
 
 @pytest.mark.parametrize("cut", [1, 20, len(WHOLE) - 1])
 def test_an_answer_in_two_parts_arrives_once(cut):
-    connection = Connection()
-    answers: list[Answer] = []
-    connection.on_answer = answers.append
+    connection = LoadConnection()
+    answers: list[RawResponse] = []
+    connection.on_response = answers.append
     connection.data_received(WHOLE[:cut])
     assert answers == []
     connection.data_received(WHOLE[cut:])
-    assert answers == [Answer(201, b"{}")]
+    assert answers == [RawResponse(201, b"{}")]
 
 
 def test_sending_on_a_lost_connection_is_told():
-    connection = Connection()
+    connection = LoadConnection()
     lost: list[Exception] = []
     connection.connection_lost(None)
     connection.on_lost = lost.append
@@ -61,7 +63,7 @@ def test_sending_on_a_lost_connection_is_told():
 
 
 async def test_a_call_on_a_lost_connection_fails():
-    connection = Connection()
+    connection = LoadConnection()
     connection.connection_lost(ConnectionResetError())
     with pytest.raises(BrokerUnreachable):
         await connection.call(b"GET / HTTP/1.1\r\n\r\n")

@@ -4,7 +4,7 @@ import pytest
 
 import make
 from kubelend.agent import provisions
-from kubelend.bench.deliveries import Deliveries, NotedObjects
+from kubelend.bench.deliveries import DeliveryTracker, RecordingObjects
 from kubelend.wire import bodies, conversion, objects
 from kubelend.wire.objects import Metadata, ResourceRequest, ResourceRequestSpec
 
@@ -24,7 +24,7 @@ def timer():
 
 @pytest.fixture
 def deliveries(timer):
-    return Deliveries(timer)
+    return DeliveryTracker(timer)
 
 
 def promise(reservation="rsv-1", provider="berlin") -> bodies.Reservation:
@@ -32,53 +32,53 @@ def promise(reservation="rsv-1", provider="berlin") -> bodies.Reservation:
 
 
 def instruction(reservation="rsv-1"):
-    return provisions.instruction(promise(reservation), "default")
+    return provisions.provider_instruction(promise(reservation), "default")
 
 
 def withdrawn():
-    status = provisions.finished(provisions.WITHDRAWN, "", make.T0)
+    status = provisions.finished_status(provisions.WITHDRAWN, "", make.T0)
     return objects.with_status(instruction(), status, make.T0)
 
 
 def held():
-    return objects.with_status(instruction(), provisions.held(is_enforced=True), make.T0)
+    return objects.with_status(instruction(), provisions.held_status(is_enforced=True), make.T0)
 
 
 def test_the_time_is_from_the_answer_to_the_object(deliveries, timer):
-    deliveries.promised(promise())
+    deliveries.on_reserved(promise())
     timer.now += 0.25
-    deliveries.written("berlin", instruction())
-    assert deliveries.seconds == [0.25]
+    deliveries.on_instruction("berlin", instruction())
+    assert deliveries.latencies == [0.25]
     assert (deliveries.count, deliveries.missed) == (1, 0)
 
 
 def test_only_the_first_time_that_it_is_written_counts(deliveries, timer):
-    deliveries.promised(promise())
-    deliveries.written("berlin", instruction())
+    deliveries.on_reserved(promise())
+    deliveries.on_instruction("berlin", instruction())
     timer.now += 5
-    deliveries.written("berlin", withdrawn())
-    assert deliveries.seconds == [0.0]
+    deliveries.on_instruction("berlin", withdrawn())
+    assert deliveries.latencies == [0.0]
 
 
 def test_an_object_that_is_there_before_the_answer_took_no_time(deliveries, timer):
-    deliveries.written("berlin", instruction())
+    deliveries.on_instruction("berlin", instruction())
     timer.now += 1
-    deliveries.promised(promise())
-    assert deliveries.seconds == [0.0]
+    deliveries.on_reserved(promise())
+    assert deliveries.latencies == [0.0]
     assert deliveries.missed == 0
 
 
 def test_a_promise_without_an_object_is_missed(deliveries):
-    deliveries.promised(promise("rsv-1"))
-    deliveries.promised(promise("rsv-2"))
-    deliveries.written("berlin", instruction("rsv-2"))
+    deliveries.on_reserved(promise("rsv-1"))
+    deliveries.on_reserved(promise("rsv-2"))
+    deliveries.on_instruction("berlin", instruction("rsv-2"))
     assert (deliveries.count, deliveries.missed) == (2, 1)
-    assert len(deliveries.seconds) == 1
+    assert len(deliveries.latencies) == 1
 
 
 def test_an_object_in_another_cluster_does_not_count(deliveries):
-    deliveries.promised(promise(provider="berlin"))
-    deliveries.written("paris", instruction())
+    deliveries.on_reserved(promise(provider="berlin"))
+    deliveries.on_instruction("paris", instruction())
     assert deliveries.missed == 1
 
 
@@ -92,39 +92,39 @@ def test_an_object_in_another_cluster_does_not_count(deliveries):
     ],
 )
 def test_a_release_has_to_reach_the_provider_too(deliveries, cluster, object, missed):
-    deliveries.promised(promise())
-    deliveries.written("berlin", instruction())
-    deliveries.released("rsv-1")
-    deliveries.written(cluster, object)
+    deliveries.on_reserved(promise())
+    deliveries.on_instruction("berlin", instruction())
+    deliveries.on_released("rsv-1")
+    deliveries.on_instruction(cluster, object)
     assert deliveries.missed == missed
 
 
 def test_what_is_not_released_need_not_be_withdrawn(deliveries):
-    deliveries.promised(promise())
-    deliveries.written("berlin", instruction())
+    deliveries.on_reserved(promise())
+    deliveries.on_instruction("berlin", instruction())
     assert deliveries.missed == 0
 
 
 async def test_instructions_are_noted_as_they_are_kept(deliveries):
-    kept = NotedObjects("berlin", deliveries, lambda: make.T0)
-    deliveries.promised(promise())
+    kept = RecordingObjects("berlin", deliveries, lambda: make.T0)
+    deliveries.on_reserved(promise())
     await kept.apply(instruction())
     assert deliveries.missed == 0
-    deliveries.released("rsv-1")
+    deliveries.on_released("rsv-1")
     assert deliveries.missed == 1
     await kept.set_status(withdrawn())
     assert deliveries.missed == 0
 
 
 async def test_what_is_not_kept_is_not_noted(deliveries):
-    kept = NotedObjects("berlin", deliveries, lambda: make.T0)
-    deliveries.promised(promise())
+    kept = RecordingObjects("berlin", deliveries, lambda: make.T0)
+    deliveries.on_reserved(promise())
     assert await kept.set_status(withdrawn()) is None
     assert deliveries.missed == 1
 
 
 async def test_other_objects_are_kept_like_any(deliveries):
-    kept = NotedObjects("berlin", deliveries, lambda: make.T0)
+    kept = RecordingObjects("berlin", deliveries, lambda: make.T0)
     await kept.apply(ResourceRequest(Metadata("w"), ResourceRequestSpec("1", "1Gi")))
     assert [found.key for found in await kept.list(ResourceRequest)] == ["default/w"]
     assert deliveries.count == 0

@@ -11,8 +11,8 @@ from kubelend.stores import opening
 
 
 def written(path, reservations):
-    clusters = fleets.clusters(20, make.T0, all_open=True)
-    histories.write(path, clusters, reservations, make.T0)
+    clusters = fleets.make_clusters(20, make.T0, all_open=True)
+    histories.fill_store(path, clusters, reservations, make.T0)
     store = opening.open_readonly(str(path))
     try:
         return Ledger.restore(store.load())
@@ -22,8 +22,8 @@ def written(path, reservations):
 
 def test_the_audit_finds_nothing_in_a_written_history(tmp_path):
     ledger = written(tmp_path / "store.db", 2500)
-    assert audit.violations(ledger) == []
-    assert audit.overcommitted(ledger) == []
+    assert audit.invariant_violations(ledger) == []
+    assert audit.overcommitted_clusters(ledger) == []
     assert (len(ledger.clusters), len(ledger.reservations)) == (20, 2500)
 
 

@@ -9,22 +9,22 @@ from kubelend.lab import assets
 
 @pytest.fixture
 def directory(tmp_path, monkeypatch):
-    monkeypatch.setenv(assets.VARIABLE, str(tmp_path))
+    monkeypatch.setenv(assets.ASSETS_VARIABLE, str(tmp_path))
     return tmp_path
 
 
 def test_what_is_lacking_is_told_in_one_line_with_the_remedy(directory):
-    (line,) = kube.lacking().splitlines()
+    (line,) = kube.missing_programs().splitlines()
     assert "kube-apiserver" in line
     assert "make kube-assets" in line
 
 
 def test_it_is_an_error_to_ask_for_it_all_the_same(directory):
     with pytest.raises(InvalidSettings, match="make kube-assets"):
-        kube.measure(kube.Size())
+        kube.measure_kube(kube.KubeSize())
 
 
 def test_nothing_is_lacking_where_the_programs_are(directory):
     for program in assets.PROGRAMS:
         (directory / program).touch(mode=0o755)
-    assert kube.lacking() == ""
+    assert kube.missing_programs() == ""

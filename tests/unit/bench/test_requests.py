@@ -15,34 +15,34 @@ def split(request):
 
 
 def test_the_constant_is_a_request_without_a_body():
-    line, headers, body = split(requests.healthz())
+    line, headers, body = split(requests.healthz_request())
     assert line == "GET /healthz HTTP/1.1"
     assert headers == {"Host": "localhost"}
     assert body == b""
 
 
 def test_an_advertisement_is_the_body_of_its_route():
-    (cluster,) = fleets.clusters(1, make.T0)
-    line, headers, body = split(requests.advertisement(cluster))
-    assert line == f"POST {routes.BY_NAME['publish'].path} HTTP/1.1"
+    (cluster,) = fleets.make_clusters(1, make.T0)
+    line, headers, body = split(requests.advertisement_request(cluster))
+    assert line == f"POST {routes.ROUTES_BY_NAME['publish'].path} HTTP/1.1"
     assert headers["Content-Length"] == str(len(body))
     assert headers["Content-Type"] == "application/json"
     assert msgspec.json.decode(body, type=bodies.Advertisement).cluster_id == cluster.id
 
 
 def test_a_proxy_passes_a_certificate_on():
-    (cluster,) = fleets.clusters(1, make.T0)
-    _, plain, body = split(requests.advertisement(cluster))
-    _, headers, same = split(requests.advertisement(cluster, b":AAAA:"))
+    (cluster,) = fleets.make_clusters(1, make.T0)
+    _, plain, body = split(requests.advertisement_request(cluster))
+    _, headers, same = split(requests.advertisement_request(cluster, b":AAAA:"))
     assert headers == {**plain, "Client-Cert": ":AAAA:"}
     assert body == same
 
 
 def test_each_reservation_has_its_own_key_and_the_same_body():
-    numbered = requests.reservations(make.request("cpu=500m,memory=1Gi"), "bench-3")
+    numbered = requests.reservation_requests(make.request("cpu=500m,memory=1Gi"), "bench-3")
     line, headers, body = split(numbered(1))
     _, others, same = split(numbered(2))
-    assert line == f"POST {routes.BY_NAME['reserve'].path} HTTP/1.1"
+    assert line == f"POST {routes.ROUTES_BY_NAME['reserve'].path} HTTP/1.1"
     assert (headers[route.IDEMPOTENCY_KEY], others[route.IDEMPOTENCY_KEY]) == (
         "bench-3-1",
         "bench-3-2",
@@ -56,5 +56,5 @@ def test_each_reservation_has_its_own_key_and_the_same_body():
 
 @pytest.mark.parametrize("number", [0, 7, 123456])
 def test_a_request_ends_with_its_body(number):
-    request = requests.reservations(make.request(), "k")(number)
+    request = requests.reservation_requests(make.request(), "k")(number)
     assert request.endswith(b"}")

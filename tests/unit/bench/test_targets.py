@@ -67,7 +67,7 @@ def with_figure(bench, **figures):
 
 
 def test_nothing_is_missed_when_all_limits_are_kept():
-    assert targets.missed(targets.compare(GOOD)) == []
+    assert targets.missed_targets(targets.compare_with_targets(GOOD)) == []
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_nothing_is_missed_when_all_limits_are_kept():
     ],
 )
 def test_each_limit_can_be_missed(bench, key, value):
-    lines = targets.missed(targets.compare(with_figure(bench, **{key: value})))
+    lines = targets.missed_targets(targets.compare_with_targets(with_figure(bench, **{key: value})))
     assert [(line.target.bench, line.target.key) for line in lines] == [(bench, key)]
 
 
@@ -107,11 +107,15 @@ def test_each_limit_can_be_missed(bench, key, value):
     ],
 )
 def test_the_limit_itself_is_kept(bench, key, value):
-    assert not targets.missed(targets.compare(with_figure(bench, **{key: value})))
+    assert not targets.missed_targets(
+        targets.compare_with_targets(with_figure(bench, **{key: value}))
+    )
 
 
 def test_a_figure_that_is_no_number_misses_its_target():
-    assert targets.missed(targets.compare(with_figure("decide", us_per_decision=math.nan)))
+    assert targets.missed_targets(
+        targets.compare_with_targets(with_figure("decide", us_per_decision=math.nan))
+    )
 
 
 @pytest.mark.parametrize(
@@ -128,18 +132,18 @@ def test_a_figure_that_is_no_number_misses_its_target():
     ],
 )
 def test_a_run_of_another_size_gets_no_verdict(bench, size):
-    lines = targets.compare(with_figure(bench, **size))
+    lines = targets.compare_with_targets(with_figure(bench, **size))
     assert {line.verdict for line in lines if line.target.bench == bench} == {""}
 
 
 def test_a_benchmark_that_did_not_run_has_no_lines():
-    lines = targets.compare({"restart": GOOD["restart"]})
+    lines = targets.compare_with_targets({"restart": GOOD["restart"]})
     assert [line.target.bench for line in lines] == ["restart"]
 
 
 def test_the_table_shows_figure_limit_and_verdict_of_each_line():
     figures = with_figure("reserve", ratio=0.25)
-    first, *lines = targets.table(targets.compare(figures)).splitlines()
+    first, *lines = targets.targets_table(targets.compare_with_targets(figures)).splitlines()
     assert first.split() == ["BENCH", "WHAT", "MEASURED", "TARGET"]
     assert lines[0].split() == [
         *("decide", "us", "per", "decision,", "10,000", "clusters"),
@@ -151,7 +155,9 @@ def test_the_table_shows_figure_limit_and_verdict_of_each_line():
 
 
 def test_the_table_fits_a_terminal():
-    assert max(map(len, targets.table(targets.compare(GOOD)).splitlines())) <= 80
+    assert (
+        max(map(len, targets.targets_table(targets.compare_with_targets(GOOD)).splitlines())) <= 80
+    )
 
 
 def test_every_benchmark_with_a_limit_says_for_which_size():
@@ -173,7 +179,7 @@ def test_every_benchmark_with_a_limit_says_for_which_size():
     ],
 )
 def test_numbers_show_the_digits_that_matter(value, text):
-    assert targets.number(value) == text
+    assert targets.format_number(value) == text
 
 
 def test_a_target_without_limit_is_always_met():

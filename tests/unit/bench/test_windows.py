@@ -9,11 +9,11 @@ from contextlib import contextmanager
 import pytest
 
 from kubelend.bench import processes
-from kubelend.bench.windows import Window
+from kubelend.bench.windows import UsageWindow
 
 
 def test_work_within_the_window_counts():
-    window = Window(os.getpid())
+    window = UsageWindow(os.getpid())
     end = time.process_time() + 0.2
     while time.process_time() < end:
         pass
@@ -44,11 +44,11 @@ def holder():
 def test_the_most_memory_that_was_seen_counts():
     with holder() as process:
         assert process.stdout.read(4) == b"held"
-        window = Window(process.pid)
+        window = UsageWindow(process.pid)
         most = window.rss_mb
         process.stdin.write(b"\n")
         process.stdin.flush()
         assert process.stdout.read(5) == b"freed"
-        assert processes.usage(process.pid).rss_mb < most - 40
+        assert processes.process_usage(process.pid).rss_mb < most - 40
         window.sample()
         assert window.rss_mb == most

@@ -9,14 +9,14 @@ from structlog.testing import capture_logs
 import make
 from clocks import Clock
 from kubelend.broker import change_log
-from kubelend.broker.limiting import Limiting
+from kubelend.broker.limiting import LimitService
 from kubelend.broker.metrics import Metrics
-from kubelend.broker.service import Broker, Rules
-from kubelend.broker.writer import ACTOR
+from kubelend.broker.service import Broker, BrokerRules
+from kubelend.broker.writer import CURRENT_ACTOR
 from kubelend.core import enrolment, events, journal, revocation
-from kubelend.core.enrolment import Door, Newcomer
+from kubelend.core.enrolment import Applicant, JoinPolicy
 from kubelend.core.errors import Conflict, KeyReused, NoCapacity, QueueFull, QuotaExceeded
-from kubelend.core.journal import Actor, Entry
+from kubelend.core.journal import Actor, AuditEntry
 from kubelend.core.lending import LendingPolicy
 from kubelend.core.lifecycle import Reason
 from kubelend.core.limits import Quota
@@ -28,7 +28,7 @@ from troubled import TroubledStore
 A, B, R = ClusterId("a"), ClusterId("b"), ClusterId("r")
 ALICE = Actor("alice", "admin")
 OFFER = "cpu=4,memory=8Gi"
-HOUSEKEEPING = {events.Earmarked, events.Forgotten}
+HOUSEKEEPING = {events.Nominated, events.RetentionExpired}
 """No right or share of anybody changes by these, so they have no audit entry."""
 
 
@@ -44,7 +44,9 @@ def store():
 
 @pytest.fixture
 async def broker(store, clock):
-    rules = Rules(stale_after=make.STALE_AFTER, max_waiting=1, lost_after=timedelta(minutes=5))
+    rules = BrokerRules(
+        stale_after=make.STALE_AFTER, max_waiting=1, lost_after=timedelta(minutes=5)
+    )
     made = Broker(lambda: store, clock, rules, Metrics())
     await made.load()
     await made.advertise(make.advertisement("a", OFFER))
@@ -54,9 +56,9 @@ async def broker(store, clock):
 
 @pytest.fixture
 def alice():
-    token = ACTOR.set(ALICE)
+    token = CURRENT_ACTOR.set(ALICE)
     yield
-    ACTOR.reset(token)
+    CURRENT_ACTOR.reset(token)
 
 
 @pytest.fixture
@@ -76,7 +78,7 @@ def leaves(kind):
 
 def test_every_event_with_an_audit_entry_has_a_text_of_its_own():
     audited = leaves(events.Event) - HOUSEKEEPING
-    assert {kind.__name__ for kind in audited} | {journal.CUT} == set(change_log.LINES)
+    assert {kind.__name__ for kind in audited} | {journal.TRUNCATED_ACTION} == set(change_log.LINES)
 
 
 async def test_a_placed_reservation_is_logged_with_its_keys(broker, logs):
@@ -188,7 +190,7 @@ async def test_a_resource_of_any_name_does_not_replace_a_key(broker, logs):
 
 
 async def test_quota_and_policy_are_logged_when_set_and_deleted(broker, alice, logs):
-    limits = Limiting(broker)
+    limits = LimitService(broker)
     await limits.set_policy(A, LendingPolicy(deny=("x",)))
     await limits.clear_policy(A)
     await limits.set_quota(R, Quota(reservations=0))
@@ -269,34 +271,36 @@ def token(name):
 
 async def join(broker, name, key, door, certificate):
     def command(ledger, now):
-        known = ledger.registry.tokens["t"]
-        judged = enrolment.judge(ledger, Newcomer(Role.CLUSTER, name, key), known, door, now)
-        return (yield from enrolment.join(ledger, judged, certificate, now))
+        known = ledger.member_index.tokens["t"]
+        judged = enrolment.decide_join(ledger, Applicant(Role.CLUSTER, name, key), known, door, now)
+        return (yield from enrolment.join_member(ledger, judged, certificate, now))
 
     await change(broker, command)
 
 
 async def test_tokens_and_members_are_logged_from_the_first_to_the_last(broker, alice, logs):
     await change(
-        broker, lambda ledger, now: enrolment.create_token(ledger, token("t"), Door(), now)
+        broker, lambda ledger, now: enrolment.create_token(ledger, token("t"), JoinPolicy(), now)
     )
-    await join(broker, "auto", "k1", Door(auto_accept=("*",)), CERTIFICATE)
-    await join(broker, "asks", "k2", Door(), None)
-    await join(broker, "other", "k3", Door(), None)
+    await join(broker, "auto", "k1", JoinPolicy(auto_accept=("*",)), CERTIFICATE)
+    await join(broker, "asks", "k2", JoinPolicy(), None)
+    await join(broker, "other", "k3", JoinPolicy(), None)
     await change(
         broker,
-        lambda ledger, now: enrolment.accept(ledger, Role.CLUSTER, "asks", "", "alice", now),
+        lambda ledger, now: enrolment.accept_member(ledger, Role.CLUSTER, "asks", "", "alice", now),
     )
-    await change(broker, lambda ledger, now: enrolment.reject(ledger, Role.CLUSTER, "other", now))
+    await change(
+        broker, lambda ledger, now: enrolment.reject_join(ledger, Role.CLUSTER, "other", now)
+    )
     await change(
         broker,
-        lambda ledger, now: revocation.revoke(
-            ledger, Role.CLUSTER, "asks", why="lost", by="alice", release=False, now=now
+        lambda ledger, now: revocation.revoke_member(
+            ledger, Role.CLUSTER, "asks", reason="lost", by="alice", release=False, now=now
         ),
     )
     await change(
         broker,
-        lambda ledger, now: revocation.remove(ledger, Role.CLUSTER, "auto", "alice", now),
+        lambda ledger, now: revocation.remove_member(ledger, Role.CLUSTER, "auto", "alice", now),
     )
     await change(broker, lambda ledger, now: enrolment.delete_token(ledger, TokenId("t"), now))
     assert [(line["event"], line.get("cluster")) for line in logs] == [
@@ -318,7 +322,7 @@ async def test_tokens_and_members_are_logged_from_the_first_to_the_last(broker, 
 
 
 async def test_an_action_without_a_text_is_logged_all_the_same(broker, logs):
-    broker.keep([Entry(make.T0, ALICE, "Invented", "cluster/a")])
+    broker.keep([AuditEntry(make.T0, ALICE, "Invented", "cluster/a")])
     await broker.settled()
     (line,) = logs
     assert (line["event"], line["action"], line["subject"]) == (
@@ -329,6 +333,6 @@ async def test_an_action_without_a_text_is_logged_all_the_same(broker, logs):
 
 
 async def test_an_audited_rejection_is_logged_only_by_who_rejects(broker, logs):
-    broker.tell(Entry(make.T0, ALICE, "reserve", "", code="Forbidden", message="no"))
+    broker.tell(AuditEntry(make.T0, ALICE, "reserve", "", code="Forbidden", message="no"))
     await broker.settled()
     assert logs == []

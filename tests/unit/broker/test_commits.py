@@ -35,7 +35,7 @@ class Scene:
 
     async def keep(self, name):
         self.submit(name)
-        await self.commits.settled()
+        await self.commits.wait_durable()
 
     def kept(self):
         return sorted(found.id for found in self.store.kept.load().clusters)
@@ -76,14 +76,14 @@ async def test_load_gives_what_the_store_has():
 
 
 async def test_settled_is_over_at_once_when_nothing_is_under_way(scene):
-    await asyncio.wait_for(scene.commits.settled(), 1)
+    await asyncio.wait_for(scene.commits.wait_durable(), 1)
     assert scene.store.commits == 0
 
 
 async def test_what_is_submitted_in_one_turn_is_one_commit(scene):
     for name in "abc":
         scene.submit(name)
-    await scene.commits.settled()
+    await scene.commits.wait_durable()
     assert scene.landed == [["a", "b", "c"]]
     assert scene.store.kept.load().revision == 3
 
@@ -92,7 +92,7 @@ async def test_nobody_is_woken_before_it_is_durable(scene):
     scene.store.hold()
     early = asyncio.create_task(scene.keep("a"))
     await scene.is_at_the_store()
-    late = asyncio.create_task(scene.commits.settled())
+    late = asyncio.create_task(scene.commits.wait_durable())
     await settled()
     assert (early.done(), late.done()) == (False, False)
     assert scene.landed == []
@@ -104,12 +104,12 @@ async def test_nobody_is_woken_before_it_is_durable(scene):
 async def test_next_group_gathers_while_one_is_written(scene):
     scene.store.hold()
     scene.submit("a")
-    first = asyncio.create_task(scene.commits.settled())
+    first = asyncio.create_task(scene.commits.wait_durable())
     await scene.is_at_the_store()
     for name in "bcd":
         scene.submit(name)
         await asyncio.sleep(0)
-    second = asyncio.create_task(scene.commits.settled())
+    second = asyncio.create_task(scene.commits.wait_durable())
     await asyncio.sleep(0)
     scene.store.let_go()
     await asyncio.gather(first, second)
@@ -124,7 +124,7 @@ async def test_changes_are_kept_though_nobody_waits_for_them(scene):
 async def test_caller_that_goes_away_takes_nothing_with_it(scene):
     scene.store.hold()
     scene.submit("a")
-    gone, other = (asyncio.create_task(scene.commits.settled()) for _ in range(2))
+    gone, other = (asyncio.create_task(scene.commits.wait_durable()) for _ in range(2))
     await scene.is_at_the_store()
     gone.cancel()
     with contextlib.suppress(asyncio.CancelledError):
@@ -142,11 +142,11 @@ async def test_caller_that_goes_away_takes_nothing_with_it(scene):
 async def test_failure_fails_all_that_was_handed_over_since(scene, problem):
     scene.store.hold()
     scene.submit("a")
-    first = asyncio.create_task(scene.commits.settled())
+    first = asyncio.create_task(scene.commits.wait_durable())
     await scene.is_at_the_store()
     scene.submit("b")
-    second = asyncio.create_task(scene.commits.settled())
-    third = asyncio.create_task(scene.commits.settled())
+    second = asyncio.create_task(scene.commits.wait_durable())
+    third = asyncio.create_task(scene.commits.wait_durable())
     await asyncio.sleep(0)
     scene.store.broken = problem
     scene.store.let_go()
@@ -162,10 +162,10 @@ async def test_failure_fails_all_that_was_handed_over_since(scene, problem):
 async def test_what_is_being_written_lands_though_all_that_gathers_is_given_up(scene):
     scene.store.hold()
     scene.submit("a")
-    written = asyncio.create_task(scene.commits.settled())
+    written = asyncio.create_task(scene.commits.wait_durable())
     await scene.is_at_the_store()
     scene.submit("b")
-    gathering = asyncio.create_task(scene.commits.settled())
+    gathering = asyncio.create_task(scene.commits.wait_durable())
     await asyncio.sleep(0)
     scene.commits.fail(StoreFailed("given up"))
     with pytest.raises(StoreFailed, match="given up"):
@@ -180,7 +180,7 @@ async def test_what_is_being_written_lands_though_all_that_gathers_is_given_up(s
     assert (await loading).revision == 1
     assert (scene.failures, scene.landed, scene.kept()) == (["given up"], [["a"]], ["a"])
     scene.submit("d")
-    await scene.commits.settled()
+    await scene.commits.wait_durable()
     assert scene.kept() == ["a", "d"]
 
 
@@ -188,13 +188,13 @@ async def test_after_a_failure_it_goes_on_once_it_is_loaded_anew(scene):
     scene.store.broken = StoreFailed("full")
     scene.submit("a")
     with pytest.raises(StoreFailed):
-        await scene.commits.settled()
+        await scene.commits.wait_durable()
     with pytest.raises(StoreFailed, match="full"):
         await scene.commits.load()
     scene.store.broken = None
     assert (await scene.commits.load()).revision == 0
     scene.submit("b")
-    await scene.commits.settled()
+    await scene.commits.wait_durable()
     assert scene.kept() == ["b"]
 
 
@@ -203,12 +203,12 @@ async def test_change_that_cannot_be_prepared_is_a_failure_too(scene, problem):
     scene.store.unfit = problem
     scene.submit("a")
     with pytest.raises(StoreFailed, match="unfit"):
-        await scene.commits.settled()
+        await scene.commits.wait_durable()
     assert (scene.failures, scene.landed, scene.kept()) == (["unfit"], [], [])
     scene.store.unfit = None
     await scene.commits.load()
     scene.submit("b")
-    await scene.commits.settled()
+    await scene.commits.wait_durable()
     assert scene.kept() == ["b"]
 
 
@@ -221,7 +221,7 @@ async def test_store_that_is_being_read_is_not_touched_in_the_event_loop(scene, 
         reads.set()
         return may_end.wait(PATIENCE)
 
-    asker = asyncio.create_task(scene.commits.ask(question))
+    asker = asyncio.create_task(scene.commits.query(question))
     await until(reads.is_set)
     if goes_away:
         asker.cancel()
@@ -230,23 +230,23 @@ async def test_store_that_is_being_read_is_not_touched_in_the_event_loop(scene, 
     await settled()
     assert (scene.store.prepared, scene.store.commits) == (0, 0)
     may_end.set()
-    await scene.commits.settled()
+    await scene.commits.wait_durable()
     assert (scene.store.prepared, scene.kept()) == (0, ["a"])
     scene.submit("b")
-    await scene.commits.settled()
+    await scene.commits.wait_durable()
     assert (scene.store.prepared, scene.kept()) == (1, ["a", "b"])
 
 
 async def test_store_that_has_lost_something_is_not_taken_again(scene):
     scene.submit("a", "b")
-    await scene.commits.settled()
+    await scene.commits.wait_durable()
     scene.store.kept = TroubledStore().kept
     with pytest.raises(StoreFailed, match="lost committed data: it is at revision 0, not 2"):
         await scene.commits.load()
 
 
 async def test_archive_is_read_in_turn(scene):
-    assert await scene.commits.ask(lambda store: store.archived(ReservationId("rsv-1"))) is None
+    assert await scene.commits.query(lambda store: store.archived(ReservationId("rsv-1"))) is None
 
 
 async def test_nothing_is_asked_of_a_store_that_has_failed(scene):
@@ -254,12 +254,12 @@ async def test_nothing_is_asked_of_a_store_that_has_failed(scene):
     scene.store.broken = StoreFailed("full")
     scene.submit("a")
     with contextlib.suppress(StoreFailed):
-        await scene.commits.settled()
+        await scene.commits.wait_durable()
     scene.store.broken = None
     with pytest.raises(StoreFailed, match="full"):
-        await scene.commits.ask(lambda store: store.journal_ends())
+        await scene.commits.query(lambda store: store.audit_log_bounds())
     await scene.commits.load()
-    await scene.commits.ask(lambda store: store.journal_ends())
+    await scene.commits.query(lambda store: store.audit_log_bounds())
 
 
 async def test_close_finishes_what_was_handed_over_and_takes_no_more():

@@ -3,10 +3,10 @@
 import asyncio
 
 import make
-from kubelend.broker.feeds import Feeds
-from kubelend.core.events import Archived, Dropped
+from kubelend.broker.feeds import StreamHub
+from kubelend.core.events import Archived, ClusterDeleted
 from kubelend.core.lifecycle import Phase
-from kubelend.core.members import Member, Standing
+from kubelend.core.members import Member, MembershipStatus
 from kubelend.core.models import ClusterId, ReservationId
 from kubelend.core.roles import Role
 from waiting import PATIENCE
@@ -30,7 +30,7 @@ def revisions(news):
 
 
 async def test_change_is_read_by_whom_it_concerns_and_nobody_else():
-    feeds = Feeds()
+    feeds = StreamHub()
     a, b, r = (feeds.open(cluster, 0) for cluster in (A, B, R))
     feeds.publish([change(1, 1)])
     assert revisions(await a.read(0.01)) == [1]
@@ -39,14 +39,14 @@ async def test_change_is_read_by_whom_it_concerns_and_nobody_else():
 
 
 async def test_former_provider_hears_of_it_too():
-    feeds = Feeds()
+    feeds = StreamHub()
     b = feeds.open(B, 0)
     feeds.publish([change(1, 1, left=(B,))])
     assert revisions(await b.read(0.01)) == [1]
 
 
 async def test_slow_reader_gets_the_newest_of_each_in_order():
-    feeds = Feeds()
+    feeds = StreamHub()
     a = feeds.open(A, 0)
     feeds.publish([change(1, 1), change(2, 2), change(1, 3)])
     feeds.publish([change(3, 4), change(2, 5)])
@@ -59,14 +59,14 @@ async def test_slow_reader_gets_the_newest_of_each_in_order():
 
 
 async def test_what_the_opening_told_is_not_told_again():
-    feeds = Feeds()
+    feeds = StreamHub()
     a = feeds.open(A, 7)
     feeds.publish([change(1, 6), change(2, 7), change(3, 8)])
     assert revisions(await a.read(1)) == [8]
 
 
 async def test_reader_is_woken_by_news():
-    feeds = Feeds()
+    feeds = StreamHub()
     a = feeds.open(A, 0)
     reading = asyncio.create_task(a.read(60))
     await asyncio.sleep(0)
@@ -75,21 +75,21 @@ async def test_reader_is_woken_by_news():
 
 
 async def test_every_stream_of_a_cluster_hears_it():
-    feeds = Feeds()
+    feeds = StreamHub()
     first, second = feeds.open(A, 0), feeds.open(A, 0)
     feeds.publish([change(1, 1)])
     assert revisions(await first.read(1)) == revisions(await second.read(1)) == [1]
 
 
 async def test_changes_of_clusters_and_the_archive_are_no_news():
-    feeds = Feeds()
+    feeds = StreamHub()
     a = feeds.open(A, 0)
-    feeds.publish([make.cluster("a"), Dropped(A), Archived(ReservationId("rsv-1"))])
+    feeds.publish([make.cluster("a"), ClusterDeleted(A), Archived(ReservationId("rsv-1"))])
     assert await a.read(0.01) == []
 
 
 async def test_closing_wakes_the_reader_and_leaves_what_is_unread_to_it():
-    feeds = Feeds()
+    feeds = StreamHub()
     a = feeds.open(A, 0)
     feeds.publish([change(1, 1)])
     feeds.close(a)
@@ -98,7 +98,7 @@ async def test_closing_wakes_the_reader_and_leaves_what_is_unread_to_it():
 
 
 async def test_count_follows_what_is_open():
-    feeds = Feeds()
+    feeds = StreamHub()
     streams = [feeds.open(A, 0), feeds.open(A, 0), feeds.open(R, 0)]
     assert (len(feeds), feeds.count(A), feeds.count(R), feeds.count(B)) == (3, 2, 1, 0)
     feeds.close(streams[0])
@@ -112,25 +112,25 @@ async def test_count_follows_what_is_open():
 
 
 async def test_streams_of_a_revoked_cluster_end_and_no_others():
-    feeds = Feeds()
+    feeds = StreamHub()
     first, second, other = feeds.open(A, 0), feeds.open(A, 0), feeds.open(B, 0)
-    feeds.publish([Member(Role.VIEWER, "b", Standing.REVOKED, make.T0)])
-    feeds.publish([Member(Role.CLUSTER, "a", Standing.ACCEPTED, make.T0)])
+    feeds.publish([Member(Role.VIEWER, "b", MembershipStatus.REVOKED, make.T0)])
+    feeds.publish([Member(Role.CLUSTER, "a", MembershipStatus.ACCEPTED, make.T0)])
     assert len(feeds) == 3
-    feeds.publish([Member(Role.CLUSTER, "a", Standing.REVOKED, make.T0)])
+    feeds.publish([Member(Role.CLUSTER, "a", MembershipStatus.REVOKED, make.T0)])
     assert (first.closed, second.closed, other.closed) == (True, True, False)
     assert (feeds.count(A), feeds.count(B)) == (0, 1)
 
 
 async def test_streams_through_a_revoked_proxy_end_and_no_others():
-    feeds = Feeds()
+    feeds = StreamHub()
     through, past, other = feeds.open(A, 0, "edge"), feeds.open(A, 0), feeds.open(B, 0, "core")
-    feeds.publish([Member(Role.PROXY, "edge", Standing.REVOKED, make.T0)])
+    feeds.publish([Member(Role.PROXY, "edge", MembershipStatus.REVOKED, make.T0)])
     assert (through.closed, past.closed, other.closed) == (True, False, False)
 
 
 async def test_woken_reader_finds_nothing_and_goes_on():
-    feeds = Feeds()
+    feeds = StreamHub()
     a = feeds.open(A, 0)
     feeds.wake_all()
     assert await asyncio.wait_for(a.read(2 * PATIENCE), PATIENCE) == []

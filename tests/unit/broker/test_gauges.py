@@ -6,7 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import make
 from kubelend.broker import gauges
 from kubelend.core.ledger import Ledger
-from kubelend.core.records import Records
+from kubelend.core.records import WorkingSet
 
 GI = 1024**3
 AMOUNTS = ("capacity", "allocatable", "reserved", "available")
@@ -15,7 +15,7 @@ AMOUNTS = ("capacity", "allocatable", "reserved", "available")
 def samples(ledger, now=make.T0):
     """Every sample by name and labels; fails on a family or a sample that comes twice."""
     found = {}
-    text = b"".join(gauges.text(gauges.take(ledger, now))).decode()
+    text = b"".join(gauges.fleet_metrics_text(gauges.fleet_snapshot(ledger, now))).decode()
     types = [line for line in text.splitlines() if line.startswith("# TYPE")]
     assert len(types) == len(set(types))
     for family in text_string_to_metric_families(text):
@@ -151,7 +151,7 @@ def test_a_removed_cluster_shows_no_more():
 
 @pytest.mark.parametrize("name", ['quo"te', "back\\slash", "line\nbreak", "ümläut", 'all\\"\n'])
 def test_no_name_breaks_the_text(name):
-    ledger = Ledger.restore(Records([make.cluster(name), make.cluster("plain")], [], 1))
+    ledger = Ledger.restore(WorkingSet([make.cluster(name), make.cluster("plain")], [], 1))
     assert amounts(ledger, name, "cpu") == (4, 4, 0, 4)
     assert amounts(ledger, "plain", "cpu") == (4, 4, 0, 4)
 
@@ -162,19 +162,19 @@ def test_no_name_breaks_the_text(name):
 def test_a_snapshot_does_not_move_with_the_ledger():
     desk = make.desk(a="cpu=4,memory=8Gi")
     desk.reserve("cpu=1,memory=1Gi")
-    snapshot = gauges.take(desk.ledger, desk.now)
-    before = gauges.text(snapshot)
+    snapshot = gauges.fleet_snapshot(desk.ledger, desk.now)
+    before = gauges.fleet_metrics_text(snapshot)
     desk.reserve("cpu=1,memory=1Gi")
     desk.advertise("b", "cpu=4,memory=8Gi")
     desk.remove("b")
-    assert gauges.text(snapshot) == before
-    assert gauges.text(gauges.take(desk.ledger, desk.now)) != before
+    assert gauges.fleet_metrics_text(snapshot) == before
+    assert gauges.fleet_metrics_text(gauges.fleet_snapshot(desk.ledger, desk.now)) != before
 
 
 def test_ten_thousand_clusters_all_show():
     offer = make.resources("cpu=64,memory=256Gi,gpu=4")
     known = [make.cluster(f"cluster-{number:05}", offer) for number in range(10_000)]
-    found = samples(Ledger.restore(Records(known, [], 1)))
+    found = samples(Ledger.restore(WorkingSet(known, [], 1)))
     assert sum(key[0] == "cluster_available" for key in found) == 30_000
     assert found["clusters", "active"] == 10_000
     assert found["cluster_available", "cluster-09999", "cpu"] == 64

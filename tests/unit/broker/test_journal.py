@@ -7,13 +7,13 @@ import pytest
 
 import make
 from clocks import Clock
-from kubelend.broker.floods import IN_FULL, WINDOW
-from kubelend.broker.journal import PORTION, Journal
+from kubelend.broker.floods import MAX_FULL_ENTRIES, THROTTLE_WINDOW
+from kubelend.broker.journal import LINES_PER_READ, AuditLog
 from kubelend.broker.metrics import Metrics
-from kubelend.broker.service import Broker, Rules
+from kubelend.broker.service import Broker, BrokerRules
 from kubelend.core import journal as chain
 from kubelend.core.errors import Forbidden
-from kubelend.core.events import Cut
+from kubelend.core.events import AuditLogTruncated
 from kubelend.core.journal import Actor
 from kubelend.stores.memory import MemoryStore
 
@@ -24,15 +24,15 @@ class Scene:
     def __init__(self):
         self.store = MemoryStore()
         self.clock = Clock()
-        self.broker = Broker(lambda: self.store, self.clock, Rules(), Metrics())
-        self.journal = Journal(self.broker, keep_for=make.HOUR)
+        self.broker = Broker(lambda: self.store, self.clock, BrokerRules(), Metrics())
+        self.journal = AuditLog(self.broker, retention=make.HOUR)
 
     async def refuse(self, count=1, action="renew"):
         """Each from a name of its own, so that none is only counted."""
         for number in range(count):
             actor = Actor(f"mallory-{number}", "cluster")
-            self.journal.refused(actor, action, "reservation/rsv-1", Forbidden("no"))
-        await self.broker.settled()
+            self.journal.append_rejection(actor, action, "reservation/rsv-1", Forbidden("no"))
+        await self.broker.wait_durable()
 
     async def numbers(self, **search):
         search = {"wanted": lambda told: True, "before": None, "limit": 10} | search
@@ -40,8 +40,8 @@ class Scene:
         return [told.number for told, _ in found.lines], found.before
 
     def is_whole(self):
-        start, end = self.store.journal_ends()
-        return not list(chain.breaks(self.store.lines(0, 1 << 20), start, end))
+        start, end = self.store.audit_log_bounds()
+        return not list(chain.verify_chain(self.store.audit_lines(0, 1 << 20), start, end))
 
 
 @pytest.fixture
@@ -61,20 +61,20 @@ async def test_search_gives_the_newest_first_and_says_where_to_go_on(scene):
 
 async def test_search_looks_through_more_than_one_portion(scene):
     await scene.refuse(1, action="activate")
-    await scene.refuse(2 * PORTION)
+    await scene.refuse(2 * LINES_PER_READ)
     assert await scene.numbers(wanted=lambda told: told.action == "activate") == ([1], None)
 
 
 async def test_line_is_shown_once_though_the_journal_is_cut_between_two_portions(scene):
-    await scene.refuse(2 * PORTION)
+    await scene.refuse(2 * LINES_PER_READ)
 
     def cut_now(told):
-        if told.number == 2 * PORTION:
-            scene.store.commit([Cut(10)], scene.store.load().revision)
+        if told.number == 2 * LINES_PER_READ:
+            scene.store.commit([AuditLogTruncated(10)], scene.store.load().revision)
         return True
 
-    numbers, before = await scene.numbers(wanted=cut_now, limit=2 * PORTION)
-    assert (numbers, before) == ([*range(2 * PORTION, 10, -1)], None)
+    numbers, before = await scene.numbers(wanted=cut_now, limit=2 * LINES_PER_READ)
+    assert (numbers, before) == ([*range(2 * LINES_PER_READ, 10, -1)], None)
 
 
 async def test_empty_journal_has_nothing_to_show(scene):
@@ -86,8 +86,8 @@ async def test_what_is_too_old_is_cut_off_and_the_chain_stays_whole(scene):
     scene.clock.pass_time(make.HOUR)
     await scene.refuse(5)
     scene.clock.pass_time(make.SECOND)
-    await scene.journal.tidy()
-    start, end = scene.store.journal_ends()
+    await scene.journal.truncate()
+    start, end = scene.store.audit_log_bounds()
     assert (start.number, end.number) == (30, 36)
     newest, _ = (await scene.journal.search(lambda told: True, None, 1)).lines[0]
     assert (newest.action, newest.subject.partition(":")[0]) == (
@@ -101,37 +101,37 @@ async def test_what_is_too_old_is_cut_off_and_the_chain_stays_whole(scene):
 async def test_nothing_is_cut_before_its_time(scene):
     await scene.refuse(3)
     scene.clock.pass_time(make.HOUR)
-    await scene.journal.tidy()
-    assert scene.store.journal_ends()[0].number == 0
+    await scene.journal.truncate()
+    assert scene.store.audit_log_bounds()[0].number == 0
 
 
 async def test_flood_is_told_in_full_at_first_and_then_as_a_count(scene):
-    for _ in range(IN_FULL + 7):
-        scene.journal.refused(MALLORY, "reserve", "", Forbidden("no"))
-    scene.clock.pass_time(WINDOW)
-    await scene.journal.tidy()
-    await scene.broker.settled()
+    for _ in range(MAX_FULL_ENTRIES + 7):
+        scene.journal.append_rejection(MALLORY, "reserve", "", Forbidden("no"))
+    scene.clock.pass_time(THROTTLE_WINDOW)
+    await scene.journal.truncate()
+    await scene.broker.wait_durable()
     found = await scene.journal.search(lambda told: True, None, 100)
-    assert len(found.lines) == IN_FULL + 1
+    assert len(found.lines) == MAX_FULL_ENTRIES + 1
     assert found.lines[0][0].message.startswith("7 more within 60 s")
 
 
 async def test_what_was_only_counted_is_told_before_the_end(scene):
     running = asyncio.create_task(scene.journal.run())
     await asyncio.sleep(0)
-    for _ in range(IN_FULL + 7):
-        scene.journal.refused(MALLORY, "reserve", "", Forbidden("no"))
+    for _ in range(MAX_FULL_ENTRIES + 7):
+        scene.journal.append_rejection(MALLORY, "reserve", "", Forbidden("no"))
     running.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await running
-    await scene.broker.settled()
+    await scene.broker.wait_durable()
     newest, _ = (await scene.journal.search(lambda told: True, None, 1)).lines[0]
     assert newest.message.startswith("7 more within 60 s")
 
 
 async def test_refusal_while_the_store_is_away_is_no_error(scene):
     scene.broker.unready = "without its store"
-    scene.journal.refused(MALLORY, "reserve", "", Forbidden("no"))
-    await scene.journal.tidy()
-    await scene.broker.settled()
-    assert scene.store.journal_ends()[1].number == 0
+    scene.journal.append_rejection(MALLORY, "reserve", "", Forbidden("no"))
+    await scene.journal.truncate()
+    await scene.broker.wait_durable()
+    assert scene.store.audit_log_bounds()[1].number == 0

@@ -11,26 +11,26 @@ from structlog.testing import capture_logs
 import make
 from clocks import Clock
 from kubelend.broker import parties
-from kubelend.broker.journal import Journal
-from kubelend.broker.leadership import NOBODY
+from kubelend.broker.journal import AuditLog
+from kubelend.broker.leadership import NO_REPLICA
 from kubelend.broker.metrics import Metrics
-from kubelend.broker.service import Broker, Rules
+from kubelend.broker.service import Broker, BrokerRules
 from kubelend.core.errors import NotFound, NotLeader, NotReady, StoreFailed
-from kubelend.core.events import Archived, Dropped
-from kubelend.core.journal import THE_BROKER, Entry
+from kubelend.core.events import Archived, ClusterDeleted
+from kubelend.core.journal import BROKER_ACTOR, AuditEntry
 from kubelend.core.models import ClusterId, ReservationId
-from kubelend.core.records import News
+from kubelend.core.records import CommittedChanges
 from waiting import until
 
 A = ClusterId("a")
-RULES = Rules(stale_after=make.STALE_AFTER, retention=make.HOUR)
+RULES = BrokerRules(stale_after=make.STALE_AFTER, retention=make.HOUR)
 
 
 class Vote:
     """Whoever the test says leads."""
 
-    def __init__(self, leads=False):
-        self.leads = leads
+    def __init__(self, is_leader=False):
+        self.is_leader = is_leader
         self.leader = "broker-1"
         self.term = 0
         self.finds: bool | None = None
@@ -38,16 +38,16 @@ class Vote:
         self._turned = asyncio.Event()
 
     def turn(self, leads):
-        self.term += leads and not self.leads
-        self.leads = leads
+        self.term += leads and not self.is_leader
+        self.is_leader = leads
         self._turned.set()
 
-    async def won(self):
-        while not self.leads:
+    async def wait_for_leadership(self):
+        while not self.is_leader:
             await self._turned.wait()
             self._turned.clear()
 
-    async def look(self):
+    async def refresh(self):
         if self.finds is not None:
             self.turn(self.finds)
 
@@ -73,10 +73,10 @@ class Tail:
 
 
 @contextlib.asynccontextmanager
-async def running(vote, open_store, tail=NOBODY):
+async def running(vote, open_store, tail=NO_REPLICA):
     clock = Clock()
     broker = Broker(open_store, clock, RULES, Metrics(), vote, tail)
-    task = asyncio.create_task(broker.run(patience=0.01))
+    task = asyncio.create_task(broker.run(retry_after=0.01))
     try:
         yield broker
     finally:
@@ -98,7 +98,7 @@ async def test_a_follower_shows_what_the_leader_has_made_durable(store, tail):
         await until(lambda: broker.unready is None)
         held = make.reservation("rsv-1", phase="Reserved", target=A, revision=8)
         async with broker.stream(A, None) as opening:
-            await tail.news.put(News([held], 8))
+            await tail.news.put(CommittedChanges([held], 8))
             (pushed,) = await opening.feed.read(5)
         assert pushed == held == await broker.reservation(held.id)
         assert (await broker.cluster(A)).reserved == held.request.resources
@@ -109,10 +109,10 @@ async def test_a_follower_does_not_log_what_the_leader_has_logged(store, tail):
         await tail.news.put(store.load())
         await until(lambda: broker.unready is None)
         held = make.reservation("rsv-1", phase="Reserved", target=A, revision=8)
-        entry = Entry(make.T0, THE_BROKER, "Requested", "reservation/rsv-1", None, held)
+        entry = AuditEntry(make.T0, BROKER_ACTOR, "Requested", "reservation/rsv-1", None, held)
         with capture_logs() as logs:
-            await tail.news.put(News([make.cluster("a"), held, entry], 8))
-            await until(lambda: held.id in broker.present()[0].reservations)
+            await tail.news.put(CommittedChanges([make.cluster("a"), held, entry], 8))
+            await until(lambda: held.id in broker.current()[0].reservations)
     assert logs == []
 
 
@@ -131,8 +131,10 @@ async def test_a_follower_knows_what_is_archived(store, tail):
 async def test_what_goes_and_was_never_seen_is_no_trouble(store, tail):
     async with running(Vote(), lambda: store, tail) as broker:
         await tail.news.put(store.load())
-        await tail.news.put(News([Archived(ReservationId("rsv-1")), Dropped(A)], 2))
-        await until(lambda: broker.unready is None and broker.present()[0].revision == 2)
+        await tail.news.put(
+            CommittedChanges([Archived(ReservationId("rsv-1")), ClusterDeleted(A)], 2)
+        )
+        await until(lambda: broker.unready is None and broker.current()[0].revision == 2)
 
 
 async def test_a_follower_that_breaks_ends_the_process(store, tail):
@@ -155,9 +157,9 @@ async def test_a_follower_refuses_changes_and_says_who_leads(store, tail):
 @pytest.mark.parametrize(
     "change",
     [
-        pytest.param(parties.owned, id="release"),
-        pytest.param(parties.acknowledge, id="acknowledge"),
-        pytest.param(partial(parties.refuse, why="no"), id="refuse"),
+        pytest.param(parties.owned_by, id="release"),
+        pytest.param(parties.acknowledge_hold, id="acknowledge"),
+        pytest.param(partial(parties.refuse_hold, reason="no"), id="refuse"),
     ],
 )
 async def test_a_follower_that_lags_behind_does_not_say_that_there_is_no_reservation(
@@ -185,12 +187,12 @@ async def test_a_follower_ends_nothing_by_itself(store, tail):
 async def test_a_follower_leaves_old_lines_of_the_journal_to_the_leader_and_does_not_look_for_them(
     store, tail
 ):
-    store.commit([Entry(make.T0, THE_BROKER, "Advertised", "cluster/a")], 1)
+    store.commit([AuditEntry(make.T0, BROKER_ACTOR, "Advertised", "cluster/a")], 1)
     async with running(Vote(), lambda: store, tail) as broker:
         await tail.news.put(store.load())
         await until(lambda: broker.unready is None)
         broker.clock.pass_time(2 * make.HOUR)
-        await Journal(broker, keep_for=make.HOUR).tidy()
+        await AuditLog(broker, retention=make.HOUR).truncate()
         assert tail.asked == 0
     assert store.journal_ends()[0].number == 0
 
@@ -212,13 +214,13 @@ async def test_who_wins_reads_the_store_and_decides(store, tail):
         await until(lambda: broker.unready is None)
         store.commit([make.cluster("late")], 3)
         vote.turn(leads=True)
-        await until(lambda: "late" in broker.present()[0].clusters)
+        await until(lambda: "late" in broker.current()[0].clusters)
         await broker.advertise(make.advertisement("a"))
     assert {found.id for found in store.load().clusters} == {"late", "a"}
 
 
 async def test_who_loses_drops_what_it_knew_and_follows(store, tail):
-    vote = Vote(leads=True)
+    vote = Vote(is_leader=True)
     async with running(vote, lambda: store, tail) as broker:
         await until(lambda: broker.unready is None)
         await broker.advertise(make.advertisement("a"))
@@ -233,7 +235,7 @@ async def test_who_loses_drops_what_it_knew_and_follows(store, tail):
         await until(lambda: broker.unready is None)
         assert (await broker.cluster(A)).cluster.id == A
         vote.turn(leads=True)
-        await until(lambda: broker.unready is None and bool(broker.present()[0].clusters))
+        await until(lambda: broker.unready is None and bool(broker.current()[0].clusters))
         await until(lambda: is_taken(broker))
 
 
@@ -241,28 +243,28 @@ async def test_who_finds_that_another_has_written_looks_who_leads_before_it_take
     store, tail
 ):
     """Else it takes it from its successor, which takes it back, by turns."""
-    vote, opened = Vote(leads=True), []
+    vote, opened = Vote(is_leader=True), []
 
     def open_store():
         opened.append(store)
         return store
 
     async with running(vote, open_store, tail) as broker:
-        await until(lambda: broker.may_decide)
+        await until(lambda: broker.is_leader)
         store.broken, vote.finds = StoreFailed("another broker has written"), False
         with pytest.raises(StoreFailed):
             await broker.advertise(make.advertisement("a"))
         store.broken = None
         await tail.news.put(store.load())
         await until(lambda: broker.unready is None)
-        assert not broker.may_decide
+        assert not broker.is_leader
     assert len(opened) == 1
 
 
 async def test_who_asks_whether_the_ledger_is_the_newest_is_told(store):
-    vote = Vote(leads=True)
+    vote = Vote(is_leader=True)
     async with running(vote, lambda: store) as broker:
-        await until(lambda: broker.may_decide)
+        await until(lambda: broker.is_leader)
         await broker.confirm()
         store.broken = StoreFailed("another broker has written")
         with pytest.raises(StoreFailed, match="another broker has written"):
@@ -282,17 +284,17 @@ async def is_taken(broker):
 
 async def test_a_leader_that_was_interrupted_unnoticed_reads_the_store_anew(store):
     """Somebody else may have led and be gone again, and what is in memory be old."""
-    vote = Vote(leads=True)
+    vote = Vote(is_leader=True)
     async with running(vote, lambda: store) as broker:
-        await until(lambda: broker.may_decide)
+        await until(lambda: broker.is_leader)
         told: list[Any] = []
         broker.listeners.append(told.append)
         store.commit([make.cluster("a")], 7)
         vote.turn(False)
         vote.turn(True)
-        assert not broker.may_decide
+        assert not broker.is_leader
         with pytest.raises(NotReady, match="no longer the leader"):
-            broker.present()
-        await until(lambda: broker.may_decide)
-        assert list(broker.present()[0].clusters) == ["a"]
+            broker.current()
+        await until(lambda: broker.is_leader)
+        assert list(broker.current()[0].clusters) == ["a"]
         assert told == [None]  # whoever looks at objects has to look again

@@ -31,26 +31,26 @@ async def test_reservation_may_have_a_name_of_its_own(broker):
     assert await broker.reserve(make.request(key="one"), MINE) == held
     with pytest.raises(Conflict, match="mine already exists"):
         await broker.reserve(make.request(key="two"), MINE)
-    await broker.retire(MINE, Reason.DELETED)
+    await broker.release_and_archive(MINE, Reason.DELETED)
     assert (await broker.reserve(make.request(key="two"), MINE)).id == MINE
 
 
 async def test_record_is_written_once_more_as_it_is(broker, store):
     held = await broker.reserve(make.request())
     before = store.commits
-    await broker.rewrite(held)
+    await broker.rewrite_record(held)
     assert store.commits == before + 1
-    revision = broker.present()[0].revision
+    revision = broker.current()[0].revision
     released = await broker.release(held.id, Reason.BY_ADMIN)
     before = store.commits
-    await broker.rewrite(held)
+    await broker.rewrite_record(held)
     assert store.commits == before
-    assert broker.present()[0].reservation(held.id) == released
-    assert broker.present()[0].revision == revision + 1
+    assert broker.current()[0].reservation(held.id) == released
+    assert broker.current()[0].revision == revision + 1
 
 
 async def test_withdrawn_cluster_is_gone_from_the_store(broker, store):
-    (known,) = (one for one in broker.present()[0].clusters.values() if isinstance(one, Cluster))
+    (known,) = (one for one in broker.current()[0].clusters.values() if isinstance(one, Cluster))
     await broker.withdraw(known.id)
     await broker.load()
-    assert not broker.present()[0].clusters
+    assert not broker.current()[0].clusters

@@ -63,11 +63,11 @@ def well_used():
     desk.reserve("cpu=1,memory=1Gi")
     offer, until = make.advertisement("b"), make.T0 + make.HOUR
     desk.run(commands.advertise(desk.ledger, offer, make.STALE_AFTER, desk.now, until))
-    metrics.watch(desk.ledger)
-    metrics.answered("reserve", "POST", 201, 0.002)
-    metrics.refused("reserve", "Forbidden")
-    metrics.connection_refused("TooManyConnections")
-    metrics.certificate("server", make.T0)
+    metrics.set_ledger(desk.ledger)
+    metrics.observe_request("reserve", "POST", 201, 0.002)
+    metrics.count_rejected_request("reserve", "Forbidden")
+    metrics.connection_rejected("TooManyConnections")
+    metrics.set_certificate_expiry("server", make.T0)
     return metrics
 
 
@@ -76,7 +76,7 @@ def well_used():
 
 def test_every_metric_is_scraped_and_nothing_else_is():
     ours = {family for family in scraped(well_used()) if family[0].startswith("kubelend_")}
-    assert ours == {(f.name, f.kind, f.help) for f in families.ALL}
+    assert ours == {(f.name, f.kind, f.help) for f in families.ALL_METRICS}
 
 
 def test_the_process_itself_is_measured_too():
@@ -84,13 +84,13 @@ def test_the_process_itself_is_measured_too():
 
 
 def test_labels_are_the_documented_ones():
-    wanted = {family.name: set(family.labels) for family in families.ALL}
+    wanted = {family.name: set(family.labels) for family in families.ALL_METRICS}
     for name, *pairs in samples(well_used()):
         if name.startswith("kubelend_"):
             assert {label for label, _ in pairs} - {"le"} == wanted[family_of(name)], name
 
 
-@pytest.mark.parametrize("family", families.ALL, ids=lambda family: family.name)
+@pytest.mark.parametrize("family", families.ALL_METRICS, ids=lambda family: family.name)
 def test_names_follow_the_conventions(family):
     assert re.fullmatch(r"kubelend_[a-z_]+[a-z]", family.name)
     assert family.name.endswith("_total") == (family.kind == "counter")
@@ -102,14 +102,14 @@ def test_names_follow_the_conventions(family):
 
 def test_the_documentation_has_the_table_of_the_code():
     documented = DOCS.read_text()
-    assert families.table() in documented
+    assert families.metrics_table() in documented
     rows = re.findall(r"^\| `(kubelend_(?!agent)\w+)` \|", documented, re.MULTILINE)
-    assert rows == [family.name for family in families.ALL]
+    assert rows == [family.name for family in families.ALL_METRICS]
 
 
 def test_the_documentation_uses_no_metric_that_does_not_exist():
     used = {family_of(name) for name in re.findall(r"kubelend_(?!agent)\w+", DOCS.read_text())}
-    assert used - {"kubelend_cluster_"} == {family.name for family in families.ALL}
+    assert used - {"kubelend_cluster_"} == {family.name for family in families.ALL_METRICS}
 
 
 # -- the service
@@ -117,7 +117,7 @@ def test_the_documentation_uses_no_metric_that_does_not_exist():
 
 @pytest.mark.parametrize("outcome", ["placed", "queued", "rejected"])
 def test_a_decision_counts_under_its_outcome(metrics, outcome):
-    metrics.decided(outcome, 0.00012)
+    metrics.observe_placement(outcome, 0.00012)
     counts = buckets(metrics, "kubelend_placement_duration_seconds", outcome=outcome)
     assert (counts[0.0001], counts[0.0002], counts[float("inf")]) == (0, 1, 1)
     name = "kubelend_placement_duration_seconds"
@@ -136,14 +136,14 @@ def test_outcomes_show_before_the_first_decision(metrics):
     ids=["zero", "on a bound", "above a bound", "on the last bound", "above all"],
 )
 def test_an_observation_falls_into_the_first_bucket_that_holds_it(metrics, seconds, bound):
-    metrics.decided("placed", seconds)
+    metrics.observe_placement("placed", seconds)
     counts = buckets(metrics, "kubelend_placement_duration_seconds", outcome="placed")
     assert min(upper for upper, count in counts.items() if count) == bound
 
 
 def test_a_commit_counts_its_time_and_its_size(metrics):
     desk = make.desk(a="cpu=4,memory=8Gi")
-    metrics.committed(desk.changes * 5, 0.003)
+    metrics.observe_commit(desk.changes * 5, 0.003)
     assert value(metrics, "kubelend_store_commit_duration_seconds_sum") == pytest.approx(0.003)
     counts = buckets(metrics, "kubelend_store_commit_changes")
     assert (counts[4], counts[8]) == (0, 1)
@@ -162,7 +162,7 @@ def test_a_reservation_that_ends_counts_once(metrics):
     desk.pass_time(make.HOUR)
     desk.expire(retention=make.MINUTE)
     assert expired not in desk.ledger.reservations
-    metrics.committed(desk.changes, 0.001)
+    metrics.observe_commit(desk.changes, 0.001)
     name = "kubelend_reservations_finished_total"
     assert value(metrics, name, phase="Released", reason="ReleasedByRequester") == 1
     assert value(metrics, name, phase="Released", reason="Expired") == 1
@@ -189,7 +189,7 @@ def explanation(desk, wanted):
 def test_a_conflict_counts_under_what_kept_most_clusters_from_it(metrics):
     desk = make.desk(a="cpu=1,memory=8Gi", b="cpu=1,memory=8Gi", c="cpu=8,memory=8Gi")
     desk.cordon("c")
-    metrics.refused_for_capacity(explanation(desk, "cpu=4,memory=1Gi"))
+    metrics.count_placement_failure(explanation(desk, "cpu=4,memory=1Gi"))
     assert value(metrics, "kubelend_placement_failures_total", reason="InsufficientCPU") == 1
     assert value(metrics, "kubelend_placement_failures_total", reason="Cordoned") == 0
 
@@ -199,20 +199,20 @@ def test_equal_refusals_count_under_the_one_that_is_told_first(metrics):
     desk.cordon("c")
     why = explanation(desk, "cpu=4,memory=1Gi")
     assert str(why) == "0/2 clusters fit: 1 Cordoned, 1 InsufficientCPU"
-    metrics.refused_for_capacity(why)
+    metrics.count_placement_failure(why)
     assert value(metrics, "kubelend_placement_failures_total", reason="Cordoned") == 1
 
 
 def test_a_conflict_without_clusters_has_its_own_reason(metrics):
-    metrics.refused_for_capacity(explanation(make.desk(), "cpu=1"))
+    metrics.count_placement_failure(explanation(make.desk(), "cpu=1"))
     assert value(metrics, "kubelend_placement_failures_total", reason="NoClusters") == 1
 
 
 def test_the_store_is_down_until_it_is_up(metrics):
     assert value(metrics, "kubelend_store_up") == 0
-    metrics.store_up(up=True)
+    metrics.set_store_up(up=True)
     assert value(metrics, "kubelend_store_up") == 1
-    metrics.store_up(up=False)
+    metrics.set_store_up(up=False)
     assert value(metrics, "kubelend_store_up") == 0
 
 
@@ -220,9 +220,9 @@ def test_the_store_is_down_until_it_is_up(metrics):
 
 
 def test_an_answer_counts_by_route_method_and_status(metrics):
-    metrics.answered("reserve", "POST", 201, 0.002)
-    metrics.answered("reserve", "POST", 201, 0.004)
-    metrics.answered("reserve", "POST", 409, 0.001)
+    metrics.observe_request("reserve", "POST", 201, 0.002)
+    metrics.observe_request("reserve", "POST", 201, 0.004)
+    metrics.observe_request("reserve", "POST", 409, 0.001)
     name = "kubelend_http_requests_total"
     assert value(metrics, name, route="reserve", method="POST", code="201") == 2
     assert value(metrics, name, route="reserve", method="POST", code="409") == 1
@@ -233,8 +233,8 @@ def test_an_answer_counts_by_route_method_and_status(metrics):
 
 def test_callers_cannot_make_up_series(metrics):
     for number in range(50):
-        metrics.answered(f"/nowhere/{number}", f"VERB{number}", 404, 0.001)
-        metrics.refused(f"/nowhere/{number}", "NotFound")
+        metrics.observe_request(f"/nowhere/{number}", f"VERB{number}", 404, 0.001)
+        metrics.count_rejected_request(f"/nowhere/{number}", "NotFound")
     name = "kubelend_http_requests_total"
     assert value(metrics, name, route="unknown", method="unknown", code="404") == 50
     assert (
@@ -247,15 +247,15 @@ def test_callers_cannot_make_up_series(metrics):
 
 @pytest.mark.parametrize("route", routes.ROUTES, ids=lambda route: route.name)
 def test_every_route_is_known_by_name(metrics, route):
-    metrics.answered(route.name, route.method, 200, 0.001)
+    metrics.observe_request(route.name, route.method, 200, 0.001)
     labels = {"route": route.name, "method": route.method, "code": "200"}
     assert value(metrics, "kubelend_http_requests_total", **labels) == 1
 
 
 def test_a_refused_call_counts_by_error_code(metrics):
-    metrics.refused("publish", "Forbidden")
-    metrics.refused("publish", "Forbidden")
-    metrics.refused("publish", KubelendError.code)
+    metrics.count_rejected_request("publish", "Forbidden")
+    metrics.count_rejected_request("publish", "Forbidden")
+    metrics.count_rejected_request("publish", KubelendError.code)
     name = "kubelend_http_requests_rejected_total"
     assert value(metrics, name, route="publish", code="Forbidden") == 2
     assert value(metrics, name, route="publish", code="Internal") == 1
@@ -272,14 +272,14 @@ def test_open_and_refused_connections_are_counted(metrics):
     metrics.connection_opened()
     metrics.connection_opened()
     metrics.connection_closed()
-    metrics.connection_refused("OutOfFiles")
+    metrics.connection_rejected("OutOfFiles")
     assert value(metrics, "kubelend_open_connections") == 1
     assert value(metrics, "kubelend_connections_rejected_total", reason="OutOfFiles") == 1
 
 
 def test_a_certificate_shows_when_it_ends(metrics):
-    metrics.certificate("server", datetime(2031, 1, 1, tzinfo=UTC))
-    metrics.certificate("server", datetime(2032, 1, 1, tzinfo=UTC))
+    metrics.set_certificate_expiry("server", datetime(2031, 1, 1, tzinfo=UTC))
+    metrics.set_certificate_expiry("server", datetime(2032, 1, 1, tzinfo=UTC))
     name = "kubelend_certificate_expiry_timestamp_seconds"
     assert value(metrics, name, name="server") == datetime(2032, 1, 1, tzinfo=UTC).timestamp()
 
@@ -290,7 +290,7 @@ def test_the_build_tells_its_version(metrics):
 
 def test_two_brokers_in_one_process_count_apart():
     one, other = Metrics(), Metrics()
-    one.decided("placed", 0.001)
+    one.observe_placement("placed", 0.001)
     assert value(other, "kubelend_placement_duration_seconds_count", outcome="placed") == 0
 
 
@@ -306,7 +306,9 @@ def test_counting_goes_on_while_another_thread_renders(metrics):
     scraper.start()
     try:
         for number in range(3000):
-            metrics.answered(routes.ROUTES[number % len(routes.ROUTES)].name, "GET", number, 0.001)
+            metrics.observe_request(
+                routes.ROUTES[number % len(routes.ROUTES)].name, "GET", number, 0.001
+            )
     finally:
         done.set()
         scraper.join()
@@ -326,4 +328,4 @@ def scraped(metrics):
 
 def family_of(sample):
     base = re.sub(r"_(bucket|sum|count)$", "", sample)
-    return base if any(family.name == base for family in families.ALL) else sample
+    return base if any(family.name == base for family in families.ALL_METRICS) else sample

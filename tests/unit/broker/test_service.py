@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 import make
 from kubelend.broker import views
 from kubelend.broker.metrics import Metrics
-from kubelend.broker.service import Broker, Rules
+from kubelend.broker.service import Broker, BrokerRules
 from kubelend.core import commands
 from kubelend.core.errors import (
     KeyReused,
@@ -25,7 +25,7 @@ from virtual_time import settled
 from waiting import until
 
 A, R = ClusterId("a"), ClusterId("r")
-RULES = Rules(stale_after=make.STALE_AFTER, retention=make.HOUR, max_waiting=2)
+RULES = BrokerRules(stale_after=make.STALE_AFTER, retention=make.HOUR, max_waiting=2)
 
 pytestmark = pytest.mark.broker("service", rules=RULES, fails=True, offers={"a": ("4", "8Gi")})
 
@@ -137,7 +137,7 @@ async def test_command_that_fails_halfway_leaves_nothing_behind(broker, store, p
             "without its store: a command failed after applying events"
         )
         await until(lambda: broker.unready is None)
-        assert list(broker.present()[0].clusters) == ["a"]
+        assert list(broker.current()[0].clusters) == ["a"]
         await broker.reserve(make.request())
     assert [found.id for found in store.kept.load().clusters] == ["a"]
     (told,) = (line for line in logs if "exc_info" in line)
@@ -145,7 +145,7 @@ async def test_command_that_fails_halfway_leaves_nothing_behind(broker, store, p
 
 
 async def test_sweep_that_fails_halfway_is_made_up_for(broker, store, monkeypatch):
-    whole, tries = commands.expire, []
+    whole, tries = commands.expire_reservations, []
 
     def halfway_at_first(ledger, retention, now):
         tries.append(now)
@@ -154,11 +154,11 @@ async def test_sweep_that_fails_halfway_is_made_up_for(broker, store, monkeypatc
             raise ZeroDivisionError
         yield from whole(ledger, retention, now)
 
-    monkeypatch.setattr(commands, "expire", halfway_at_first)
+    monkeypatch.setattr(commands, "expire_reservations", halfway_at_first)
     async with running(broker):
         with capture_logs() as logs:
             await until(lambda: len(tries) > 1 and broker.unready is None)
-        assert list(broker.present()[0].clusters) == ["a"]
+        assert list(broker.current()[0].clusters) == ["a"]
     assert [line["log_level"] for line in logs if "exc_info" in line] == ["error"]
 
 
@@ -175,8 +175,8 @@ async def test_refusal_carries_the_explanation(broker):
         await broker.reserve(make.request("cpu=5,memory=1Gi"))
     explanation = refused.value.explanation
     assert explanation is not None
-    assert explanation.remedy is not None
-    assert refused.value.hint == explanation.remedy.text
+    assert explanation.suggestion is not None
+    assert refused.value.hint == explanation.suggestion.text
 
 
 async def test_key_gives_the_same_reservation_and_none_other(broker):
@@ -202,7 +202,7 @@ async def test_another_broker_on_the_same_store_answers_the_same(broker, store, 
     waiting = await broker.reserve(make.request("cpu=4,memory=1Gi", wait=make.HOUR))
     heir = Broker(lambda: store, clock, RULES, Metrics())
     await heir.load()
-    everything = views.Page(0, 100)
+    everything = views.PageRequest(0, 100)
     assert await heir.reservations(lambda _: True, None, everything) == [held, used, waiting]
     assert await heir.cluster(A) == await broker.cluster(A)
     assert await heir.holds(A) == [held]
@@ -218,7 +218,7 @@ async def test_reservation_is_found_at_hand_in_the_archive_or_not_at_all(broker,
     assert await broker.reservation(held.id) == released
     clock.pass_time(2 * make.HOUR)
     await broker.expire()
-    assert await broker.reservations(lambda _: True, None, views.Page(0, 10)) == []
+    assert await broker.reservations(lambda _: True, None, views.PageRequest(0, 10)) == []
     assert await broker.reservation(held.id) == released
     with pytest.raises(NotFound):
         await broker.reservation(ReservationId("rsv-unknown"))
@@ -254,4 +254,4 @@ async def test_explanation_changes_nothing(broker, store):
     explanation = await broker.explain(make.request("cpu=9,memory=1Gi", wait=make.HOUR), 10)
     assert explanation.fitting == 0
     assert store.commits == before
-    assert await broker.reservations(lambda _: True, None, views.Page(0, 10)) == []
+    assert await broker.reservations(lambda _: True, None, views.PageRequest(0, 10)) == []

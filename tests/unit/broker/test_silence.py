@@ -7,8 +7,8 @@ import pytest
 
 import make
 from kubelend.broker.metrics import Metrics
-from kubelend.broker.service import Broker, Rules
-from kubelend.broker.writer import PAUSE
+from kubelend.broker.service import Broker, BrokerRules
+from kubelend.broker.writer import FAILOVER_PAUSE
 from kubelend.core import silence
 from kubelend.core.errors import StoreFailed
 from kubelend.core.models import ClusterId
@@ -16,7 +16,7 @@ from virtual_time import in_virtual_time
 from waiting import until
 
 A, B, R = ClusterId("a"), ClusterId("b"), ClusterId("r")
-RULES = Rules(stale_after=make.MINUTE, lost_after=make.MINUTE)
+RULES = BrokerRules(stale_after=make.MINUTE, lost_after=make.MINUTE)
 STEP = 5 * make.SECOND
 
 pytestmark = pytest.mark.broker(
@@ -75,7 +75,7 @@ async def test_both_sides_hear_of_the_move(broker, clock):
         assert (told.id, told.target, told.left) == (held.id, "b", ("a",))
         assert await provider.feed.read(1.0) == [told]
     async with broker.stream(A, None) as opening:
-        assert told in opening.news, "it hears of it when it comes back"
+        assert told in opening.changes, "it hears of it when it comes back"
 
 
 async def test_nothing_moves_before_its_time(broker, clock):
@@ -99,12 +99,14 @@ async def test_many_are_moved_without_the_usual_pause_between_portions(store, cl
     patience, portions = 2.0, 3
     async with running(store, clock, patience) as broker:
         wanted = make.request("cpu=1m,memory=1Mi")
-        many = [broker.reserve(wanted) for _ in range((portions - 1) * silence.MOST_TRIED + 1)]
+        many = [
+            broker.reserve(wanted) for _ in range((portions - 1) * silence.MAX_ATTEMPTS_PER_RUN + 1)
+        ]
         await asyncio.gather(*many)
         await listen(broker, clock, 2 * make.MINUTE - STEP)
         clock.pass_time(STEP)
         # The usual pause is over when the first portion moves; the others follow more quickly.
-        await until(lambda: targets(store) == {"b"}, patience + 2 * portions * PAUSE)
+        await until(lambda: targets(store) == {"b"}, patience + 2 * portions * FAILOVER_PAUSE)
 
 
 async def test_restarted_broker_gives_everybody_the_time_anew(broker, store, clock):

@@ -7,8 +7,8 @@ import pytest
 
 import make
 from clocks import Clock
-from kubelend.broker.feeds import Feed
-from kubelend.broker.speakers import GRACE, LONGEST_NAME, Speakers
+from kubelend.broker.feeds import Subscription
+from kubelend.broker.speakers import MAX_INSTANCE_LENGTH, RECONNECT_GRACE, AgentSessions
 from kubelend.core.errors import IdentityInUse
 from kubelend.core.models import ClusterId
 
@@ -21,10 +21,10 @@ class Street:
 
     def __init__(self):
         self.clock = Clock()
-        self.speakers = Speakers(self.clock, TIMEOUT)
+        self.speakers = AgentSessions(self.clock, TIMEOUT)
 
     def speak(self, instance, cluster=BERLIN, origin="from 10.0.0.7"):
-        self.speakers.speak(cluster, instance, origin)
+        self.speakers.claim(cluster, instance, origin)
 
     def is_refused(self, instance, cluster=BERLIN):
         try:
@@ -34,8 +34,8 @@ class Street:
         return False
 
     def stream(self, instance, feed=None):
-        feed = feed or Feed(BERLIN, 0)
-        return self.speakers.streaming(BERLIN, instance, "from 10.0.0.7", feed)
+        feed = feed or Subscription(BERLIN, 0)
+        return self.speakers.hold_open(BERLIN, instance, "from 10.0.0.7", feed)
 
 
 @pytest.fixture
@@ -98,13 +98,13 @@ def test_silence_frees_the_place_in_its_moment(street):
 def test_question_is_a_sign_of_life_of_who_speaks_and_of_nobody_else(street):
     street.speak("one")
     street.clock.pass_time(TIMEOUT / 2)
-    street.speakers.hear(BERLIN, "one")
-    street.speakers.hear(BERLIN, "two")
-    street.speakers.hear(PARIS, "one")
+    street.speakers.touch(BERLIN, "one")
+    street.speakers.touch(BERLIN, "two")
+    street.speakers.touch(PARIS, "one")
     street.clock.pass_time(TIMEOUT / 2)
     assert street.is_refused("two")
     street.clock.pass_time(TIMEOUT / 2)
-    street.speakers.hear(BERLIN, "two")
+    street.speakers.touch(BERLIN, "two")
     street.speak("two")
     street.speak("three", PARIS)
 
@@ -114,9 +114,9 @@ def test_end_of_the_last_stream_frees_the_place_after_the_grace(street):
         outer.enter_context(street.stream("one"))
         with street.stream("one"):
             assert street.is_refused("two")
-        street.clock.pass_time(GRACE)
+        street.clock.pass_time(RECONNECT_GRACE)
         assert street.is_refused("two"), "the other stream is open"
-    street.clock.pass_time(GRACE - make.MOMENT)
+    street.clock.pass_time(RECONNECT_GRACE - make.MOMENT)
     assert street.is_refused("two")
     street.clock.pass_time(make.MOMENT)
     street.speak("two")
@@ -126,7 +126,7 @@ def test_end_of_the_last_stream_frees_the_place_after_the_grace(street):
 def test_stream_that_breaks_frees_the_place_too(street):
     with pytest.raises(ConnectionResetError), street.stream("one"):
         raise ConnectionResetError
-    street.clock.pass_time(GRACE)
+    street.clock.pass_time(RECONNECT_GRACE)
     street.speak("two")
 
 
@@ -136,10 +136,10 @@ def test_agent_that_opens_another_stream_keeps_its_place_from_one_that_waits(str
         with street.stream("one"):
             street.clock.pass_time(make.MINUTE)
         for _ in range(2):
-            street.clock.pass_time(GRACE / 3)
+            street.clock.pass_time(RECONNECT_GRACE / 3)
             assert street.is_refused("two")
     with street.stream("one"):
-        street.clock.pass_time(GRACE)
+        street.clock.pass_time(RECONNECT_GRACE)
         assert street.is_refused("two"), "it came back"
 
 
@@ -173,22 +173,22 @@ def test_agent_that_speaks_again_after_its_stream_has_its_place_and_its_age(stre
     with street.stream("one"):
         street.clock.pass_time(make.MINUTE)
     street.speak("one")
-    street.clock.pass_time(GRACE)
+    street.clock.pass_time(RECONNECT_GRACE)
     with pytest.raises(IdentityInUse, match="since 12:00:00 UTC"):
         street.speak("two")
 
 
 def test_open_stream_is_no_sign_of_life_and_ends_with_the_place(street):
     """A host that lost its power closes nothing."""
-    old = Feed(BERLIN, 0)
+    old = Subscription(BERLIN, 0)
     with street.stream("one", old):
         street.clock.pass_time(TIMEOUT)
-        feeds = [old, Feed(BERLIN, 0)]
+        feeds = [old, Subscription(BERLIN, 0)]
         assert not old.closed
         with street.stream("two", feeds[1]):
             assert [feed.closed for feed in feeds] == [True, False]
             assert street.is_refused("one")
-    street.clock.pass_time(GRACE)
+    street.clock.pass_time(RECONNECT_GRACE)
     assert not street.is_refused("three")
 
 
@@ -203,7 +203,7 @@ def test_late_end_of_an_old_stream_takes_nothing_from_who_speaks_now(street):
 
 def test_refused_stream_is_not_begun(street):
     street.speak("one")
-    feed = Feed(BERLIN, 0)
+    feed = Subscription(BERLIN, 0)
     with pytest.raises(IdentityInUse), street.stream("two", feed):
         pytest.fail("it has begun")
     assert not feed.closed
@@ -217,8 +217,8 @@ def test_clock_that_goes_back_makes_nobody_silent(street):
 
 
 def test_of_a_long_name_the_beginning_counts(street):
-    street.speak("x" * LONGEST_NAME + "one")
+    street.speak("x" * MAX_INSTANCE_LENGTH + "one")
     street.clock.pass_time(TIMEOUT / 2)
-    street.speakers.hear(BERLIN, "x" * LONGEST_NAME + "two")
+    street.speakers.touch(BERLIN, "x" * MAX_INSTANCE_LENGTH + "two")
     street.clock.pass_time(TIMEOUT / 2)
     assert street.is_refused("y")

@@ -4,7 +4,7 @@ import pytest
 
 import make
 from kubelend.broker import views
-from kubelend.broker.feeds import Feed
+from kubelend.broker.feeds import Subscription
 from kubelend.core.models import ClusterId
 
 A, R = ClusterId("a"), ClusterId("r")
@@ -16,7 +16,9 @@ def desk():
 
 
 def opening(desk, cluster, after):
-    return views.opening(desk.ledger, Feed(ClusterId(cluster), desk.ledger.revision), after)
+    return views.start_stream(
+        desk.ledger, Subscription(ClusterId(cluster), desk.ledger.revision), after
+    )
 
 
 def ids(news):
@@ -26,9 +28,9 @@ def ids(news):
 def test_cluster_is_shown_with_what_is_reserved_and_how_many_it_serves(desk):
     for _ in range(2):
         desk.reserve("cpu=1,memory=1Gi", pinned="a")
-    view = views.of_cluster(desk.ledger, desk.ledger.cluster(A))
+    view = views.cluster_view(desk.ledger, desk.ledger.cluster(A))
     assert view.reserved == make.resources("cpu=2,memory=2Gi")
-    assert view.lent == 2
+    assert view.reservation_count == 2
 
 
 def test_holds_are_what_is_reserved_there_and_not_in_use_oldest_first(desk):
@@ -36,10 +38,10 @@ def test_holds_are_what_is_reserved_there_and_not_in_use_oldest_first(desk):
         desk.reserve("cpu=1,memory=1Gi", pinned=target) for target in ("a", "a", "a", "b")
     ]
     desk.activate(second)
-    assert ids(views.holds(desk.ledger, A)) == [first, third]
+    assert ids(views.held_reservations(desk.ledger, A)) == [first, third]
     desk.release(first)
-    assert ids(views.holds(desk.ledger, A)) == [third]
-    assert views.holds(desk.ledger, ClusterId("nobody")) == []
+    assert ids(views.held_reservations(desk.ledger, A)) == [third]
+    assert views.held_reservations(desk.ledger, ClusterId("nobody")) == []
 
 
 @pytest.mark.parametrize("cluster", [None, R], ids=["all", "one cluster's"])
@@ -48,7 +50,9 @@ def test_pages_follow_each_other_without_gap_or_repetition(desk, cluster):
     desk.renew(made[0], 9 * make.HOUR)
     desk.release(made[5])
     seen, after = [], 0
-    while page := views.page_of(desk.ledger, lambda _: True, cluster, views.Page(after, 3)):
+    while page := views.reservations_page(
+        desk.ledger, lambda _: True, cluster, views.PageRequest(after, 3)
+    ):
         assert len(page) <= 3
         seen += ids(page)
         after = page[-1].ticket
@@ -58,7 +62,9 @@ def test_pages_follow_each_other_without_gap_or_repetition(desk, cluster):
 def test_page_holds_only_what_is_wanted(desk):
     made = [desk.reserve("cpu=1m,memory=1Mi") for _ in range(6)]
     wanted = set(made[::2])
-    page = views.page_of(desk.ledger, lambda found: found.id in wanted, None, views.Page(0, 2))
+    page = views.reservations_page(
+        desk.ledger, lambda found: found.id in wanted, None, views.PageRequest(0, 2)
+    )
     assert ids(page) == made[:4:2]
 
 
@@ -69,8 +75,8 @@ def test_stream_opens_with_all_that_is_open(desk):
     desk.release(over)
     opened = opening(desk, "r", None)
     assert not opened.resumed
-    assert ids(opened.news) == [kept, waiting, used]
-    assert ids(opening(desk, "a", None).news) == [kept, used]
+    assert ids(opened.changes) == [kept, waiting, used]
+    assert ids(opening(desk, "a", None).changes) == [kept, used]
 
 
 def test_resumed_stream_tells_all_since_in_order_of_revision(desk):
@@ -80,14 +86,14 @@ def test_resumed_stream_tells_all_since_in_order_of_revision(desk):
     desk.release(first)
     opened = opening(desk, "a", seen)
     assert opened.resumed
-    assert ids(opened.news) == [third, first]
-    assert second not in ids(opened.news)
+    assert ids(opened.changes) == [third, first]
+    assert second not in ids(opened.changes)
 
 
 def test_resumed_where_nothing_happened_it_tells_nothing(desk):
     desk.reserve("cpu=1,memory=1Gi")
     opened = opening(desk, "r", desk.ledger.revision)
-    assert (opened.resumed, opened.news) == (True, [])
+    assert (opened.resumed, opened.changes) == (True, [])
 
 
 def test_stream_cannot_be_resumed_from_the_future_or_from_before_what_is_forgotten(desk):
@@ -107,4 +113,4 @@ def test_refused_reservation_concerns_the_provider_that_refused_when_it_resumes(
     provider = desk.target(made)
     seen = desk.ledger.revision
     desk.refuse(made, provider)
-    assert ids(opening(desk, provider, seen).news) == [made]
+    assert ids(opening(desk, provider, seen).changes) == [made]

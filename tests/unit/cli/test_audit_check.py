@@ -40,7 +40,7 @@ def fill(ledger):
         commands.advertise(ledger, advertisement("a", 6), hour, NOW),
     ]
     for step in steps:
-        changes += commands.run(ledger, step, NOW)[1]
+        changes += commands.run_command(ledger, step, NOW)[1]
     return changes
 
 

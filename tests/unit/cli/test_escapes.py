@@ -63,7 +63,7 @@ EXPLANATION = bodies.Explanation(
     fitting=0,
     refusals={},
     candidates=[bodies.Candidate(HOSTILE, False, [HOSTILE])],
-    remedy=bodies.Remedy(HOSTILE, HOSTILE),
+    remedy=bodies.Suggestion(HOSTILE, HOSTILE),
     quota=[HOSTILE],
 )
 MEMBER = membership_bodies.Member(role=HOSTILE, name=HOSTILE, standing=HOSTILE, asked_at=NOW)
@@ -71,7 +71,7 @@ MEMBER = membership_bodies.Member(role=HOSTILE, name=HOSTILE, standing=HOSTILE, 
 
 @pytest.mark.parametrize("code", ACTIVE, ids=hex)
 def test_what_a_terminal_would_obey_is_written_out(code):
-    written = escapes.line(f"a{chr(code)}b")
+    written = escapes.sanitize_line(f"a{chr(code)}b")
     assert written.isascii()
     assert written.isprintable()
     assert written[:2] == "a\\"
@@ -80,26 +80,28 @@ def test_what_a_terminal_would_obey_is_written_out(code):
 
 @pytest.mark.parametrize("text", ["", "eu-west 1", "Zürich", "東京", "a\\b", "50 €", "👩‍🚀"])
 def test_all_else_stays_as_it_is(text):
-    assert escapes.line(text) == escapes.lines(text) == text
+    assert escapes.sanitize_line(text) == escapes.sanitize_lines(text) == text
 
 
 def test_lines_of_our_own_stay_lines():
-    assert escapes.lines("one\x1b\ntwo\r") == "one\\x1b\ntwo\\r"
+    assert escapes.sanitize_lines("one\x1b\ntwo\r") == "one\\x1b\ntwo\\r"
 
 
 def test_a_table_has_one_line_for_each_row_and_its_columns_line_up():
-    header, first, second = tables.columns(("A", "B"), [(HOSTILE, "x"), ("y", HOSTILE)]).split("\n")
+    header, first, second = tables.format_table(("A", "B"), [(HOSTILE, "x"), ("y", HOSTILE)]).split(
+        "\n"
+    )
     assert first == f"{SHOWN}  x"
     assert header.index("B") == second.index(SHOWN) == len(f"{SHOWN}  ")
-    assert tables.row((HOSTILE, ""), (3, 3)) == f"{SHOWN}  -"
-    assert tables.pairs([("Name", HOSTILE), (HOSTILE, "x")]).count("\n") == 1
+    assert tables.format_row((HOSTILE, ""), (3, 3)) == f"{SHOWN}  -"
+    assert tables.format_pairs([("Name", HOSTILE), (HOSTILE, "x")]).count("\n") == 1
 
 
 VIEWS = {
     "clusters": (clusters.cluster_table([CLUSTER], NOW, wide=True), 2),
     "a cluster": (clusters.cluster_details(CLUSTER, NOW), 16),
     "a drained cluster": (
-        clusters.drain_summary(bodies.Drained(CLUSTER, [RESERVATION]), NOW),
+        clusters.drain_summary(bodies.DrainResult(CLUSTER, [RESERVATION]), NOW),
         4,
     ),
     "reservations": (reservation_views.table([RESERVATION], NOW, wide=True), 2),

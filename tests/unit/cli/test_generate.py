@@ -15,7 +15,7 @@ from kubelend.cli import app, generate
 from kubelend.cli.exit_codes import ExitCode
 from kubelend.core import errors
 from kubelend.wire import crds, problems, routes
-from kubelend.wire.route import OF_ANY_ROUTE
+from kubelend.wire.route import COMMON_ERRORS
 
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
@@ -33,7 +33,7 @@ def places(directory):
 @pytest.mark.parametrize("record", [BrokerSettings, ClientSettings])
 def test_every_setting_is_documented_with_its_variable(record):
     text = generate.command_line()
-    for flag in flags.of(record):
+    for flag in flags.flags_of(record):
         assert f"`{flag.name}`" in text
         assert f"`{flag.variable}`" in text
         assert flag.help.replace("|", "\\|") in text
@@ -65,7 +65,7 @@ ERRORS = [
 
 @pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.__name__)
 def test_every_error_is_documented_with_its_status(kind):
-    status = int(problems.status_of(kind("")))
+    status = int(problems.http_status(kind("")))
     again = "yes" if kind.retryable else ""
     assert f"| `{kind.code}` | {status} | {again} | " in generate.error_codes()
 
@@ -78,7 +78,7 @@ def test_errors_are_told_where_they_are_sent():
     assert senders["QueueFull"] == "`reserve`"
     assert senders["MethodNotAllowed"] == "any call that no route takes, joining"
     assert senders["InvalidSettings"].startswith("nobody")
-    for kind in OF_ANY_ROUTE:
+    for kind in COMMON_ERRORS:
         assert f" {kind.code}" in generate.rest_routes()
 
 
@@ -123,7 +123,7 @@ def test_definitions_in_the_repository_are_what_the_code_makes():
 
 def test_definitions_are_written_so_that_they_are_read_again():
     for text, document in zip(
-        generate.crd_files(ROOT).values(), crds.documents().values(), strict=True
+        generate.crd_files(ROOT).values(), crds.crd_documents().values(), strict=True
     ):
         assert yaml.safe_load(text) == document
         assert not {"\u2028", "\u2029"} & set(text)

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from kubelend.cli import main, output
-from kubelend.pki.grants import ISSUER, Grant, GrantKeys
+from kubelend.pki.grants import GRANT_ISSUER, Grant, GrantKeys
 
 
 @pytest.fixture
@@ -26,7 +26,9 @@ def file(tmp_path, keys):
 def grant(keys):
     now = int(output.now().timestamp())
     return keys.sign(
-        Grant(ISSUER, "rsv-1", "paris", "berlin", now, now + 7200, {"cpu": "4", "memory": "8Gi"})
+        Grant(
+            GRANT_ISSUER, "rsv-1", "paris", "berlin", now, now + 7200, {"cpu": "4", "memory": "8Gi"}
+        )
     )
 
 

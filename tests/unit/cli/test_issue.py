@@ -60,7 +60,7 @@ def role_in(directory):
         "x509", "-in", directory / "tls.crt", "-noout", "-subject", "-nameopt", "multiline"
     )
     (organisation,) = (line for line in subject.splitlines() if "organizationName" in line)
-    return identities.ROLES.get(organisation.partition("= ")[2], Role.CLUSTER)
+    return identities.ROLES_BY_ORGANISATION.get(organisation.partition("= ")[2], Role.CLUSTER)
 
 
 @openssl.needed
@@ -79,7 +79,7 @@ def test_names_of_hosts_are_for_brokers(authority, capsys):
 
 def test_a_lifetime_is_kept(authority, here):
     assert main.run(["ca", "issue", "a", "--lifetime", "90m"]) == 0
-    left = tls.expires_at(here / "certs" / "a") - datetime.now(UTC)
+    left = tls.certificate_expiry(here / "certs" / "a") - datetime.now(UTC)
     assert timedelta(minutes=89) < left < timedelta(minutes=91)
 
 

@@ -19,12 +19,12 @@ from kubelend.wire.broker_objects import (
     ReservationStatus,
 )
 from kubelend.wire.objects import (
+    AgentRequest,
+    BrokerResponse,
     Metadata,
     ProviderInstruction,
     ProviderInstructionSpec,
     ProviderInstructionStatus,
-    Question,
-    Reply,
     ResourceRequest,
     ResourceRequestSpec,
     ResourceRequestStatus,
@@ -41,7 +41,7 @@ ASKED = bodies.ReservationRequest(
     wait="5m",
     policy="cost",
     target_cluster_id="lender",
-    constraints=bodies.ConstraintsBody(region="eu"),
+    constraints=bodies.Constraints(region="eu"),
 )
 
 
@@ -101,7 +101,10 @@ def test_reservation_without_a_requester_is_its_namespaces():
 
 
 def test_reservation_in_a_mailbox_is_not_its_namespaces():
-    assert kube_objects.body_from_reservation(reservation(response=Reply())).requester_id == ""
+    assert (
+        kube_objects.body_from_reservation(reservation(response=BrokerResponse())).requester_id
+        == ""
+    )
 
 
 @pytest.mark.parametrize(
@@ -168,7 +171,7 @@ def test_agents_trouble_with_its_broker_is_no_answer(found, is_answered):
 
 def test_questions_in_mailboxes_are_no_reservations():
     plain = reservation()
-    asked = replace(plain, spec=replace(plain.spec, request=Question("1", "reserve")))
+    asked = replace(plain, spec=replace(plain.spec, request=AgentRequest("1", "reserve")))
     assert [kube_objects.RESERVATIONS.is_listed(one) for one in (plain, asked)] == [True, False]
 
 

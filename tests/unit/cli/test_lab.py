@@ -4,14 +4,14 @@ import pytest
 
 from kubelend.cli import lab
 from kubelend.lab import records
-from kubelend.lab.health import Health, Part
-from kubelend.lab.records import Home, Record
+from kubelend.lab.health import ComponentStatus, LabHealth
+from kubelend.lab.records import LabDirectory, LabState
 
-RECORD = Record(7, broker="https://localhost:1", kubectl="/opt/kubectl", store="kubernetes:///k")
+RECORD = LabState(7, broker="https://localhost:1", kubectl="/opt/kubectl", store="kubernetes:///k")
 
 
 def test_empty_tables_are_sentences():
-    text = lab.health_text(Health([Part("broker", "ready", "broker.log")], [], []))
+    text = lab.health_text(LabHealth([ComponentStatus("broker", "ready", "broker.log")], [], []))
     assert text == (
         "COMPONENT  STATE  LOG\nbroker     ready  broker.log\n\n"
         "No advertisements.\n\nNo reservations."
@@ -19,22 +19,22 @@ def test_empty_tables_are_sentences():
 
 
 def test_problem_stands_beside_the_table_and_not_in_it():
-    health = Health([Part("broker", "a long story about why", "broker.log")], [], [])
+    health = LabHealth([ComponentStatus("broker", "a long story about why", "broker.log")], [], [])
     assert lab.health_text(health).splitlines()[1] == "broker     NotReady  broker.log"
     assert health.problems[0] == "broker: a long story about why"
 
 
 def test_agents_that_are_not_heard_are_a_problem():
-    assert Health([], [], []).problems == [
+    assert LabHealth([], [], []).problems == [
         "agent-cluster-1 does not advertise",
         "agent-cluster-2 does not advertise",
     ]
 
 
 def test_directory_is_told_where_it_is_not_the_usual_one(tmp_path):
-    there = lab.next_commands(Home(tmp_path / "a b"), RECORD)
+    there = lab.next_commands(LabDirectory(tmp_path / "a b"), RECORD)
     assert there[0] == f"export KUBELEND_LAB_DIRECTORY='{tmp_path}/a b'"
-    usual = lab.next_commands(Home(records.usual()), RECORD)
+    usual = lab.next_commands(LabDirectory(records.default_directory()), RECORD)
     assert usual[0].startswith("export KUBECONFIG=")
 
 
@@ -43,6 +43,8 @@ def test_kubectl_is_named_so_that_it_is_found(tmp_path, monkeypatch, has_kubectl
     if has_kubectl:
         (tmp_path / "kubectl").touch(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    found = [line for line in lab.next_commands(Home(tmp_path), RECORD) if "get reserv" in line]
+    found = [
+        line for line in lab.next_commands(LabDirectory(tmp_path), RECORD) if "get reserv" in line
+    ]
     program = "kubectl" if has_kubectl else "/opt/kubectl"
     assert found == [f"{program} --context broker-cluster get reservations"]

@@ -43,10 +43,10 @@ async def test_whatever_the_broker_does_the_command_goes_on_without_a_word(
     broker, directory, monkeypatch, capsys, answer
 ):
     monkeypatch.setattr(renewal, "RENEWAL_TIMEOUT", 0.3)
-    broker.answers.append(answer)
+    broker.responses.append(answer)
     old = serial_in(directory)
     settings = ClientSettings(broker_url=broker.url, cert_path=directory)
-    async with BrokerClient(broker.url, directory, backoff=backoff.NONE) as client:
+    async with BrokerClient(broker.url, directory, backoff=backoff.NO_RETRIES) as client:
         await renewal.renew_if_due(settings, client)
     assert broker.seen[0].path == "/api/v1/certificates"
     assert serial_in(directory) == old

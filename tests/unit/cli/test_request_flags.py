@@ -38,7 +38,7 @@ def test_all_flags_together():
         wait="5m",
         weights={"price": 2.0, "headroom": 0.5},
         target_cluster_id="b",
-        constraints=bodies.ConstraintsBody(
+        constraints=bodies.Constraints(
             {"tier": "gold", "empty": ""}, "eu", ["c", "d"], "0.5", "EUR"
         ),
     )

@@ -76,7 +76,7 @@ def test_all_namespaces_are_those_of_a_cluster():
         context="x", is_everywhere=True
     )
     with pytest.raises(InvalidInput, match="give --kube-context"):
-        options.all_namespaces(flags.parse(ClientSettings, {"cert_path": "x"}))
+        options.all_namespaces(flags.parse_settings(ClientSettings, {"cert_path": "x"}))
     with pytest.raises(InvalidInput, match="exclude each other"):
         options.all_namespaces(KubeTarget(namespace="x"))
 

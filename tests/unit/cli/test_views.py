@@ -74,7 +74,7 @@ EXPLANATION = bodies.Explanation(
             "agent-cluster-3",
             False,
             ["InsufficientCPU"],
-            remedy=bodies.Remedy(
+            remedy=bodies.Suggestion(
                 "agent-cluster-3",
                 "agent-cluster-3 fits if you request 50m cpu less, or wait until"
                 " reservations there end",
@@ -155,11 +155,11 @@ def test_what_became_of_a_drained_cluster():
     released = msgspec.structs.replace(
         RESERVED, status=bodies.ReservationStatus("Released", "Drained")
     )
-    text = clusters.drain_summary(bodies.Drained(CLUSTER, [RESERVED, released]), NOW)
+    text = clusters.drain_summary(bodies.DrainResult(CLUSTER, [RESERVED, released]), NOW)
     assert text.startswith(
         "cluster/agent-cluster-2 drained: 1 moved to other clusters, 1 released\n\n"
     )
-    empty = clusters.drain_summary(bodies.Drained(CLUSTER, []), NOW)
+    empty = clusters.drain_summary(bodies.DrainResult(CLUSTER, []), NOW)
     assert empty == "cluster/agent-cluster-2 drained; it had no reservations"
 
 
@@ -178,7 +178,7 @@ def test_an_explanation_ranks_the_clusters_and_says_what_would_help():
 
 
 def test_the_nearest_remedy_is_told_within_the_width():
-    remedy = bodies.Remedy("b", "b fits if you " + "ask for less " * 10)
+    remedy = bodies.Suggestion("b", "b fits if you " + "ask for less " * 10)
     text = reservations.explanation_text(
         bodies.Explanation("0/1 cluster fits", 1, 0, {}, [], remedy), 80
     )

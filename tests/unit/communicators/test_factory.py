@@ -7,14 +7,14 @@ import pytest
 
 from kubelend.communicators import factory
 from kubelend.communicators.http import HttpCommunicator
-from kubelend.communicators.options import Options
+from kubelend.communicators.options import CommunicatorOptions
 from kubelend.core.errors import InvalidSettings
 
 pytestmark = pytest.mark.broker("scripted")
 
 
 async def test_http_is_opened_without_a_call(broker, certificates):
-    options = Options(broker.url, certificates.cluster("a"))
+    options = CommunicatorOptions(broker.url, certificates.cluster("a"))
     opened = await factory.open_communicator("http", options)
     assert isinstance(opened, HttpCommunicator)
     await opened.close()
@@ -22,7 +22,7 @@ async def test_http_is_opened_without_a_call(broker, certificates):
 
 
 async def test_no_name_is_no_broker():
-    assert await factory.open_communicator("", Options()) is None
+    assert await factory.open_communicator("", CommunicatorOptions()) is None
 
 
 @pytest.mark.parametrize(
@@ -37,15 +37,15 @@ async def test_no_name_is_no_broker():
 )
 async def test_what_there_is_not_is_refused_clearly(name, words):
     with pytest.raises(InvalidSettings) as refused:
-        await factory.open_communicator(name, Options("https://localhost"))
+        await factory.open_communicator(name, CommunicatorOptions("https://localhost"))
     assert str(refused.value).startswith(words)
 
 
 async def test_http_says_what_is_missing(certificates, tmp_path):
     for options, words in (
-        (Options(certificates=certificates.cluster("a")), "--broker-url"),
-        (Options("https://localhost"), "--broker-cert-path"),
-        (Options("https://localhost", tmp_path / "absent"), "tls.crt"),
+        (CommunicatorOptions(certificates=certificates.cluster("a")), "--broker-url"),
+        (CommunicatorOptions("https://localhost"), "--broker-cert-path"),
+        (CommunicatorOptions("https://localhost", tmp_path / "absent"), "tls.crt"),
     ):
         with pytest.raises(InvalidSettings, match=words):
             await factory.open_communicator("http", options)

@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from kubelend.communicators import factory
-from kubelend.communicators.options import Options
+from kubelend.communicators.options import CommunicatorOptions
 from kubelend.core.errors import BrokerUnreachable, Forbidden, NotReady
 from kubelend.wire import bodies, route
 from scripted_broker import body, events, hang_up, problem, raw, say_nothing
@@ -39,7 +39,7 @@ async def communicator(broker, certificates):
 
 async def opening(broker, certificates, **options):
     return await factory.open_communicator(
-        "http", Options(broker.url, certificates.cluster("a"), **options)
+        "http", CommunicatorOptions(broker.url, certificates.cluster("a"), **options)
     )
 
 
@@ -71,27 +71,27 @@ def resumed(broker):
 
 
 async def test_a_request_whose_answer_was_lost_is_repeated_with_its_key(broker, communicator):
-    broker.answers += [hang_up, body(RESERVATION, 201)]
+    broker.responses += [hang_up, body(RESERVATION, 201)]
     assert await communicator.request(WISH, "the key") == RESERVATION
     assert [seen.headers[route.IDEMPOTENCY_KEY] for seen in broker.seen] == ["the key"] * 2
 
 
 async def test_a_broker_that_is_down_is_given_up_after_a_few_tries(broker, communicator):
-    broker.answers.append(problem(NotReady("starting")))
+    broker.responses.append(problem(NotReady("starting")))
     with pytest.raises(NotReady):
         await communicator.request(WISH, "k")
     assert len(broker.seen) == 3
 
 
 async def test_a_refusal_is_not_repeated(broker, communicator):
-    broker.answers.append(problem(Forbidden("no")))
+    broker.responses.append(problem(Forbidden("no")))
     with pytest.raises(Forbidden):
         await communicator.activate("rsv-a-1")
     assert len(broker.seen) == 1
 
 
 async def test_a_broker_that_says_nothing_is_given_up(broker, certificates):
-    broker.answers.append(say_nothing)
+    broker.responses.append(say_nothing)
     impatient = await opening(broker, certificates, timeout=timedelta(milliseconds=50))
     with pytest.raises(BrokerUnreachable, match="did not answer within"):
         await impatient.ping()
@@ -99,29 +99,29 @@ async def test_a_broker_that_says_nothing_is_given_up(broker, certificates):
 
 
 async def test_a_proxy_that_answers_for_a_broker_that_is_not_ready(broker, communicator):
-    broker.answers.append(raw(b"not ready: starting", 503))
+    broker.responses.append(raw(b"not ready: starting", 503))
     with pytest.raises(NotReady, match="the broker is not ready: starting"):
         await communicator.ping()
 
 
 async def test_connections_are_used_again(broker, communicator):
-    broker.answers.append(body(RESERVATION))
+    broker.responses.append(body(RESERVATION))
     for _ in range(3):
         await communicator.find("rsv-a-1")
     assert len(broker.connections) == 1
 
 
 async def test_every_call_says_which_agent_it_is(broker, certificates):
-    broker.answers += [body(RESERVATION), events(event(1))]
+    broker.responses += [body(RESERVATION), events(event(1))]
     named = await opening(broker, certificates, instance="agent-7", silence=MOMENT)
     await named.find("rsv-a-1")
     await revisions(named)
-    assert [seen.headers[route.AGENT] for seen in broker.seen] == ["agent-7"] * 2
+    assert [seen.headers[route.AGENT_HEADER] for seen in broker.seen] == ["agent-7"] * 2
     await named.close()
 
 
 async def test_only_unfinished_reservations_are_asked_for(broker, communicator):
-    broker.answers += [
+    broker.responses += [
         body(bodies.ReservationList([RESERVATION], next="7")),
         body(bodies.ReservationList([RESERVATION])),
     ]
@@ -136,7 +136,7 @@ async def test_only_unfinished_reservations_are_asked_for(broker, communicator):
 
 
 async def test_a_cut_stream_fails_at_once_and_goes_on_behind_the_last(broker, communicator):
-    broker.answers += [events(event(1) + event(2)), events(event(3)), events(b"")]
+    broker.responses += [events(event(1) + event(2)), events(event(3)), events(b"")]
     assert (await revisions(communicator))[0] == [1, 2]
     assert (await revisions(communicator))[0] == [3]
     assert (await revisions(communicator))[0] == []
@@ -144,14 +144,14 @@ async def test_a_cut_stream_fails_at_once_and_goes_on_behind_the_last(broker, co
 
 
 async def test_a_stream_that_cannot_be_opened_is_tried_once(broker, communicator):
-    broker.answers.append(problem(NotReady("starting")))
+    broker.responses.append(problem(NotReady("starting")))
     with pytest.raises(NotReady):
         await anext(communicator.stream(lambda: None))
     assert len(broker.seen) == 1
 
 
 async def test_half_an_event_is_not_taken(broker, communicator):
-    broker.answers += [events(event(1) + event(2)[:-10]), events(event(2))]
+    broker.responses += [events(event(1) + event(2)[:-10]), events(event(2))]
     assert (await revisions(communicator))[0] == [1]
     assert (await revisions(communicator))[0] == [2]
     assert resumed(broker) == ["", "1"]
@@ -160,7 +160,7 @@ async def test_half_an_event_is_not_taken(broker, communicator):
 async def test_after_a_reset_the_numbers_of_before_mean_nothing(broker, communicator):
     """A broker whose store was lost counts from the start: behind the old number it would be silent."""
     resets: list[str] = []
-    broker.answers += [events(event(7)), events(RESET), events(RESET + event(2)), events(b"")]
+    broker.responses += [events(event(7)), events(RESET), events(RESET + event(2)), events(b"")]
     for expected in ([7], [], [2], []):
         assert (await revisions(communicator, resets))[0] == expected
     assert resumed(broker) == ["", "7", "", "2"]
@@ -168,7 +168,7 @@ async def test_after_a_reset_the_numbers_of_before_mean_nothing(broker, communic
 
 
 async def test_a_line_that_is_half_open_is_noticed(broker, communicator):
-    broker.answers.append(events(event(1), stay=True))
+    broker.responses.append(events(event(1), stay=True))
     async with asyncio.timeout(PATIENCE):
         found, words = await revisions(communicator)
     assert found == [1]
@@ -185,12 +185,12 @@ async def test_signs_of_life_keep_a_silent_stream_open(broker, communicator):
         await response.write(event(1))
         return response
 
-    broker.answers.append(heartbeats)
+    broker.responses.append(heartbeats)
     assert (await revisions(communicator))[0] == [1]
 
 
 async def test_a_call_under_way_is_cut_off_by_close(broker, communicator):
-    broker.answers.append(say_nothing)
+    broker.responses.append(say_nothing)
     call = asyncio.create_task(communicator.find("rsv-a-1"))
     await until(lambda: bool(broker.seen))
     await communicator.close()

@@ -7,11 +7,11 @@ from datetime import timedelta
 import pytest
 
 from in_process import InProcessCommunicator
-from kubelend.broker.writer import ACTOR
+from kubelend.broker.writer import CURRENT_ACTOR
 from kubelend.core.errors import BrokerUnreachable, InvalidInput, QueueFull
-from kubelend.core.journal import THE_BROKER
+from kubelend.core.journal import BROKER_ACTOR
 from kubelend.wire import bodies
-from kubelend.wire.conversion import Terms
+from kubelend.wire.conversion import RequestLimits
 
 WISH = bodies.ReservationRequest(bodies.Quantities("1", "1Gi"))
 
@@ -32,7 +32,7 @@ def offer():
 async def test_the_journal_names_the_cluster_and_the_caller_is_itself_afterwards(broker, lender):
     borrower = InProcessCommunicator(broker.service, "borrower")
     await borrower.request(WISH, "k")
-    assert ACTOR.get() == THE_BROKER
+    assert CURRENT_ACTOR.get() == BROKER_ACTOR
     told = (await broker.admin().read("audit"))["lines"]
     assert {"name": "borrower", "role": "cluster"} in [line["actor"] for line in told]
 
@@ -49,7 +49,7 @@ async def test_an_instruction_carries_the_grant(broker, lender):
 
 async def test_its_terms_are_those_it_was_given(broker, lender):
     hour = timedelta(hours=1)
-    strict = InProcessCommunicator(broker.service, "b", terms=Terms(hour, 2 * hour, hour))
+    strict = InProcessCommunicator(broker.service, "b", terms=RequestLimits(hour, 2 * hour, hour))
     with pytest.raises(InvalidInput, match="3h exceeds the broker's maximum"):
         await strict.request(bodies.ReservationRequest(WISH.requested_resources, duration="3h"), "")
     found = await strict.request(WISH, "")

@@ -1,7 +1,7 @@
 """What of a mailbox was told before, and what is news."""
 
 import make
-from kubelend.communicators.kube_stream import Diary
+from kubelend.communicators.kube_stream import RevisionTracker
 from kubelend.wire import bodies
 
 QUANTITIES = bodies.Quantities("1", "1Gi")
@@ -14,21 +14,21 @@ def told(revision, id="rsv-1", role="provider"):
 
 
 def test_each_revision_is_news_once():
-    diary = Diary()
-    assert [diary.note(told(number)) for number in (5, 5, 4, 6)] == [True, False, False, True]
+    diary = RevisionTracker()
+    assert [diary.advance(told(number)) for number in (5, 5, 4, 6)] == [True, False, False, True]
 
 
 def test_another_reservation_or_side_is_not_hidden_by_a_newer_one():
-    diary = Diary()
-    assert diary.note(told(9))
-    assert diary.note(told(3, "rsv-2"))
-    assert diary.note(told(3, role="requester"))
+    diary = RevisionTracker()
+    assert diary.advance(told(9))
+    assert diary.advance(told(3, "rsv-2"))
+    assert diary.advance(told(3, role="requester"))
 
 
 def test_after_a_new_beginning_all_is_news():
-    diary = Diary()
-    diary.note(told(9))
-    diary.seen = 9
-    diary.begin()
-    assert diary.seen < 0
-    assert diary.note(told(1))
+    diary = RevisionTracker()
+    diary.advance(told(9))
+    diary.complete_to = 9
+    diary.reset()
+    assert diary.complete_to < 0
+    assert diary.advance(told(1))

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from kubelend.agent.ports import BrokerCommunicator
-from kubelend.communicators.delayed import Delayed
-from kubelend.communicators.measured import Measured
+from kubelend.communicators.delayed import DelayMiddleware
+from kubelend.communicators.measured import MetricsMiddleware
 from kubelend.core.errors import BrokerUnreachable, NoCapacity
 from kubelend.wire import bodies
 from virtual_time import in_virtual_time
@@ -89,12 +89,12 @@ def test_all_calls_of_the_port_are_tried_here():
 
 def delayed(log):
     inner = Echo(log)
-    return Delayed(inner, timedelta(milliseconds=250)), inner
+    return DelayMiddleware(inner, timedelta(milliseconds=250)), inner
 
 
 def measured(log):
     inner = Echo([])
-    return Measured(inner, lambda *report: log.append(report), timer=Timer()), inner
+    return MetricsMiddleware(inner, lambda *report: log.append(report), timer=Timer()), inner
 
 
 @pytest.mark.parametrize("wrap", [delayed, measured])

@@ -11,7 +11,7 @@ from kubelend.core.models import Cluster
 from kubelend.wire.bodies import Amounts, Quantities
 
 SAID = samples.advertisement()
-OFFER = plans.offer(SAID)
+OFFER = plans.advertisement_from_object(SAID)
 
 
 def record(offer=OFFER, **fields):
@@ -19,12 +19,14 @@ def record(offer=OFFER, **fields):
 
 
 def plan(found, heard=None, known=None):
-    return plans.plan(found, plans.offer(found), heard, known)
+    return plans.plan_advertisement(found, plans.advertisement_from_object(found), heard, known)
 
 
 def test_missing_allocatable_is_the_capacity_and_missing_time_the_creation():
     resources = replace(SAID.spec.resources, allocatable=None)
-    offer = plans.offer(samples.with_spec(SAID, resources=resources, timestamp=None))
+    offer = plans.advertisement_from_object(
+        samples.with_spec(SAID, resources=resources, timestamp=None)
+    )
     assert offer.allocatable == offer.capacity == make.resources("cpu=4,memory=8Gi")
     assert offer.sent_at == SAID.metadata.creation_timestamp
 
@@ -33,13 +35,13 @@ def test_what_it_says_of_reserved_and_available_is_not_heard():
     claims = replace(
         SAID.spec.resources, available=Amounts("99", "1Ti"), reserved=Amounts("1", "0")
     )
-    assert plans.offer(samples.with_spec(SAID, resources=claims)) == OFFER
+    assert plans.advertisement_from_object(samples.with_spec(SAID, resources=claims)) == OFFER
 
 
 def test_amounts_that_make_no_sense_are_refused():
     wrong = replace(SAID.spec.resources, capacity=Quantities("lots", "1Gi"))
     with pytest.raises(InvalidInput, match=r"resources\.capacity"):
-        plans.offer(samples.with_spec(SAID, resources=wrong))
+        plans.advertisement_from_object(samples.with_spec(SAID, resources=wrong))
 
 
 LATER = samples.with_spec(SAID, timestamp=make.T0 + make.MINUTE)
@@ -55,20 +57,28 @@ ADOPTED = samples.shown(record(), is_own=False)
         pytest.param(ADOPTED, OFFER, record(), None, id="heard already"),
         pytest.param(ADOPTED, None, record(), None, id="heard before a restart"),
         pytest.param(
-            LATER, OFFER, record(), plans.Advertise(plans.offer(LATER)), id="another time alone"
+            LATER,
+            OFFER,
+            record(),
+            plans.Advertise(plans.advertisement_from_object(LATER)),
+            id="another time alone",
         ),
         pytest.param(
-            LARGER, OFFER, record(), plans.Advertise(plans.offer(LARGER)), id="another amount"
+            LARGER,
+            OFFER,
+            record(),
+            plans.Advertise(plans.advertisement_from_object(LARGER)),
+            id="another amount",
         ),
         pytest.param(
             samples.with_spec(ADOPTED, cluster_name=""),
             OFFER,
-            record(plans.offer(LARGER)),
-            plans.Rewrite(),
+            record(plans.advertisement_from_object(LARGER)),
+            plans.Repair(),
             id="the cluster said more elsewhere since",
         ),
         pytest.param(samples.leaving(SAID), None, None, None, id="deleted"),
-        pytest.param(SAID, OFFER, record(), plans.Rewrite(), id="record taken out"),
+        pytest.param(SAID, OFFER, record(), plans.Repair(), id="record taken out"),
         pytest.param(
             samples.advertisement(name="any-name"), OFFER, record(), None, id="keeps no record"
         ),
@@ -80,44 +90,53 @@ def test_object_of_somebody_is_heard_once_for_each_change(found, heard, known, a
 
 def test_name_that_no_certificate_can_have_is_no_cluster():
     with pytest.raises(InvalidInput, match=r"clusterID: 'a\\x1b' contains a control character"):
-        plans.offer(samples.with_spec(SAID, cluster_id="a\x1b"))
+        plans.advertisement_from_object(samples.with_spec(SAID, cluster_id="a\x1b"))
 
 
 def test_what_cannot_be_read_is_not_heard():
-    assert plans.plan(SAID, None, None, None) is None
+    assert plans.plan_advertisement(SAID, None, None, None) is None
 
 
 @pytest.mark.parametrize(
     "found, known, action",
     [
         pytest.param(samples.shown(record()), record(), None, id="as it should be"),
-        pytest.param(samples.shown(record()), None, plans.Delete(), id="ghost"),
+        pytest.param(samples.shown(record()), None, plans.DeleteOrphan(), id="ghost"),
         pytest.param(
             samples.with_spec(samples.shown(record()), cluster_name="x"),
             record(),
-            plans.Rewrite(),
+            plans.Repair(),
             id="edited",
         ),
         pytest.param(
-            samples.shown(record()), record(cordon="why"), plans.Rewrite(), id="older record"
+            samples.shown(record()), record(cordon="why"), plans.Repair(), id="older record"
         ),
     ],
 )
 def test_object_of_the_broker_says_nothing_and_is_put_right(found, known, action):
-    assert plans.plan(found, None, None, known) == action
+    assert plans.plan_advertisement(found, None, None, known) == action
 
 
 def test_available_on_an_object_of_the_broker_is_not_the_stores():
     found = samples.shown(record())
     shows = replace(found.spec.resources, available=Amounts("1", "1Gi"), reserved=Amounts("3", "0"))
-    assert plans.plan(samples.with_spec(found, resources=shows), None, None, record()) is None
+    assert (
+        plans.plan_advertisement(samples.with_spec(found, resources=shows), None, None, record())
+        is None
+    )
 
 
 @pytest.mark.parametrize(
     "gone, heard, known, is_withdrawn",
     [
         pytest.param(SAID, OFFER, record(), True, id="its own word"),
-        pytest.param(SAID, OFFER, record(plans.offer(LARGER)), False, id="said elsewhere since"),
+        pytest.param(
+            SAID,
+            OFFER,
+            record(plans.advertisement_from_object(LARGER)),
+            False,
+            id="said elsewhere since",
+        ),
         pytest.param(samples.shown(record()), None, record(), True, id="what the broker showed"),
         pytest.param(
             samples.shown(record()), None, record(cordon="x"), False, id="being written anew"
@@ -135,15 +154,15 @@ def test_record_that_fits_no_object_can_be_compared():
     """Taken in by a broker that did not count the region as a label."""
     known = record(replace(OFFER, labels={**MANY, "region": "eu"}))
     found = samples.shown(record(replace(OFFER, labels=MANY)))
-    assert plans.plan(found, None, None, known) == plans.Rewrite()
+    assert plans.plan_advertisement(found, None, None, known) == plans.Repair()
 
 
-OF_AGENT = record(replace(plans.offer(LARGER), sent_at=make.T0 + make.HOUR))
+OF_AGENT = record(replace(plans.advertisement_from_object(LARGER), sent_at=make.T0 + make.HOUR))
 OBSERVED = samples.with_status(SAID, observed_generation=SAID.metadata.generation)
 NAMED = samples.with_metadata(OBSERVED, name="any-name")
-REFUSED = samples.with_status(NAMED, message=f"{plans.NOT_TAKEN_IN}it was revoked")
+REFUSED = samples.with_status(NAMED, message=f"{plans.REJECTED_PREFIX}it was revoked")
 EDITED = samples.with_metadata(NAMED, generation=2)
-SAME_TIME = record(plans.offer(LARGER))
+SAME_TIME = record(plans.advertisement_from_object(LARGER))
 
 
 @pytest.mark.parametrize(
@@ -151,12 +170,18 @@ SAME_TIME = record(plans.offer(LARGER))
     [
         pytest.param(NAMED, None, OF_AGENT, None, id="heard before a restart, overruled since"),
         pytest.param(NAMED, None, SAME_TIME, None, id="heard before, of the same time"),
-        pytest.param(OBSERVED, None, OF_AGENT, plans.Rewrite(), id="keeps what was overruled"),
-        pytest.param(EDITED, None, OF_AGENT, plans.PassOver(), id="edited since, and older"),
+        pytest.param(OBSERVED, None, OF_AGENT, plans.Repair(), id="keeps what was overruled"),
+        pytest.param(EDITED, None, OF_AGENT, plans.IgnoreOutdated(), id="edited since, and older"),
         pytest.param(EDITED, None, SAME_TIME, plans.Advertise(OFFER), id="edited since"),
         pytest.param(REFUSED, None, SAME_TIME, plans.Advertise(OFFER), id="was refused before"),
         pytest.param(EDITED, OFFER, OF_AGENT, None, id="nothing new"),
-        pytest.param(EDITED, plans.offer(LATER), OF_AGENT, plans.PassOver(), id="new, and older"),
+        pytest.param(
+            EDITED,
+            plans.advertisement_from_object(LATER),
+            OF_AGENT,
+            plans.IgnoreOutdated(),
+            id="new, and older",
+        ),
         pytest.param(
             EDITED,
             OF_AGENT.advertisement,

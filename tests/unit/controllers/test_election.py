@@ -11,10 +11,10 @@ from aiohttp import web
 
 import make
 import scripted_api
-from kubelend.controllers.election import Candidate, Election, Times
+from kubelend.controllers.election import LeaderElection, LeaseIdentity, LeaseTimings
 from kubelend.kube.client import Client
 
-TIMES = Times(timedelta(seconds=15), timedelta(seconds=10), timedelta(seconds=2))
+TIMES = LeaseTimings(timedelta(seconds=15), timedelta(seconds=10), timedelta(seconds=2))
 
 
 class Server:
@@ -74,66 +74,66 @@ async def leader(certificates, server, now):
     async with scripted_api.running(certificates.server()) as scripted:
         scripted.answers.extend([server.answer] * 50)
         async with Client.open(scripted.access()) as client:
-            chosen = Candidate("broker-1", "hub")
+            chosen = LeaseIdentity("broker-1", "hub")
 
             def clock():
                 return make.T0 + timedelta(seconds=now[0])
 
-            made = Election(client, chosen, TIMES, clock, lambda: now[0])
-            await made.attempt()
-            assert (made.leads, made.term) == (True, 1)
+            made = LeaderElection(client, chosen, TIMES, clock, lambda: now[0])
+            await made.try_acquire_or_renew()
+            assert (made.is_leader, made.term) == (True, 1)
             now[0] += 1
             yield made
 
 
 async def test_leader_that_sees_another_holder_leads_no_more(leader, server):
     server.held_by("broker-2")
-    await leader.attempt()
-    assert (leader.leads, leader.leader) == (False, "broker-2")
+    await leader.try_acquire_or_renew()
+    assert (leader.is_leader, leader.leader) == (False, "broker-2")
 
 
 async def test_leader_whose_renewal_meets_another_holder_leads_no_more(leader, server):
     server.before_writes = lambda: server.held_by("broker-2")
-    await leader.attempt()
-    assert (leader.leads, leader.leader) == (False, "broker-2")
+    await leader.try_acquire_or_renew()
+    assert (leader.is_leader, leader.leader) == (False, "broker-2")
 
 
 async def test_leader_whose_renewal_is_answered_by_nobody_leads_on(leader, server, now):
     server.loses_answers = True
-    await leader.attempt()
+    await leader.try_acquire_or_renew()
     now[0] += 9.9
-    assert (leader.leads, leader.term) == (True, 1)
+    assert (leader.is_leader, leader.term) == (True, 1)
 
 
 async def test_leader_whose_lease_somebody_else_has_touched_leads_on(leader, server, now):
     """But it was not renewed by that."""
     server.before_writes = server.annotated
-    await leader.attempt()
-    assert (leader.leads, leader.term) == (True, 1)
+    await leader.try_acquire_or_renew()
+    assert (leader.is_leader, leader.term) == (True, 1)
     now[0] += 9
-    assert not leader.leads
+    assert not leader.is_leader
 
 
 async def test_lease_that_was_deleted_is_taken_anew_and_begins_another_term(leader, server):
     """Another may have had it, and be gone again."""
     server.deleted()
-    await leader.attempt()
-    assert (leader.leads, leader.term) == (True, 2)
+    await leader.try_acquire_or_renew()
+    assert (leader.is_leader, leader.term) == (True, 2)
 
 
 async def test_lease_that_somebody_has_emptied_begins_another_term(leader, server):
     server.held_by("")
-    await leader.attempt()
-    assert (leader.leads, leader.term) == (True, 2)
+    await leader.try_acquire_or_renew()
+    assert (leader.is_leader, leader.term) == (True, 2)
 
 
 async def test_a_look_tells_at_once_who_leads_and_fails_for_nobody(leader, server):
     server.held_by("broker-2")
-    await leader.look()
-    assert not leader.leads
+    await leader.refresh()
+    assert not leader.is_leader
 
     async def refuse(_):
         return scripted_api.status(403, reason="Forbidden")
 
     server.answer = refuse
-    await leader.look()
+    await leader.refresh()

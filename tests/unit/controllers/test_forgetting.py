@@ -4,17 +4,17 @@ import pytest
 
 import broker_samples as samples
 import make
-from kubelend.controllers.advertisements import Advertisements
-from kubelend.controllers.happenings import Teller
-from kubelend.controllers.reservations import Reservations
-from kubelend.kube.access import Access
+from kubelend.controllers.advertisements import AdvertisementReconciler
+from kubelend.controllers.happenings import EventRecorder
+from kubelend.controllers.reservations import ReservationReconciler
+from kubelend.kube.access import KubeConfig
 from kubelend.kube.client import Client
 from kubelend.kube.watching import Deleted, Listed
-from kubelend.wire.conversion import Terms
+from kubelend.wire.conversion import RequestLimits
 from root_tasks import working
 from waiting import until
 
-TERMS = Terms(make.HOUR, make.HOUR, make.HOUR)
+TERMS = RequestLimits(make.HOUR, make.HOUR, make.HOUR)
 
 pytestmark = pytest.mark.broker("service")
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.broker("service")
 @pytest.fixture
 async def client():
     """Of a server that is not there."""
-    async with Client.open(Access(server="https://127.0.0.1:1")) as client:
+    async with Client.open(KubeConfig(server="https://127.0.0.1:1")) as client:
         yield client
 
 
@@ -32,25 +32,25 @@ def remembered(whose):
 
 
 async def test_suspicion_goes_with_its_object(broker, client):
-    kept = Reservations(broker, client, "hub", TERMS, Teller(client, broker.clock))
+    kept = ReservationReconciler(broker, client, "hub", TERMS, EventRecorder(client, broker.clock))
     ghost = samples.wish(labels=samples.OWN)
-    async with working(kept.looks):
-        kept.mirror.take(Listed([ghost], []))
+    async with working(kept.queue):
+        kept.cache.handle(Listed([ghost], []))
         suspicions = vars(kept)["_suspicions"]
         await until(lambda: "mine" in remembered(suspicions))
-        kept.mirror.take(Deleted(ghost))
-        await until(lambda: not kept.mirror.gone("mine"))
+        kept.cache.handle(Deleted(ghost))
+        await until(lambda: not kept.cache.tombstones("mine"))
     assert remembered(suspicions) == set()
 
 
 async def test_name_of_an_advertisement_goes_with_it(broker, client):
-    kept = Advertisements(broker, client, "hub", Teller(client, broker.clock))
+    kept = AdvertisementReconciler(broker, client, "hub", EventRecorder(client, broker.clock))
     found = samples.advertisement(name="any-name")
-    async with working(kept.looks):
-        kept.mirror.take(Listed([found], []))
-        await until(lambda: "lender" in broker.present()[0].clusters)
+    async with working(kept.queue):
+        kept.cache.handle(Listed([found], []))
+        await until(lambda: "lender" in broker.current()[0].clusters)
         await until(lambda: remembered(kept) >= {"lender", found.metadata.uid})
-        kept.mirror.take(Deleted(found))
-        await until(lambda: not kept.mirror.gone("any-name"))
-    assert "lender" not in broker.present()[0].clusters
+        kept.cache.handle(Deleted(found))
+        await until(lambda: not kept.cache.tombstones("any-name"))
+    assert "lender" not in broker.current()[0].clusters
     assert remembered(kept) == set()

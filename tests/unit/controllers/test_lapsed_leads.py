@@ -7,16 +7,16 @@ import pytest
 
 import brokers
 import make
-from kubelend.broker.service import Rules
-from kubelend.controllers.advertisements import Advertisements
-from kubelend.controllers.happenings import Teller
-from kubelend.controllers.reservations import Reservations
+from kubelend.broker.service import BrokerRules
+from kubelend.controllers.advertisements import AdvertisementReconciler
+from kubelend.controllers.happenings import EventRecorder
+from kubelend.controllers.reservations import ReservationReconciler
 from kubelend.core.errors import NotReady
-from kubelend.kube.access import Access
+from kubelend.kube.access import KubeConfig
 from kubelend.kube.client import Client
-from kubelend.wire.conversion import Terms
+from kubelend.wire.conversion import RequestLimits
 
-TERMS = Terms(make.HOUR, make.HOUR, make.HOUR)
+TERMS = RequestLimits(make.HOUR, make.HOUR, make.HOUR)
 
 
 class Lease:
@@ -47,7 +47,7 @@ def lease():
 
 @pytest.fixture
 async def broker(lease):
-    rules = Rules(lost_after=timedelta())
+    rules = BrokerRules(lost_after=timedelta())
     async with brokers.loaded(rules=rules, leadership=lease) as broker:
         yield broker
 
@@ -56,21 +56,23 @@ async def broker(lease):
 async def client():
     """Of a server that nobody calls."""
     async with contextlib.AsyncExitStack() as stack:
-        yield await stack.enter_async_context(Client.open(Access(server="https://127.0.0.1:1")))
+        yield await stack.enter_async_context(Client.open(KubeConfig(server="https://127.0.0.1:1")))
 
 
 async def test_list_in_the_wrong_moment_is_no_end(broker, client, lease):
-    teller = Teller(client, broker.clock)
-    reservations = Reservations(broker, client, "hub", TERMS, teller)
+    teller = EventRecorder(client, broker.clock)
+    reservations = ReservationReconciler(broker, client, "hub", TERMS, teller)
     lease.looks_left = 0
     with pytest.raises(NotReady):
-        broker.present()
-    reservations.look_at_all()
+        broker.current()
+    reservations.enqueue_all()
 
 
 async def test_tick_in_the_wrong_moment_is_no_end(broker, client, lease):
-    advertisements = Advertisements(broker, client, "hub", Teller(client, broker.clock))
-    advertisements.look_at_all()
+    advertisements = AdvertisementReconciler(
+        broker, client, "hub", EventRecorder(client, broker.clock)
+    )
+    advertisements.enqueue_all()
     lease.looks_left = 1
     advertisements.tick()
     assert lease.looks_left < 0

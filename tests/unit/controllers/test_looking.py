@@ -8,14 +8,14 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from kubelend.controllers.looking import Looks
+from kubelend.controllers.looking import ReconcileQueue
 from kubelend.core.errors import Conflict
 from waiting import until
 
 
 @contextlib.asynccontextmanager
 async def working(look):
-    looks = Looks("things", look)
+    looks = ReconcileQueue("things", look)
     task = asyncio.create_task(looks.run())
     try:
         yield looks
@@ -64,7 +64,7 @@ async def test_mistake_in_the_code_ends_it():
     async def look(name):
         raise KeyError(name)
 
-    looks = Looks("things", look)
+    looks = ReconcileQueue("things", look)
     looks.add("a")
     with pytest.raises(KeyError):
         await looks.run()

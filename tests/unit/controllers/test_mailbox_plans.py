@@ -30,14 +30,14 @@ from kubelend.wire.broker_objects import (
     ClusterAdvertisement,
     ClusterAdvertisementSpec,
     ClusterAdvertisementStatus,
+    ClusterSession,
+    ClusterSessionSpec,
     Condition,
-    Mailbox,
-    MailboxSpec,
     Reservation,
     ReservationSpec,
     ReservationStatus,
 )
-from kubelend.wire.objects import Metadata, ProviderInstructionStatus, Question, Reply
+from kubelend.wire.objects import AgentRequest, BrokerResponse, Metadata, ProviderInstructionStatus
 
 ROME, BONN, PARIS = ClusterId("rome"), ClusterId("bonn"), ClusterId("paris")
 SOME = bodies.Quantities("1", "1Gi")
@@ -59,14 +59,16 @@ OVER = record(Phase.RELEASED, reason=Reason.BY_REQUESTER, finished_at=make.T0, r
 
 def told(cluster, found, **fields):
     """The broker's words of it, with a grant."""
-    [part] = instructions.for_cluster(cluster, found)
-    return Reply(body=mailboxes.text(parties.told(part, "signed")), **fields)
+    [part] = instructions.instructions_for(cluster, found)
+    return BrokerResponse(
+        body=mailboxes.body_text(parties.instruction_body(part, "signed")), **fields
+    )
 
 
 def own(found=None, *, annotations=None, question=None, reply=None, conditions=()):
     """An object that an agent of rome has made."""
     said = reply if found is None else told(ROME, found, request_id="q-1")
-    key = {mailboxes.KEY: "k"} if annotations is None else annotations
+    key = {mailboxes.IDEMPOTENCY_ANNOTATION: "k"} if annotations is None else annotations
     return Reservation(
         Metadata("ask-1", "mail", uid="u", annotations=key),
         ReservationSpec(SOME, request=question),
@@ -75,14 +77,14 @@ def own(found=None, *, annotations=None, question=None, reply=None, conditions=(
 
 
 def lent(found):
-    [part] = instructions.for_cluster(BONN, found)
-    return plans.lent_object(part, told(BONN, found), "mail")
+    [part] = instructions.instructions_for(BONN, found)
+    return plans.provider_instruction_object(part, told(BONN, found), "mail")
 
 
 def steps(cluster, found, own=None, lent=None):
     return [
         (type(step).__name__, getattr(getattr(step, "instruction", None), "action", None))
-        for step in plans.mirror(cluster, found, own, lent)
+        for step in plans.plan_reservation_objects(cluster, found, own, lent)
     ]
 
 
@@ -117,10 +119,10 @@ def test_mailbox_tells_what_the_ledger_has(cluster, found, own, lent, expected):
 
 
 def refused(kind):
-    return own(question=ASKED, reply=Reply("q-1", error=mailboxes.refused(kind("no"))))
+    return own(question=ASKED, reply=BrokerResponse("q-1", error=mailboxes.error_text(kind("no"))))
 
 
-ASKED = Question("q-1", "reserve")
+ASKED = AgentRequest("q-1", "reserve")
 
 
 @pytest.mark.parametrize(
@@ -129,9 +131,11 @@ ASKED = Question("q-1", "reserve")
         pytest.param(own(record()), True, id="tells of it"),
         pytest.param(own(msgspec.structs.replace(record(), id="rsv-2")), False, id="of another"),
         pytest.param(own(question=ASKED), True, id="not answered"),
-        pytest.param(own(question=ASKED, reply=Reply("q-0")), True, id="asked again"),
-        pytest.param(own(reply=Reply(body="nonsense")), True, id="spoilt"),
-        pytest.param(own(annotations={mailboxes.KEY: "other"}), False, id="another key"),
+        pytest.param(own(question=ASKED, reply=BrokerResponse("q-0")), True, id="asked again"),
+        pytest.param(own(reply=BrokerResponse(body="nonsense")), True, id="spoilt"),
+        pytest.param(
+            own(annotations={mailboxes.IDEMPOTENCY_ANNOTATION: "other"}), False, id="another key"
+        ),
         pytest.param(own(annotations={}), False, id="no key"),
         pytest.param(refused(StoreFailed), True, id="the store failed"),
         pytest.param(refused(NotReady), True, id="the broker stopped"),
@@ -145,7 +149,7 @@ ASKED = Question("q-1", "reserve")
     ],
 )
 def test_only_a_question_without_a_decision_stands_for_its_keys_reservation(seen, stands):
-    assert plans.stands_for(seen, record()) is stands
+    assert plans.is_object_of(seen, record()) is stands
 
 
 def test_what_is_being_deleted_is_not_deleted_again():
@@ -155,14 +159,16 @@ def test_what_is_being_deleted_is_not_deleted_again():
 
 
 def test_spoilt_words_are_said_again():
-    assert steps(ROME, record(), own(reply=Reply(body="nonsense"))) == [("Tell", Action.USE)]
+    assert steps(ROME, record(), own(reply=BrokerResponse(body="nonsense"))) == [
+        ("Tell", Action.USE)
+    ]
 
 
 def test_reservation_that_is_shown_is_what_was_asked_for():
-    made = plans.own_object(record(), "mail")
+    made = plans.reservation_object(record(), "mail")
     assert (made.metadata.name, made.spec["requesterID"]) == ("rsv-1", "rome")
-    assert plans.lent_object(
-        next(instructions.for_cluster(BONN, record())), Reply(), "mail"
+    assert plans.provider_instruction_object(
+        next(instructions.instructions_for(BONN, record())), BrokerResponse(), "mail"
     ).key == ("mail/rsv-1-provider")
 
 
@@ -170,8 +176,8 @@ def test_reservation_with_more_labels_than_a_spec_takes_is_shown_all_the_same():
     labels = {f"label-{number}": "yes" for number in range(65)}
     wish = make.request(requester="rome", key="k", labels=labels)
     found = msgspec.structs.replace(record(), request=wish)
-    assert plans.own_object(found, "mail").spec["constraints"] == {"labels": labels}
-    assert "constraints" not in plans.own_object(found, "mail", in_full=False).spec
+    assert plans.reservation_object(found, "mail").spec["constraints"] == {"labels": labels}
+    assert "constraints" not in plans.reservation_object(found, "mail", in_full=False).spec
 
 
 # -- questions
@@ -186,36 +192,39 @@ def advertised(question=None, generation=1, **status):
     )
 
 
-ASKED = Question("q-2", "activate")
+ASKED = AgentRequest("q-2", "activate")
 
 
 @pytest.mark.parametrize(
     "seen, expected",
     [
-        pytest.param(own(), Question("", "reserve"), id="a person's wish"),
+        pytest.param(own(), AgentRequest("", "reserve"), id="a person's wish"),
         pytest.param(own(record()), None, id="answered"),
         pytest.param(
             Reservation(
-                Metadata("rsv-1", labels=kube_objects.labels_of("")), ReservationSpec(SOME)
+                Metadata("rsv-1", labels=kube_objects.ledger_record_labels("")),
+                ReservationSpec(SOME),
             ),
             None,
             id="shown by the broker, and not filled yet",
         ),
         pytest.param(own(record(), question=ASKED), ASKED, id="asked again"),
         pytest.param(
-            own(question=ASKED, reply=Reply("q-2", error="{}")), None, id="refused is answered"
+            own(question=ASKED, reply=BrokerResponse("q-2", error="{}")),
+            None,
+            id="refused is answered",
         ),
-        pytest.param(advertised(), Question("", "publish"), id="a person's advertisement"),
+        pytest.param(advertised(), AgentRequest("", "publish"), id="a person's advertisement"),
         pytest.param(advertised(observed_generation=1), None, id="taken in"),
         pytest.param(
-            advertised(ASKED, observed_generation=1, response=Reply("q-1")),
+            advertised(ASKED, observed_generation=1, response=BrokerResponse("q-1")),
             ASKED,
             id="published again",
         ),
-        pytest.param(Mailbox(Metadata("session")), None, id="an empty mailbox"),
+        pytest.param(ClusterSession(Metadata("session")), None, id="an empty mailbox"),
         pytest.param(
-            Mailbox(Metadata("session"), MailboxSpec(Question("q", "ping"))),
-            Question("q", "ping"),
+            ClusterSession(Metadata("session"), ClusterSessionSpec(AgentRequest("q", "ping"))),
+            AgentRequest("q", "ping"),
             id="a ping",
         ),
         pytest.param(lent(record()), None, id="an instruction"),
@@ -229,7 +238,7 @@ ASKED = Question("q-2", "activate")
     ],
 )
 def test_question_is_open_until_its_reply_names_it(seen, expected):
-    assert plans.unanswered(seen) == expected
+    assert plans.pending_request(seen) == expected
 
 
 @pytest.mark.parametrize(
@@ -246,7 +255,7 @@ def test_question_is_open_until_its_reply_names_it(seen, expected):
 )
 def test_conditions_ask_in_every_live_phase_and_only_then(found, conditions, call):
     said = tuple(Condition(kind, status) for kind, status in conditions.items())
-    assert plans.wished(own(found, conditions=said)) == call
+    assert plans.verb_from_conditions(own(found, conditions=said)) == call
 
 
 @pytest.mark.parametrize(
@@ -262,24 +271,27 @@ def test_conditions_ask_in_every_live_phase_and_only_then(found, conditions, cal
 def test_what_is_live_is_held_on_to(found, cluster, finalizers, expected):
     seen = own(found)
     metadata = msgspec.structs.replace(seen.metadata, finalizers=finalizers)
-    assert plans.is_loose(msgspec.structs.replace(seen, metadata=metadata), cluster) is expected
+    assert (
+        plans.needs_finalizer(msgspec.structs.replace(seen, metadata=metadata), cluster) is expected
+    )
 
 
 def test_key_is_the_agents_or_of_the_object_itself():
-    assert plans.key_of(own()) == "k"
-    assert plans.key_of(own(annotations={})) == "namespace/u"
+    assert plans.idempotency_key(own()) == "k"
+    assert plans.idempotency_key(own(annotations={})) == "namespace/u"
 
 
 @pytest.mark.parametrize(
     "error, phase", [(NoCapacity("none fits"), "Failed"), (NotReady("not yet"), None)]
 )
 def test_refusal_is_final_only_if_it_is(error, phase):
-    status = plans.refused_status(own(), error, Reply(), make.T0)
+    status = plans.error_status_patch(own(), error, BrokerResponse(), make.T0)
     assert (status["phase"], status["reason"]) == (phase, error.code)
 
 
 def test_each_cluster_is_told_its_side():
     sides = {
-        cluster: next(instructions.for_cluster(cluster, record())).side for cluster in (ROME, BONN)
+        cluster: next(instructions.instructions_for(cluster, record())).side
+        for cluster in (ROME, BONN)
     }
     assert sides == {ROME: Side.REQUESTER, BONN: Side.PROVIDER}

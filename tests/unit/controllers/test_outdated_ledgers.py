@@ -9,18 +9,18 @@ import broker_samples as samples
 import brokers
 import make
 import scripted_api
-from kubelend.controllers.advertisements import Advertisements
-from kubelend.controllers.happenings import Teller
-from kubelend.controllers.reservations import Reservations
+from kubelend.controllers.advertisements import AdvertisementReconciler
+from kubelend.controllers.happenings import EventRecorder
+from kubelend.controllers.reservations import ReservationReconciler
 from kubelend.core.errors import StoreFailed
 from kubelend.kube.client import Client
 from kubelend.kube.watching import Deleted, Listed
-from kubelend.wire.broker_objects import RESERVATION_FINALIZER, Kept, ReservationStatus
-from kubelend.wire.conversion import Terms
+from kubelend.wire.broker_objects import RESERVATION_FINALIZER, ReservationStatus, StoredRecord
+from kubelend.wire.conversion import RequestLimits
 from root_tasks import working
 from waiting import until
 
-TERMS = Terms(make.HOUR, make.HOUR, make.HOUR)
+TERMS = RequestLimits(make.HOUR, make.HOUR, make.HOUR)
 LONG_AGO = make.T0 - 2 * make.HOUR
 
 
@@ -73,7 +73,7 @@ def refused():
 
 
 def claiming():
-    status = ReservationStatus(phase="Reserved", record=Kept(3, "", "{}"))
+    status = ReservationStatus(phase="Reserved", record=StoredRecord(3, "", "{}"))
     return replace(samples.wish(), status=status)
 
 
@@ -91,9 +91,9 @@ async def test_reservation_that_the_ledger_does_not_know_is_dealt_with(
     broker, client, server, make_object, write
 ):
     server.found = make_object()
-    kept = Reservations(broker, client, "hub", TERMS, Teller(client, broker.clock))
-    async with working(kept.looks):
-        kept.mirror.take(Listed([server.found], []))
+    kept = ReservationReconciler(broker, client, "hub", TERMS, EventRecorder(client, broker.clock))
+    async with working(kept.queue):
+        kept.cache.handle(Listed([server.found], []))
         await until(lambda: server.writes == [write])
 
 
@@ -103,10 +103,10 @@ async def test_reservation_is_left_alone_if_another_broker_has_written(
 ):
     store.broken = StoreFailed("another broker has written to the store since")
     server.found = make_object()
-    kept = Reservations(broker, client, "hub", TERMS, Teller(client, broker.clock))
+    kept = ReservationReconciler(broker, client, "hub", TERMS, EventRecorder(client, broker.clock))
     with capture_logs() as logs:
-        async with working(kept.looks):
-            kept.mirror.take(Listed([server.found], []))
+        async with working(kept.queue):
+            kept.cache.handle(Listed([server.found], []))
             await until(lambda: any(one["event"] == "Reconcile failed, will retry" for one in logs))
     assert server.writes == []
 
@@ -116,10 +116,10 @@ async def test_advertisement_is_left_alone_if_another_broker_has_written(
 ):
     store.broken = StoreFailed("another broker has written to the store since")
     server.found = samples.advertisement(labels=samples.OWN)
-    kept = Advertisements(broker, client, "hub", Teller(client, broker.clock))
+    kept = AdvertisementReconciler(broker, client, "hub", EventRecorder(client, broker.clock))
     with capture_logs() as logs:
-        async with working(kept.looks):
-            kept.mirror.take(Listed([server.found], []))
+        async with working(kept.queue):
+            kept.cache.handle(Listed([server.found], []))
             await until(lambda: any(one["event"] == "Reconcile failed, will retry" for one in logs))
             assert server.writes == []
             store.broken = None
@@ -129,13 +129,13 @@ async def test_advertisement_is_left_alone_if_another_broker_has_written(
 async def test_cluster_whose_object_came_late_is_not_missing_any_more(broker, client):
     """When that one goes, and says less than was heard since, the store makes another."""
     await broker.advertise(make.advertisement("lender"))
-    kept = Advertisements(broker, client, "hub", Teller(client, broker.clock))
-    kept.mirror.take(Listed([], []))
-    kept.look_for_orphans()
+    kept = AdvertisementReconciler(broker, client, "hub", EventRecorder(client, broker.clock))
+    kept.cache.handle(Listed([], []))
+    kept.enqueue_missing()
     late = samples.advertisement(labels=samples.OWN)
-    kept.mirror.take(late)
-    async with working(kept.looks):
+    kept.cache.handle(late)
+    async with working(kept.queue):
         await until(lambda: not vars(kept)["_missing"])
-        kept.mirror.take(Deleted(late))
-        await until(lambda: not kept.mirror.gone(late.metadata.name))
-    assert "lender" in broker.present()[0].clusters
+        kept.cache.handle(Deleted(late))
+        await until(lambda: not kept.cache.tombstones(late.metadata.name))
+    assert "lender" in broker.current()[0].clusters

@@ -5,17 +5,17 @@ import pytest
 import broker_samples as samples
 import make
 from kubelend.controllers import refusals
-from kubelend.wire.objects import Question, Reply
+from kubelend.wire.objects import AgentRequest, BrokerResponse
 
 RETENTION = make.HOUR
 LATER = make.T0 + make.MINUTE
 REFUSED = samples.with_status(samples.wish(), phase="Failed", finished_at=LATER)
-PROBLEM = Reply("q", error="{}")
+PROBLEM = BrokerResponse("q", error="{}")
 UNHEARD = samples.with_status(samples.wish(), response=PROBLEM, last_update_time=LATER)
 
 
 def asked(found, question):
-    return samples.with_spec(found, request=Question(question, "reserve"))
+    return samples.with_spec(found, request=AgentRequest(question, "reserve"))
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def asked(found, question):
     ],
 )
 def test_refused_wish_may_go_after_the_retention(found, since):
-    assert refusals.due(found, RETENTION) == (since and since + RETENTION)
+    assert refusals.rejected_until(found, RETENTION) == (since and since + RETENTION)
 
 
 @pytest.mark.parametrize(
@@ -43,13 +43,20 @@ def test_refused_wish_may_go_after_the_retention(found, since):
         pytest.param(samples.leaving(UNHEARD), None, id="being deleted"),
         pytest.param(samples.with_status(UNHEARD, response=None), None, id="not answered"),
         pytest.param(
-            samples.with_status(UNHEARD, response=Reply("q", "{}", "{}")), None, id="stands for one"
+            samples.with_status(UNHEARD, response=BrokerResponse("q", "{}", "{}")),
+            None,
+            id="stands for one",
         ),
     ],
 )
 def test_refused_question_may_go_after_the_retention(found, since):
-    assert refusals.due_in_mailbox(found, RETENTION) == (since and since + RETENTION)
+    assert refusals.rejected_in_cluster_namespace_until(found, RETENTION) == (
+        since and since + RETENTION
+    )
 
 
 def test_refusal_stays_for_a_moment_without_any_retention():
-    assert refusals.due(REFUSED, 0 * make.SECOND) == LATER + refusals.LEAST
+    assert (
+        refusals.rejected_until(REFUSED, 0 * make.SECOND)
+        == LATER + refusals.MIN_REJECTION_RETENTION
+    )

@@ -12,17 +12,17 @@ from kubelend.core.lifecycle import Reason
 from kubelend.core.models import Constraints
 from kubelend.wire import route
 from kubelend.wire.broker_objects import RESERVATION_FINALIZER
-from kubelend.wire.conversion import Terms
+from kubelend.wire.conversion import RequestLimits
 from kubelend.wire.objects import Metadata
 
-TERMS = Terms(make.HOUR, 2 * make.HOUR, make.HOUR)
+TERMS = RequestLimits(make.HOUR, 2 * make.HOUR, make.HOUR)
 FINALIZER = RESERVATION_FINALIZER
 RELEASED = samples.record("Released", reason=Reason.EXPIRED)
 ACTIVE = samples.record("Active", activated_at=make.T0)
 
 
 def plan(found, record=None):
-    return plans.plan(found, record)
+    return plans.plan_reservation(found, record)
 
 
 @pytest.mark.parametrize(
@@ -36,13 +36,13 @@ def plan(found, record=None):
         ),
         pytest.param(samples.with_status(samples.wish(), phase="Failed"), None, id="failed"),
         pytest.param(samples.with_status(samples.wish(), phase="Released"), None, id="released"),
-        pytest.param(samples.wish(labels=samples.OWN), plans.Delete(), id="ghost"),
-        pytest.param(samples.written(samples.record()), plans.StartOver(), id="claims a record"),
+        pytest.param(samples.wish(labels=samples.OWN), plans.DeleteOrphan(), id="ghost"),
+        pytest.param(samples.written(samples.record()), plans.Reset(), id="claims a record"),
         pytest.param(samples.written(RELEASED), None, id="claims an end"),
         pytest.param(samples.leaving(samples.wish()), None, id="deleted before it was taken up"),
         pytest.param(
             samples.leaving(samples.with_metadata(samples.wish(), finalizers=(FINALIZER, "x"))),
-            plans.LetGo(),
+            plans.RemoveFinalizer(),
             id="deleted, and holds on",
         ),
     ],
@@ -79,7 +79,7 @@ def test_object_that_says_what_its_record_says_is_left_alone(phase, is_own):
 )
 def test_edited_object_is_written_again(change, spoilt):
     record = samples.record(message="Resources locked")
-    assert plan(change(samples.written(record)), record) == plans.Rewrite((spoilt,))
+    assert plan(change(samples.written(record)), record) == plans.Repair((spoilt,))
 
 
 def test_spec_of_a_user_is_the_users_but_for_the_target():
@@ -87,13 +87,13 @@ def test_spec_of_a_user_is_the_users_but_for_the_target():
     theirs = samples.with_spec(samples.written(record), duration="2h", priority=7)
     assert plan(theirs, record) is None
     own = samples.with_spec(samples.written(record, is_own=True), priority=7)
-    assert isinstance(plan(own, record), plans.Rewrite)
+    assert isinstance(plan(own, record), plans.Repair)
 
 
 def test_generation_is_noted_on_objects_of_others():
     record = samples.record()
     newer = samples.with_metadata(samples.written(record), generation=3)
-    assert plan(newer, record) == plans.Observe()
+    assert plan(newer, record) == plans.ObserveGeneration()
     own = samples.with_metadata(samples.written(record, is_own=True), generation=3)
     assert plan(own, record) is None
 
@@ -101,12 +101,12 @@ def test_generation_is_noted_on_objects_of_others():
 @pytest.mark.parametrize(
     "record, is_own, action",
     [
-        (samples.record(), False, plans.Retire()),
-        (samples.record("Pending"), False, plans.Retire()),
-        (RELEASED, False, plans.Retire()),
+        (samples.record(), False, plans.Forget()),
+        (samples.record("Pending"), False, plans.Forget()),
+        (RELEASED, False, plans.Forget()),
         (samples.record(), True, plans.Release(Reason.DELETED)),
         (samples.record("Pending"), True, plans.Release(Reason.DELETED)),
-        (RELEASED, True, plans.Rewrite((("finalizers", ()),))),
+        (RELEASED, True, plans.Repair((("finalizers", ()),))),
     ],
 )
 def test_deleted_object_gives_back_what_it_holds(record, is_own, action):
@@ -116,13 +116,13 @@ def test_deleted_object_gives_back_what_it_holds(record, is_own, action):
 def test_deletion_counts_more_than_what_was_edited():
     record = samples.record()
     found = samples.with_status(samples.written(record), phase="Failed")
-    assert plan(samples.leaving(found), record) == plans.Retire()
+    assert plan(samples.leaving(found), record) == plans.Forget()
 
 
 def test_record_of_another_object_of_the_same_name_is_retired():
     anew = samples.with_metadata(samples.wish(), uid="u-2")
-    assert plan(anew, samples.record()) == plans.Retire()
-    assert plan(anew, make.reservation("mine")) == plans.Retire()
+    assert plan(anew, samples.record()) == plans.Forget()
+    assert plan(anew, make.reservation("mine")) == plans.Forget()
 
 
 @pytest.mark.parametrize(
@@ -164,10 +164,12 @@ def test_what_was_said_of_one_provider_is_not_said_of_the_next(after, action):
 
 
 def test_request_is_in_the_name_of_whom_the_object_says():
-    asked = plans.request(samples.wish(requester_id="me", target_cluster_id="there"), TERMS)
+    asked = plans.request_from_object(
+        samples.wish(requester_id="me", target_cluster_id="there"), TERMS
+    )
     assert (asked.requester, asked.constraints.pinned) == ("me", "there")
     assert (asked.key, asked.duration) == ("object→u-1", make.HOUR)
-    assert plans.request(samples.wish(), TERMS).requester == "hub"
+    assert plans.request_from_object(samples.wish(), TERMS).requester == "hub"
 
 
 @pytest.mark.parametrize(
@@ -187,14 +189,14 @@ def test_request_is_in_the_name_of_whom_the_object_says():
 )
 def test_wish_that_makes_no_sense_is_refused_in_words(found, error, words):
     with pytest.raises(error) as raised:
-        plans.request(found, TERMS)
+        plans.request_from_object(found, TERMS)
     assert words in str(raised.value)
 
 
 def test_nobody_can_send_the_key_of_an_object():
-    key = marks.key_of(Metadata("mine", uid="u-1"))
+    key = marks.request_key(Metadata("mine", uid="u-1"))
     with pytest.raises(InvalidInput):
-        route.checked_key(key)
+        route.check_idempotency_key(key)
 
 
 def test_record_that_fits_no_object_can_be_compared():
@@ -203,6 +205,6 @@ def test_record_that_fits_no_object_can_be_compared():
     fitting = samples.record()
     record = replace(fitting, request=replace(fitting.request, constraints=Constraints(labels)))
     found = samples.with_status(samples.written(fitting, is_own=True), record=samples.kept(record))
-    assert [name for name, _ in plan(found, record).spoilt] == ["spec"]
+    assert [name for name, _ in plan(found, record).fields] == ["spec"]
     theirs = samples.with_status(samples.written(fitting), record=samples.kept(record))
     assert plan(theirs, record) is None

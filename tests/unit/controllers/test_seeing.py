@@ -4,7 +4,7 @@ import pytest
 
 import make
 from clocks import Seconds
-from kubelend.controllers.seeing import Seeing
+from kubelend.controllers.seeing import WatchHealth
 
 
 @pytest.fixture
@@ -14,7 +14,7 @@ def clock():
 
 @pytest.fixture
 def seeing(clock):
-    return Seeing(("letters", "parcels"), " in boxes", 15 * make.SECOND, clock)
+    return WatchHealth(("letters", "parcels"), " in boxes", 15 * make.SECOND, clock)
 
 
 def listed(seeing):

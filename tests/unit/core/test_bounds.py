@@ -21,13 +21,17 @@ def refusals(desk, wanted="cpu=1,memory=1Gi", cluster="a", **fields):
     """All that speaks against a cluster; that the decision agrees is checked."""
     question, fleet = desk.question(wanted, **fields), desk.ledger.fleet
     row = fleet.find(ClusterId(cluster))
-    found = [str(refusal) for refusal, mask in filters.verdicts(question, fleet) if not mask[row]]
-    assert bool(filters.passing(question, fleet)[row]) == (not found)
+    found = [
+        str(refusal) for refusal, mask in filters.filter_masks(question, fleet) if not mask[row]
+    ]
+    assert bool(filters.feasible_clusters(question, fleet)[row]) == (not found)
     return found
 
 
 def remedy(desk, wanted="cpu=1,memory=1Gi", **fields):
-    found = explanations.explain(desk.question(wanted, **fields), desk.ledger.fleet, 5).remedy
+    found = explanations.explain_placement(
+        desk.question(wanted, **fields), desk.ledger.fleet, 5
+    ).suggestion
     return None if found is None else found.text
 
 
@@ -79,15 +83,17 @@ def test_list_that_changes_is_seen_at_once():
     assert refusals(desk) == ["RequesterNotAllowed"]
     desk.limit("a", make.policy())
     assert refusals(desk) == []
-    assert desk.ledger.fleet.bounds is None, "a fleet without policies pays nothing for them"
+    assert desk.ledger.fleet.policy_columns is None, (
+        "a fleet without policies pays nothing for them"
+    )
 
 
 def test_requesters_who_ask_do_not_fill_the_memory():
     desk = desk_with(deny=["r7"])
-    names = [f"r{number}" for number in range(3 * bounds.ADMISSIONS)]
+    names = [f"r{number}" for number in range(3 * bounds.MAX_REQUESTER_MASKS)]
     assert [name for name in names if refusals(desk, requester=name)] == ["r7"]
-    assert desk.ledger.fleet.bounds is not None
-    assert len(desk.ledger.fleet.bounds._admissions) <= bounds.ADMISSIONS  # noqa: SLF001 - its size
+    assert desk.ledger.fleet.policy_columns is not None
+    assert len(desk.ledger.fleet.policy_columns._requester_masks) <= bounds.MAX_REQUESTER_MASKS  # noqa: SLF001 - its size
 
 
 # -- how much
@@ -186,7 +192,7 @@ def test_score_is_that_of_what_is_there():
     """What is kept back is headroom too: the contract's selection knows no policies."""
     desk = make.desk(a="cpu=10,memory=10Gi", b="cpu=10,memory=10Gi")
     desk.limit("a", keep_back="cpu=5,memory=5Gi")
-    answer = decision.decide(desk.question("cpu=1,memory=1Gi"), desk.ledger.fleet)
+    answer = decision.decide_placement(desk.question("cpu=1,memory=1Gi"), desk.ledger.fleet)
     assert answer == Placement(ClusterId("a"), 0.9)
 
 

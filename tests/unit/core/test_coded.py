@@ -3,12 +3,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubelend.core.coded import Coded
+from kubelend.core.coded import DictionaryColumn
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.sampled_from([None, "a", "b", "c", "d"]))))
 def test_each_row_has_the_value_it_was_given_last(steps):
-    coded: Coded[str] = Coded(5)
+    coded: DictionaryColumn[str] = DictionaryColumn(5)
     plain: list[str | None] = [None] * 5
     for row, value in steps:
         assert coded.set(row, value) == (plain[row] != value)
@@ -16,12 +16,12 @@ def test_each_row_has_the_value_it_was_given_last(steps):
     assert [coded.value(row) for row in range(5)] == plain
     assert set(coded.values()) == set(plain) - {None}
     assert len(coded) == len(set(plain) - {None})
-    judged = coded.judged(lambda value: value in "ab", 5)
+    judged = coded.mask_where(lambda value: value in "ab", 5)
     assert judged.tolist() == [value in {None, "a", "b"} for value in plain]
 
 
 def test_numbers_of_values_that_are_gone_are_used_again():
-    coded: Coded[int] = Coded(2)
+    coded: DictionaryColumn[int] = DictionaryColumn(2)
     for value in range(1000):
         coded.set(value % 2, value)
     assert coded.codes.max() <= 3

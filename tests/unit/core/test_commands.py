@@ -227,9 +227,9 @@ def test_placed_at_once_is_what_waiting_and_then_being_placed_would_give():
     for prices in (None, make.price_list("EUR", cpu="0.05")):
         pending = Reservation(name, request, make.T0)
         end = make.T0 + request.duration
-        at_once = transitions.placed_at_once(name, request, target, prices, make.T0)
-        placed = transitions.placed(pending, target, prices, end, Reason.LOCKED, make.T0)
-        assert at_once == transitions.evolve(pending, placed, 0)
+        at_once = transitions.new_placed_reservation(name, request, target, prices, make.T0)
+        placed = transitions.placed_event(pending, target, prices, end, Reason.LOCKED, make.T0)
+        assert at_once == transitions.apply_reservation_event(pending, placed, 0)
 
 
 @pytest.mark.parametrize("phase", ["Pending", "Reserved", "Active", "Released", "Failed"])
@@ -246,7 +246,7 @@ def test_retired_reservation_is_given_back_and_its_name_is_free(desk, phase):
     desk.retire(held)
     assert held not in desk.ledger.reservations
     assert desk.ledger.reserved("a") == make.resources("")
-    assert audit.violations(desk.ledger) == []
+    assert audit.invariant_violations(desk.ledger) == []
     desk.retire(held)
 
 
@@ -261,18 +261,18 @@ def test_who_takes_a_name_again_is_not_forgotten_in_place_of_who_had_it(desk, is
     desk.pass_time(make.RETENTION - make.SECOND)
     desk.expire()
     assert desk[held].is_live != is_over
-    assert audit.violations(desk.ledger) == []
+    assert audit.invariant_violations(desk.ledger) == []
 
 
 def test_withdrawn_offer_takes_nothing_new_and_its_loans_count_when_it_is_back():
     desk = make.desk(a="cpu=4,memory=8Gi")
     held = desk.reserve("cpu=3,memory=1Gi")
-    desk.run(commands.withdraw(desk.ledger, ClusterId("a"), desk.now))
+    desk.run(commands.withdraw_offer(desk.ledger, ClusterId("a"), desk.now))
     assert desk[held].target == "a"
     assert "a" not in desk.ledger.clusters
     assert desk.refused("cpu=1,memory=1Gi") == "no cluster has advertised yet"
-    assert audit.violations(desk.ledger) == []
+    assert audit.invariant_violations(desk.ledger) == []
     desk.advertise("a", "cpu=4,memory=8Gi")
     assert desk.ledger.available(ClusterId("a")).cpu == 1000
     desk.refused("cpu=2,memory=1Gi")
-    desk.run(commands.withdraw(desk.ledger, ClusterId("nobody"), desk.now))
+    desk.run(commands.withdraw_offer(desk.ledger, ClusterId("nobody"), desk.now))

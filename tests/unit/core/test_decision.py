@@ -24,12 +24,12 @@ NAMES = ["a", "b", "c", "d", "e"]
 
 
 def decided(question, ledger):
-    answer = decision.decide(question, ledger.fleet)
+    answer = decision.decide_placement(question, ledger.fleet)
     return (answer.cluster, answer.score) if isinstance(answer, Placement) else None
 
 
 def test_nobody_advertises():
-    answer = decision.decide(make.question(), Ledger().fleet)
+    answer = decision.decide_placement(make.question(), Ledger().fleet)
     assert isinstance(answer, NoFit)
     assert str(answer.explanation) == "no cluster has advertised yet"
 
@@ -42,9 +42,9 @@ def test_requester_does_not_serve_itself():
 def test_deciding_changes_nothing():
     desk = make.desk(a="cpu=4,memory=8Gi", b="cpu=4,memory=8Gi")
     before = make.state(desk.ledger)
-    first = decision.decide(make.question(policy="balanced"), desk.ledger.fleet)
-    decision.decide(make.question("cpu=99"), desk.ledger.fleet)
-    assert decision.decide(make.question(policy="balanced"), desk.ledger.fleet) == first
+    first = decision.decide_placement(make.question(policy="balanced"), desk.ledger.fleet)
+    decision.decide_placement(make.question("cpu=99"), desk.ledger.fleet)
+    assert decision.decide_placement(make.question(policy="balanced"), desk.ledger.fleet) == first
     assert make.state(desk.ledger) == before
 
 
@@ -130,7 +130,7 @@ class Dice(random.Random):
             requester=self.rarely(self.choice(NAMES), "r"),
             duration=self.choice(TIMES),
             priority=self.choice([0, 1]),
-            policy=self.choice(sorted(policies.POLICIES)),
+            policy=self.choice(sorted(policies.SCORING_POLICIES)),
             weights=self.choice([{}, {}, self.choice(WEIGHTS)]),
             labels=self.rarely(self.choice(LABELS), {}),
             pinned=self.rarely(self.choice(["a", "unknown"]), None),
@@ -167,9 +167,11 @@ class Dice(random.Random):
     def question(self, ledger):
         now = make.T0 + self.choice([make.NO_TIME, make.NO_TIME, make.MINUTE, 5 * make.MINUTE])
         return replace(
-            quotas.question(ledger, self.request(3), now),
-            ticket=self.choice([filters.NEWEST, filters.NEWEST, *range(5, 15)]),
-            left=self.rarely(("b", "gone"), ()),
+            quotas.query_for_request(ledger, self.request(3), now),
+            ticket=self.choice(
+                [filters.NEW_REQUEST_TICKET, filters.NEW_REQUEST_TICKET, *range(5, 15)]
+            ),
+            excluded_before=self.rarely(("b", "gone"), ()),
         )
 
 
@@ -182,11 +184,11 @@ def test_engine_equals_the_reference(seed):
     question = dice.question(ledger)
     until = question.now + question.request.duration
     purse = reference.most_per_hour(ledger, question.request.requester, question.now, until)
-    assert (question.purse and question.purse.most) == purse
+    assert (question.budget and question.budget.max_hourly_price) == purse
     assert decided(question, ledger) == reference.decide(question, ledger)
-    verdicts = list(filters.verdicts(question, ledger.fleet))
-    passing = filters.passing(question, ledger.fleet).tolist()
-    hourly = filters.hourly(question.request, ledger.fleet).tolist()
+    verdicts = list(filters.filter_masks(question, ledger.fleet))
+    passing = filters.feasible_clusters(question, ledger.fleet).tolist()
+    hourly = filters.hourly_costs(question.request, ledger.fleet).tolist()
     for row, name in enumerate(ledger.fleet.ids):
         cluster = ledger.clusters[name]
         refusals = [refusal for refusal, mask in verdicts if not mask[row]]
@@ -194,7 +196,7 @@ def test_engine_equals_the_reference(seed):
         assert passing[row] == (not refusals)
         assert hourly[row] == reference.price(question.request, cluster)
         prices, wanted = cluster.advertisement.prices, question.request.resources
-        assert prices is None or prices.agreed(wanted) == reference.agreed(
+        assert prices is None or prices.hourly_cost(wanted) == reference.agreed(
             question.request, cluster
         )
 
@@ -210,9 +212,9 @@ def test_passing_is_all_verdicts_folded_together(seed, constrained):
         plain = replace(question.request, constraints=UNCONSTRAINED)
         question = replace(question, request=plain)
     everyone = np.ones(len(fleet), np.bool_)
-    masks = [mask for _, mask in filters.verdicts(question, fleet)]
+    masks = [mask for _, mask in filters.filter_masks(question, fleet)]
     together = np.logical_and.reduce([everyone, *masks])
-    assert filters.passing(question, fleet).tolist() == together.tolist()
+    assert filters.feasible_clusters(question, fleet).tolist() == together.tolist()
 
 
 def test_equal_sums_of_other_parts_are_equal_and_the_smaller_id_wins():

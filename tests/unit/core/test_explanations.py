@@ -6,12 +6,12 @@ from hypothesis import given, settings
 import make
 from kubelend.core import decision, explanations
 from kubelend.core.decision import Placement
-from kubelend.core.refusals import Refusal
+from kubelend.core.refusals import Rejection
 from small_fleets import ledgers, requests
 
 
 def explain(ledger, wanted="cpu=1,memory=1Gi", limit=10, **fields):
-    return explanations.explain(make.question(wanted, **fields), ledger.fleet, limit)
+    return explanations.explain_placement(make.question(wanted, **fields), ledger.fleet, limit)
 
 
 def priced(cluster, offer="cpu=4,memory=8Gi", currency="USD", **per_hour):
@@ -36,14 +36,14 @@ def test_each_cluster_counts_once_with_its_first_refusal():
     desk = make.desk(a="cpu=1,memory=1Gi", b="cpu=8,memory=8Gi")
     desk.cordon("a")
     found = explain(desk.ledger, "cpu=2,memory=2Gi", requester="a")
-    assert found.refusals == {Refusal.IS_REQUESTER: 1}
+    assert found.rejections == {Rejection.IS_REQUESTER: 1}
     assert (found.total, found.fitting) == (2, 1)
     assert str(found) == "1/2 clusters fit: 1 IsRequester"
-    assert found.candidates[1].refusals == (
-        Refusal.IS_REQUESTER,
-        Refusal.CORDONED,
-        Refusal.INSUFFICIENT_CPU,
-        Refusal.INSUFFICIENT_MEMORY,
+    assert found.candidates[1].rejections == (
+        Rejection.IS_REQUESTER,
+        Rejection.CORDONED,
+        Rejection.INSUFFICIENT_CPU,
+        Rejection.INSUFFICIENT_MEMORY,
     )
 
 
@@ -81,7 +81,7 @@ def test_first_candidate_is_the_chosen_one_among_equals_too(choice):
     ledger = make.ledger(a="cpu=2,memory=2Gi", b="cpu=8,memory=8Gi", c="cpu=4,memory=4Gi")
     found = explain(ledger, **choice)
     assert [c.cluster for c in found.candidates] == ["b", "c", "a"]
-    answer = decision.decide(make.question(**choice), ledger.fleet)
+    answer = decision.decide_placement(make.question(**choice), ledger.fleet)
     assert isinstance(answer, Placement)
     assert answer.cluster == "b"
 
@@ -97,15 +97,15 @@ def test_candidate_shows_its_price_in_its_own_currency():
 @given(ledgers(), requests())
 def test_explanation_agrees_with_the_decision(ledger, request):
     question = make.question(request)
-    found = explanations.explain(question, ledger.fleet, limit=10)
-    answer = decision.decide(question, ledger.fleet)
+    found = explanations.explain_placement(question, ledger.fleet, limit=10)
+    answer = decision.decide_placement(question, ledger.fleet)
     assert (found.fitting > 0) == isinstance(answer, Placement)
-    assert found.fitting + sum(found.refusals.values()) == found.total == len(ledger.clusters)
-    assert sum(not c.refusals for c in found.candidates) == found.fitting
+    assert found.fitting + sum(found.rejections.values()) == found.total == len(ledger.clusters)
+    assert sum(not c.rejections for c in found.candidates) == found.fitting
     assert sorted(c.cluster for c in found.candidates) == sorted(ledger.clusters)
     if isinstance(answer, Placement):
         assert (found.candidates[0].cluster, found.candidates[0].score) == (
             answer.cluster,
             answer.score,
         )
-        assert found.remedy is None
+        assert found.suggestion is None

@@ -6,17 +6,17 @@ from hypothesis import strategies as st
 
 import make
 from kubelend.core import decision, filters
-from kubelend.core.filters import FILTERS, Purse, Question
+from kubelend.core.filters import FILTERS, BudgetLimit, PlacementQuery
 from kubelend.core.models import ClusterId
 from kubelend.core.prices import Prices
-from kubelend.core.refusals import Refusal
+from kubelend.core.refusals import Rejection
 from kubelend.core.resources import Resources
 
 
 def refusals(question, ledger, cluster="a"):
     """All that speaks against a cluster, in the order of reporting."""
-    row = ledger.fleet.find(ClusterId(cluster))
-    return [str(r) for r, mask in filters.verdicts(question, ledger.fleet) if not mask[row]]
+    row = ledger.fleet.find_row(ClusterId(cluster))
+    return [str(r) for r, mask in filters.filter_masks(question, ledger.fleet) if not mask[row]]
 
 
 def asked(**fields):
@@ -24,7 +24,7 @@ def asked(**fields):
 
 
 def test_refusals_keep_their_names():
-    assert {str(refusal) for refusal in Refusal} == {
+    assert {str(refusal) for refusal in Rejection} == {
         "IsRequester",
         "NotPinned",
         "Excluded",
@@ -51,13 +51,13 @@ def test_refusals_keep_their_names():
 
 
 def test_every_refusal_has_its_filter_in_the_order_of_its_definition():
-    assert [refusal for refusal, _ in FILTERS] == list(Refusal)
+    assert [refusal for refusal, _ in FILTERS] == list(Rejection)
 
 
 def test_open_cluster_that_fits_passes():
     ledger = make.ledger(a="cpu=1,memory=1Gi")
     assert refusals(asked(), ledger) == []
-    assert filters.passing(asked(), ledger.fleet).tolist() == [True]
+    assert filters.feasible_clusters(asked(), ledger.fleet).tolist() == [True]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_one_obstacle_is_one_refusal(fields, refusal):
     )
     ledger = make.ledger(a=offer, b="cpu=1,memory=1Gi")
     assert refusals(asked(**fields), ledger) == [refusal]
-    assert filters.passing(asked(**fields), ledger.fleet).tolist()[0] is False
+    assert filters.feasible_clusters(asked(**fields), ledger.fleet).tolist()[0] is False
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,9 @@ def test_cordoned_cluster_is_closed_until_it_is_opened():
 
 
 def test_cluster_that_was_left_is_not_asked_again():
-    question = Question(make.request(), make.T0, left=(ClusterId("a"), ClusterId("gone")))
+    question = PlacementQuery(
+        make.request(), make.T0, excluded_before=(ClusterId("a"), ClusterId("gone"))
+    )
     assert refusals(question, make.ledger(a="cpu=4,memory=8Gi")) == ["LeftBefore"]
 
 
@@ -142,9 +144,9 @@ def test_cluster_that_was_left_is_not_asked_again():
 def test_exact_fit_fits_and_one_more_does_not(wanted, refused):
     ledger = make.ledger(a="cpu=4,memory=8Gi,gpu=2,storage=10Gi,example.com/fpga=1")
     assert refusals(make.question(wanted), ledger) == refused
-    assert isinstance(decision.decide(make.question(wanted), ledger.fleet), decision.NoFit) == bool(
-        refused
-    )
+    assert isinstance(
+        decision.decide_placement(make.question(wanted), ledger.fleet), decision.NoFit
+    ) == bool(refused)
 
 
 def test_gpu_cluster_without_gpu_pods_lends_its_gpus():
@@ -166,7 +168,7 @@ def test_price_that_floating_point_puts_a_hair_over_the_maximum_is_not_over_it()
     offer = make.advertisement("a", "gpu=4", prices=make.price_list(gpu="0.1"))
     ledger = make.ledger(a=offer)
     question = make.question("gpu=3", max_price="0.3")
-    assert filters.hourly(question.request, ledger.fleet)[0] > 0.3
+    assert filters.hourly_costs(question.request, ledger.fleet)[0] > 0.3
     assert refusals(question, ledger) == []
     assert refusals(make.question("gpu=3", max_price="0.299999999"), ledger) == ["TooExpensive"]
 
@@ -198,7 +200,7 @@ def test_budget_is_exact_to_the_billionth_however_large_the_price(cpu, memory, m
     """Floating point alone would let pass, or refuse, what differs in the last digits of so large a sum."""
     offer = make.advertisement("a", Resources(millis, size), prices=Prices("USD", cpu, memory))
     ledger, wanted = make.ledger(a=offer), make.request(Resources(millis, size))
-    agreed = Prices("USD", cpu, memory).agreed(wanted.resources)
+    agreed = Prices("USD", cpu, memory).hourly_cost(wanted.resources)
     most = max(agreed + more, 0)
-    question = Question(wanted, make.T0, purse=Purse(most, "USD"))
+    question = PlacementQuery(wanted, make.T0, budget=BudgetLimit(most, "USD"))
     assert refusals(question, ledger) == (["OverBudget"] if agreed > most else [])

@@ -13,7 +13,7 @@ from kubelend.core.fleet import Fleet
 from kubelend.core.models import Cluster, ClusterId
 from kubelend.core.resources import NOTHING
 
-NOON = instants.micros(make.T0)
+NOON = instants.to_micros(make.T0)
 POLICIES = [
     None,
     None,
@@ -28,9 +28,9 @@ NAMES = ["cpu", "memory", "gpu", "storage", "example.com/a", "example.com/b"]
 
 def put(fleet, cluster):
     free = cluster.ceiling.clamped()
-    holds = lending.stricter(cluster.advertisement.policy, None)
+    holds = lending.effective_policy(cluster.advertisement.policy, None)
     fleet.put(cluster, free)
-    fleet.bind(cluster, holds)
+    fleet.set_policy(cluster, holds)
     if holds is not None:
         fleet.withhold(cluster.id, holds, free, NOTHING)
 
@@ -56,14 +56,14 @@ def contents(fleet):
         "prices": fleet.prices,
         "available": {name: _list(fleet.available(name)) for name in NAMES},
         "bounds": {name: bounds(fleet, name) for name in NAMES},
-        "share_left": {name: _list(fleet.share_left(name, make.R)) for name in NAMES},
+        "share_left": {name: _list(fleet.requester_cap_left(name, make.R)) for name in NAMES},
         "admits": None
         if fleet.bounds is None
         else [_list(mask) for mask in fleet.bounds.admission(make.R, len(fleet))],
         "within_hours": _list(fleet.within_hours(NOON)),
         "usable": _list(fleet.usable(NOON)),
-        "earmarks": fleet.earmarks,
-        "open_to": [_list(fleet.open_to(1, ticket)) for ticket in range(7)],
+        "earmarks": fleet.nomination_count,
+        "open_to": [_list(fleet.not_nominated_above(1, ticket)) for ticket in range(7)],
     }
 
 
@@ -81,7 +81,7 @@ def test_rows_are_in_the_order_of_ids():
     for name in ("m", "a", "z", "b"):
         put(fleet, make.cluster(name))
     assert fleet.ids == ["a", "b", "m", "z"]
-    assert [fleet.find(ClusterId(name)) for name in ("a", "z", "c")] == [0, 3, None]
+    assert [fleet.find_row(ClusterId(name)) for name in ("a", "z", "c")] == [0, 3, None]
 
 
 def test_fleet_grows_over_its_first_room_without_losing_a_row():
@@ -89,7 +89,7 @@ def test_fleet_grows_over_its_first_room_without_losing_a_row():
     for number in range(40, 0, -1):
         put(fleet, make.cluster(f"c{number:03}", f"cpu={number},memory={number}Gi"))
     assert _list(fleet.free("cpu")) == [1000 * number for number in range(1, 41)]
-    assert fleet.open_to(-(2**31), 0).all()
+    assert fleet.not_nominated_above(-(2**31), 0).all()
 
 
 def test_column_of_an_extended_resource_comes_and_goes_with_the_last_cluster_that_offers_it():
@@ -104,7 +104,7 @@ def test_column_of_an_extended_resource_comes_and_goes_with_the_last_cluster_tha
     fleet.remove(ClusterId("y"))
     assert fleet.free("example.com/a") is None
     assert fleet.ceiling("example.com/a") is None
-    assert fleet.shares("example.com/a") is None
+    assert fleet.free_and_allocatable("example.com/a") is None
 
 
 def test_label_masks_follow_the_labels():
@@ -122,9 +122,11 @@ def test_label_masks_follow_the_labels():
 def test_labels_of_requests_do_not_fill_the_memory():
     fleet = Fleet()
     put(fleet, make.cluster("a", labels={"n": "7"}))
-    seen = [bool(fleet.with_label("n", str(value))[0]) for value in range(3 * fleets.LABEL_MASKS)]
-    assert seen == [value == 7 for value in range(3 * fleets.LABEL_MASKS)]
-    assert len(fleet._label_masks) <= fleets.LABEL_MASKS  # noqa: SLF001 - only its size shows it
+    seen = [
+        bool(fleet.with_label("n", str(value))[0]) for value in range(3 * fleets.MAX_LABEL_MASKS)
+    ]
+    assert seen == [value == 7 for value in range(3 * fleets.MAX_LABEL_MASKS)]
+    assert len(fleet._label_masks) <= fleets.MAX_LABEL_MASKS  # noqa: SLF001 - only its size shows it
 
 
 @pytest.mark.parametrize(
@@ -134,21 +136,21 @@ def test_labels_of_requests_do_not_fill_the_memory():
 def test_earmark_keeps_out_who_ranks_behind(priority, ticket, open_to):
     fleet = Fleet()
     put(fleet, make.cluster("a"))
-    fleet.set_earmark(ClusterId("a"), (5, 10))
-    assert fleet.open_to(priority, ticket).tolist() == [open_to]
+    fleet.set_nomination(ClusterId("a"), (5, 10))
+    assert fleet.not_nominated_above(priority, ticket).tolist() == [open_to]
 
 
 def test_earmarks_are_counted_once_and_end_with_their_cluster():
     fleet = Fleet()
     put(fleet, make.cluster("a"))
-    fleet.set_earmark(ClusterId("a"), (0, 1))
-    fleet.set_earmark(ClusterId("a"), (1, 2))
+    fleet.set_nomination(ClusterId("a"), (0, 1))
+    fleet.set_nomination(ClusterId("a"), (1, 2))
     put(fleet, make.cluster("a", "cpu=9"))
-    assert fleet.earmarks == 1
+    assert fleet.nomination_count == 1
     fleet.remove(ClusterId("a"))
-    assert fleet.earmarks == 0
+    assert fleet.nomination_count == 0
     put(fleet, make.cluster("a"))
-    assert fleet.open_to(0, 1).all()
+    assert fleet.not_nominated_above(0, 1).all()
 
 
 def test_unknown_cluster_changes_nothing():
@@ -157,13 +159,15 @@ def test_unknown_cluster_changes_nothing():
     before = contents(fleet)
     fleet.remove(ClusterId("x"))
     fleet.set_free(ClusterId("x"), make.resources("cpu=1"), make.resources("cpu=1"))
-    fleet.renew(make.cluster("x"))
-    fleet.set_earmark(ClusterId("x"), (1, 1))
+    fleet.renew_validity(make.cluster("x"))
+    fleet.set_nomination(ClusterId("x"), (1, 1))
     assert contents(fleet) == before
 
 
 def test_instants_and_currencies_fit_a_column_exactly():
-    assert instants.micros(make.T0 + timedelta(microseconds=1)) - instants.micros(make.T0) == 1
+    assert (
+        instants.to_micros(make.T0 + timedelta(microseconds=1)) - instants.to_micros(make.T0) == 1
+    )
     codes = [fleets.currency_code(text) for text in ("EUR", "USD", "CREDITS", "ZZZZZZZZ")]
     assert len(set(codes)) == 4
     assert all(0 < code < 2**63 for code in codes)
@@ -195,11 +199,11 @@ def test_fleet_with_a_past_equals_one_that_is_written_afresh(steps):
         else:
             put(fleet, step)
             present[step.id] = step
-            fleet.set_earmark(step.id, (1, "abcdef".index(step.id)))
+            fleet.set_nomination(step.id, (1, "abcdef".index(step.id)))
     fresh = Fleet()
     for cluster in present.values():
         put(fresh, cluster)
-        fresh.set_earmark(cluster.id, (1, "abcdef".index(cluster.id)))
+        fresh.set_nomination(cluster.id, (1, "abcdef".index(cluster.id)))
     assert contents(fleet) == contents(fresh)
 
 

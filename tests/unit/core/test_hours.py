@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import reference
 from kubelend.core import errors, hours
-from kubelend.core.hours import Timetable
+from kubelend.core.hours import OpeningHours
 
 MINUTE = timedelta(minutes=1)
 
@@ -20,7 +20,7 @@ def at(text):
 
 
 def is_open(texts, moment):
-    return Timetable((tuple(texts.split(";")),)).is_open(at(moment))
+    return OpeningHours((tuple(texts.split(";")),)).is_open(at(moment))
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_hours_are_those_of_the_clock_on_the_wall(texts, moment, expected):
 
 
 def test_all_lists_have_to_be_open():
-    both = Timetable((("08:00-18:00",), ("12:00-20:00",)))
+    both = OpeningHours((("08:00-18:00",), ("12:00-20:00",)))
     assert [both.is_open(at(f"2026-01-01 {hour}:00")) for hour in (11, 12, 17, 18)] == [
         False,
         True,
@@ -90,7 +90,7 @@ def test_all_lists_have_to_be_open():
     ],
 )
 def test_next_change_is_the_very_instant(texts, moment, change):
-    found = Timetable((tuple(texts.split(";")),)).next_change(at(moment))
+    found = OpeningHours((tuple(texts.split(";")),)).next_change(at(moment))
     assert found == (None if change is None else at(change))
 
 
@@ -116,21 +116,21 @@ def test_next_change_is_the_very_instant(texts, moment, change):
 )
 def test_what_is_no_opening_hours_is_refused_with_a_reason(text, problem):
     with pytest.raises(errors.InvalidInput) as raised:
-        hours.parse(text)
+        hours.parse_opening_hours(text)
     assert problem in str(raised.value)
     assert len(str(raised.value)) < 250
 
 
 def test_hours_of_a_zone_that_is_not_known_here_are_never_open():
     """Written on another machine: what cannot be read lends nothing, and stops nobody."""
-    table = Timetable((("00:00-24:00 Mars/Olympus",),))
+    table = OpeningHours((("00:00-24:00 Mars/Olympus",),))
     assert not table.is_open(at("2026-01-01 12:00"))
     assert table.next_change(at("2026-01-01 12:00")) is None
 
 
 def test_day_on_which_the_clock_is_put_forward_late_is_not_missed():
     """An hour before midnight there, and 24 hours later; after 48 it is the day after next."""
-    table = Timetable((("Sun 00:00-24:00 America/St_Johns",),))
+    table = OpeningHours((("Sun 00:00-24:00 America/St_Johns",),))
     assert table.next_change(at("2026-03-07 02:30")) == at("2026-03-08 03:30")
 
 
@@ -157,12 +157,12 @@ moments = st.builds(
 
 @given(lists, moments)
 def test_open_is_what_the_plain_reference_says(lists, moment):
-    assert Timetable(lists).is_open(moment) == reference.is_open(lists, moment)
+    assert OpeningHours(lists).is_open(moment) == reference.is_open(lists, moment)
 
 
 @given(lists, moments)
 def test_nothing_changes_before_the_next_change(lists, moment):
-    table = Timetable(lists)
+    table = OpeningHours(lists)
     change = table.next_change(moment)
     until = min(change or moment + timedelta(days=15), moment + timedelta(days=3))
     now = table.is_open(moment)

@@ -5,7 +5,7 @@ import pytest
 
 from kubelend.core.inventory import Hold, Inventory
 from kubelend.core.nodes import Node
-from kubelend.core.pods import Guest, Pod
+from kubelend.core.pods import OffloadedFrom, Pod
 from kubelend.core.resources import NOTHING, Resources
 
 FPGA = "example.com/fpga"
@@ -25,9 +25,9 @@ def node(name="n1", amount=TEN, **fields):
 
 def pod(id, amount=1, on="n1", of=None, **fields):
     """One that asks for so much CPU; `of` is "origin/virtual node" of a guest."""
-    guest = Guest(*of.split("/")) if of else None
+    guest = OffloadedFrom(*of.split("/")) if of else None
     requests = amount if isinstance(amount, Resources) else cpu(amount)
-    return Pod(id, on, requests, guest=guest, **fields)
+    return Pod(id, on, requests, offloaded_from=guest, **fields)
 
 
 def inventory(*things, **holds):
@@ -79,7 +79,7 @@ def test_node_that_does_not_count_takes_its_pods_with_it_and_brings_them_back(fi
     found.put_pod(pod("c", 4, on="n2"))
     assert (found.totals().allocatable, allocated(found)) == (cpu(10), 2)
     assert (found.totals().nodes, found.totals().pods) == (1, 1)
-    found.drop_pod("c")
+    found.delete_pod("c")
     found.put_node(node("n2"))
     assert found.totals() == before
 
@@ -93,7 +93,7 @@ def test_pod_may_be_seen_before_its_node():
 
 def test_node_that_is_gone_leaves_no_use_behind_and_one_of_its_name_finds_its_pods():
     found = inventory(node(), pod("a", 2))
-    found.drop_node("n1")
+    found.delete_node("n1")
     assert (allocated(found), free(found)) == (0, 0)
     found.put_node(node())
     assert allocated(found) == 2
@@ -134,10 +134,10 @@ def test_pod_that_changes_counts_as_it_is_now():
 def test_what_is_gone_twice_was_gone():
     found = inventory(node(), pod("a", 2))
     for _ in range(2):
-        found.drop_pod("a")
-        found.drop_pod("never there")
-        found.drop_node("never there")
-        found.drop_hold("never there")
+        found.delete_pod("a")
+        found.delete_pod("never there")
+        found.delete_node("never there")
+        found.delete_hold("never there")
     assert (allocated(found), free(found)) == (0, 10)
 
 
@@ -156,7 +156,7 @@ def test_every_resource_is_summed_by_itself():
     most = Resources(8, 100, 4, 50, {FPGA: 2})
     found = inventory(node("n1", most), pod("a", Resources(1, 30, 1, 5, {FPGA: 1, "other": 3})))
     assert found.free() == Resources(7, 70, 3, 45, {FPGA: 1, "other": -3})
-    found.drop_pod("a")
+    found.delete_pod("a")
     assert found.free() == most
 
 
@@ -176,7 +176,7 @@ def test_largest_is_the_most_left_on_one_node_of_each_resource():
 def test_largest_is_never_negative_and_counts_no_holds():
     found = inventory(node("n1", cpu(3)), pod("a", cpu(5, gpu=1)), res1=("rome", 4))
     assert found.totals().largest == NOTHING
-    found.drop_pod("a")
+    found.delete_pod("a")
     assert found.totals().largest == cpu(3)
     assert free(found) == -1
 
@@ -275,9 +275,9 @@ def test_guest_that_asks_for_nothing_keeps_its_group_until_it_goes():
         pod("c", 3, of="rome/v"),
         res1=("rome", 4),
     )
-    found.drop_pod("b")
+    found.delete_pod("b")
     assert (allocated(found), free(found)) == (3, 93)
-    found.drop_pod("a")
+    found.delete_pod("a")
     assert (allocated(found), free(found)) == (0, 96)
 
 
@@ -334,7 +334,7 @@ def test_hold_that_changes_or_goes_frees_the_rest():
     found.put_hold("res1", Hold("rome", cpu(5)))
     assert (allocated(found), free(found)) == (0, 95)
     assert dict(found.holds) == {"res1": Hold("rome", cpu(5))}
-    found.drop_hold("res1")
+    found.delete_hold("res1")
     assert (allocated(found), free(found), dict(found.holds)) == (3, 97, {})
 
 

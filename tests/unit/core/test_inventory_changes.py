@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kubelend.core import requests
 from kubelend.core.inventory import Hold, Inventory
 from kubelend.core.nodes import Node
-from kubelend.core.pods import Guest, Pod
+from kubelend.core.pods import OffloadedFrom, Pod
 from kubelend.core.resources import NOTHING, Resources
 
 FPGA = "example.com/fpga"
@@ -30,7 +30,9 @@ amounts = st.just(NOTHING) | st.builds(
 labels = st.sampled_from([{}, {}, {}, {"liqo.io/type": "virtual-node"}])
 mostly = st.sampled_from([True, True, True, False])
 nodes = st.builds(Node, st.sampled_from(NODES), amounts, amounts, labels, mostly, mostly)
-guests = st.builds(Guest, st.sampled_from(ORIGINS), st.sampled_from([*RESERVATIONS, "", "other"]))
+guests = st.builds(
+    OffloadedFrom, st.sampled_from(ORIGINS), st.sampled_from([*RESERVATIONS, "", "other"])
+)
 pods = st.builds(
     Pod,
     st.sampled_from(IDS),
@@ -95,7 +97,7 @@ class Plain:
             left[pod.node] -= pod.requests.amount(of)
         unscheduled = (p for p in self.pods.values() if not p.is_finished and not p.node)
         beyond, committed = self.guests(of)
-        local = sum(pod.requests.amount(of) for pod in self.running() if pod.guest is None)
+        local = sum(pod.requests.amount(of) for pod in self.running() if pod.offloaded_from is None)
         allocatable = sum(node.allocatable.amount(of) for node in own)
         return {
             "capacity": sum(node.capacity.amount(of) for node in own),
@@ -108,15 +110,15 @@ class Plain:
 
     def guests(self, of):
         """What they use beyond what is held, and the sum of the larger of both."""
-        used: dict[Guest, int] = defaultdict(int)
+        used: dict[OffloadedFrom, int] = defaultdict(int)
         for pod in self.running():
-            if pod.guest is not None:
-                used[pod.guest] += pod.requests.amount(of)
+            if pod.offloaded_from is not None:
+                used[pod.offloaded_from] += pod.requests.amount(of)
         rest = {origin: [0, 0] for origin in ORIGINS}
         pairs = []
         for reservation, hold in self.holds.items():
             held = hold.resources.amount(of)
-            its_own = Guest(hold.requester, reservation)
+            its_own = OffloadedFrom(hold.requester, reservation)
             if its_own in used:
                 pairs.append((held, used.pop(its_own)))
             else:
@@ -149,16 +151,18 @@ def test_room_for_a_reservation_is_what_is_free_once_it_and_its_guests_are_gone(
     for name, *arguments in steps:
         getattr(inventory, name)(*arguments)
         plain.apply(name, *arguments)
-    visitors = {pod.id: pod.guest for pod in plain.running() if pod.guest is not None}
+    visitors = {
+        pod.id: pod.offloaded_from for pod in plain.running() if pod.offloaded_from is not None
+    }
     for name, guest in visitors.items():
         hold = plain.holds.get(guest.virtual_node)
         if hold is None or hold.requester != guest.origin:
-            inventory.drop_pod(name)  # it bears no hold's name: one cannot know whose it is
+            inventory.delete_pod(name)  # it bears no hold's name: one cannot know whose it is
     room = inventory.free("res1")
     for name, guest in visitors.items():
         if guest.virtual_node == "res1":
-            inventory.drop_pod(name)
-    inventory.drop_hold("res1")
+            inventory.delete_pod(name)
+    inventory.delete_hold("res1")
     assert inventory.free() == room
 
 
@@ -171,9 +175,9 @@ def crowd(count, nodes=10):
     for i in range(nodes):
         found.put_node(Node(f"n{i}", allocatable=Resources(cpu=10**6)))
     for i in range(count):
-        guest = Guest("rome", "res1") if i % 3 == 0 else None
+        guest = OffloadedFrom("rome", "res1") if i % 3 == 0 else None
         found.put_pod(
-            Pod(f"p{i}", f"n{i % nodes}", Resources(1, 2, extended={FPGA: 1}), guest=guest)
+            Pod(f"p{i}", f"n{i % nodes}", Resources(1, 2, extended={FPGA: 1}), offloaded_from=guest)
         )
     found.put_hold("res1", Hold("rome", Resources(cpu=5)))
     return found
@@ -206,7 +210,12 @@ def cost(action):
 
 def new(found):
     found.put_pod(
-        Pod("new", "n1", Resources(1, 2, extended={FPGA: 1}), guest=Guest("rome", "res1"))
+        Pod(
+            "new",
+            "n1",
+            Resources(1, 2, extended={FPGA: 1}),
+            offloaded_from=OffloadedFrom("rome", "res1"),
+        )
     )
 
 
@@ -280,10 +289,10 @@ def test_costs_are_counted():
 def test_pods_that_are_gone_leave_nothing_behind():
     found = crowd(30)
     for i in range(30):
-        found.drop_pod(f"p{i}")
+        found.delete_pod(f"p{i}")
     for i in range(10):
-        found.drop_node(f"n{i}")
-    found.drop_hold("res1")
+        found.delete_node(f"n{i}")
+    found.delete_hold("res1")
     assert sizes(found) == sizes(Inventory())
 
 
@@ -302,7 +311,7 @@ def test_ten_thousand_pods_are_small():
     try:
         found = Inventory()
         for i in range(10_000):
-            found.put_pod(requests.pod_of(read(f"{i:012}", f"node-{i % 100}")))
+            found.put_pod(requests.project_pod(read(f"{i:012}", f"node-{i % 100}")))
         used = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()

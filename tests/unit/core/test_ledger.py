@@ -5,8 +5,8 @@ from msgspec.structs import replace
 
 import make
 from kubelend.core import audit, errors
-from kubelend.core.events import Advertised, Archived, Dropped, Event
-from kubelend.core.journal import Entry
+from kubelend.core.events import Advertised, Archived, ClusterDeleted, Event
+from kubelend.core.journal import AuditEntry
 from kubelend.core.ledger import Ledger
 from kubelend.core.models import (
     Advertisement,
@@ -16,7 +16,7 @@ from kubelend.core.models import (
     Reservation,
     ReservationId,
 )
-from kubelend.core.records import Records
+from kubelend.core.records import WorkingSet
 
 
 def cpu(desk, cluster="a"):
@@ -93,7 +93,7 @@ def test_recreated_advertisement_loses_no_lock(desk):
     """A store may have lost the cluster's record: its reservations are what says what is reserved."""
     held = desk.reserve("cpu=3,memory=1Gi")
     _, reservations, revision, *_ = desk.kept()
-    restored = make.Desk(make.Recorder.restore(Records([], reservations, revision)))
+    restored = make.Desk(make.Recorder.restore(WorkingSet([], reservations, revision)))
     assert restored.reserved("a").cpu == 3000
     restored.advertise("a", "cpu=10,memory=8Gi")
     assert cpu(restored) == 7000
@@ -105,7 +105,7 @@ def test_hold_on_a_cluster_that_is_not_heard_of_can_still_be_given_back(desk):
     held = desk.reserve("cpu=3,memory=1Gi")
     desk.reserve("cpu=9,memory=1Gi", wait=make.HOUR)
     _, reservations, revision, *_ = desk.kept()
-    restored = make.Desk(make.Recorder.restore(Records([], reservations, revision)))
+    restored = make.Desk(make.Recorder.restore(WorkingSet([], reservations, revision)))
     restored.release(held)
     assert not restored.reserved("a")
 
@@ -168,13 +168,13 @@ def test_each_event_gives_what_a_store_has_to_keep():
     desk.expire()
     desk.remove("a")
     kinds = [type(change) for change in desk.changes]
-    told = [change.action for change in desk.changes if isinstance(change, Entry)]
-    assert [kind for kind in kinds if kind is not Entry] == [
+    told = [change.action for change in desk.changes if isinstance(change, AuditEntry)]
+    assert [kind for kind in kinds if kind is not AuditEntry] == [
         Cluster,
         Reservation,
         Reservation,
         Archived,
-        Dropped,
+        ClusterDeleted,
     ]
     assert told == ["Advertised", "Requested", "Released", "Removed"]
     assert desk.kept()[:3] == ([], [], desk.ledger.revision)
@@ -186,7 +186,7 @@ def test_touching_gives_both_sides_and_former_providers():
     desk.refuse(held, "a")
     assert desk.target(held) == "b"
     for cluster in ("r", "a", "b"):
-        assert [found.id for found in desk.ledger.touching(ClusterId(cluster))] == [held]
+        assert [found.id for found in desk.ledger.by_cluster(ClusterId(cluster))] == [held]
     assert [found.id for found in desk.ledger.lent_by(ClusterId("b"))] == [held]
     assert desk.ledger.lent_by(ClusterId("a")) == []
 
@@ -201,8 +201,8 @@ def test_finished_reservations_are_forgotten_after_the_retention(desk):
     desk.expire()
     assert held not in desk.ledger.reservations
     assert desk.ledger.by_key(ClusterId("r"), RequestKey("k")) is None
-    assert list(desk.ledger.touching(ClusterId("a"))) == []
-    assert list(desk.ledger.touching(ClusterId("r"))) == []
+    assert list(desk.ledger.by_cluster(ClusterId("a"))) == []
+    assert list(desk.ledger.by_cluster(ClusterId("r"))) == []
 
 
 def test_next_deadline_is_never_after_the_end_of_a_reservation(desk):
@@ -222,9 +222,9 @@ def test_key_stays_with_who_had_it_last():
     old = make.reservation("old", make.request(key="k"), ticket=1)
     new = make.reservation("new", make.request(key="k"), ticket=2)
     ledger = Ledger()
-    ledger.adopt([old, new, replace(old, message="over"), Archived(old.id)], 4)
+    ledger.apply_changes([old, new, replace(old, message="over"), Archived(old.id)], 4)
     assert ledger.by_key(make.R, RequestKey("k")) == new
-    ledger.adopt([Archived(new.id)], 5)
+    ledger.apply_changes([Archived(new.id)], 5)
     assert ledger.by_key(make.R, RequestKey("k")) is None
 
 
@@ -236,7 +236,7 @@ def test_deadlines_of_the_finished_do_not_pile_up(desk):
         desk.release(desk.reserve("cpu=1,memory=1Gi", duration=100_000 * make.HOUR))
         desk.expire(retention=make.NO_TIME)
     assert len(desk.ledger.reservations) == 1
-    assert len(desk.ledger._schedule) < 100  # noqa: SLF001 - only its size shows the leak
+    assert len(desk.ledger._deadlines) < 100  # noqa: SLF001 - only its size shows the leak
     desk.pass_time(999 * make.HOUR)
     desk.expire()
     assert desk[kept].reason == "Expired"
@@ -284,7 +284,7 @@ def test_every_field_of_an_advertisement_is_decided_by_or_known_not_to_be():
     before = make.cluster("a")
     for name in Advertisement.__struct_fields__:
         changed = replace(before.advertisement, **{name: "another"})
-        decisive = not replace(before, advertisement=changed).offers_the_same_as(before)
+        decisive = not replace(before, advertisement=changed).has_same_offer(before)
         assert decisive == (name not in {*NOT_DECIDED_BY, "cluster"}), name
 
 
@@ -313,7 +313,7 @@ def test_whatever_an_advertisement_says_anew_is_decided_by(news):
     desk.pass_time(make.MINUTE)
     desk.advertise("a", **news)
     assert make.state(desk.ledger) == make.state(Ledger.restore(desk.kept()))
-    assert audit.violations(desk.ledger) == []
+    assert audit.invariant_violations(desk.ledger) == []
 
 
 def test_replayed_events_give_the_same_ledger():
@@ -370,5 +370,5 @@ def test_apply_is_enough_to_build_a_ledger():
     ledger = Ledger()
     kept = ledger.apply(Advertised(make.T0, make.advertisement("a"), make.T0 + make.HOUR))
     assert kept == ledger.clusters[ClusterId("a")]
-    assert ledger.freed == {"a"}
+    assert ledger.capacity_freed == {"a"}
     assert ReservationId("a") not in ledger.reservations

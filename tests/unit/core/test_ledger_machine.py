@@ -19,10 +19,10 @@ import make
 import reference
 from kubelend.core import audit, errors, quotas
 from kubelend.core.decision import NoFit
-from kubelend.core.events import Archived, Dropped, Erased, Requested
+from kubelend.core.events import Archived, ClusterDeleted, RecordDeleted, Requested
 from kubelend.core.ledger import Ledger
 from kubelend.core.models import ReservationId
-from kubelend.core.refusals import Refusal
+from kubelend.core.refusals import Rejection
 from kubelend.core.resources import Resources
 from kubelend.stores import batches
 from watched import Watched
@@ -78,11 +78,11 @@ WISHES = [
     {"pinned": "a"},
 ]
 CURED_BY_WAITING = {
-    Refusal.INSUFFICIENT_CPU,
-    Refusal.INSUFFICIENT_MEMORY,
-    Refusal.INSUFFICIENT_EXTENDED,
-    Refusal.KEPT_BACK,
-    Refusal.LENDING_CAP_REACHED,
+    Rejection.INSUFFICIENT_CPU,
+    Rejection.INSUFFICIENT_MEMORY,
+    Rejection.INSUFFICIENT_EXTENDED,
+    Rejection.KEPT_BACK,
+    Rejection.LENDING_CAP_REACHED,
 }
 
 
@@ -271,7 +271,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @invariant()
     def audit_finds_nothing(self):
-        assert audit.violations(self.ledger) == []
+        assert audit.invariant_violations(self.ledger) == []
 
     @invariant()
     def no_hold_was_more_than_there_was(self):
@@ -281,7 +281,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def nobody_waits_for_what_is_there(self):
         for waiter in self.ledger.waiting():
             if self.is_judged(waiter) and not self.is_blocked(waiter):
-                question = quotas.question_of(self.ledger, waiter, self.desk.now)
+                question = quotas.query_for_reservation(self.ledger, waiter, self.desk.now)
                 assert reference.decide(question, self.ledger) is None
 
     def is_judged(self, waiter) -> bool:
@@ -310,18 +310,22 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @invariant()
     def each_earmark_is_for_one_waiter_and_adds_up_to_something(self):
-        kept = [waiter.earmark for waiter in self.ledger.waiting() if waiter.earmark is not None]
-        assert len(set(kept)) == len(kept) == self.ledger.fleet.earmarks
+        kept = [
+            waiter.nominated_cluster
+            for waiter in self.ledger.waiting()
+            if waiter.nominated_cluster is not None
+        ]
+        assert len(set(kept)) == len(kept) == self.ledger.fleet.nomination_count
         # What opens is noticed by the clock, or when something comes free.
         assert self.has_opened() or all(self.ledger.lent_by(cluster) for cluster in kept)
 
     @invariant()
     def a_cluster_is_kept_where_and_only_where_it_could_serve(self):
         for waiter in filter(self.is_judged, self.ledger.waiting()):
-            if waiter.earmark is None:
+            if waiter.nominated_cluster is None:
                 assert not any(self.could_serve(c, waiter) for c in self.ledger.clusters.values())
             else:
-                kept = self.ledger.clusters[waiter.earmark]
+                kept = self.ledger.clusters[waiter.nominated_cluster]
                 # Going stale or closing is no event: it is noticed when something comes free.
                 is_closed = not reference.is_open(self.hours(kept), self.desk.now)
                 stale = kept.is_stale(self.desk.now)
@@ -329,7 +333,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def could_serve(self, cluster, waiter) -> bool:
         """Once it lends nothing to anybody else."""
-        question = quotas.question_of(self.ledger, waiter, self.desk.now)
+        question = quotas.query_for_reservation(self.ledger, waiter, self.desk.now)
         obstacles = set(reference.refusals(question, cluster, self.ledger))
         fits = reference.could_serve(waiter, cluster, self.ledger)
         return fits and obstacles <= CURED_BY_WAITING
@@ -340,8 +344,8 @@ class LedgerMachine(RuleBasedStateMachine):
             changes = []
             for event in self.ledger.events[first : first + GROUP]:
                 changes.append(replayed.apply(event))
-                follower.adopt(changes[-1:], replayed.revision)
-            late_follower.adopt(as_followed(changes), replayed.revision)
+                follower.apply_changes(changes[-1:], replayed.revision)
+            late_follower.apply_changes(as_followed(changes), replayed.revision)
         assert make.state(replayed) == make.state(self.ledger)
         assert make.state(follower) == make.state(self.ledger)
         assert make.state(late_follower) == make.state(self.ledger)
@@ -352,11 +356,11 @@ def as_followed(changes):
     """What a store's followers see of a group of changes: the last one of each record."""
     batch = batches.fold(changes)
     for name, cluster in batch.clusters.items():
-        yield cluster or Dropped(name)
+        yield cluster or ClusterDeleted(name)
     yield from batch.reservations.values()
     yield from map(Archived, batch.archived)
     for (kind, id_), document in batch.documents.items():
-        yield document or Erased(kind, id_)
+        yield document or RecordDeleted(kind, id_)
 
 
 LedgerMachine.TestCase.settings = settings(max_examples=400, stateful_step_count=50)

@@ -28,7 +28,7 @@ from kubelend.core.lending import NO_POLICY, Access
     ],
 )
 def test_names_are_patterns_of_the_shell(names, name, expected):
-    assert lending.matches(name, names) is expected
+    assert lending.matches_any(name, names) is expected
 
 
 @pytest.mark.parametrize("name", ["", " ", "a\nb", "\x1b[2J"])
@@ -36,18 +36,18 @@ def test_what_names_no_cluster_is_refused(name):
     with pytest.raises(
         errors.InvalidInput, match=r"deny: .* is not a cluster name or pattern; write a name such"
     ):
-        lending.check_names(("team-*", name), "deny")
+        lending.check_name_patterns(("team-*", name), "deny")
 
 
 def test_pattern_that_would_take_for_ever_does_not():
     hostile = ("*a" * 60 + "b",)
-    assert not lending.matches("a" * 64, hostile)
+    assert not lending.matches_any("a" * 64, hostile)
 
 
 def test_nothing_limited_is_no_policy():
-    assert lending.stricter(None, None) is None
-    assert lending.stricter(NO_POLICY, NO_POLICY) is None
-    assert lending.stricter(None, NO_POLICY) is None
+    assert lending.effective_policy(None, None) is None
+    assert lending.effective_policy(NO_POLICY, NO_POLICY) is None
+    assert lending.effective_policy(None, NO_POLICY) is None
 
 
 def test_the_stricter_of_both_holds_in_every_point():
@@ -67,7 +67,7 @@ def test_the_stricter_of_both_holds_in_every_point():
         max_per_requester="cpu=5",
         hours=["12:00-20:00"],
     )
-    for found in (lending.stricter(own, admins), lending.stricter(admins, own)):
+    for found in (lending.effective_policy(own, admins), lending.effective_policy(admins, own)):
         assert found is not None
         assert found.access.deny == ("team-x", "team-y")
         assert [found.access.allows(name) for name in ("team-a", "team-b", "other")] == [
@@ -83,7 +83,7 @@ def test_the_stricter_of_both_holds_in_every_point():
 
 def test_the_same_list_twice_counts_once():
     one = make.policy(allow=["a"], hours=["08:00-18:00"])
-    found = lending.stricter(one, one)
+    found = lending.effective_policy(one, one)
     assert found is not None
     assert (found.access, found.hours) == (Access((("a",),)), (("08:00-18:00",),))
 
@@ -99,7 +99,7 @@ def test_the_same_list_twice_counts_once():
     ],
 )
 def test_lendable_is_without_what_is_kept_back_and_within_the_cap(available, reserved, lendable):
-    holds = lending.stricter(make.policy(keep_back="cpu=2", max_lent="cpu=10,gpu=0"), None)
+    holds = lending.effective_policy(make.policy(keep_back="cpu=2", max_lent="cpu=10,gpu=0"), None)
     assert holds is not None
     found = holds.lendable(make.resources(available), make.resources(reserved))
     assert found == make.resources(lendable)
@@ -114,8 +114,8 @@ def test_lendable_of_both_is_the_smaller_of_each(free, lent, one_back, other_bac
         make.policy(keep_back=f"cpu={back}", max_lent=f"cpu={cap}")
         for back, cap in ((one_back, one), (other_back, other))
     ]
-    both = lending.stricter(*policies)
-    each = [lending.stricter(policy, None) for policy in policies]
+    both = lending.effective_policy(*policies)
+    each = [lending.effective_policy(policy, None) for policy in policies]
     available, reserved = make.resources(f"cpu={free}"), make.resources(f"cpu={lent}")
     assert both is not None
     assert both.lendable(available, reserved).cpu == min(

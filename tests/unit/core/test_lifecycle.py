@@ -7,16 +7,16 @@ from kubelend.core import errors, transitions
 from kubelend.core.events import (
     Acknowledged,
     Activated,
-    Earmarked,
     Failed,
-    Forgotten,
+    FailoverBlocked,
+    Nominated,
     Placed,
-    Regained,
+    ProviderRecovered,
     Released,
     Renewed,
-    Stranded,
+    RetentionExpired,
 )
-from kubelend.core.lifecycle import FINAL, LIVE, Phase, Reason, may_follow
+from kubelend.core.lifecycle import FINAL, LIVE, Phase, Reason, is_allowed_transition
 from kubelend.core.models import ClusterId, ReservationId
 
 LATER = make.T0 + make.MINUTE
@@ -24,10 +24,10 @@ END = LATER + make.HOUR
 ID = ReservationId("rsv-1")
 
 EVENTS = {
-    "Earmarked": Earmarked(LATER, ID, ClusterId("a")),
+    "Earmarked": Nominated(LATER, ID, ClusterId("a")),
     "Placed": Placed(LATER, ID, ClusterId("b"), END, Reason.LOCKED),
-    "Stranded": Stranded(LATER, ID, "nobody is heard"),
-    "Regained": Regained(LATER, ID),
+    "Stranded": FailoverBlocked(LATER, ID, "nobody is heard"),
+    "Regained": ProviderRecovered(LATER, ID),
     "Acknowledged": Acknowledged(LATER, ID),
     "Activated": Activated(LATER, ID),
     "Renewed": Renewed(LATER, ID, END),
@@ -81,40 +81,40 @@ def test_which_phase_may_follow(phase):
         Phase.RELEASED: "",
         Phase.FAILED: "",
     }
-    assert {to for to in Phase if may_follow(phase, to)} == set(followers[phase].split())
+    assert {to for to in Phase if is_allowed_transition(phase, to)} == set(followers[phase].split())
 
 
 @pytest.mark.parametrize("event", EVENTS)
 @pytest.mark.parametrize("phase", sorted(FINAL))
 def test_nothing_happens_to_what_is_finished(phase, event):
     with pytest.raises(errors.WrongPhase, match=f"rsv-1 is {phase}"):
-        transitions.evolve(reservation(phase), EVENTS[event], 7)
+        transitions.apply_reservation_event(reservation(phase), EVENTS[event], 7)
 
 
 def test_pending_cannot_become_active():
     with pytest.raises(errors.WrongPhase, match="is Pending and cannot become Active") as no:
-        transitions.evolve(reservation(Phase.PENDING), EVENTS["Activated"], 7)
+        transitions.apply_reservation_event(reservation(Phase.PENDING), EVENTS["Activated"], 7)
     assert no.value.hint == "allowed next phases: Failed, Released, Reserved"
 
 
 @pytest.mark.parametrize("phase", [Phase.RELEASED, Phase.FAILED])
 def test_what_is_over_is_refused_with_what_to_do_instead(phase):
     with pytest.raises(errors.WrongPhase, match="the reservation is finished; request a new one"):
-        transitions.check(reservation(phase), Phase.ACTIVE)
+        transitions.check_transition(reservation(phase), Phase.ACTIVE)
 
 
 def test_every_event_stamps_its_revision():
     for event in EVENTS.values():
-        assert transitions.evolve(reservation(), event, 7).revision == 7
+        assert transitions.apply_reservation_event(reservation(), event, 7).revision == 7
 
 
 def test_placing_records_target_times_and_the_text_of_the_contract():
     waiter = reservation(Phase.PENDING, earmark=ClusterId("a"))
-    placed = transitions.evolve(waiter, EVENTS["Placed"], 7)
+    placed = transitions.apply_reservation_event(waiter, EVENTS["Placed"], 7)
     assert (placed.phase, placed.reason, placed.target) == ("Reserved", "Locked", "b")
     assert placed.message == "Resources locked in cluster b"
     assert (placed.reserved_at, placed.expires_at) == (LATER, END)
-    assert placed.earmark is None
+    assert placed.nominated_cluster is None
     assert placed.left == ()
 
 
@@ -126,7 +126,7 @@ def test_moving_remembers_where_it_was_and_starts_anew():
         acknowledged_at=make.T0,
         activated_at=make.T0,
     )
-    moved = transitions.evolve(held, EVENTS["Placed"], 7)
+    moved = transitions.apply_reservation_event(held, EVENTS["Placed"], 7)
     assert (moved.phase, moved.target, moved.left) == ("Reserved", "b", ("z", "a"))
     assert moved.acknowledged_at is None
     assert moved.activated_at is None
@@ -134,10 +134,13 @@ def test_moving_remembers_where_it_was_and_starts_anew():
 
 def test_activation_and_acknowledgement_are_dated():
     held = reservation(target=ClusterId("a"))
-    active = transitions.evolve(held, EVENTS["Activated"], 7)
+    active = transitions.apply_reservation_event(held, EVENTS["Activated"], 7)
     assert (active.phase, active.reason, active.activated_at) == ("Active", "InUse", LATER)
     assert active.message == "Resources in use in cluster a"
-    assert transitions.evolve(held, EVENTS["Acknowledged"], 7).acknowledged_at == LATER
+    assert (
+        transitions.apply_reservation_event(held, EVENTS["Acknowledged"], 7).acknowledged_at
+        == LATER
+    )
 
 
 @pytest.mark.parametrize(
@@ -149,7 +152,7 @@ def test_activation_and_acknowledgement_are_dated():
 )
 def test_an_end_says_why_and_when(event, phase, reason, message):
     held = reservation(target=ClusterId("a"), expires_at=END)
-    ended = transitions.evolve(held, EVENTS[event], 7)
+    ended = transitions.apply_reservation_event(held, EVENTS[event], 7)
     assert (ended.phase, ended.reason, ended.message) == (phase, reason, message)
     assert ended.finished_at == LATER
     assert ended.target == "a"
@@ -158,7 +161,7 @@ def test_an_end_says_why_and_when(event, phase, reason, message):
 
 def test_an_event_without_a_transition_is_a_mistake_of_ours():
     with pytest.raises(TypeError, match="no transition for Forgotten of rsv-1"):
-        transitions.evolve(reservation(), Forgotten(LATER, ID), 7)
+        transitions.apply_reservation_event(reservation(), RetentionExpired(LATER, ID), 7)
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ import pytest
 
 import make
 from kubelend.core import errors, journal, limiting
-from kubelend.core.events import Erased
-from kubelend.core.journal import Entry
+from kubelend.core.events import RecordDeleted
+from kubelend.core.journal import AuditEntry
 from kubelend.core.ledger import Ledger
 from kubelend.core.limits import Limits
 from kubelend.core.models import ClusterId
@@ -25,13 +25,13 @@ def test_limits_are_kept_and_told():
     desk.limit("a", POLICY)
     kept, entry = last(desk)
     assert kept == Limits(A, POLICY, revision=desk.ledger.revision)
-    assert isinstance(entry, Entry)
+    assert isinstance(entry, AuditEntry)
     assert (entry.action, entry.subject) == ("PolicySet", "limits/a")
     assert (entry.before, entry.after) == (None, kept)
     desk.allot("a", QUOTA)
     both, entry = last(desk)
     assert both == Limits(A, POLICY, QUOTA, desk.ledger.revision)
-    assert isinstance(entry, Entry)
+    assert isinstance(entry, AuditEntry)
     assert (entry.action, entry.before) == ("QuotaSet", kept)
 
 
@@ -69,8 +69,8 @@ def test_limits_that_are_lifted_leave_nothing(lift):
         desk.limit("a", make.policy())
     desk.lift("a")
     change, entry = last(desk)
-    assert change == Erased("limits", "a")
-    assert isinstance(entry, Entry)
+    assert change == RecordDeleted("limits", "a")
+    assert isinstance(entry, AuditEntry)
     assert entry.after is None
     assert desk.kept().limits == []
     assert make.state(Ledger.restore(desk.kept())) == make.state(desk.ledger)
@@ -88,7 +88,11 @@ def test_changed_policy_of_an_advertisement_is_told_once():
     desk = make.Desk()
     for policy in (None, None, POLICY, POLICY, None):
         desk.advertise("a", policy=policy)
-    told = [journal.facts(c.after) for c in desk.changes if isinstance(c, Entry) and c.after]
+    told = [
+        journal.audited_fields(c.after)
+        for c in desk.changes
+        if isinstance(c, AuditEntry) and c.after
+    ]
     assert [facts.get("policy") for facts in told] == [None, POLICY, None]
 
 
@@ -100,4 +104,6 @@ def test_restored_ledger_has_the_same_limits():
     desk.allot("r", QUOTA)
     restored = Ledger.restore(desk.kept())
     assert make.state(restored) == make.state(desk.ledger)
-    assert restored.fleet.loans.of(make.R) == {"a": make.resources("cpu=1,memory=1Gi")}
+    assert restored.fleet.lent_by_requester.for_requester(make.R) == {
+        "a": make.resources("cpu=1,memory=1Gi")
+    }

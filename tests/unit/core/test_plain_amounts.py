@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kubelend.core import quantities
-from kubelend.core.quantities import LARGEST, Format, Quantity
+from kubelend.core.quantities import MAX_AMOUNT, Format, Quantity
 
 PLACES = [0, 3, 9]
 WHERE_THE_SUFFIX_CHANGES = [
@@ -25,17 +25,17 @@ WHERE_THE_SUFFIX_CHANGES = [
 )
 @pytest.mark.parametrize("places", [0, 3])
 def test_the_short_cut_says_the_same_or_nothing(places, number, suffix):
-    amount = quantities.plain_amount(number + suffix, places)
+    amount = quantities.parse_plain_amount(number + suffix, places)
     if amount is not None:
         exact = Quantity.parse(number + suffix)
         assert amount == exact.rounded_up(places) == exact.rounded_down(places)
 
 
-@given(st.integers(-(10**6), LARGEST))
+@given(st.integers(-(10**6), MAX_AMOUNT))
 @pytest.mark.parametrize("format", Format)
 @pytest.mark.parametrize("places", PLACES)
 def test_the_short_cut_back_says_the_same_or_nothing(places, format, amount):
-    text = quantities.plain_text(amount, places, format)
+    text = quantities.format_plain_amount(amount, places, format)
     assert text in (None, str(Quantity.of(amount, places, format)))
 
 
@@ -43,7 +43,7 @@ def test_the_short_cut_back_says_the_same_or_nothing(places, format, amount):
 @pytest.mark.parametrize("places", PLACES)
 def test_so_it_does_where_the_suffix_changes(places, format):
     for amount in WHERE_THE_SUFFIX_CHANGES:
-        text = quantities.plain_text(amount, places, format)
+        text = quantities.format_plain_amount(amount, places, format)
         assert text in (None, str(Quantity.of(amount, places, format))), amount
 
 
@@ -58,11 +58,11 @@ def test_so_it_does_where_the_suffix_changes(places, format):
     ],
 )
 def test_the_short_cut_back_is_taken_for_what_is_common(amount, places, format, text):
-    assert quantities.plain_text(amount, places, format) == text
+    assert quantities.format_plain_amount(amount, places, format) == text
 
 
 @pytest.mark.parametrize(
     "text", ["", "x", "-1", "+1", "1.5", "1e3", "9" * 16, "999999999999999Gi", " 1", "1 "]
 )
 def test_the_short_cut_leaves_the_rest_to_the_whole_road(text):
-    assert quantities.plain_amount(text, 0) is None
+    assert quantities.parse_plain_amount(text, 0) is None

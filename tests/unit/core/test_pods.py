@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from kubelend.core import requests
-from kubelend.core.pods import Guest, Pod
+from kubelend.core.pods import OffloadedFrom, Pod
 from kubelend.core.requests import KubernetesPod
 from kubelend.core.resources import NOTHING, Resources
 
@@ -27,11 +27,13 @@ def kept(cpu="1", node="n1", labels=None, phase="Running"):
         "spec": {"nodeName": node, "containers": [{"resources": {"requests": {"cpu": cpu}}}]},
         "status": {"phase": phase, "podIP": "10.0.0.1"},
     }
-    return requests.pod_of(msgspec.json.decode(json.dumps(found), type=KubernetesPod))
+    return requests.project_pod(msgspec.json.decode(json.dumps(found), type=KubernetesPod))
 
 
 def test_little_of_a_pod_is_kept():
-    assert kept(labels=LIQO) == Pod("u1", "n1", Resources(cpu=1000), guest=Guest("rome", "res-1"))
+    assert kept(labels=LIQO) == Pod(
+        "u1", "n1", Resources(cpu=1000), offloaded_from=OffloadedFrom("rome", "res-1")
+    )
 
 
 @pytest.mark.parametrize(
@@ -56,17 +58,17 @@ def test_finished_pod_asks_for_nothing_and_cannot_be_wrong():
 @pytest.mark.parametrize(
     "labels, guest",
     [
-        (LIQO, Guest("rome", "res-1")),
+        (LIQO, OffloadedFrom("rome", "res-1")),
         ({**LIQO, "liqo.io/managed-by": "else"}, None),
         ({name: LIQO[name] for name in LIQO if name != "liqo.io/managed-by"}, None),
         ({name: LIQO[name] for name in LIQO if "origin" not in name}, None),
-        ({name: LIQO[name] for name in LIQO if "nodename" not in name}, Guest("rome", "")),
+        ({name: LIQO[name] for name in LIQO if "nodename" not in name}, OffloadedFrom("rome", "")),
         ({"liqo.io/shadowPod": "true"}, None),
     ],
     ids=["guest", "managed_otherwise", "unmanaged", "no_origin", "no_virtual_node", "own_abroad"],
 )
 def test_guest_is_known_by_its_labels(labels, guest):
-    assert kept(labels=labels).guest == guest
+    assert kept(labels=labels).offloaded_from == guest
 
 
 def test_smallest_pod_is_read_and_one_that_is_being_deleted_still_counts():
@@ -74,14 +76,14 @@ def test_smallest_pod_is_read_and_one_that_is_being_deleted_still_counts():
         b'{"metadata":{"uid":"u","name":"n","deletionTimestamp":"2026-01-01T00:00:00Z"}}',
         type=KubernetesPod,
     )
-    assert requests.pod_of(found) == Pod("u")
+    assert requests.project_pod(found) == Pod("u")
 
 
 def test_equal_pods_share_what_they_have_in_common():
     one, other = (kept(cpu="7", node="".join(["n", "7"]), labels=LIQO) for _ in range(2))
     assert one.requests is other.requests
     assert one.node is other.node
-    assert one.guest is other.guest
+    assert one.offloaded_from is other.offloaded_from
 
 
 def test_measuring_needs_no_numpy():

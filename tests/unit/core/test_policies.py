@@ -9,7 +9,7 @@ from kubelend.core import decision, errors, policies
 def choose(clusters, wanted="cpu=1,memory=1Gi", **fields):
     """The winner and its score."""
     made = make.ledger(**clusters)
-    answer = decision.decide(make.question(wanted, **fields), made.fleet)
+    answer = decision.decide_placement(make.question(wanted, **fields), made.fleet)
     assert isinstance(answer, decision.Placement)
     return answer.cluster, answer.score
 
@@ -48,7 +48,7 @@ def test_headroom_counts_every_resource_that_is_asked_for_and_no_other():
     assert choose(clusters, "gpu=1") == ("b", 0.75)
 
 
-@pytest.mark.parametrize("policy", policies.POLICIES)
+@pytest.mark.parametrize("policy", policies.SCORING_POLICIES)
 def test_equal_scores_go_to_the_smaller_id(policy):
     clusters = dict.fromkeys(("c", "b", "d"), "cpu=4,memory=8Gi")
     assert winner(clusters, policy=policy) == "b"
@@ -93,7 +93,10 @@ def test_missing_price_is_neither_best_nor_worst():
         scores[absent] = choose(fewer, policy="cost")
     made = make.ledger(**offers(a=None, b="0.1", c="0.2", d="0.3"))
     question = make.question(policy="cost")
-    weighed = policies.weigh({"price": 1.0}, question.request, made.fleet, made.fleet.open) / 1e9
+    weighed = (
+        policies.weighted_score({"price": 1.0}, question.request, made.fleet, made.fleet.uncordoned)
+        / 1e9
+    )
     assert weighed == pytest.approx([0.5, 1.0, 0.5, 0.0])
     # With a single price there is nothing to compare, so it must not decide at all.
     assert scores == {"b": ("a", 1.0), "c": ("a", 1.0)}
@@ -181,11 +184,11 @@ def test_weighted_score_is_a_mean():
 )
 def test_policy_that_means_nothing_is_refused(policy, weights, message):
     with pytest.raises(errors.InvalidInput) as refused:
-        policies.check(policy, weights)
+        policies.check_policy(policy, weights)
     assert str(refused.value).startswith(message)
     assert len(str(refused.value)) < 150
 
 
 def test_every_policy_and_score_is_accepted():
-    for policy in policies.POLICIES:
-        policies.check(policy, dict.fromkeys(policies.SCORES, 1.0))
+    for policy in policies.SCORING_POLICIES:
+        policies.check_policy(policy, dict.fromkeys(policies.SCORES, 1.0))

@@ -21,7 +21,7 @@ from kubelend.core.prices import BILLIONTHS, Prices
     ],
 )
 def test_decimal_text_is_read_exactly(text, billionths):
-    assert prices.parse(text, "cpuCost") == billionths
+    assert prices.parse_price(text, "cpuCost") == billionths
 
 
 @pytest.mark.parametrize(
@@ -34,13 +34,13 @@ def test_decimal_text_is_read_exactly(text, billionths):
 )
 def test_what_is_no_plain_price_is_refused_with_its_field(text):
     with pytest.raises(errors.InvalidInput, match=r"^cpuCost: ") as refused:
-        prices.parse(text, "cpuCost")
+        prices.parse_price(text, "cpuCost")
     assert len(str(refused.value)) < 120
 
 
 @given(st.integers(0, 10**18 - 1))
 def test_printed_price_reads_back_as_itself(billionths):
-    assert prices.parse(prices.text(billionths), "cost") == billionths
+    assert prices.parse_price(prices.format_price(billionths), "cost") == billionths
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_printed_price_reads_back_as_itself(billionths):
     [(0, "0"), (50_000_000, "0.05"), (10 * BILLIONTHS, "10"), (1, "0.000000001")],
 )
 def test_price_prints_in_as_few_digits_as_say_it(billionths, text):
-    assert prices.text(billionths) == text
+    assert prices.format_price(billionths) == text
 
 
 @pytest.mark.parametrize("text, code", [("EUR", "EUR"), ("usd", "USD"), ("credits", "CREDITS")])
@@ -80,16 +80,16 @@ def test_what_is_no_currency_is_refused_with_its_field(text):
 def test_hourly_price_counts_cores_gigabytes_and_devices(wanted, hourly):
     offer = make.price_list(cpu="0.05", memory="0.01", gpu="1.5", storage="0.001")
     assert asked(offer, wanted) == pytest.approx(hourly, rel=1e-12)
-    assert offer.agreed(make.resources(wanted)) == round(hourly * BILLIONTHS)
+    assert offer.hourly_cost(make.resources(wanted)) == round(hourly * BILLIONTHS)
 
 
 def test_what_is_not_priced_costs_nothing():
     offer = Prices("EUR", cpu=BILLIONTHS)
     assert asked(offer, "memory=1Ti,gpu=8") == 0
-    assert offer.agreed(make.resources("memory=1Ti,gpu=8")) == 0
+    assert offer.hourly_cost(make.resources("memory=1Ti,gpu=8")) == 0
 
 
 def asked(offer, wanted):
     """What a cluster with these prices asks per hour, as offers are compared."""
     ledger = make.ledger(a=make.advertisement("a", "cpu=1", prices=offer))
-    return float(filters.hourly(make.request(wanted), ledger.fleet)[0])
+    return float(filters.hourly_costs(make.request(wanted), ledger.fleet)[0])

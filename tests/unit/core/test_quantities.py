@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kubelend.core import errors, quantities
-from kubelend.core.quantities import LARGEST, Format, Quantity
+from kubelend.core.quantities import MAX_AMOUNT, Format, Quantity
 
 DECIMAL, BINARY, EXPONENT = Format.DECIMAL_SI, Format.BINARY_SI, Format.DECIMAL_EXPONENT
 
@@ -85,8 +85,8 @@ def well_formed(text):
         ("1.G", 10**9, DECIMAL),
         ("+5", 5, DECIMAL),
         ("-1.5Ki", -1536, BINARY),
-        ("9223372036854775807", LARGEST, DECIMAL),
-        ("-9223372036854775807", -LARGEST, DECIMAL),
+        ("9223372036854775807", MAX_AMOUNT, DECIMAL),
+        ("-9223372036854775807", -MAX_AMOUNT, DECIMAL),
     ],
 )
 def test_every_form_has_its_exact_value_and_its_format(text, value, format):
@@ -321,7 +321,7 @@ texts = st.builds(
 @given(texts)
 def test_agrees_with_the_naive_reading_of_any_well_formed_text(text):
     value = by_hand(text)
-    if abs(value) > LARGEST:
+    if abs(value) > MAX_AMOUNT:
         with pytest.raises(errors.InvalidQuantity, match="out of range"):
             Quantity.parse(text)
     else:
@@ -330,7 +330,7 @@ def test_agrees_with_the_naive_reading_of_any_well_formed_text(text):
 
 @given(texts, st.integers(-3, 12))
 def test_the_exact_value_lies_between_its_roundings(text, places):
-    if abs(by_hand(text)) > LARGEST:
+    if abs(by_hand(text)) > MAX_AMOUNT:
         return
     quantity, unit = Quantity.parse(text), Fraction(1, 10) ** places
     down, up = quantity.rounded_down(places), quantity.rounded_up(places)
@@ -338,7 +338,7 @@ def test_the_exact_value_lies_between_its_roundings(text, places):
     assert up - down == (0 if exact(quantity) % unit == 0 else 1)
 
 
-@given(st.integers(-LARGEST * 10**9, LARGEST * 10**9), st.sampled_from(Format))
+@given(st.integers(-MAX_AMOUNT * 10**9, MAX_AMOUNT * 10**9), st.sampled_from(Format))
 def test_printing_and_parsing_give_the_same_value(nanos, format):
     quantity = Quantity.of(nanos, 9, format)
     again = Quantity.parse(str(quantity))
@@ -348,7 +348,7 @@ def test_printing_and_parsing_give_the_same_value(nanos, format):
         assert str(again) == str(quantity)
 
 
-@given(st.integers(1, LARGEST), st.integers(0, 9), st.sampled_from(Format))
+@given(st.integers(1, MAX_AMOUNT), st.integers(0, 9), st.sampled_from(Format))
 def test_the_canonical_text_has_no_fraction_and_the_largest_suffix(amount, places, format):
     text = str(Quantity.of(amount, places, format))
     number = text.rstrip("numkKMGTPEi").partition("e")[0]
@@ -363,7 +363,7 @@ def test_any_text_is_worth_what_it_says_or_is_refused(text):
     try:
         quantity = Quantity.parse(text)
     except errors.InvalidQuantity:
-        assert not well_formed(text) or abs(by_hand(text)) > LARGEST
+        assert not well_formed(text) or abs(by_hand(text)) > MAX_AMOUNT
     else:
         assert exact(quantity) == by_hand(text)
 

@@ -35,9 +35,9 @@ def exceeded(desk, *args, **fields):
 
 
 def spent(desk):
-    account = desk.ledger.accounts.get(R)
+    account = desk.ledger.quota_usages.get(R)
     assert account is not None
-    return prices.text(account.spent(desk.now))
+    return prices.format_price(account.spent_today(desk.now))
 
 
 # -- amounts and numbers
@@ -125,26 +125,26 @@ def test_lifted_quota_bounds_nothing(desk):
     desk.allot("r", "cpu=1")
     desk.lift("r")
     desk.reserve("cpu=60,memory=1Gi")
-    assert desk.ledger.accounts.get(R) is None
+    assert desk.ledger.quota_usages.get(R) is None
 
 
 def test_quota_that_bounds_nothing_only_counts(desk):
     desk.allot("r")
     desk.reserve("cpu=60,memory=1Gi")
-    account = desk.ledger.accounts.get(R)
+    account = desk.ledger.quota_usages.get(R)
     assert account is not None
     assert account.held == make.resources("cpu=60,memory=1Gi")
 
 
 def test_excesses_say_all_at_once(desk):
     desk.allot("r", "cpu=1,memory=1Gi", reservations=0)
-    found = quotas.excesses(desk.ledger, make.request("cpu=2,memory=2Gi"))
+    found = quotas.quota_violations(desk.ledger, make.request("cpu=2,memory=2Gi"))
     assert [excess.message.split(",")[0] for excess in found] == [
         "r has 0 of 0 reservations",
         "r holds 0 of 1 cpu",
         "r holds 0 of 1Gi memory",
     ]
-    assert quotas.excesses(desk.ledger, make.request("cpu=99", requester="other")) == ()
+    assert quotas.quota_violations(desk.ledger, make.request("cpu=99", requester="other")) == ()
 
 
 # -- budgets
@@ -323,9 +323,9 @@ def test_finished_reservation_stays_at_hand_while_its_day_counts(desk):
     desk.pass_time(make.HOUR)
     desk.expire(retention=make.MINUTE)
     assert paid not in desk.ledger.reservations
-    account = desk.ledger.accounts.get(R)
+    account = desk.ledger.quota_usages.get(R)
     assert account is not None
-    assert account.spending.steps() == {}, "days that are over leave nothing behind"
+    assert account.daily_spend.steps() == {}, "days that are over leave nothing behind"
 
 
 def test_budget_that_is_set_later_counts_what_is_still_at_hand(desk):
@@ -349,7 +349,7 @@ def test_restored_ledger_has_spent_the_same(desk):
     desk.reserve("cpu=9,memory=1Gi", **WAIT)
     restored = make.Recorder.restore(desk.kept())
     assert make.state(restored) == make.state(desk.ledger)
-    assert restored.accounts.get(ClusterId("r")) is not None
+    assert restored.quota_usages.get(ClusterId("r")) is not None
 
 
 def test_who_begins_to_wait_makes_nobody_look_again():
@@ -360,7 +360,7 @@ def test_who_begins_to_wait_makes_nobody_look_again():
     asked = make.request("cpu=3,memory=1Gi", wait=make.HOUR)
     waiter = Reservation(ReservationId("w"), asked, desk.now, wait_until=desk.now + make.HOUR)
     desk.ledger.apply(Requested(desk.now, waiter))
-    assert desk.ledger.shifted == set()
-    assert audit.violations(desk.ledger) == []
+    assert desk.ledger.quota_changed == set()
+    assert audit.invariant_violations(desk.ledger) == []
     desk.ledger.apply(Failed(desk.now, waiter.id, Reason.WAIT_TIMED_OUT, "over"))
-    assert desk.ledger.shifted == {"r"}
+    assert desk.ledger.quota_changed == {"r"}

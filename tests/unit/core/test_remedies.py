@@ -11,21 +11,21 @@ from msgspec.structs import replace
 import make
 from kubelend.core import decision, explanations, prices
 from kubelend.core.explanations import Explanation
-from kubelend.core.filters import Purse
+from kubelend.core.filters import BudgetLimit
 from kubelend.core.ledger import Ledger
 from kubelend.core.models import Cluster, Request
-from kubelend.core.refusals import Refusal
-from kubelend.core.remedies import Remedy
+from kubelend.core.refusals import Rejection
+from kubelend.core.remedies import Suggestion
 from kubelend.core.resources import Resources
 from small_fleets import GI, ledgers, requests
 
 
 def explain(ledger, wanted="cpu=1,memory=1Gi", limit=10, **fields) -> Explanation:
-    return explanations.explain(make.question(wanted, **fields), ledger.fleet, limit)
+    return explanations.explain_placement(make.question(wanted, **fields), ledger.fleet, limit)
 
 
-def remedy(ledger, wanted="cpu=1,memory=1Gi", **fields) -> Remedy:
-    found = explain(ledger, wanted, **fields).remedy
+def remedy(ledger, wanted="cpu=1,memory=1Gi", **fields) -> Suggestion:
+    found = explain(ledger, wanted, **fields).suggestion
     assert found is not None
     return found
 
@@ -34,7 +34,7 @@ def priced(cluster, offer="cpu=4,memory=8Gi", currency="USD", **per_hour):
     return make.advertisement(cluster, offer, prices=make.price_list(currency, **per_hour))
 
 
-def applied(request: Request, remedy: Remedy) -> Request:
+def applied(request: Request, remedy: Suggestion) -> Request:
     """The request after the change that a remedy asks for."""
     constraints = request.constraints
     kept = {k: v for k, v in constraints.labels.items() if k not in remedy.drop_labels}
@@ -48,7 +48,7 @@ def applied(request: Request, remedy: Remedy) -> Request:
 
 def is_placed(request: Request, cluster: str, ledger: Ledger) -> bool:
     pinned = replace(request, constraints=replace(request.constraints, pinned=cluster))
-    return decision.choose(make.question(pinned), ledger.fleet) is not None
+    return decision.choose_cluster(make.question(pinned), ledger.fleet) is not None
 
 
 def is_taken(request: Request, asked: Request) -> bool:
@@ -92,7 +92,7 @@ def test_remedy_says_when_waiting_would_help():
 
 def test_asking_for_nothing_is_no_remedy():
     """A request of zero is refused, so "ask for all of it less" would be a lie."""
-    assert explain(make.ledger(a="cpu=4,memory=8Gi"), "gpu=1").remedy is None
+    assert explain(make.ledger(a="cpu=4,memory=8Gi"), "gpu=1").suggestion is None
 
 
 def test_remedy_looks_past_clusters_that_have_nothing_to_offer():
@@ -110,8 +110,8 @@ def test_what_no_request_can_change_has_no_remedy(spoil):
     now = make.T0 + (make.STALE_AFTER if spoil == "stale" else make.NO_TIME)
     requester = "a" if spoil == "requester" else "r"
     found = explain(desk.ledger, "cpu=9,memory=1Gi", now=now, requester=requester)
-    assert found.remedy is None
-    assert found.candidates[0].remedy is None
+    assert found.suggestion is None
+    assert found.candidates[0].suggestion is None
 
 
 def test_remedy_for_a_price_is_the_price():
@@ -142,9 +142,9 @@ def test_kept_capacity_is_had_by_waiting_or_by_priority():
 def test_neither_cpu_nor_memory_falls_to_zero():
     """Such a request is refused by the broker; one without GPUs is not."""
     full = make.advertisement("a", "cpu=4,memory=8Gi", allocated="cpu=4")
-    assert explain(make.ledger(a=full), "cpu=4,memory=1Gi").remedy is None
+    assert explain(make.ledger(a=full), "cpu=4,memory=1Gi").suggestion is None
     full = make.advertisement("a", "cpu=4,memory=8Gi", allocated="memory=8Gi")
-    assert explain(make.ledger(a=full), "cpu=4,memory=1Gi").remedy is None
+    assert explain(make.ledger(a=full), "cpu=4,memory=1Gi").suggestion is None
     found = remedy(make.ledger(a="cpu=4,memory=8Gi"), "cpu=4,memory=1Gi,gpu=2,example.com/fpga=1")
     assert found.text == "a fits if you request 2 gpu and 1 example.com/fpga less"
 
@@ -236,9 +236,9 @@ def test_waiting_is_told_with_the_price_of_all_and_asking_for_less_with_that_of_
 @pytest.mark.parametrize("most, steps", [("0.4", ""), ("0.3", "budget leaves 0.3 USD")])
 def test_what_is_given_up_anyway_spares_the_budget(most, steps):
     ledger = make.ledger(a=priced("a", cpu="0.1"))
-    billionths = prices.parse(most, "most")
-    question = replace(make.question("cpu=5,memory=1Gi"), purse=Purse(billionths, "USD"))
-    found = explanations.explain(question, ledger.fleet, 0).remedy
+    billionths = prices.parse_price(most, "most")
+    question = replace(make.question("cpu=5,memory=1Gi"), purse=BudgetLimit(billionths, "USD"))
+    found = explanations.explain_placement(question, ledger.fleet, 0).suggestion
     assert found is not None
     assert steps in found.text
     assert ("budget" in found.text) == bool(steps)
@@ -247,20 +247,20 @@ def test_what_is_given_up_anyway_spares_the_budget(most, steps):
 def test_maximum_that_cannot_be_written_is_no_remedy():
     ledger = make.ledger(a=priced("a", "cpu=2000,memory=8Gi", cpu="1000000"))
     assert remedy(ledger, "cpu=999,memory=1Gi", max_price="1").max_price == 999 * 10**15
-    assert explain(ledger, "cpu=1000,memory=1Gi", max_price="1").remedy is None
+    assert explain(ledger, "cpu=1000,memory=1Gi", max_price="1").suggestion is None
 
 
 CURABLE = {
-    Refusal.LABEL_MISMATCH,
-    Refusal.CURRENCY_MISMATCH,
-    Refusal.TOO_EXPENSIVE,
-    Refusal.INSUFFICIENT_CPU,
-    Refusal.INSUFFICIENT_MEMORY,
-    Refusal.INSUFFICIENT_GPU,
-    Refusal.INSUFFICIENT_EXTENDED,
-    Refusal.KEPT_BACK,
-    Refusal.LENDING_CAP_REACHED,
-    Refusal.REQUESTER_CAP_REACHED,
+    Rejection.LABEL_MISMATCH,
+    Rejection.CURRENCY_MISMATCH,
+    Rejection.TOO_EXPENSIVE,
+    Rejection.INSUFFICIENT_CPU,
+    Rejection.INSUFFICIENT_MEMORY,
+    Rejection.INSUFFICIENT_GPU,
+    Rejection.INSUFFICIENT_EXTENDED,
+    Rejection.KEPT_BACK,
+    Rejection.LENDING_CAP_REACHED,
+    Rejection.REQUESTER_CAP_REACHED,
 }
 
 
@@ -268,11 +268,13 @@ CURABLE = {
 @given(ledgers(), requests())
 def test_every_remedy_is_true(ledger, request):
     """Doing what it says makes the very cluster fit; where only waiting helps, it asks for no change."""
-    for candidate in explanations.explain(make.question(request), ledger.fleet, 10).candidates:
-        remedy = candidate.remedy
+    for candidate in explanations.explain_placement(
+        make.question(request), ledger.fleet, 10
+    ).candidates:
+        remedy = candidate.suggestion
         if remedy is None or "fits if you wait" in remedy.text:
             continue
-        assert set(candidate.refusals) <= CURABLE
+        assert set(candidate.rejections) <= CURABLE
         cured = applied(request, remedy)
         assert cured != request
         assert is_taken(cured, request), remedy.text
@@ -283,8 +285,10 @@ def test_every_remedy_is_true(ledger, request):
 @given(ledgers(), requests())
 def test_no_part_of_a_remedy_is_larger_than_need_be(ledger, request):
     """One unit, or one billionth, less than the remedy asks for is not enough."""
-    for candidate in explanations.explain(make.question(request), ledger.fleet, 10).candidates:
-        remedy = candidate.remedy
+    for candidate in explanations.explain_placement(
+        make.question(request), ledger.fleet, 10
+    ).candidates:
+        remedy = candidate.suggestion
         if remedy is None or "fits if you wait" in remedy.text:
             continue
         for name, amount in remedy.less.items():
@@ -300,25 +304,25 @@ def test_no_part_of_a_remedy_is_larger_than_need_be(ledger, request):
 @given(ledgers(), requests())
 def test_no_smaller_change_would_do(ledger, request):
     """Of all that could be asked for instead, nothing that is placed is a smaller change."""
-    found = explanations.explain(make.question(request), ledger.fleet, 10)
+    found = explanations.explain_placement(make.question(request), ledger.fleet, 10)
     if found.fitting:
         return
     for cluster in ledger.clusters.values():
         for other in changed(request, cluster):
             if is_placed(other, cluster.id, ledger):
-                assert found.remedy is not None
-                assert size_told(found.remedy, request, ledger) <= size(other, request, cluster)
+                assert found.suggestion is not None
+                assert size_told(found.suggestion, request, ledger) <= size(other, request, cluster)
 
 
 @settings(max_examples=200)
 @given(ledgers(), requests())
 def test_candidates_that_do_not_fit_are_in_the_order_of_their_remedies(ledger, request):
-    found = explanations.explain(make.question(request), ledger.fleet, 10)
-    remedies = [c.remedy for c in found.candidates if c.refusals]
+    found = explanations.explain_placement(make.question(request), ledger.fleet, 10)
+    remedies = [c.suggestion for c in found.candidates if c.rejections]
     sizes = [size_told(remedy, request, ledger) for remedy in remedies if remedy is not None]
     assert remedies[len(sizes) :] == [None] * (len(remedies) - len(sizes))
     assert sizes == sorted(sizes)
-    assert found.fitting or found.remedy == next(iter(remedies), None)
+    assert found.fitting or found.suggestion == next(iter(remedies), None)
 
 
 def changed(request: Request, cluster: Cluster) -> Iterator[Request]:
@@ -341,7 +345,7 @@ def paid(request: Request, cluster: Cluster) -> Request:
     asks, constraints = cluster.advertisement.prices, request.constraints
     if asks is None or constraints.max_price is None:
         return request
-    most = asks.agreed(request.resources) + 1
+    most = asks.hourly_cost(request.resources) + 1
     paid = replace(constraints, max_price=most, currency=asks.currency)
     return replace(request, constraints=paid)
 
@@ -361,10 +365,10 @@ def _raise(other: Request, request: Request, cluster: Cluster) -> Fraction:
     if (before.currency or prices.DEFAULT_CURRENCY) != (after.currency or prices.DEFAULT_CURRENCY):
         return Fraction(1)
     higher = max(after.max_price - before.max_price, 0)
-    return Fraction(higher, offer.prices.agreed(request.resources) or 1)
+    return Fraction(higher, offer.prices.hourly_cost(request.resources) or 1)
 
 
-def size_told(remedy: Remedy, request: Request, ledger: Ledger) -> Fraction:
+def size_told(remedy: Suggestion, request: Request, ledger: Ledger) -> Fraction:
     """That of a remedy: waiting for reservations stands in for asking for less, if it is the smaller."""
     cluster = ledger.cluster(remedy.cluster)
     in_full = applied(request, replace(remedy, less=Resources()))

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from kubelend.core import errors, requests
-from kubelend.core.quantities import LARGEST
+from kubelend.core.quantities import MAX_AMOUNT
 from kubelend.core.requests import KubernetesPod
 
 MI = 2**20
@@ -49,7 +49,7 @@ def has(name, actual=None, allocated=None):
 
 
 def asked(found):
-    return dict(requests.requests_of(found).items())
+    return dict(requests.effective_requests(found).items())
 
 
 # -- containers, init containers, sidecars, overhead
@@ -320,7 +320,7 @@ UNITS = [
     ),
     ("zero_is_nothing", pod(box(f"cpu=0 {FPGA}=0"), overhead="memory=0"), {}),
     ("pods_are_not_counted_as_a_resource", pod(box("cpu=1"), node="n"), {"cpu": 1000}),
-    ("the_largest", pod(box(f"memory={LARGEST}")), {"memory": LARGEST}),
+    ("the_largest", pod(box(f"memory={MAX_AMOUNT}")), {"memory": MAX_AMOUNT}),
 ]
 
 CASES = [*SHAPES, *LEVELS, *RESIZES, *UNITS]
@@ -334,9 +334,9 @@ def test_pod_asks_for(found, wanted):
 UNREADABLE = [
     ("no_number", "cpu=lots", "pod shop/web: cpu: 'lots' is not a quantity"),
     ("negative", "memory=-1", "pod shop/web: memory: '-1' is negative"),
-    ("too_large", f"memory={LARGEST + 1}", "pod shop/web: memory: '92"),
-    ("too_large_in_our_unit", f"cpu={LARGEST}", "pod shop/web: cpu: is out of range"),
-    ("too_large_together", f"memory={LARGEST}", "pod shop/web: memory: is out of range"),
+    ("too_large", f"memory={MAX_AMOUNT + 1}", "pod shop/web: memory: '92"),
+    ("too_large_in_our_unit", f"cpu={MAX_AMOUNT}", "pod shop/web: cpu: is out of range"),
+    ("too_large_together", f"memory={MAX_AMOUNT}", "pod shop/web: memory: is out of range"),
 ]
 
 
@@ -353,5 +353,5 @@ def test_unreadable_quantity_names_pod_and_resource(case, place):
         "actual": pod(box(name="a"), box(more), status={"containerStatuses": [has("a", text)]}),
     }[place]
     with pytest.raises(errors.InvalidInput) as raised:
-        requests.pod_of(found)
+        requests.project_pod(found)
     assert raised.value.message.startswith(sentence)

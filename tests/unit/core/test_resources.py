@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kubelend.core import errors, resources
-from kubelend.core.quantities import LARGEST, Quantity
-from kubelend.core.resources import NOTHING, Resources, asked, offered
+from kubelend.core.quantities import MAX_AMOUNT, Quantity
+from kubelend.core.resources import NOTHING, Resources, parse_offered, parse_requested
 
 FPGA, NIC = "example.com/fpga", "example.com/nic"
 NAMES = ("cpu", "memory", "gpu", "storage", FPGA, NIC, "pods")
@@ -21,8 +21,8 @@ def vectors(amounts):
     return st.builds(Resources, amounts, amounts, amounts, amounts, extended)
 
 
-anything = vectors(st.integers(-5, 5) | st.integers(-LARGEST, LARGEST))
-some = vectors(st.integers(0, 5) | st.integers(0, LARGEST))
+anything = vectors(st.integers(-5, 5) | st.integers(-MAX_AMOUNT, MAX_AMOUNT))
+some = vectors(st.integers(0, 5) | st.integers(0, MAX_AMOUNT))
 
 
 # Arithmetic
@@ -51,7 +51,7 @@ def test_each_part_is_added_and_subtracted_by_itself(a, b):
 @given(anything, anything)
 def test_operators_leave_their_operands_alone(a, b):
     before = msgspec.json.encode([a, b])
-    a + b, a - b, a.clamped(), a.larger(b), a.shortfall(b), a.texts()
+    a + b, a - b, a.clamped(), a.elementwise_max(b), a.shortfall(b), a.quantities()
     assert msgspec.json.encode([a, b]) == before
 
 
@@ -79,7 +79,7 @@ def test_clamping_lifts_each_part_to_zero(a):
 @given(anything, anything)
 def test_the_larger_of_two_has_of_each_part_the_larger_amount(a, b):
     for name in NAMES:
-        assert a.larger(b).amount(name) == max(a.amount(name), b.amount(name))
+        assert a.elementwise_max(b).amount(name) == max(a.amount(name), b.amount(name))
 
 
 @given(anything, anything)
@@ -178,7 +178,11 @@ def test_a_vector_is_made_of_its_parts(a):
 
 
 def test_the_name_of_kubernetes_for_a_gpu_means_the_gpu():
-    assert asked({"nvidia.com/gpu": "2"}) == asked({"gpu": "2"}) == Resources(gpu=2)
+    assert (
+        parse_requested({"nvidia.com/gpu": "2"})
+        == parse_requested({"gpu": "2"})
+        == Resources(gpu=2)
+    )
     assert Resources.of({"nvidia.com/gpu": 2, "gpu": 1}) == Resources(gpu=3)
     assert Resources(gpu=2).amount("nvidia.com/gpu") == 2
 
@@ -196,7 +200,7 @@ def test_reads_each_resource_in_its_own_unit():
         "pods": "110",
     }
     amounts = Resources(500, 256 * 2**20, 2, 10**9, {FPGA: 1, "pods": 110})
-    assert asked(texts) == offered(texts) == amounts
+    assert parse_requested(texts) == parse_offered(texts) == amounts
 
 
 @pytest.mark.parametrize(
@@ -212,8 +216,8 @@ def test_reads_each_resource_in_its_own_unit():
     ],
 )
 def test_what_is_asked_rounds_up_and_what_is_offered_down(name, text, down, up):
-    assert offered({name: text}) == Resources.of({name: down})
-    assert asked({name: text}) == Resources.of({name: up})
+    assert parse_offered({name: text}) == Resources.of({name: down})
+    assert parse_requested({name: text}) == Resources.of({name: up})
 
 
 @given(
@@ -230,15 +234,15 @@ def test_the_exact_amount_lies_between_offered_and_asked(name, text):
     exact = (
         quantity.coefficient * Fraction(10) ** quantity.exponent * (1000 if name == "cpu" else 1)
     )
-    down, up = offered({name: text}).amount(name), asked({name: text}).amount(name)
+    down, up = parse_offered({name: text}).amount(name), parse_requested({name: text}).amount(name)
     assert down <= exact <= up < exact + 1
     assert exact - 1 < down
-    assert offered({name: text}).fits_in(asked({name: text}))
+    assert parse_offered({name: text}).fits_in(parse_requested({name: text}))
 
 
 @given(some)
 def test_texts_say_the_same_vector_again(a):
-    assert asked(a.texts()) == offered(a.texts()) == a
+    assert parse_requested(a.quantities()) == parse_offered(a.quantities()) == a
 
 
 @pytest.mark.parametrize(
@@ -264,7 +268,7 @@ def test_texts_say_the_same_vector_again(a):
     ],
 )
 def test_texts_are_canonical_by_name_and_always_have_cpu_and_memory(vector, texts):
-    assert list(vector.texts().items()) == list(texts.items())
+    assert list(vector.quantities().items()) == list(texts.items())
 
 
 @pytest.mark.parametrize(
@@ -298,7 +302,7 @@ def test_describes_itself_to_people(vector, words):
         ({"cpu": "1E"}, "cpu: '1E' is out of range"),
     ],
 )
-@pytest.mark.parametrize("read", [asked, offered])
+@pytest.mark.parametrize("read", [parse_requested, parse_offered])
 def test_a_bad_quantity_is_refused_by_the_name_of_its_field(read, texts, problem):
     with pytest.raises(errors.InvalidQuantity) as caught:
         read(texts, "requestedResources")
@@ -310,20 +314,20 @@ def test_a_bad_quantity_is_refused_by_the_name_of_its_field(read, texts, problem
 
 
 def test_the_largest_amounts_are_accepted():
-    most = {"cpu": "9223372036854775807m", "memory": str(LARGEST), FPGA: str(LARGEST)}
-    assert asked(most) == Resources(LARGEST, LARGEST, extended={FPGA: LARGEST})
+    most = {"cpu": "9223372036854775807m", "memory": str(MAX_AMOUNT), FPGA: str(MAX_AMOUNT)}
+    assert parse_requested(most) == Resources(MAX_AMOUNT, MAX_AMOUNT, extended={FPGA: MAX_AMOUNT})
 
 
 def test_the_gpu_by_both_names_is_given_twice():
     with pytest.raises(errors.InvalidInput, match=r"^want\.nvidia\.com/gpu: is given twice"):
-        asked({"gpu": "0", "nvidia.com/gpu": "1"}, "want")
+        parse_requested({"gpu": "0", "nvidia.com/gpu": "1"}, "want")
 
 
 @pytest.mark.parametrize(
     "name", ["a", "pods", "hugepages-2Mi", "A_b.c-d", "x/y", "a-b.c--d.e/F", "n" * 63]
 )
 def test_names_of_kubernetes_are_accepted(name):
-    assert asked({name: "1"}) == Resources(extended={name: 1})
+    assert parse_requested({name: "1"}) == Resources(extended={name: 1})
 
 
 @pytest.mark.parametrize(
@@ -338,7 +342,7 @@ def test_names_of_kubernetes_are_accepted(name):
 @pytest.mark.timeout(1)
 def test_other_names_are_refused_at_once_in_one_short_line(name):
     with pytest.raises(errors.InvalidInput, match="is not a Kubernetes resource name") as caught:
-        asked({name: "1"}, "want")
+        parse_requested({name: "1"}, "want")
     assert len(str(caught.value)) < 200
 
 

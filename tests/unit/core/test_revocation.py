@@ -5,7 +5,7 @@ import pytest
 import make
 from kubelend.core import commands, enrolment, revocation
 from kubelend.core.errors import Conflict, NotFound, Revoked
-from kubelend.core.members import Certificate, Standing, Token, TokenId
+from kubelend.core.members import Certificate, MembershipStatus, Token, TokenId
 from kubelend.core.models import ClusterId
 from kubelend.core.roles import Role
 
@@ -19,24 +19,24 @@ def desk():
 
 def revoke(desk, name="a", role=Role.CLUSTER, *, release=False, why="stolen"):
     return desk.run(
-        revocation.revoke(
-            desk.ledger, role, name, why=why, by="alice", release=release, now=desk.now
+        revocation.revoke_member(
+            desk.ledger, role, name, reason=why, by="alice", release=release, now=desk.now
         )
     )
 
 
 def certify(desk, name="a", lifetime=make.HOUR, role=Role.CLUSTER, shown_until=None):
     issued = Certificate("01", desk.now, desk.now + lifetime, "sha256:ca")
-    holder = enrolment.Newcomer(role, name, "k1")
-    return desk.run(enrolment.certify(desk.ledger, holder, issued, desk.now, shown_until))
+    holder = enrolment.Applicant(role, name, "k1")
+    return desk.run(enrolment.issue_certificate(desk.ledger, holder, issued, desk.now, shown_until))
 
 
 def remove(desk, name="a", role=Role.CLUSTER):
-    return desk.run(revocation.remove(desk.ledger, role, name, "alice", desk.now))
+    return desk.run(revocation.remove_member(desk.ledger, role, name, "alice", desk.now))
 
 
 def check(desk, not_before, name="a", role=Role.CLUSTER):
-    desk.ledger.registry.check(role, name, not_before)
+    desk.ledger.member_index.check_not_revoked(role, name, not_before)
 
 
 def test_certificates_of_a_revoked_one_are_refused_old_and_new(desk):
@@ -50,7 +50,7 @@ def test_certificates_of_a_revoked_one_are_refused_old_and_new(desk):
 
 def test_after_a_return_only_older_certificates_are_refused(desk):
     revoke(desk)
-    desk.run(enrolment.accept(desk.ledger, Role.CLUSTER, "a", "", "alice", desk.now))
+    desk.run(enrolment.accept_member(desk.ledger, Role.CLUSTER, "a", "", "alice", desk.now))
     check(desk, desk.now)
     with pytest.raises(Revoked):
         check(desk, desk.now - make.MOMENT)
@@ -60,7 +60,7 @@ def test_certificate_of_a_return_within_one_second_is_revoked_too(desk):
     """It starts on the next whole second, which may be later than the second revocation."""
 
     def come_back():
-        desk.run(enrolment.accept(desk.ledger, Role.CLUSTER, "a", "", "alice", desk.now))
+        desk.run(enrolment.accept_member(desk.ledger, Role.CLUSTER, "a", "", "alice", desk.now))
         certify(desk)
 
     revoke(desk)
@@ -114,7 +114,7 @@ def test_release_may_follow_later(desk):
     at = revoke(desk).member.revoked_at
     desk.pass_time(make.MINUTE)
     assert revoke(desk, release=True).released == [borrowed]
-    assert desk.ledger.registry.member(Role.CLUSTER, "a").revoked_at == at
+    assert desk.ledger.member_index.member(Role.CLUSTER, "a").revoked_at == at
 
 
 def test_one_that_nobody_has_seen_is_refused_should_it_come(desk):
@@ -136,15 +136,15 @@ def test_revoking_one_who_asks_to_return_refuses_it(desk):
     token = Token(
         TokenId("t"), "d" * 64, Role.CLUSTER, make.T0, "alice", make.T0 + make.HOUR, name="a"
     )
-    desk.run(enrolment.create_token(desk.ledger, token, enrolment.Door(), desk.now))
-    judged = enrolment.judge(
+    desk.run(enrolment.create_token(desk.ledger, token, enrolment.JoinPolicy(), desk.now))
+    judged = enrolment.decide_join(
         desk.ledger,
-        enrolment.Newcomer(Role.CLUSTER, "a", "k2"),
+        enrolment.Applicant(Role.CLUSTER, "a", "k2"),
         token,
-        enrolment.Door(),
+        enrolment.JoinPolicy(),
         desk.now,
     )
-    assert desk.run(enrolment.join(desk.ledger, judged, None, desk.now)).asks == "k2"
+    assert desk.run(enrolment.join_member(desk.ledger, judged, None, desk.now)).asks == "k2"
     assert revoke(desk).member.asks == ""
 
 
@@ -155,23 +155,23 @@ def test_removed_member_stays_refused_until_its_last_certificate_has_ended(desk)
     certify(desk)
     left = remove(desk).member
     assert left is not None
-    assert (left.standing, left.forget_at) == (Standing.REVOKED, desk.now + make.HOUR)
+    assert (left.standing, left.forget_at) == (MembershipStatus.REVOKED, desk.now + make.HOUR)
     assert A not in desk.ledger.clusters
     with pytest.raises(Revoked):
         check(desk, desk.now)
     desk.pass_time(make.HOUR - make.MOMENT)
-    desk.run(revocation.sweep(desk.ledger, desk.now))
-    assert desk.ledger.registry.members
+    desk.run(revocation.collect_expired(desk.ledger, desk.now))
+    assert desk.ledger.member_index.members
     desk.pass_time(make.MOMENT)
-    desk.run(revocation.sweep(desk.ledger, desk.now))
-    assert not desk.ledger.registry.members
+    desk.run(revocation.collect_expired(desk.ledger, desk.now))
+    assert not desk.ledger.member_index.members
 
 
 def test_removing_a_revoked_one_does_not_let_it_back_in(desk):
     revoke(desk, "nobody")
     assert remove(desk, "nobody").member is not None
     desk.pass_time(1000 * make.HOUR)
-    desk.run(revocation.sweep(desk.ledger, desk.now))
+    desk.run(revocation.collect_expired(desk.ledger, desk.now))
     with pytest.raises(Revoked):
         check(desk, make.T0, "nobody")
 
@@ -198,10 +198,10 @@ def test_one_that_was_revoked_is_never_forgotten(desk, returns):
     certify(desk)
     revoke(desk)
     if returns:
-        desk.run(enrolment.accept(desk.ledger, Role.CLUSTER, "a", "", "alice", desk.now))
+        desk.run(enrolment.accept_member(desk.ledger, Role.CLUSTER, "a", "", "alice", desk.now))
     assert remove(desk).member.forget_at is None
     desk.pass_time(1000 * make.HOUR)
-    desk.run(revocation.sweep(desk.ledger, desk.now))
+    desk.run(revocation.collect_expired(desk.ledger, desk.now))
     assert remove(desk).member is not None
     with pytest.raises(Revoked):
         check(desk, make.T0)
@@ -236,15 +236,15 @@ def test_nobody_is_removed_who_is_not_known(desk):
 
 def make_token(desk, id, by):
     token = Token(TokenId(id), "d" * 64, Role.ADMIN, make.T0, by, make.T0 + make.HOUR, name=id)
-    desk.run(enrolment.create_token(desk.ledger, token, enrolment.Door(), desk.now))
+    desk.run(enrolment.create_token(desk.ledger, token, enrolment.JoinPolicy(), desk.now))
     return token
 
 
 def let_in(desk, token):
-    who = enrolment.Newcomer(token.role, token.name, "k1")
-    judged = enrolment.judge(desk.ledger, who, token, enrolment.Door(), desk.now)
+    who = enrolment.Applicant(token.role, token.name, "k1")
+    judged = enrolment.decide_join(desk.ledger, who, token, enrolment.JoinPolicy(), desk.now)
     issued = Certificate("01", desk.now, desk.now + make.HOUR, "sha256:ca")
-    desk.run(enrolment.join(desk.ledger, judged, issued, desk.now))
+    desk.run(enrolment.join_member(desk.ledger, judged, issued, desk.now))
 
 
 @pytest.mark.parametrize("put_out", [revoke, remove])
@@ -254,15 +254,15 @@ def test_administrator_leaves_no_token_behind_and_who_it_let_in_is_told(desk, pu
     make_token(desk, "t3", "alice")
     let_in(desk, first)
     done = put_out(desk, "mallory", Role.ADMIN)
-    assert done.legacy == (("t1", "t2"), ("admin/t1",))
-    assert set(desk.ledger.registry.tokens) == {"t3"}
+    assert done.left_behind == (("t1", "t2"), ("admin/t1",))
+    assert set(desk.ledger.member_index.tokens) == {"t3"}
 
 
 def test_tokens_of_an_administrator_outlive_the_cluster_of_its_name(desk):
     make_token(desk, "t1", "a")
     assert revoke(desk, "a").legacy == ((), ())
     assert revoke(desk, "a", Role.VIEWER).legacy == ((), ())
-    assert set(desk.ledger.registry.tokens) == {"t1"}
+    assert set(desk.ledger.member_index.tokens) == {"t1"}
 
 
 # -- sweeping
@@ -271,18 +271,18 @@ def test_tokens_of_an_administrator_outlive_the_cluster_of_its_name(desk):
 def test_expired_tokens_are_listed_for_a_day_and_while_somebody_waits(desk):
     for name in ("t1", "t2"):
         token = Token(TokenId(name), "d" * 64, Role.CLUSTER, make.T0, "alice", make.T0 + make.HOUR)
-        desk.run(enrolment.create_token(desk.ledger, token, enrolment.Door(), desk.now))
-    judged = enrolment.judge(
+        desk.run(enrolment.create_token(desk.ledger, token, enrolment.JoinPolicy(), desk.now))
+    judged = enrolment.decide_join(
         desk.ledger,
-        enrolment.Newcomer(Role.CLUSTER, "new", "k1"),
-        desk.ledger.registry.tokens[TokenId("t2")],
-        enrolment.Door(),
+        enrolment.Applicant(Role.CLUSTER, "new", "k1"),
+        desk.ledger.member_index.tokens[TokenId("t2")],
+        enrolment.JoinPolicy(),
         desk.now,
     )
-    desk.run(enrolment.join(desk.ledger, judged, None, desk.now))
+    desk.run(enrolment.join_member(desk.ledger, judged, None, desk.now))
     desk.pass_time(25 * make.HOUR - make.MOMENT)
-    desk.run(revocation.sweep(desk.ledger, desk.now))
-    assert set(desk.ledger.registry.tokens) == {"t1", "t2"}
+    desk.run(revocation.collect_expired(desk.ledger, desk.now))
+    assert set(desk.ledger.member_index.tokens) == {"t1", "t2"}
     desk.pass_time(make.MOMENT)
-    desk.run(revocation.sweep(desk.ledger, desk.now))
-    assert set(desk.ledger.registry.tokens) == {"t2"}
+    desk.run(revocation.collect_expired(desk.ledger, desk.now))
+    assert set(desk.ledger.member_index.tokens) == {"t2"}

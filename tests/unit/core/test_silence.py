@@ -130,13 +130,13 @@ def test_what_fits_nowhere_else_stays_and_says_so(desk, stuck):
 
 def test_it_is_said_once(desk, vigil, stuck):
     revision = desk.ledger.revision
-    desk.listen(vigil, 3 * silence.TRY_AGAIN)
+    desk.listen(vigil, 3 * silence.RETRY_INTERVAL)
     assert desk.ledger.revision == revision
 
 
 def test_it_moves_when_another_has_room(desk, vigil, stuck):
     desk.advertise("b", "cpu=16,memory=16Gi")
-    desk.listen(vigil, silence.TRY_AGAIN)
+    desk.listen(vigil, silence.RETRY_INTERVAL)
     assert (desk.target(stuck), desk[stuck].reason) == ("b", "Moved")
 
 
@@ -190,11 +190,11 @@ def test_restart_remembers_what_is_stranded(desk, stuck):
 
 
 def test_many_are_moved_in_portions(desk, vigil):
-    count = 2 * silence.MOST_TRIED + 1
+    count = 2 * silence.MAX_ATTEMPTS_PER_RUN + 1
     held = [desk.reserve("cpu=1m,memory=1Mi", excluded="bc") for _ in range(count)]
     desk.advertise("d", "cpu=64,memory=512Gi")
     fall_silent(desk, vigil)
-    assert sum(desk.target(one) == "d" for one in held) == silence.MOST_TRIED
+    assert sum(desk.target(one) == "d" for one in held) == silence.MAX_ATTEMPTS_PER_RUN
     assert vigil.is_busy
     desk.pass_time(make.MOMENT)
     desk.leave(vigil)
@@ -205,7 +205,10 @@ def test_many_are_moved_in_portions(desk, vigil):
 
 def test_those_that_fit_nowhere_do_not_keep_the_others_waiting(desk, vigil):
     """However many are stuck, each has its turn."""
-    stuck = [desk.reserve("cpu=1m,memory=1Mi", pinned="a") for _ in range(silence.MOST_TRIED + 10)]
+    stuck = [
+        desk.reserve("cpu=1m,memory=1Mi", pinned="a")
+        for _ in range(silence.MAX_ATTEMPTS_PER_RUN + 10)
+    ]
     free = desk.reserve(WANTED)
     fall_silent(desk, vigil)
     desk.listen(vigil, 5 * make.SECOND)
@@ -215,7 +218,7 @@ def test_those_that_fit_nowhere_do_not_keep_the_others_waiting(desk, vigil):
 
 @pytest.mark.parametrize("end", ["release", "drain"])
 def test_what_ended_or_was_moved_meanwhile_is_left_alone(desk, vigil, end):
-    few = silence.MOST_TRIED + 2
+    few = silence.MAX_ATTEMPTS_PER_RUN + 2
     held = [desk.reserve("cpu=1m,memory=1Mi", excluded="bc") for _ in range(few)]
     fall_silent(desk, vigil)
     desk.advertise("d", "cpu=8,memory=8Gi")
@@ -271,7 +274,7 @@ def test_looks_follow_each_other_at_a_distance(desk, vigil):
     desk.pass_time(make.MOMENT)
     desk.leave(vigil)
     assert desk.target(held) == "a"
-    desk.pass_time(silence.LOOK_EVERY)
+    desk.pass_time(silence.CHECK_INTERVAL)
     desk.leave(vigil)
     assert desk.target(held) == "b"
 
@@ -294,8 +297,8 @@ def test_revoked_provider_is_silent_by_order(desk, vigil):
     """What becomes of its loans was decided when it was revoked: without a release they stay."""
     held = desk.reserve(WANTED)
     desk.run(
-        revocation.revoke(
-            desk.ledger, Role.CLUSTER, "a", why="", by="alice", release=False, now=desk.now
+        revocation.revoke_member(
+            desk.ledger, Role.CLUSTER, "a", reason="", by="alice", release=False, now=desk.now
         )
     )
     assert fall_silent(desk, vigil) == []
@@ -310,31 +313,31 @@ def test_empty_ledger_is_looked_at_like_any_other():
 
 
 def test_provider_that_comes_back_in_the_middle_keeps_the_rest(desk, vigil):
-    count = silence.MOST_TRIED + 3
+    count = silence.MAX_ATTEMPTS_PER_RUN + 3
     held = [desk.reserve("cpu=1m,memory=1Mi", excluded="bc") for _ in range(count)]
     desk.advertise("d", "cpu=8,memory=8Gi")
     fall_silent(desk, vigil)
     assert vigil.is_busy
     keep_speaking(desk, "a")
     desk.leave(vigil)
-    assert [desk.target(one) for one in held] == ["d"] * silence.MOST_TRIED + ["a"] * 3
+    assert [desk.target(one) for one in held] == ["d"] * silence.MAX_ATTEMPTS_PER_RUN + ["a"] * 3
 
 
 def test_broker_that_falls_asleep_in_the_middle_gives_the_rest_the_time_anew(desk, vigil):
-    count = silence.MOST_TRIED + 3
+    count = silence.MAX_ATTEMPTS_PER_RUN + 3
     held = [desk.reserve("cpu=1m,memory=1Mi", excluded="bc") for _ in range(count)]
     desk.advertise("d", "cpu=8,memory=8Gi")
     fall_silent(desk, vigil)
-    desk.pass_time(2 * silence.LONGEST_GAP)
+    desk.pass_time(2 * silence.MAX_CHECK_GAP)
     desk.leave(vigil)
     assert sum(desk.target(one) == "a" for one in held) == 3
 
 
 def test_provider_whose_offer_is_withdrawn_in_the_middle_keeps_the_rest(desk, vigil):
-    count = silence.MOST_TRIED + 3
+    count = silence.MAX_ATTEMPTS_PER_RUN + 3
     held = [desk.reserve("cpu=1m,memory=1Mi", excluded="bc") for _ in range(count)]
     desk.advertise("d", "cpu=8,memory=8Gi")
     fall_silent(desk, vigil)
-    desk.run(commands.withdraw(desk.ledger, ClusterId("a"), desk.now))
+    desk.run(commands.withdraw_offer(desk.ledger, ClusterId("a"), desk.now))
     desk.leave(vigil)
     assert sum(desk.target(one) == "a" for one in held) == 3

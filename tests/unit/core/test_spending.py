@@ -5,15 +5,15 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubelend.core.instants import DAY, HOUR
-from kubelend.core.spending import MONEY, Span, Spending
+from kubelend.core.instants import DAY_MICROS, HOUR_MICROS
+from kubelend.core.spending import COST_UNITS_PER_BILLIONTH, CostInterval, DailySpend
 
-CENTURIES = 400 * 366 * DAY
+CENTURIES = 400 * 366 * DAY_MICROS
 
-hours = st.integers(0, 24 * 6).map(lambda hour: hour * HOUR)
-odd = st.integers(0, 6 * DAY)
+hours = st.integers(0, 24 * 6).map(lambda hour: hour * HOUR_MICROS)
+odd = st.integers(0, 6 * DAY_MICROS)
 spans = st.builds(
-    lambda since, length, hourly: Span(since, since + length, hourly),
+    lambda since, length, hourly: CostInterval(since, since + length, hourly),
     hours | odd,
     hours | odd,
     st.integers(0, 10**18),
@@ -23,28 +23,31 @@ spans = st.builds(
 def plain(spans, day):
     """What falls on a day, span by span."""
     return sum(
-        max(min(span.until, DAY * (day + 1)) - max(span.since, DAY * day), 0) * span.hourly
+        max(min(span.until, DAY_MICROS * (day + 1)) - max(span.since, DAY_MICROS * day), 0)
+        * span.hourly
         for span in spans
     )
 
 
 def counted(spans):
-    spending = Spending()
+    spending = DailySpend()
     for span in spans:
         spending.add(span)
     return spending
 
 
 def test_a_price_for_an_hour_is_that_much_money():
-    spending = counted([Span(HOUR, 2 * HOUR, 50)])
-    assert spending.on(0) == 50 * MONEY
-    assert spending.on(1) == 0
+    spending = counted([CostInterval(HOUR_MICROS, 2 * HOUR_MICROS, 50)])
+    assert spending.cost_on(0) == 50 * COST_UNITS_PER_BILLIONTH
+    assert spending.cost_on(1) == 0
 
 
 @given(st.lists(spans, max_size=6))
 def test_each_day_has_what_falls_on_it(spans):
     spending = counted(spans)
-    assert [spending.on(day) for day in range(-1, 14)] == [plain(spans, d) for d in range(-1, 14)]
+    assert [spending.cost_on(day) for day in range(-1, 14)] == [
+        plain(spans, d) for d in range(-1, 14)
+    ]
 
 
 @given(st.lists(spans, max_size=6), st.data())
@@ -55,17 +58,19 @@ def test_what_is_taken_back_leaves_no_trace(spans, data):
     assert spending.steps() == {}
 
 
-@given(st.lists(spans, max_size=5), hours | odd, st.integers(1, 6 * DAY), st.integers(0, 10**19))
+@given(
+    st.lists(spans, max_size=5), hours | odd, st.integers(1, 6 * DAY_MICROS), st.integers(0, 10**19)
+)
 def test_the_highest_price_fits_every_day_and_a_billionth_more_does_not(
     spans, since, length, budget
 ):
     until = since + length
-    most = counted(spans).most(budget * MONEY, since, until)
+    most = counted(spans).max_hourly_price(budget * COST_UNITS_PER_BILLIONTH, since, until)
 
     def fits(hourly):
-        mine = [*spans, Span(since, until, hourly)]
-        days = range(since // DAY, (until - 1) // DAY + 1)
-        return all(plain(mine, day) <= budget * MONEY for day in days)
+        mine = [*spans, CostInterval(since, until, hourly)]
+        days = range(since // DAY_MICROS, (until - 1) // DAY_MICROS + 1)
+        return all(plain(mine, day) <= budget * COST_UNITS_PER_BILLIONTH for day in days)
 
     if most >= 0:
         assert fits(most)
@@ -75,12 +80,14 @@ def test_the_highest_price_fits_every_day_and_a_billionth_more_does_not(
 
 
 def test_a_lease_for_centuries_costs_no_more_to_count_than_one_for_an_hour():
-    spending = counted([Span(5 * HOUR, CENTURIES, 7), Span(CENTURIES // 2, CENTURIES, 1)])
+    spending = counted(
+        [CostInterval(5 * HOUR_MICROS, CENTURIES, 7), CostInterval(CENTURIES // 2, CENTURIES, 1)]
+    )
     assert len(spending.steps()) <= 8
-    middle = CENTURIES // 2 // DAY
-    assert spending.on(middle - 10) == 7 * DAY
-    assert spending.on(middle + 10) == 8 * DAY
-    left = spending.most(10 * DAY, 0, CENTURIES)
+    middle = CENTURIES // 2 // DAY_MICROS
+    assert spending.cost_on(middle - 10) == 7 * DAY_MICROS
+    assert spending.cost_on(middle + 10) == 8 * DAY_MICROS
+    left = spending.max_hourly_price(10 * DAY_MICROS, 0, CENTURIES)
     assert left == Fraction(2)
-    spending.remove(Span(5 * HOUR, CENTURIES, 7))
+    spending.remove(CostInterval(5 * HOUR_MICROS, CENTURIES, 7))
     assert len(spending.steps()) <= 3

@@ -7,7 +7,7 @@ from kubelend.core.lifecycle import Phase, Reason
 
 
 def counted(desk):
-    return {key: number for key, number in desk.ledger.tally.items() if number}
+    return {key: number for key, number in desk.ledger.phase_counts.items() if number}
 
 
 def test_a_reservation_counts_once_whatever_happens_to_it():
@@ -23,7 +23,7 @@ def test_a_reservation_counts_once_whatever_happens_to_it():
     desk.pass_time(2 * make.RETENTION)
     desk.expire()
     assert counted(desk) == {}
-    assert audit.violations(desk.ledger) == []
+    assert audit.invariant_violations(desk.ledger) == []
 
 
 def test_a_move_changes_the_reason():
@@ -38,11 +38,13 @@ def test_a_restored_ledger_counts_the_same():
     desk.release(desk.reserve("cpu=1,memory=1Gi"))
     desk.reserve("cpu=1,memory=1Gi")
     desk.reserve("cpu=4,memory=1Gi", wait=make.HOUR)
-    assert Ledger.restore(desk.kept()).tally == desk.ledger.tally
+    assert Ledger.restore(desk.kept()).phase_counts == desk.ledger.phase_counts
 
 
 def test_the_audit_finds_a_wrong_count():
     desk = make.desk(a="cpu=4,memory=8Gi")
     desk.reserve("cpu=1,memory=1Gi")
-    desk.ledger.tally[Phase.RESERVED, Reason.LOCKED] += 1
-    assert audit.violations(desk.ledger) == ["the count of Reserved with reason Locked is 2, not 1"]
+    desk.ledger.phase_counts[Phase.RESERVED, Reason.LOCKED] += 1
+    assert audit.invariant_violations(desk.ledger) == [
+        "the count of Reserved with reason Locked is 2, not 1"
+    ]

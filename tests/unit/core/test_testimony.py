@@ -7,13 +7,13 @@ from msgspec.structs import replace
 
 import make
 from kubelend.core import enrolment, errors, journal, revocation
-from kubelend.core.journal import THE_BROKER, Entry, Line
+from kubelend.core.journal import BROKER_ACTOR, AuditEntry, AuditLine
 from kubelend.core.ledger import Ledger
 from kubelend.core.lifecycle import FINAL, Phase
 from kubelend.core.members import Token, TokenId, member_id
 from kubelend.core.models import ClusterId, ReservationId
 from kubelend.core.roles import Role
-from kubelend.core.testimony import SKEW, Witness
+from kubelend.core.testimony import MAX_CLOCK_SKEW, AuditLogReplay
 
 NAMED = ReservationId("an-object")
 A = ClusterId("a")
@@ -21,18 +21,18 @@ B = ClusterId("b")
 
 
 def told(desk):
-    entries = [change for change in desk.changes if isinstance(change, Entry)]
-    return journal.seal(entries, journal.START)
+    entries = [change for change in desk.changes if isinstance(change, AuditEntry)]
+    return journal.chain_entries(entries, journal.CHAIN_START)
 
 
 def complaints(records, lines, *, settled=None, start=None, end=None):
     """All that a witness who hears these lines has to say; by default they are all of the journal."""
     start = lines[0].number - 1 if start is None else start
     end = lines[-1].number if end is None else end
-    witness = Witness(Ledger.restore(records), end if settled is None else settled)
+    witness = AuditLogReplay(Ledger.restore(records), end if settled is None else settled)
     for line in lines:
-        witness.hear(line)
-    return [*witness.lost().values(), *witness.violations(start, end)]
+        witness.feed(line)
+    return [*witness.missing().values(), *witness.violations(start, end)]
 
 
 def without(desk, *names):
@@ -85,7 +85,9 @@ def test_move_is_followed_to_the_provider_that_was_told_last(desk):
 
 
 def test_refusal_tells_nothing_of_what_is_there(desk):
-    desk.changes.append(Entry(desk.now, THE_BROKER, "release", "reservation/no-such", code="no"))
+    desk.changes.append(
+        AuditEntry(desk.now, BROKER_ACTOR, "release", "reservation/no-such", code="no")
+    )
     assert complaints(desk.kept(), told(desk)) == []
 
 
@@ -158,7 +160,8 @@ def test_of_a_reservation_older_than_the_lines_only_what_they_tell_must_be_so(de
 
 
 @pytest.mark.parametrize(
-    "younger_by, is_found", [(make.NO_TIME, False), (SKEW, False), (SKEW + make.SECOND, True)]
+    "younger_by, is_found",
+    [(make.NO_TIME, False), (MAX_CLOCK_SKEW, False), (MAX_CLOCK_SKEW + make.SECOND, True)],
 )
 def test_untold_reservation_that_may_be_older_than_the_cut_is_believed(desk, younger_by, is_found):
     desk.pass_time(younger_by)
@@ -166,10 +169,10 @@ def test_untold_reservation_that_may_be_older_than_the_cut_is_believed(desk, you
     held = desk.reserve("cpu=1")
     last = told(desk)[-1]
     # The lines of its birth are lost, and another one is the first that is left.
-    first = journal.seal(
-        [Entry(desk.now - younger_by, THE_BROKER, "x", "cluster/x")], journal.START
+    first = journal.chain_entries(
+        [AuditEntry(desk.now - younger_by, BROKER_ACTOR, "x", "cluster/x")], journal.CHAIN_START
     )
-    lines = [Line(last.number + 1, first[0].text, b"")]
+    lines = [AuditLine(last.number + 1, first[0].text, b"")]
     found = complaints(desk.kept(), lines)
     assert found == (
         [f"{held}: it is Reserved on a in the store, but the audit log has no entry for it"]
@@ -235,16 +238,16 @@ def test_what_changes_while_the_store_is_read_is_not_judged(desk):
 
 def admit(desk, name="berlin"):
     token = Token(TokenId("abc"), "0" * 64, Role.CLUSTER, desk.now, "alice", desk.now + make.HOUR)
-    desk.run(enrolment.create_token(desk.ledger, token, enrolment.Door(), desk.now))
-    newcomer = enrolment.Newcomer(Role.CLUSTER, name, "k1")
-    judged = enrolment.judge(desk.ledger, newcomer, token, enrolment.Door(), desk.now)
-    desk.run(enrolment.join(desk.ledger, judged, None, desk.now))
+    desk.run(enrolment.create_token(desk.ledger, token, enrolment.JoinPolicy(), desk.now))
+    newcomer = enrolment.Applicant(Role.CLUSTER, name, "k1")
+    judged = enrolment.decide_join(desk.ledger, newcomer, token, enrolment.JoinPolicy(), desk.now)
+    desk.run(enrolment.join_member(desk.ledger, judged, None, desk.now))
 
 
 def revoke(desk, name="berlin"):
     desk.run(
-        revocation.revoke(
-            desk.ledger, Role.CLUSTER, name, why="lost", by="alice", release=True, now=desk.now
+        revocation.revoke_member(
+            desk.ledger, Role.CLUSTER, name, reason="lost", by="alice", release=True, now=desk.now
         )
     )
 
@@ -289,7 +292,7 @@ STEPS = {
     "reserve": lambda desk, n: desk.ask("cpu=1", requester="rsa"[n % 3]),
     "wait": lambda desk, n: desk.ask(f"cpu={n + 1}", wait=make.HOUR, priority=n % 3),
     "apply": lambda desk, n: desk.ask_as(NAMED, make.request(f"cpu={n + 1}", wait=make.HOUR)),
-    "delete": lambda desk, _: desk.retire(NAMED),
+    "delete": lambda desk, _: desk.release_and_archive(NAMED),
     "activate": lambda desk, n: desk.activate(pick(desk, n)),
     "renew": lambda desk, n: desk.renew(pick(desk, n), 2 * make.HOUR),
     "release": lambda desk, n: desk.release(pick(desk, n)),
@@ -300,13 +303,13 @@ STEPS = {
     "withdraw": lambda desk, n: desk.withdraw("abc"[n % 3]),
     "admit": lambda desk, n: admit(desk, "abr"[n % 3]),
     "accept": lambda desk, n: desk.run(
-        enrolment.accept(desk.ledger, Role.CLUSTER, "abr"[n % 3], "", "alice", desk.now)
+        enrolment.accept_member(desk.ledger, Role.CLUSTER, "abr"[n % 3], "", "alice", desk.now)
     ),
     "revoke": lambda desk, n: revoke(desk, "abr"[n % 3]),
     "remove": lambda desk, n: desk.run(
-        revocation.remove(desk.ledger, Role.CLUSTER, "abr"[n % 3], "alice", desk.now)
+        revocation.remove_member(desk.ledger, Role.CLUSTER, "abr"[n % 3], "alice", desk.now)
     ),
-    "wipe": lambda desk, _: desk.run(revocation.sweep(desk.ledger, desk.now)),
+    "wipe": lambda desk, _: desk.run(revocation.collect_expired(desk.ledger, desk.now)),
     "time": lambda desk, n: desk.pass_time(n * n * make.MINUTE),
     "expire": lambda desk, n: desk.expire(make.RETENTION if n % 2 else make.NO_TIME),
     "silence": lambda desk, _: desk.listen(desk.vigil(make.SECOND), 10 * make.SECOND),

@@ -230,7 +230,7 @@ def test_cluster_that_went_while_no_broker_looked_is_kept_for_nobody():
     waiter = desk.reserve("cpu=4,memory=1Gi", **WAIT)
     desk.ledger = make.Recorder.restore(desk.kept()._replace(clusters=[]))
     assert desk.earmarks() == {}
-    assert audit.violations(desk.ledger) == []
+    assert audit.invariant_violations(desk.ledger) == []
     desk.advertise("a", "cpu=5,memory=9Gi")
     assert desk.earmarks() == {waiter: "a"}
     assert desk.refused("cpu=1,memory=1Gi") == "0/1 cluster fits: 1 HeldForWaiter"
@@ -254,10 +254,10 @@ def test_repeated_advertisement_takes_nothing_from_the_queue_and_gives_nothing()
     desk = FullDesk(a="cpu=4,memory=8Gi")
     desk.reserve("cpu=2,memory=1Gi", **WAIT)
     desk.ledger.apply(Advertised(desk.now, make.advertisement("a"), desk.now + make.HOUR))
-    assert desk.ledger.freed == set()
+    assert desk.ledger.capacity_freed == set()
     bigger = make.advertisement("a", "cpu=5,memory=8Gi")
     desk.ledger.apply(Advertised(desk.now, bigger, desk.now + make.HOUR))
-    assert desk.ledger.freed == {"a"}
+    assert desk.ledger.capacity_freed == {"a"}
 
 
 def test_earmark_ends_with_the_wait():
@@ -265,8 +265,8 @@ def test_earmark_ends_with_the_wait():
     waiter = desk.reserve("cpu=4,memory=1Gi", **WAIT)
     desk.release(waiter)
     assert desk[waiter].reason == "ReleasedByRequester"
-    assert desk[waiter].earmark is None
-    assert desk.ledger.fleet.earmarks == 0
+    assert desk[waiter].nominated_cluster is None
+    assert desk.ledger.fleet.nomination_count == 0
 
 
 def test_earmark_ends_when_the_waiter_is_placed_elsewhere():
@@ -275,7 +275,7 @@ def test_earmark_ends_when_the_waiter_is_placed_elsewhere():
     assert desk.earmarks() == {waiter: "a"}
     desk.release(desk.holds["b"])
     assert desk.target(waiter) == "b"
-    assert desk.ledger.fleet.earmarks == 0
+    assert desk.ledger.fleet.nomination_count == 0
     desk.release(desk.holds["a"])
     desk.reserve("cpu=4,memory=8Gi", pinned="a")
 
@@ -293,7 +293,7 @@ def test_wait_that_times_out_fails():
     assert failed.message == "No cluster fitted in time: 0/1 cluster fits: 1 InsufficientCPU"
     assert failed.finished_at == desk.now
     assert desk.ledger.waiting_count == 0
-    assert desk.ledger.fleet.earmarks == 0
+    assert desk.ledger.fleet.nomination_count == 0
 
 
 def test_capacity_that_came_free_before_the_wait_was_over_is_not_missed():
@@ -359,10 +359,10 @@ def test_serving_is_what_the_reference_would_do():
     for hold in desk.holds.values():
         desk.release(hold)
         for waiter in desk.ledger.waiting():
-            question = quotas.question_of(desk.ledger, waiter, desk.now)
+            question = quotas.query_for_reservation(desk.ledger, waiter, desk.now)
             assert reference.decide(question, desk.ledger) is None
 
 
 def test_nobody_waits_in_a_fresh_ledger():
     assert Ledger().waiting() == []
-    assert list(waiting.serve(Ledger(), make.T0)) == []
+    assert list(waiting.serve_queue(Ledger(), make.T0)) == []

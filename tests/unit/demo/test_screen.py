@@ -28,7 +28,7 @@ def cluster(name="turin", *, active=True, allocated="6", reserved="4", gpu="2", 
 
 def rendered(*clusters, width=80):
     out = io.StringIO()
-    Console(file=out, width=width, force_terminal=False).print(screen.table(clusters))
+    Console(file=out, width=width, force_terminal=False).print(screen.cluster_table(clusters))
     return out.getvalue().splitlines()
 
 
@@ -58,18 +58,18 @@ def test_the_table_fits_80_columns():
 
 
 def test_without_clusters_there_is_no_table():
-    assert screen.table(()) is None
+    assert screen.cluster_table(()) is None
 
 
 def test_finished_steps_and_advice_are_printed_to_stay():
     out = io.StringIO()
     console = Console(file=out, width=80, force_terminal=True, color_system=None)
     long = "kubelend get clusters --cert-path " + "x" * 100
-    with screen.opened(console) as teller:
+    with screen.open_live_display(console) as teller:
         teller.begin(2, "Something happens")
-        teller.fleet([cluster()])
+        teller.show_clusters([cluster()])
         teller.step(2, "Something happened", 0.0124, ["and this is seen"])
-        teller.advice("To try:", [long])
+        teller.show_commands("To try:", [long])
     shown = out.getvalue()
     assert "✓  2  Something happened" in shown
     assert "12 ms" in shown

@@ -3,7 +3,7 @@
 import pytest
 
 from kubelend.demo import story, telling
-from kubelend.demo.telling import PlainTeller
+from kubelend.demo.telling import PlainDisplay
 
 
 @pytest.mark.parametrize(
@@ -16,11 +16,11 @@ from kubelend.demo.telling import PlainTeller
     ],
 )
 def test_durations_have_three_digits_at_most(seconds, text):
-    assert telling.duration(seconds) == text
+    assert telling.format_seconds(seconds) == text
 
 
 def test_the_time_of_a_step_ends_at_the_edge(capsys):
-    PlainTeller().step(3, "Something happens", 0.0124, ["and this is seen"])
+    PlainDisplay().step(3, "Something happens", 0.0124, ["and this is seen"])
     _, title, line = capsys.readouterr().out.splitlines()
     assert title.startswith(" 3  Something happens ")
     assert title.endswith(" 12 ms")
@@ -30,15 +30,15 @@ def test_the_time_of_a_step_ends_at_the_edge(capsys):
 
 def test_what_is_to_be_copied_is_not_wrapped(capsys):
     long = "kubelend get clusters --cert-path " + "x" * 100
-    PlainTeller().advice("To try:", [long])
+    PlainDisplay().show_commands("To try:", [long])
     assert long in capsys.readouterr().out.splitlines()
 
 
 def test_long_sentences_are_wrapped_with_their_indent():
-    lines = telling.sentence("word " * 60)
+    lines = telling.wrap_text("word " * 60)
     assert len(lines) > 1
     assert max(map(len, lines)) <= 76
 
 
 def test_titles_leave_room_for_their_time():
-    assert max(len(step.title) for step in (*story.LIFE, *story.END)) <= 66
+    assert max(len(step.title) for step in (*story.LIFECYCLE_STEPS, *story.FINAL_STEPS)) <= 66

@@ -28,8 +28,8 @@ def test_rendered_image_is_that_of_the_program(name):
 def test_each_definition_is_in_the_chart_of_its_group():
     """And what a broker writes into mailboxes in its own too."""
     copies = {name: sorted(CHARTS.glob(f"kubelend-{name}/files/crds/*.yaml")) for name in NAMES}
-    agents = {name for name in crds.documents() if name.startswith("rear.")}
-    brokers = crds.documents().keys() - agents | {"rear.fluidos.eu_providerinstructions.yaml"}
+    agents = {name for name in crds.crd_documents() if name.startswith("rear.")}
+    brokers = crds.crd_documents().keys() - agents | {"rear.fluidos.eu_providerinstructions.yaml"}
     assert {path.name for path in copies["broker"]} == brokers
     assert {path.name for path in copies["agent"]} == agents
     for path in (*copies["broker"], *copies["agent"]):
@@ -38,7 +38,7 @@ def test_each_definition_is_in_the_chart_of_its_group():
 
 def test_broker_may_do_in_mailboxes_what_it_has_to():
     [role] = of_kind(rendered("broker", "components/cluster-namespaces"), "ClusterRole")
-    needed = mailbox_manifests.rules(mailbox_manifests.BROKERS_RULES)
+    needed = mailbox_manifests.policy_rules(mailbox_manifests.BROKER_RULES)
     assert granted([role]) == granted([{"metadata": {}, "rules": needed}])
 
 
@@ -79,7 +79,7 @@ def test_every_kind_has_a_viewer(name):
         for role in roles
         if (match := re.fullmatch(rf"kubelend-{name}-(\w+)-viewer", role["metadata"]["name"]))
     }
-    kinds = {kind.plural for kind in crds.KINDS if kind.group == group}
+    kinds = {kind.plural for kind in crds.ALL_KINDS if kind.group == group}
     assert viewers == kinds - {LedgerRecord.plural}
 
 

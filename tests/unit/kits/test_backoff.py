@@ -24,7 +24,7 @@ def test_two_clients_do_not_come_back_in_step():
 
 
 def test_none_is_none():
-    assert list(backoff.NONE.delays()) == []
+    assert list(backoff.NO_RETRIES.delays()) == []
 
 
 @given(retries=st.integers(0, 200), chance=st.floats(0, 1))

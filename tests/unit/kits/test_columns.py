@@ -4,7 +4,7 @@ from kubelend.kits import columns
 
 
 def test_columns_are_as_wide_as_their_widest_cell():
-    assert columns.aligned(("A", "LONG"), [("first", "x"), ("b", "y")]) == [
+    assert columns.align_columns(("A", "LONG"), [("first", "x"), ("b", "y")]) == [
         "A      LONG",
         "first  x",
         "b      y",
@@ -12,7 +12,7 @@ def test_columns_are_as_wide_as_their_widest_cell():
 
 
 def test_numbers_are_aligned_to_the_right_where_asked():
-    assert columns.aligned(("N", "WHAT"), [("7", "a"), ("1,234", "b")], right=[0]) == [
+    assert columns.align_columns(("N", "WHAT"), [("7", "a"), ("1,234", "b")], right=[0]) == [
         "    N  WHAT",
         "    7  a",
         "1,234  b",
@@ -20,4 +20,4 @@ def test_numbers_are_aligned_to_the_right_where_asked():
 
 
 def test_headers_alone_make_one_line():
-    assert columns.aligned(("A", "B"), []) == ["A  B"]
+    assert columns.align_columns(("A", "B"), []) == ["A  B"]

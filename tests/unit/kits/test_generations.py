@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from kubelend.core.errors import InvalidSettings
-from kubelend.kits.generations import Generations
+from kubelend.kits.generations import AtomicDirectory
 
 NAMES = ("tls.crt", "tls.key", "ca.crt")
 OLD = {name: f"old {name}".encode() for name in NAMES}
@@ -34,8 +34,8 @@ def seen(directory):
 
 
 def exchange(directory, contents=NEW):
-    generations = Generations(directory, NAMES)
-    generations.take(generations.stage(contents))
+    generations = AtomicDirectory(directory, NAMES)
+    generations.switch_to(generations.stage(contents))
 
 
 def hidden(directory):
@@ -48,7 +48,7 @@ def test_all_files_change(directory):
 
 
 def test_what_is_staged_is_not_seen(directory):
-    staged = Generations(directory, NAMES).stage(NEW)
+    staged = AtomicDirectory(directory, NAMES).stage(NEW)
     assert seen(directory) == OLD
     assert seen(staged) == NEW
 
@@ -77,7 +77,7 @@ def test_a_file_that_somebody_wrote_over_is_taken_up_again(directory):
     exchange(directory)
     (directory / "ca.crt").unlink()
     (directory / "ca.crt").write_bytes(b"by hand")
-    assert Generations(directory, NAMES).obstacle() == ""
+    assert AtomicDirectory(directory, NAMES).write_problem() == ""
     exchange(directory, OLD)
     assert seen(directory) == OLD
     assert (directory / "ca.crt").is_symlink()
@@ -188,9 +188,9 @@ def test_a_reader_all_the_while_sees_each_file_whole(directory):
 
 
 def test_plain_files_of_our_own_can_be_exchanged(directory):
-    assert Generations(directory, NAMES).obstacle() == ""
+    assert AtomicDirectory(directory, NAMES).write_problem() == ""
     exchange(directory)
-    assert Generations(directory, NAMES).obstacle() == ""
+    assert AtomicDirectory(directory, NAMES).write_problem() == ""
 
 
 def test_a_mounted_secret_is_left_to_whoever_mounts_it(directory, tmp_path):
@@ -199,13 +199,13 @@ def test_a_mounted_secret_is_left_to_whoever_mounts_it(directory, tmp_path):
     (mount / "..data").symlink_to(directory)
     for name in NAMES:
         (mount / name).symlink_to(f"..data/{name}")
-    assert "managed by another program" in Generations(mount, NAMES).obstacle()
+    assert "managed by another program" in AtomicDirectory(mount, NAMES).write_problem()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 def test_a_key_of_another_user_is_left_alone(directory):
     os.chown(directory / "tls.key", 65534, -1)
-    assert "belongs to another user" in Generations(directory, NAMES).obstacle()
+    assert "belongs to another user" in AtomicDirectory(directory, NAMES).write_problem()
 
 
 def test_a_directory_that_cannot_be_written_is_said_so(directory):
@@ -215,9 +215,9 @@ def test_a_directory_that_cannot_be_written_is_said_so(directory):
         os.chown(directory, 65534, -1)
         os.seteuid(65534)
     try:
-        assert "is not writable" in Generations(directory, NAMES).obstacle()
+        assert "is not writable" in AtomicDirectory(directory, NAMES).write_problem()
         with pytest.raises(InvalidSettings, match="cannot be replaced: Permission denied"):
-            Generations(directory, NAMES).stage(NEW)
+            AtomicDirectory(directory, NAMES).stage(NEW)
     finally:
         os.seteuid(before)
         directory.chmod(0o755)
@@ -225,15 +225,15 @@ def test_a_directory_that_cannot_be_written_is_said_so(directory):
 
 def test_a_missing_file_is_an_obstacle(directory):
     (directory / "ca.crt").unlink()
-    assert "ca.crt is missing" in Generations(directory, NAMES).obstacle()
+    assert "ca.crt is missing" in AtomicDirectory(directory, NAMES).write_problem()
 
 
 def test_one_at_a_time(directory):
-    generations = Generations(directory, NAMES)
-    with generations.lock() as first:
-        with generations.lock() as second:
+    generations = AtomicDirectory(directory, NAMES)
+    with generations.try_lock() as first:
+        with generations.try_lock() as second:
             assert (first, second) == (True, False)
-        with generations.lock() as third:
+        with generations.try_lock() as third:
             assert not third
-    with generations.lock() as later:
+    with generations.try_lock() as later:
         assert later

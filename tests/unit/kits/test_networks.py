@@ -2,7 +2,7 @@
 
 import pytest
 
-from kubelend.kits.networks import network
+from kubelend.kits.networks import rate_limit_key
 
 
 @pytest.mark.parametrize(
@@ -18,4 +18,4 @@ from kubelend.kits.networks import network
     ],
 )
 def test_neighbours_of_ipv6_count_as_one(remote, counted_as):
-    assert network(remote) == counted_as
+    assert rate_limit_key(remote) == counted_as

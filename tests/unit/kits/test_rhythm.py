@@ -3,7 +3,7 @@
 import asyncio
 from functools import partial
 
-from kubelend.kits.rhythm import Rhythm
+from kubelend.kits.rhythm import CoalescingTimer
 from waiting import PATIENCE
 
 HOUR = 3600.0
@@ -11,17 +11,17 @@ HOUR = 3600.0
 
 async def test_what_comes_alone_is_done_at_once():
     done: list[str] = []
-    Rhythm(HOUR).call(partial(done.append, "a"))
+    CoalescingTimer(HOUR).schedule(partial(done.append, "a"))
     assert done == ["a"]
 
 
 async def test_what_comes_soon_after_waits_for_the_beat_with_the_others():
     done: list[str] = []
     over = asyncio.Event()
-    rhythm = Rhythm(0.05)
+    rhythm = CoalescingTimer(0.05)
     for name in "abcd":
-        rhythm.call(partial(done.append, name))
-    rhythm.call(over.set)
+        rhythm.schedule(partial(done.append, name))
+    rhythm.schedule(over.set)
     assert done == ["a"]
     await asyncio.wait_for(over.wait(), PATIENCE)
     assert done == ["a", "b", "c", "d"]
@@ -30,25 +30,25 @@ async def test_what_comes_soon_after_waits_for_the_beat_with_the_others():
 async def test_one_that_fails_takes_nobody_along():
     asyncio.get_running_loop().set_exception_handler(lambda *_: None)
     over = asyncio.Event()
-    rhythm = Rhythm(0.05)
-    rhythm.call(lambda: None)
-    rhythm.call(partial([].pop, 0))
-    rhythm.call(over.set)
+    rhythm = CoalescingTimer(0.05)
+    rhythm.schedule(lambda: None)
+    rhythm.schedule(partial([].pop, 0))
+    rhythm.schedule(over.set)
     await asyncio.wait_for(over.wait(), PATIENCE)
 
 
 async def test_after_a_beat_the_next_ones_wait_for_another():
-    rhythm = Rhythm(0.05)
+    rhythm = CoalescingTimer(0.05)
     for _ in range(3):
         over = asyncio.Event()
-        rhythm.call(lambda: None)
-        rhythm.call(over.set)
+        rhythm.schedule(lambda: None)
+        rhythm.schedule(over.set)
         await asyncio.wait_for(over.wait(), PATIENCE)
 
 
 async def test_without_seconds_nothing_waits():
     done: list[str] = []
-    rhythm = Rhythm(0.0)
+    rhythm = CoalescingTimer(0.0)
     for name in "abc":
-        rhythm.call(partial(done.append, name))
+        rhythm.schedule(partial(done.append, name))
     assert done == ["a", "b", "c"]

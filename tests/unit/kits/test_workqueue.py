@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from kubelend.kits.workqueue import LONGEST, Workqueue
+from kubelend.kits.workqueue import MAX_DELAY, Workqueue
 from virtual_time import in_virtual_time, settled, stopped
 
 SECOND = timedelta(seconds=1)
@@ -20,7 +20,7 @@ class Bench:
         self.busy: list[str] = []
         self.most_busy = 0
         self.takes = takes
-        self._task = asyncio.create_task(self.queue.work(self.handle))
+        self._task = asyncio.create_task(self.queue.run(self.handle))
 
     async def handle(self, key):
         assert key not in self.busy, "two looks at one key"
@@ -134,7 +134,7 @@ async def test_pauses_double_up_to_a_longest():
     pauses = [bench.queue.retry("a").total_seconds() for _ in range(9)]
     assert pauses == [0.5, 1, 2, 4, 8, 16, 32, 60, 60]
     for _ in range(2000):
-        assert bench.queue.retry("a") == LONGEST
+        assert bench.queue.retry("a") == MAX_DELAY
     await bench.stop()
 
 
@@ -201,10 +201,10 @@ async def test_a_hurry_looks_at_what_failed_and_counts_its_failures_on():
         bench.queue.retry("failed")
     bench.queue.add_after("has its time", 5 * SECOND)
     bench.queue.retry("wants peace", 100 * SECOND)
-    bench.queue.hurry()
+    bench.queue.retry_now()
     await settled()
     assert bench.done == [(0, "failed")]
-    assert bench.queue.retry("failed") == LONGEST
+    assert bench.queue.retry("failed") == MAX_DELAY
     await asyncio.sleep(200)
     assert [key for _, key in bench.done[1:]] == ["has its time", "failed", "wants peace"]
     await bench.stop()
@@ -215,7 +215,7 @@ async def test_a_hurry_finds_nothing_of_what_was_looked_at_since():
     bench = Bench()
     bench.queue.retry("a")
     await asyncio.sleep(10)
-    bench.queue.hurry()
+    bench.queue.retry_now()
     await settled()
     assert bench.done == [(0.5, "a")]
     await bench.stop()
@@ -230,4 +230,4 @@ async def test_what_a_look_raises_ends_the_work():
 
     queue.add("a")
     with pytest.raises(ZeroDivisionError, match="a"):
-        await queue.work(handle)
+        await queue.run(handle)

@@ -8,7 +8,7 @@ import pytest
 import kubeconfigs
 from kubelend.core.errors import InvalidSettings
 from kubelend.kube import access
-from kubelend.kube.held import Held
+from kubelend.kube.held import DataOrFile
 
 V1 = "client.authentication.k8s.io/v1"
 
@@ -19,7 +19,7 @@ def encoded(text):
 
 def read(tmp_path, *, cluster=None, user=None):
     path = kubeconfigs.write(tmp_path / "config", cluster=cluster, user=user)
-    return access.from_kubeconfig(path)
+    return access.config_from_kubeconfig(path)
 
 
 def test_secrets_may_be_in_the_file_itself(tmp_path):
@@ -32,9 +32,9 @@ def test_secrets_may_be_in_the_file_itself(tmp_path):
             "token": "token",
         },
     )
-    assert found.authorities == Held(b"ca")
-    assert (found.certificate, found.key) == (Held(b"certificate"), Held(b"key"))
-    assert found.token == Held(b"token")
+    assert found.authorities == DataOrFile(b"ca")
+    assert (found.certificate, found.key) == (DataOrFile(b"certificate"), DataOrFile(b"key"))
+    assert found.token == DataOrFile(b"token")
 
 
 def test_files_are_looked_for_beside_the_kubeconfig(tmp_path):
@@ -48,10 +48,10 @@ def test_files_are_looked_for_beside_the_kubeconfig(tmp_path):
             "tokenFile": "../token",
         },
     )
-    assert found.authorities == Held(path=tmp_path / "ca.crt")
-    assert found.certificate == Held(path=tmp_path / "me.crt")
-    assert found.key == Held(path=Path("/elsewhere/me.key"))
-    assert found.token == Held(path=tmp_path / "../token")
+    assert found.authorities == DataOrFile(path=tmp_path / "ca.crt")
+    assert found.certificate == DataOrFile(path=tmp_path / "me.crt")
+    assert found.key == DataOrFile(path=Path("/elsewhere/me.key"))
+    assert found.token == DataOrFile(path=tmp_path / "../token")
 
 
 def test_data_counts_before_a_file_and_a_token_file_before_a_token(tmp_path):
@@ -60,8 +60,8 @@ def test_data_counts_before_a_file_and_a_token_file_before_a_token(tmp_path):
         cluster={"certificate-authority": "x", "certificate-authority-data": encoded("ca")},
         user={"token": "t", "tokenFile": "/token"},
     )
-    assert found.authorities == Held(b"ca")
-    assert found.token == Held(path=Path("/token"))
+    assert found.authorities == DataOrFile(b"ca")
+    assert found.token == DataOrFile(path=Path("/token"))
 
 
 def test_other_settings_are_taken_over(tmp_path):
@@ -188,23 +188,23 @@ def account(tmp_path):
 
 def test_pod_finds_its_own_cluster(account):
     environment = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "6443"}
-    found = access.in_cluster(account, environment)
+    found = access.in_cluster_config(account, environment)
     assert (found.server, found.namespace) == ("https://10.0.0.1:6443", "lending")
-    assert found.token == Held(path=account / "token")
-    assert found.authorities == Held(path=account / "ca.crt")
+    assert found.token == DataOrFile(path=account / "token")
+    assert found.authorities == DataOrFile(path=account / "ca.crt")
 
 
 def test_pod_of_ipv6_finds_its_own_cluster(account):
-    found = access.in_cluster(account, {"KUBERNETES_SERVICE_HOST": "fd00::1"})
+    found = access.in_cluster_config(account, {"KUBERNETES_SERVICE_HOST": "fd00::1"})
     assert found.server == "https://[fd00::1]:443"
 
 
 def test_pod_without_an_account_is_told_so(account):
     (account / "token").unlink()
     with pytest.raises(InvalidSettings, match="automountServiceAccountToken"):
-        access.in_cluster(account, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"})
+        access.in_cluster_config(account, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"})
     with pytest.raises(InvalidSettings, match="not running in a pod"):
-        access.in_cluster(account, {})
+        access.in_cluster_config(account, {})
 
 
 @pytest.fixture
@@ -219,9 +219,12 @@ def everywhere(tmp_path, monkeypatch):
 
 
 def test_most_explicit_access_is_taken(everywhere, account, monkeypatch):
-    assert access.find(str(everywhere / "named"), account=account).server == "https://named"
-    assert access.find(account=account).server == "https://listed"
+    assert (
+        access.load_config(str(everywhere / "named"), service_account=account).server
+        == "https://named"
+    )
+    assert access.load_config(service_account=account).server == "https://listed"
     monkeypatch.delenv("KUBECONFIG")
-    assert access.find(account=account).server == "https://10.0.0.1:443"
+    assert access.load_config(service_account=account).server == "https://10.0.0.1:443"
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST")
-    assert access.find(account=account).server == "https://.kube"
+    assert access.load_config(service_account=account).server == "https://.kube"

@@ -22,7 +22,7 @@ from kubelend.core.errors import (
 from kubelend.kits.backoff import Backoff
 from kubelend.kube import connections
 from kubelend.kube.client import Client
-from kubelend.kube.held import Held
+from kubelend.kube.held import DataOrFile
 from scripted_api import event, found, one, page, status, watch
 
 QUICK = Backoff(retries=2, first=timedelta(milliseconds=1), longest=timedelta(seconds=2))
@@ -122,7 +122,7 @@ async def test_other_errors_are_not_repeated(server, client):
     with pytest.raises(Forbidden, match="not you"):
         await client.find(CONFIG_MAPS, "a", "default")
     with pytest.raises(Conflict, match="changed"):
-        await client.replace(CONFIG_MAPS, config_maps.make("a"))
+        await client.update(CONFIG_MAPS, config_maps.make("a"))
     assert len(server.asked) == 2
 
 
@@ -151,7 +151,9 @@ async def test_calls_that_wait_for_their_turn_have_all_their_time_still(server):
         return found({})
 
     server.answers += [slow for _ in range(15)]
-    async with Client.open(server.access(), timeout=timedelta(seconds=1), at_once=1) as client:
+    async with Client.open(
+        server.access(), timeout=timedelta(seconds=1), max_concurrent=1
+    ) as client:
         await asyncio.gather(*(client.raw("GET", "/version") for _ in range(15)))
     assert len(server.asked) == 15
 
@@ -165,7 +167,7 @@ async def test_server_that_is_not_there_is_told_of(server, unused_tcp_port):
 
 async def test_server_of_another_authority_is_not_believed(server, tmp_path):
     other = Certificates(tmp_path / "other").server() / "ca.crt"
-    async with Client.open(server.access(authorities=Held(path=other))) as client:
+    async with Client.open(server.access(authorities=DataOrFile(path=other))) as client:
         with pytest.raises(Unavailable, match=r"is not trusted: .*certificate-authority"):
             await client.raw("GET", "/version")
     assert not server.asked
@@ -182,7 +184,7 @@ async def test_server_may_have_another_name(server):
 
 async def test_insecure_access_believes_anybody(server):
     server.answers.append(found({}))
-    async with Client.open(server.access(authorities=Held(), insecure=True)) as client:
+    async with Client.open(server.access(authorities=DataOrFile(), insecure=True)) as client:
         await client.raw("GET", "/version")
     assert len(server.asked) == 1
 
@@ -193,7 +195,7 @@ async def test_certificate_is_shown_and_a_newer_one_without_a_restart(
     mine = tmp_path / "me.pem"
     pairs = [certificates.cluster("a"), certificates.cluster("b")]
     server.answers += [found({}), found({})]
-    own = server.access(certificate=Held(path=mine), key=Held(path=mine))
+    own = server.access(certificate=DataOrFile(path=mine), key=DataOrFile(path=mine))
     async with Client.open(own) as client:
         for pair in pairs:
             mine.write_bytes((pair / "tls.crt").read_bytes() + (pair / "tls.key").read_bytes())
@@ -210,14 +212,14 @@ async def test_refused_token_is_read_again_and_the_call_repeated(server, tmp_pat
         return status(401)
 
     server.answers += [replace, found(one("a"))]
-    async with Client.open(server.access(token=Held(path=token))) as client:
+    async with Client.open(server.access(token=DataOrFile(path=token))) as client:
         assert await client.find(CONFIG_MAPS, "a", "default")
     assert [each.headers["Authorization"][7:] for each in server.asked] == ["first", "second"]
 
 
 async def test_token_that_stays_refused_is_not_tried_again(server):
     server.answers.append(status(401, "Unauthorized"))
-    async with Client.open(server.access(token=Held(b"hunter2"))) as client:
+    async with Client.open(server.access(token=DataOrFile(b"hunter2"))) as client:
         with pytest.raises(Unauthenticated, match="check the token") as caught:
             await client.raw("GET", "/version")
     assert "hunter2" not in str(caught.value)
@@ -267,7 +269,7 @@ async def test_events_are_found_however_they_are_cut(server, client):
 
 
 async def test_event_without_an_end_is_not_gathered(server, client, monkeypatch):
-    monkeypatch.setattr(connections, "LONGEST_LINE", 1 << 17)
+    monkeypatch.setattr(connections, "MAX_EVENT_BYTES", 1 << 17)
     server.answers += [
         watch(event("ADDED", one("a", "11", x="y" * 100_000))),
         watch(b"x" * 300_000),
@@ -296,6 +298,6 @@ async def test_watch_that_falls_silent_is_given_up(server):
     server.answers.append(silent)
     # Servers are asked for whole seconds: the least is one of them.
     watch_for, grace = timedelta(0), timedelta(milliseconds=-900)
-    async with Client.open(server.access(), watch_for=watch_for, grace=grace) as client:
+    async with Client.open(server.access(), watch_duration=watch_for, grace=grace) as client:
         with pytest.raises(Unavailable, match="did not answer within 100ms"):
             await events(client)

@@ -11,10 +11,10 @@ import kubeconfigs
 from certificates import Certificates
 from kubelend.core.errors import InvalidSettings
 from kubelend.kube import access
-from kubelend.kube.access import Access
-from kubelend.kube.credentials import Credentials
-from kubelend.kube.exec_plugins import VERSIONS, Plugin
-from kubelend.kube.held import Held
+from kubelend.kube.access import KubeConfig
+from kubelend.kube.credentials import CredentialSource
+from kubelend.kube.exec_plugins import VERSIONS, ExecPlugin
+from kubelend.kube.held import DataOrFile
 
 SERVER = "https://127.0.0.1:1"
 
@@ -36,7 +36,7 @@ async def authorization(credentials):
 async def test_replaced_token_is_used(tmp_path):
     token = tmp_path / "token"
     token.write_text("first\n")
-    credentials = Credentials(Access(server=SERVER, token=Held(path=token)))
+    credentials = CredentialSource(KubeConfig(server=SERVER, token=DataOrFile(path=token)))
     assert await authorization(credentials) == "Bearer first"
     token.write_text("second")
     assert await authorization(credentials) == "Bearer second"
@@ -45,7 +45,7 @@ async def test_replaced_token_is_used(tmp_path):
 async def test_token_that_is_gone_for_a_moment_is_kept(tmp_path):
     token = tmp_path / "token"
     token.write_text("first")
-    credentials = Credentials(Access(server=SERVER, token=Held(path=token)))
+    credentials = CredentialSource(KubeConfig(server=SERVER, token=DataOrFile(path=token)))
     await credentials.current()
     token.unlink()
     assert await authorization(credentials) == "Bearer first"
@@ -54,14 +54,16 @@ async def test_token_that_is_gone_for_a_moment_is_kept(tmp_path):
 
 
 async def test_token_that_never_was_is_a_mistake(tmp_path):
-    credentials = Credentials(Access(server=SERVER, token=Held(path=tmp_path / "token")))
+    credentials = CredentialSource(
+        KubeConfig(server=SERVER, token=DataOrFile(path=tmp_path / "token"))
+    )
     with pytest.raises(InvalidSettings, match="token is missing"):
         await credentials.current()
 
 
 @pytest.mark.parametrize("token", ["two\nlines", "schlüssel"])
 async def test_what_is_no_token_is_not_sent_and_not_told(token):
-    credentials = Credentials(Access(server=SERVER, token=Held(token.encode())))
+    credentials = CredentialSource(KubeConfig(server=SERVER, token=DataOrFile(token.encode())))
     with pytest.raises(InvalidSettings, match="invalid token") as caught:
         await credentials.current()
     assert token not in str(caught.value)
@@ -72,22 +74,22 @@ def copied(source, target):
     target.mkdir(exist_ok=True)
     for name in ("tls.crt", "tls.key"):
         shutil.copy(source / name, target / name)
-    return Access(
+    return KubeConfig(
         server=SERVER,
-        certificate=Held(path=target / "tls.crt"),
-        key=Held(path=target / "tls.key"),
+        certificate=DataOrFile(path=target / "tls.crt"),
+        key=DataOrFile(path=target / "tls.key"),
     )
 
 
 async def test_same_files_give_the_same_context(certificates, tmp_path):
-    credentials = Credentials(copied(certificates.cluster("a"), tmp_path / "mine"))
+    credentials = CredentialSource(copied(certificates.cluster("a"), tmp_path / "mine"))
     first = await credentials.current()
     assert (await credentials.current()).context is first.context
 
 
 async def test_replaced_certificate_is_used(certificates, tmp_path):
     mine = tmp_path / "mine"
-    credentials = Credentials(copied(certificates.cluster("a"), mine))
+    credentials = CredentialSource(copied(certificates.cluster("a"), mine))
     first = await credentials.current()
     copied(certificates.cluster("b"), mine)
     assert (await credentials.current()).context is not first.context
@@ -95,7 +97,7 @@ async def test_replaced_certificate_is_used(certificates, tmp_path):
 
 async def test_half_a_pair_is_waited_for(certificates, tmp_path):
     mine, newer = tmp_path / "mine", certificates.cluster("b")
-    credentials = Credentials(copied(certificates.cluster("a"), mine))
+    credentials = CredentialSource(copied(certificates.cluster("a"), mine))
     first = await credentials.current()
     shutil.copy(newer / "tls.crt", mine / "tls.crt")
     assert (await credentials.current()).context is first.context
@@ -107,18 +109,18 @@ async def test_what_is_no_pair_is_a_mistake(certificates, tmp_path):
     own = copied(certificates.cluster("a"), tmp_path / "mine")
     shutil.copy(certificates.cluster("b") / "tls.key", tmp_path / "mine" / "tls.key")
     with pytest.raises(InvalidSettings, match="do not match, are not in PEM form"):
-        await Credentials(own).current()
+        await CredentialSource(own).current()
 
 
 async def test_what_is_no_authority_is_a_mistake():
-    own = Access(server=SERVER, authorities=Held(b"nobody"))
+    own = KubeConfig(server=SERVER, authorities=DataOrFile(b"nobody"))
     with pytest.raises(InvalidSettings, match="not a certificate in PEM form"):
-        await Credentials(own).current()
+        await CredentialSource(own).current()
 
 
 async def test_rewritten_kubeconfig_is_read_again_and_stays_with_its_context(tmp_path):
     path = kubeconfigs.write(tmp_path / "config", user={"token": "first"})
-    credentials = Credentials(access.from_kubeconfig(path))
+    credentials = CredentialSource(access.config_from_kubeconfig(path))
     assert await authorization(credentials) == "Bearer first"
     kubeconfigs.write(path, user={"token": "second"}, current="another")
     assert await authorization(credentials) == "Bearer second"
@@ -129,12 +131,12 @@ async def test_rewritten_kubeconfig_is_read_again_and_stays_with_its_context(tmp
 async def test_plugin_may_give_the_token_beside_a_certificate(certificates, tmp_path):
     said = {"apiVersion": VERSIONS[0], "kind": "ExecCredential", "status": {"token": "t"}}
     own = certificates.cluster("a")
-    credentials = Credentials(
-        Access(
+    credentials = CredentialSource(
+        KubeConfig(
             server=SERVER,
-            plugin=Plugin(sys.executable, VERSIONS[0], ("-c", f"print({json.dumps(said)!r})")),
-            certificate=Held(path=own / "tls.crt"),
-            key=Held(path=own / "tls.key"),
+            plugin=ExecPlugin(sys.executable, VERSIONS[0], ("-c", f"print({json.dumps(said)!r})")),
+            certificate=DataOrFile(path=own / "tls.crt"),
+            key=DataOrFile(path=own / "tls.key"),
         )
     )
     assert await authorization(credentials) == "Bearer t"
@@ -143,12 +145,12 @@ async def test_plugin_may_give_the_token_beside_a_certificate(certificates, tmp_
 async def test_refused_token_is_read_again_though_its_file_looks_the_same(tmp_path):
     token = tmp_path / "token"
     token.write_text("first")
-    credentials = Credentials(Access(server=SERVER, token=Held(path=token)))
+    credentials = CredentialSource(KubeConfig(server=SERVER, token=DataOrFile(path=token)))
     shown = await credentials.current()
-    credentials.refuse(shown)
+    credentials.invalidate(shown)
     assert await credentials.current() == shown
 
 
 async def test_nothing_secret_is_printed():
-    credentials = Credentials(Access(server=SERVER, token=Held(b"hunter2")))
+    credentials = CredentialSource(KubeConfig(server=SERVER, token=DataOrFile(b"hunter2")))
     assert "hunter2" not in repr(await credentials.current())

@@ -11,24 +11,27 @@ from kubelend.kube import kubeconfig
 
 
 def test_named_file_counts_before_the_environment():
-    found = kubeconfig.files("mine", {"KUBECONFIG": "other"})
+    found = kubeconfig.kubeconfig_files("mine", {"KUBECONFIG": "other"})
     assert [str(path) for path in found] == ["mine"]
 
 
 def test_environment_may_name_several_files():
     listed = os.pathsep.join(("a", "", "b"))
-    assert [path.name for path in kubeconfig.files("", {"KUBECONFIG": listed})] == ["a", "b"]
+    assert [path.name for path in kubeconfig.kubeconfig_files("", {"KUBECONFIG": listed})] == [
+        "a",
+        "b",
+    ]
 
 
 @pytest.mark.parametrize("environment", [{}, {"KUBECONFIG": ""}], ids=["unset", "empty"])
 def test_every_home_has_one(environment, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert kubeconfig.files("", environment) == [tmp_path / ".kube" / "config"]
+    assert kubeconfig.kubeconfig_files("", environment) == [tmp_path / ".kube" / "config"]
 
 
 def test_current_context_is_chosen(tmp_path):
     path = kubeconfigs.write(tmp_path / "a", user={"token": "t"}, context={"namespace": "n"})
-    choice = kubeconfig.choose([path])
+    choice = kubeconfig.select_context([path])
     assert (choice.name, choice.namespace) == ("here", "n")
     assert (choice.cluster.server, choice.user.token) == ("https://here", "t")
 
@@ -36,7 +39,7 @@ def test_current_context_is_chosen(tmp_path):
 def test_first_file_that_says_something_counts(tmp_path):
     first = kubeconfigs.write(tmp_path / "a", user={"token": "first"}, current="")
     second = kubeconfigs.write(tmp_path / "b", user={"token": "second"})
-    choice = kubeconfig.choose([tmp_path / "missing", first, second])
+    choice = kubeconfig.select_context([tmp_path / "missing", first, second])
     assert (choice.name, choice.user.token) == ("here", "first")
 
 
@@ -44,7 +47,7 @@ def test_parts_may_be_in_different_files(tmp_path):
     clusters = kubeconfigs.write(tmp_path / "a", name="far", cluster={"server": "https://far:1"})
     users = kubeconfigs.write(tmp_path / "b", name="me", user={"token": "t"})
     contexts = kubeconfigs.write(tmp_path / "c", name="x", context={"cluster": "far", "user": "me"})
-    choice = kubeconfig.choose([clusters, users, contexts], "x")
+    choice = kubeconfig.select_context([clusters, users, contexts], "x")
     assert (choice.cluster_file, choice.user_file) == (clusters, users)
 
 
@@ -52,7 +55,7 @@ def test_parts_may_be_null_as_kubectl_writes_them(tmp_path):
     path = tmp_path / "a"
     path.write_text("clusters: null\nusers: null\ncontexts: null\ncurrent-context: ''\n")
     with pytest.raises(InvalidSettings, match="has no current-context"):
-        kubeconfig.choose([path])
+        kubeconfig.select_context([path])
 
 
 def changed(path, change):
@@ -90,7 +93,7 @@ def test_mistake_is_told_in_one_line_with_its_file(change, said, tmp_path):
     path = tmp_path / "config"
     changed(path, change)
     with pytest.raises(InvalidSettings) as caught:
-        kubeconfig.choose([path])
+        kubeconfig.select_context([path])
     assert said in str(caught.value)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -102,17 +105,17 @@ def test_broken_yaml_is_told_without_what_is_in_it(tmp_path):
     with pytest.raises(
         InvalidSettings, match=r"config is not valid YAML \(line 3\); correct it"
     ) as caught:
-        kubeconfig.choose([path])
+        kubeconfig.select_context([path])
     assert "SECRET" not in str(caught.value)
 
 
 def test_missing_file_is_named(tmp_path):
     with pytest.raises(InvalidSettings, match="gone is missing; use --kubeconfig"):
-        kubeconfig.choose([tmp_path / "gone"])
+        kubeconfig.select_context([tmp_path / "gone"])
     with pytest.raises(InvalidSettings, match=r"none of .*a:.*b exists"):
-        kubeconfig.choose([tmp_path / "a", tmp_path / "b"])
+        kubeconfig.select_context([tmp_path / "a", tmp_path / "b"])
 
 
 def test_directory_is_no_file(tmp_path):
     with pytest.raises(InvalidSettings, match="cannot be read: Is a directory"):
-        kubeconfig.choose([tmp_path])
+        kubeconfig.select_context([tmp_path])

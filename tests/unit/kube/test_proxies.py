@@ -43,4 +43,4 @@ PROXY = {"HTTPS_PROXY": "http://proxy:3128"}
     ],
 )
 def test_proxy_of_the_environment(url, environment, expected):
-    assert proxies.for_server(url, environment) == expected
+    assert proxies.proxy_for(url, environment) == expected

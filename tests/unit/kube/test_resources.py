@@ -42,6 +42,6 @@ def test_one_object_of_no_namespace_is_nowhere():
 
 @pytest.mark.parametrize("kind", objects.KINDS)
 def test_own_kinds_know_where_they_are(kind):
-    found = resources.of(kind)
+    found = resources.resource_for(kind)
     assert found.api_version == "rear.fluidos.eu/v1alpha1"
     assert (found.kind, found.plural, found.type) == (kind.kind, kind.plural, kind)

@@ -11,12 +11,12 @@ from certificates import Certificates
 from config_maps import CONFIG_MAPS
 from kubelend.kits.backoff import Backoff
 from kubelend.kube import watching
-from kubelend.kube.answers import Unreadable
+from kubelend.kube.answers import UndecodableObject
 from kubelend.kube.client import Client
 from kubelend.kube.watching import Deleted, Listed
 from scripted_api import event, one, page, status, watch
 
-AT_ONCE = Backoff(retries=watching.ENDLESS, first=timedelta(0), longest=timedelta(0))
+AT_ONCE = Backoff(retries=watching.UNLIMITED_RETRIES, first=timedelta(0), longest=timedelta(0))
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def plain(change):
         return [each.metadata.name for each in change.objects]
     if isinstance(change, Deleted):
         return f"-{change.found.metadata.name}"
-    return change if isinstance(change, Unreadable) else f"+{change.metadata.name}"
+    return change if isinstance(change, UndecodableObject) else f"+{change.metadata.name}"
 
 
 async def heard(server, *script, count, backoff=AT_ONCE):
@@ -41,7 +41,7 @@ async def heard(server, *script, count, backoff=AT_ONCE):
     async with (
         Client.open(server.access()) as client,
         contextlib.aclosing(
-            watching.follow(client, CONFIG_MAPS, report=problems.append, backoff=backoff)
+            watching.list_and_watch(client, CONFIG_MAPS, report=problems.append, backoff=backoff)
         ) as following,
     ):
         async for change in following:
@@ -157,7 +157,7 @@ async def test_server_is_left_alone_for_as_long_as_it_says(server):
         clock = asyncio.get_running_loop().time
         began = clock()
         async with contextlib.aclosing(
-            watching.follow(client, CONFIG_MAPS, backoff=AT_ONCE)
+            watching.list_and_watch(client, CONFIG_MAPS, backoff=AT_ONCE)
         ) as following:
             await anext(following)
         assert clock() - began >= 1.0
@@ -167,5 +167,5 @@ async def test_object_that_cannot_be_read_is_handed_on_and_the_next_one_too(serv
     broken = {"metadata": {"name": "x", "namespace": "n", "resourceVersion": "11"}, "data": 1}
     script = [page(), watch(event("ADDED", broken), added("a", "12"))]
     changes, _ = await heard(server, *script, count=3)
-    assert isinstance(changes[1], Unreadable)
+    assert isinstance(changes[1], UndecodableObject)
     assert changes[2] == "+a"

@@ -18,13 +18,15 @@ SUMS = {
 
 @pytest.mark.parametrize("name", SUMS)
 def test_cluster_is_as_large_as_the_examples_say(name):
-    population = inhabitants.EVERYONE[name]
-    read = [msgspec.convert(one, nodes.KubernetesNode) for one in inhabitants.nodes(population)]
-    allocatable = [nodes.node_of(one).allocatable for one in read]
-    asked = [_requests(one) for one in inhabitants.pods(population)]
+    population = inhabitants.CLUSTER_FIXTURES[name]
+    read = [
+        msgspec.convert(one, nodes.KubernetesNode) for one in inhabitants.node_manifests(population)
+    ]
+    allocatable = [nodes.project_node(one).allocatable for one in read]
+    asked = [_requests(one) for one in inhabitants.pod_manifests(population)]
     assert (sum(allocatable, Resources()), sum(asked, Resources())) == SUMS[name]
 
 
 def _requests(pod):
     pod["metadata"]["uid"] = "given by the API server"
-    return requests.pod_of(msgspec.convert(pod, requests.KubernetesPod)).requests
+    return requests.project_pod(msgspec.convert(pod, requests.KubernetesPod)).requests

@@ -4,7 +4,7 @@ import pytest
 
 from kubelend.core.errors import InvalidSettings, Unavailable
 from kubelend.lab import hosts, kind
-from kubelend.lab.records import Home
+from kubelend.lab.records import LabDirectory
 
 SCRIPT = """#!/bin/sh
 echo "$*" >> {said}
@@ -52,54 +52,54 @@ def lines(said):
 
 def test_without_kind_one_line_says_so(path):
     with pytest.raises(InvalidSettings, match="kind not found on PATH; install it, or omit"):
-        kind.check()
+        kind.check_kind()
 
 
 def test_without_containers_one_line_says_so(said, path):
     (path / "docker").unlink()
     with pytest.raises(InvalidSettings, match="kind requires docker, podman or nerdctl"):
-        kind.check()
+        kind.check_kind()
 
 
-@pytest.mark.parametrize("program", kind.CONTAINERS)
+@pytest.mark.parametrize("program", kind.CONTAINER_RUNTIMES)
 def test_any_of_its_container_programs_will_do(said, path, program):
     (path / "docker").unlink()
     put(path, program)
-    kind.check()
+    kind.check_kind()
 
 
 def test_name_that_it_has_already_is_refused(said, tmp_path):
     (tmp_path / "there").write_text("mine\nagent-cluster-1\n")
     with pytest.raises(InvalidSettings, match="kind already has a cluster agent-cluster-1"):
-        kind.check_names(hosts.NAMES)
+        kind.check_kind_names(hosts.CLUSTER_NAMES)
 
 
 def test_clusters_are_made_one_by_one_and_deleted_at_the_end(said, tmp_path):
-    home, told = Home(tmp_path / "home"), list[tuple[str, ...]]()
-    with hosts.of_kind(home, told.append) as found:
+    home, told = LabDirectory(tmp_path / "home"), list[tuple[str, ...]]()
+    with hosts.run_kind_clusters(home, told.append) as found:
         assert list(found.kubeconfigs) == ["broker-cluster", "agent-cluster-1", "agent-cluster-2"]
-        assert found.are_real
-        assert told == [hosts.NAMES]
+        assert found.has_real_nodes
+        assert told == [hosts.CLUSTER_NAMES]
     flags = [f"--name={name} --kubeconfig={path}" for name, path in found.kubeconfigs.items()]
     assert lines(said) == [
         "get clusters",
         *(f"create cluster {each} --wait=180s" for each in flags),
         *(f"delete cluster {each}" for each in flags),
     ]
-    assert told == [hosts.NAMES, ()]
+    assert told == [hosts.CLUSTER_NAMES, ()]
 
 
 def test_failure_is_told_in_its_words_and_what_was_made_is_deleted(said, path, tmp_path):
     said = install(path, tmp_path, create="echo one >&2; echo 'ERROR: no space left' >&2; exit 1")
     failed = pytest.raises(Unavailable, match="kind create cluster failed: ERROR: no space left")
-    with failed, hosts.of_kind(Home(tmp_path / "home"), lambda _: None):
+    with failed, hosts.run_kind_clusters(LabDirectory(tmp_path / "home"), lambda _: None):
         pass
     assert [line.split()[0] for line in lines(said)] == ["get", "create", *["delete"] * 3]
 
 
 def test_cluster_of_somebody_else_is_never_deleted(said, tmp_path):
     (tmp_path / "there").write_text("broker-cluster\n")
-    home = Home(tmp_path / "home")
-    with pytest.raises(InvalidSettings), hosts.of_kind(home, lambda _: None):
+    home = LabDirectory(tmp_path / "home")
+    with pytest.raises(InvalidSettings), hosts.run_kind_clusters(home, lambda _: None):
         pass
     assert lines(said) == ["get clusters"]

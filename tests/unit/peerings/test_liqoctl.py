@@ -199,7 +199,7 @@ async def test_a_provider_that_hangs_is_tried_once_for_all_who_wait_for_it(liqo)
 
 @pytest.mark.parametrize(
     "took, believed",
-    [(300, liqoctl.BELIEVED_FOR.total_seconds()), (4, 4)],
+    [(300, liqoctl.MAX_FAILURE_CACHE_TIME.total_seconds()), (4, 4)],
     ids=["long", "short"],
 )
 async def test_a_failure_is_believed_for_as_long_as_it_took_within_bounds(
@@ -247,7 +247,7 @@ async def test_all_commands_of_a_call_share_its_time(liqo, peering, clock):
     liqo.behave("kubectl get", "wait")
     parting = asyncio.create_task(peering.disconnect(PEER))
     await until((liqo.root / "waiting").exists)
-    clock.now += liqoctl.LIMIT.total_seconds()
+    clock.now += liqoctl.COMMAND_TIMEOUT.total_seconds()
     (liqo.root / "waiting").unlink()
     liqo.behave("kubectl get")
     with pytest.raises(Unavailable):

@@ -9,7 +9,7 @@ import pytest
 
 from kubelend.core.errors import Unavailable
 from kubelend.peerings import turns
-from kubelend.peerings.turns import Turn, Turns
+from kubelend.peerings.turns import ProviderLocks, TimeBudget
 from waiting import PATIENCE
 
 LIMIT = timedelta(seconds=10)
@@ -17,7 +17,7 @@ LIMIT = timedelta(seconds=10)
 
 @pytest.fixture
 def order():
-    return Turns(LIMIT, time.monotonic)
+    return ProviderLocks(LIMIT, time.monotonic)
 
 
 class Crowd:
@@ -35,7 +35,7 @@ class Crowd:
         await settled()
 
     async def _work(self, name, cluster, is_urgent):
-        async with self.order.turn(cluster, is_urgent=is_urgent):
+        async with self.order.acquire(cluster, is_urgent=is_urgent):
             self.seen.append(name)
             await self.gates[name].wait()
 
@@ -124,34 +124,34 @@ async def test_who_is_called_in_the_moment_it_is_cancelled_is_passed_over(crowd)
 
 async def test_turn_that_fails_is_over(order):
     with suppress(ValueError):
-        async with order.turn("one"):
+        async with order.acquire("one"):
             raise ValueError
-    async with asyncio.timeout(PATIENCE), order.turn("one") as turn:
-        assert isinstance(turn, Turn)
+    async with asyncio.timeout(PATIENCE), order.acquire("one") as turn:
+        assert isinstance(turn, TimeBudget)
 
 
 async def test_nobody_waits_longer_than_a_turn_may_take(monkeypatch):
-    monkeypatch.setattr(turns, "SLACK", timedelta())
-    order = Turns(timedelta(milliseconds=20), time.monotonic)
-    async with asyncio.timeout(PATIENCE), order.turn("one"):
+    monkeypatch.setattr(turns, "LOCK_SLACK", timedelta())
+    order = ProviderLocks(timedelta(milliseconds=20), time.monotonic)
+    async with asyncio.timeout(PATIENCE), order.acquire("one"):
         for is_urgent in (False, True):
             with pytest.raises(
                 Unavailable, match="another peering command for one is still running"
             ) as late:
-                async with order.turn("one", is_urgent=is_urgent):
+                async with order.acquire("one", is_urgent=is_urgent):
                     pytest.fail("it is not its turn")
             assert late.value.retryable
-    async with asyncio.timeout(PATIENCE), order.turn("one") as turn:
-        assert turn.left(LIMIT) > timedelta(), "who gave up is passed over"
+    async with asyncio.timeout(PATIENCE), order.acquire("one") as turn:
+        assert turn.remaining(LIMIT) > timedelta(), "who gave up is passed over"
 
 
 def test_time_of_a_turn_is_shared_by_what_is_done_in_it():
     now = 5.0
-    turn = Turn("one", LIMIT, lambda: now)
-    assert turn.left(LIMIT) == LIMIT
+    turn = TimeBudget("one", LIMIT, lambda: now)
+    assert turn.remaining(LIMIT) == LIMIT
     now += 8
-    assert turn.left(LIMIT) == timedelta(seconds=2)
-    assert turn.left(timedelta(seconds=1)) == timedelta(seconds=1)
+    assert turn.remaining(LIMIT) == timedelta(seconds=2)
+    assert turn.remaining(timedelta(seconds=1)) == timedelta(seconds=1)
     now += 2
     with pytest.raises(Unavailable, match="peering commands for one exceeded 10s"):
-        turn.left(LIMIT)
+        turn.remaining(LIMIT)

@@ -16,11 +16,11 @@ from cryptography.hazmat.primitives.serialization import (
 import make
 import openssl
 from kubelend.core.errors import InvalidGrant, InvalidSettings
-from kubelend.pki.grants import ISSUER, Grant, GrantKeys, verify
+from kubelend.pki.grants import GRANT_ISSUER, Grant, GrantKeys, verify_grant
 
 NOW = int(make.T0.timestamp())
 GRANT = Grant(
-    iss=ISSUER,
+    iss=GRANT_ISSUER,
     jti="rsv-paris-1",
     sub="paris",
     aud="berlin",
@@ -44,7 +44,7 @@ def unpacked(text):
 
 
 def test_grant_says_what_was_signed(keys):
-    assert verify(keys.sign(GRANT), keys.public.keys) == GRANT
+    assert verify_grant(keys.sign(GRANT), keys.public.keys) == GRANT
 
 
 def test_it_is_a_jws_as_others_read_it(keys):
@@ -67,7 +67,7 @@ def test_changed_grant_is_not_what_was_signed(keys, change):
     header, claims, signature = keys.sign(GRANT).split(".")
     forged = f"{header}.{part(unpacked(claims) | change)}.{signature}"
     with pytest.raises(InvalidGrant, match="invalid signature"):
-        verify(forged, keys.public.keys)
+        verify_grant(forged, keys.public.keys)
 
 
 @pytest.mark.parametrize(
@@ -83,12 +83,12 @@ def test_header_does_not_choose_how_it_is_checked(keys, header):
     _, claims, signature = keys.sign(GRANT).split(".")
     named = header | {"kid": keys.public.keys[0].kid}
     with pytest.raises(InvalidGrant, match="not signed by a key of this broker"):
-        verify(f"{part(named)}.{claims}.{signature}", keys.public.keys)
+        verify_grant(f"{part(named)}.{claims}.{signature}", keys.public.keys)
 
 
 def test_grant_of_another_broker_is_refused(keys):
     with pytest.raises(InvalidGrant, match="not signed by a key of this broker"):
-        verify(GrantKeys.create().sign(GRANT), keys.public.keys)
+        verify_grant(GrantKeys.create().sign(GRANT), keys.public.keys)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_grant_of_another_broker_is_refused(keys):
 )
 def test_garbage_is_no_grant(keys, text):
     with pytest.raises(InvalidGrant):
-        verify(text, keys.public.keys)
+        verify_grant(text, keys.public.keys)
 
 
 @pytest.mark.parametrize(
@@ -119,23 +119,23 @@ def test_clock_that_is_a_little_behind_is_forgiven():
 
 def test_key_is_made_once_for_its_owner_alone_and_found_again(tmp_path):
     path = tmp_path / "made" / "grants.key"
-    text = GrantKeys.open(path).sign(GRANT)
+    text = GrantKeys.load_or_create(path).sign(GRANT)
     assert path.stat().st_mode & 0o777 == 0o600
-    assert verify(text, GrantKeys.open(path).public.keys) == GRANT
+    assert verify_grant(text, GrantKeys.load_or_create(path).public.keys) == GRANT
 
 
 def test_new_key_before_the_old_one_signs_and_the_old_one_still_counts(tmp_path):
     old, new, both = tmp_path / "old", tmp_path / "new", tmp_path / "both"
-    before = GrantKeys.open(old).sign(GRANT)
-    GrantKeys.open(new)
+    before = GrantKeys.load_or_create(old).sign(GRANT)
+    GrantKeys.load_or_create(new)
     both.touch(0o600)
     both.write_bytes(new.read_bytes() + old.read_bytes())
     keys = GrantKeys.load(both)
-    assert verify(before, keys.public.keys) == GRANT
+    assert verify_grant(before, keys.public.keys) == GRANT
     after = keys.sign(GRANT)
-    assert verify(after, GrantKeys.load(new).public.keys) == GRANT
+    assert verify_grant(after, GrantKeys.load(new).public.keys) == GRANT
     with pytest.raises(InvalidGrant):
-        verify(after, GrantKeys.load(old).public.keys)
+        verify_grant(after, GrantKeys.load(old).public.keys)
 
 
 @openssl.needed
@@ -143,7 +143,7 @@ def test_key_of_openssl_is_taken(tmp_path):
     path = tmp_path / "grants.key"
     openssl.said("genpkey", "-algorithm", "ed25519", "-out", path)
     path.chmod(0o600)
-    assert verify(GrantKeys.load(path).sign(GRANT), GrantKeys.load(path).public.keys) == GRANT
+    assert verify_grant(GrantKeys.load(path).sign(GRANT), GrantKeys.load(path).public.keys) == GRANT
 
 
 @openssl.needed
@@ -164,7 +164,7 @@ def test_openssl_verifies_the_signature(keys, tmp_path):
 
 def test_file_that_others_can_read_is_refused(tmp_path):
     path = tmp_path / "grants.key"
-    GrantKeys.open(path)
+    GrantKeys.load_or_create(path)
     path.chmod(0o644)
     with pytest.raises(InvalidSettings, match="mode 0644"):
         GrantKeys.load(path)

@@ -21,7 +21,9 @@ KEY = AUTHORITY.key.public_key()
 
 
 def issued(lifetime, now=NOW, not_before=None):
-    return AUTHORITY.sign(profiles.client("a"), KEY, lifetime, now=now, not_before=not_before)
+    return AUTHORITY.sign(
+        profiles.client_profile("a"), KEY, lifetime, now=now, not_before=not_before
+    )
 
 
 @pytest.mark.parametrize(
@@ -46,7 +48,7 @@ def test_a_certificate_tells_how_long_it_was_to_live_to_the_second(lifetime, fra
     # A life of one second could end before it begins.
     not_before = None if revoked is None or lifetime == SECOND else now - revoked
     certificate = issued(lifetime, now, not_before)
-    assert abs(lifetimes.life(certificate) - lifetime) <= SECOND
+    assert abs(lifetimes.lifetime_of(certificate) - lifetime) <= SECOND
     assert not_before is None or certificate.not_valid_before_utc >= not_before
 
 
@@ -56,7 +58,7 @@ def test_it_is_renewed_when_20_to_25_percent_of_its_life_is_left(lifetime, revok
     seen = []
     for _ in range(200):
         certificate = issued(lifetime, not_before=NOW if revoked else None)
-        left = certificate.not_valid_after_utc - lifetimes.renew_at(certificate)
+        left = certificate.not_valid_after_utc - lifetimes.renewal_time(certificate)
         seen.append(left / lifetime)
     assert 0.20 <= min(seen) < 0.21
     assert 0.24 < max(seen) <= 0.25
@@ -64,15 +66,15 @@ def test_it_is_renewed_when_20_to_25_percent_of_its_life_is_left(lifetime, revok
 
 def test_the_moment_is_the_same_whenever_one_asks_and_another_for_each_certificate():
     one, other = issued(365 * DAY), issued(365 * DAY)
-    assert lifetimes.renew_at(one) == lifetimes.renew_at(one)
-    assert lifetimes.renew_at(one) != lifetimes.renew_at(other)
+    assert lifetimes.renewal_time(one) == lifetimes.renewal_time(one)
+    assert lifetimes.renewal_time(one) != lifetimes.renewal_time(other)
 
 
 def test_a_certificate_cut_short_by_its_authoritys_end_counts_the_life_it_has():
     authority = Authority.create("test-ca", DAY, now=NOW)
     late = NOW + DAY - 10 * MINUTE
-    certificate = authority.sign(profiles.client("a"), KEY, 365 * DAY, now=late)
-    assert lifetimes.life(certificate) == 10 * MINUTE
+    certificate = authority.sign(profiles.client_profile("a"), KEY, 365 * DAY, now=late)
+    assert lifetimes.lifetime_of(certificate) == 10 * MINUTE
 
 
 @pytest.mark.parametrize("serial", range(1, 9))
@@ -81,7 +83,7 @@ def test_of_another_issuer_the_moment_is_right_where_lives_are_long(serial):
     certificate = (x509.CertificateBuilder(name, name, KEY, serial, NOW, NOW + 90 * DAY)).sign(
         AUTHORITY.key, hashes.SHA256()
     )
-    left = certificate.not_valid_after_utc - lifetimes.renew_at(certificate)
+    left = certificate.not_valid_after_utc - lifetimes.renewal_time(certificate)
     assert 0.1999 < left / (90 * DAY) < 0.2501
 
 
@@ -97,18 +99,18 @@ def test_of_another_issuer_the_moment_is_right_where_lives_are_long(serial):
     ids=["long ago", "just now", "now", "later in this second", "by a clock ahead"],
 )
 def test_a_validity_begins_early_or_else_not_before_the_given_moment(moment, start):
-    validity = lifetimes.validity(DAY, NOW + SECOND / 2, not_before=moment)
+    validity = lifetimes.validity_period(DAY, NOW + SECOND / 2, not_before=moment)
     assert validity == (start, NOW + DAY, start < NOW)
 
 
 def test_a_validity_cannot_begin_after_its_end():
     with pytest.raises(InvalidSettings, match="after its end at"):
-        lifetimes.validity(MINUTE, NOW, not_before=NOW + MINUTE)
+        lifetimes.validity_period(MINUTE, NOW, not_before=NOW + MINUTE)
 
 
 def test_less_than_a_second_is_no_life():
     with pytest.raises(InvalidSettings, match=r"lifetime 0:00:00\.9.*; use 1s or more"):
-        lifetimes.validity(timedelta(milliseconds=900), NOW)
+        lifetimes.validity_period(timedelta(milliseconds=900), NOW)
 
 
 def test_whoever_only_counts_does_not_load_the_library():

@@ -30,7 +30,7 @@ def written(path, content, mode=0o600):
 
 
 def signs(authority):
-    issued = authority.issue(profiles.client("a"), now=NOW)
+    issued = authority.issue(profiles.client_profile("a"), now=NOW)
     return chains.is_issued_by(issued.certificate, authority.certificate)
 
 
@@ -44,7 +44,7 @@ def test_the_key_is_encrypted_on_disk_and_comes_back(directory):
 def test_openssl_opens_the_key_with_the_same_file(tmp_path, algorithm):
     file = written(tmp_path / "passphrase", SECRET.encode() + b"\n")
     made = Authority.create(
-        "test-ca", now=NOW, algorithm=algorithm, passphrase=passphrases.from_file(file)
+        "test-ca", now=NOW, algorithm=algorithm, passphrase=passphrases.passphrase_from_file(file)
     )
     made.save(tmp_path)
     key = openssl.said(
@@ -128,7 +128,7 @@ def test_a_passphrase_is_not_shown_by_what_prints_it(directory):
     ids=["bare", "line", "windows", "spaces", "no text", "longest"],
 )
 def test_a_file_holds_one_line(tmp_path, content, secret):
-    assert passphrases.from_file(written(tmp_path / "file", content)).reveal() == secret
+    assert passphrases.passphrase_from_file(written(tmp_path / "file", content)).reveal() == secret
 
 
 @pytest.mark.parametrize(
@@ -144,19 +144,19 @@ def test_a_file_holds_one_line(tmp_path, content, secret):
 )
 def test_what_is_no_passphrase_is_refused_and_not_repeated(tmp_path, content, complaint):
     with pytest.raises(InvalidSettings, match=complaint) as raised:
-        passphrases.from_file(written(tmp_path / "file", content))
+        passphrases.passphrase_from_file(written(tmp_path / "file", content))
     assert "hunter" not in str(raised.value)
 
 
 def test_a_file_that_others_can_read_is_refused(tmp_path):
     file = written(tmp_path / "file", b"hunter2", mode=0o644)
     with pytest.raises(InvalidSettings, match=r"holds a passphrase and has mode 0644.*chmod"):
-        passphrases.from_file(file)
+        passphrases.passphrase_from_file(file)
 
 
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(InvalidSettings, match="file is missing"):
-        passphrases.from_file(tmp_path / "file")
+        passphrases.passphrase_from_file(tmp_path / "file")
 
 
 def test_a_pipe_can_hold_it_too():
@@ -164,7 +164,7 @@ def test_a_pipe_can_hold_it_too():
     os.write(writing, b"from a password manager\n")
     os.close(writing)
     try:
-        found = passphrases.from_file(Path(f"/dev/fd/{reading}"))
+        found = passphrases.passphrase_from_file(Path(f"/dev/fd/{reading}"))
     finally:
         os.close(reading)
     assert found.reveal() == b"from a password manager"
@@ -173,16 +173,19 @@ def test_a_pipe_can_hold_it_too():
 def test_the_file_comes_before_the_variable_and_either_may_be_missing(tmp_path):
     file = written(tmp_path / "file", b"from the file")
     variable = {"KUBELEND_CA_PASSPHRASE": "from the variable"}
-    both, one = passphrases.find(file, variable), passphrases.find(None, variable)
+    both, one = (
+        passphrases.load_passphrase(file, variable),
+        passphrases.load_passphrase(None, variable),
+    )
     assert both is not None
     assert both.reveal() == b"from the file"
     assert one is not None
     assert one.reveal() == b"from the variable"
-    assert passphrases.find(None, {}) is None
-    assert passphrases.find(None, {"KUBELEND_CA_PASSPHRASE": ""}) is None
+    assert passphrases.load_passphrase(None, {}) is None
+    assert passphrases.load_passphrase(None, {"KUBELEND_CA_PASSPHRASE": ""}) is None
 
 
 def test_a_variable_that_is_no_passphrase_is_named_and_not_repeated():
     with pytest.raises(InvalidSettings) as raised:
-        passphrases.find(None, {"KUBELEND_CA_PASSPHRASE": "hunter\n2"})
+        passphrases.load_passphrase(None, {"KUBELEND_CA_PASSPHRASE": "hunter\n2"})
     assert str(raised.value) == "KUBELEND_CA_PASSPHRASE: passphrase has more than one line"

@@ -23,21 +23,23 @@ def test_a_pin_is_the_hash_of_the_public_key_that_openssl_prints(tmp_path, algor
     public = openssl.said("x509", "-in", tmp_path / "ca.crt", "-noout", "-pubkey")
     openssl.said("pkey", "-pubin", "-outform", "der", "-out", tmp_path / "der", text=public)
     expected = hashlib.sha256((tmp_path / "der").read_bytes()).hexdigest()
-    assert pins.pin(authority.certificate) == f"sha256:{expected}"
+    assert pins.ca_pin(authority.certificate) == f"sha256:{expected}"
 
 
 def test_a_pin_stays_when_the_certificate_is_renewed_with_its_key():
     authority = Authority.create("test-ca", now=NOW)
     renewed = authority.successor(now=NOW)
     (cross,) = renewed.chain
-    assert pins.pin(cross) == pins.pin(renewed.certificate) != pins.pin(authority.certificate)
+    assert (
+        pins.ca_pin(cross) == pins.ca_pin(renewed.certificate) != pins.ca_pin(authority.certificate)
+    )
 
 
 @pytest.mark.parametrize(
     "text", [f"sha256:{HEX}", f" sha256:{HEX}\n", f"SHA256:{HEX.upper()}"], ids=repr
 )
 def test_a_pasted_pin_is_understood(text):
-    assert pins.parse(text) == f"sha256:{HEX}"
+    assert pins.parse_ca_pin(text) == f"sha256:{HEX}"
 
 
 @pytest.mark.parametrize(
@@ -56,13 +58,13 @@ def test_a_pasted_pin_is_understood(text):
 )
 def test_what_is_no_pin_is_refused_with_where_to_get_one(text):
     with pytest.raises(InvalidInput, match="64 hex digits; copy it from"):
-        pins.parse(text)
+        pins.parse_ca_pin(text)
 
 
 def test_of_many_certificates_only_those_with_the_pinned_key_are_to_be_trusted():
     ours, theirs = (Authority.create("test-ca", now=NOW).certificate for _ in range(2))
-    wanted = pins.parse(pins.pin(ours))
-    assert pins.matches(ours, wanted)
-    assert not pins.matches(theirs, wanted)
-    assert pins.pinned([theirs, ours], wanted) == (ours,)
-    assert pins.pinned([theirs], wanted) == ()
+    wanted = pins.parse_ca_pin(pins.ca_pin(ours))
+    assert pins.matches_pin(ours, wanted)
+    assert not pins.matches_pin(theirs, wanted)
+    assert pins.pinned_certificates([theirs, ours], wanted) == (ours,)
+    assert pins.pinned_certificates([theirs], wanted) == ()

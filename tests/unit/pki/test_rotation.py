@@ -18,7 +18,7 @@ from kubelend.pki.passphrases import Passphrase
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 DAY = timedelta(days=1)
-SERVER, CLIENT = profiles.server(), profiles.client("agent-cluster-1")
+SERVER, CLIENT = profiles.server_profile(), profiles.client_profile("agent-cluster-1")
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def bundle(path, *certificates):
 
 def test_the_new_authority_signs_and_the_old_is_trusted_beside_it(directory):
     old = Authority.load(directory)
-    new = rotation.rotate(directory, now=NOW)
+    new = rotation.rotate_authority(directory, now=NOW)
     loaded = Authority.load(directory)
     assert loaded.certificate == new.certificate
     assert loaded.trusted == (new.certificate, old.certificate)
@@ -55,14 +55,14 @@ def test_the_new_authority_signs_and_the_old_is_trusted_beside_it(directory):
 
 def test_the_old_key_is_gone_and_no_other_file_is_left(directory):
     before = (directory / "ca.key").read_bytes()
-    rotation.rotate(directory, now=NOW)
+    rotation.rotate_authority(directory, now=NOW)
     assert set(contents(directory)) == {"ca.crt", "ca.key", "cross.crt"}
     assert before not in contents(directory).values()
     assert (directory / "ca.key").stat().st_mode & 0o777 == 0o600
 
 
 def test_what_is_issued_carries_the_cross_certificate_and_both_authorities(directory, tmp_path):
-    new = rotation.rotate(directory, now=NOW)
+    new = rotation.rotate_authority(directory, now=NOW)
     made = Authority.load(directory).issue(CLIENT, now=NOW)
     files.save_credentials(tmp_path / "a", made)
     assert made.chain == new.chain == files.load_certificates(directory / "cross.crt")
@@ -77,7 +77,7 @@ def test_openssl_follows_from_either_authority(tmp_path, before, after):
     ca = tmp_path / "ca"
     old = Authority.create("kubelend", now=NOW - DAY, algorithm=before)
     old.save(ca)
-    new = rotation.rotate(ca, now=NOW, algorithm=after)
+    new = rotation.rotate_authority(ca, now=NOW, algorithm=after)
     only_old = bundle(tmp_path / "old", old.certificate)
     only_new = bundle(tmp_path / "new", new.certificate)
     for profile, purpose, other in [
@@ -97,7 +97,7 @@ def test_without_the_cross_certificate_the_old_authority_does_not_lead_to_a_new_
 ):
     """So what verifies above, verifies by it."""
     old = Authority.load(directory)
-    rotation.rotate(directory, now=NOW)
+    rotation.rotate_authority(directory, now=NOW)
     leaf = Authority.load(directory).issue(CLIENT, now=NOW).certificate
     path = bundle(tmp_path / "leaf", leaf)
     assert not openssl.accepts(path, bundle(tmp_path / "old", old.certificate))
@@ -105,18 +105,18 @@ def test_without_the_cross_certificate_the_old_authority_does_not_lead_to_a_new_
 
 @openssl.needed
 def test_the_cross_certificate_is_an_authoritys_and_names_both_keys(directory):
-    new = rotation.rotate(directory, now=NOW)
+    new = rotation.rotate_authority(directory, now=NOW)
     text = openssl.described(directory / "cross.crt")
     assert "Subject: CN=kubelend-2 " in text
     assert "Issuer: CN=kubelend " in text
     assert "X509v3 Basic Constraints: critical CA:TRUE" in text
     assert "X509v3 Key Usage: critical Certificate Sign, CRL Sign " in text
-    assert chains.same_key(new.chain[0], new.certificate)
+    assert chains.have_same_key(new.chain[0], new.certificate)
 
 
 def test_the_cross_certificate_ends_with_the_old_authority_and_the_new_lives_on(tmp_path):
     Authority.create("kubelend", 10 * DAY, now=NOW).save(tmp_path)
-    new = rotation.rotate(tmp_path, now=NOW + DAY)
+    new = rotation.rotate_authority(tmp_path, now=NOW + DAY)
     assert new.certificate.not_valid_after_utc == NOW + DAY + AUTHORITY_LIFETIME
     assert new.chain[0].not_valid_after_utc == NOW + 10 * DAY
 
@@ -124,7 +124,7 @@ def test_the_cross_certificate_ends_with_the_old_authority_and_the_new_lives_on(
 @pytest.mark.parametrize("kind", Algorithm)
 def test_the_new_key_is_of_the_old_kind_unless_told(tmp_path, kind):
     Authority.create("kubelend", now=NOW, algorithm=kind).save(tmp_path)
-    assert keys.algorithm_like(rotation.rotate(tmp_path, now=NOW).key) is kind
+    assert keys.algorithm_of_successor(rotation.rotate_authority(tmp_path, now=NOW).key) is kind
 
 
 @pytest.mark.parametrize(
@@ -146,28 +146,31 @@ def test_the_new_name_counts_on(old, new):
 
 def test_a_name_can_be_chosen_even_the_same(directory):
     old = Authority.load(directory)
-    new = rotation.rotate(directory, now=NOW, name="kubelend")
+    new = rotation.rotate_authority(directory, now=NOW, name="kubelend")
     assert Authority.load(directory).certificate == new.certificate
-    finished, dropped = rotation.finish(directory)
+    finished, dropped = rotation.finish_rotation(directory)
     assert (finished.trusted, dropped) == ((new.certificate,), (old.certificate,))
 
 
 def test_a_second_rotation_is_refused_until_the_first_is_finished(directory):
-    rotation.rotate(directory, now=NOW)
+    rotation.rotate_authority(directory, now=NOW)
     before = contents(directory)
     with pytest.raises(InvalidSettings, match=r"in progress.*`kubelend ca rotate --finish --yes`"):
-        rotation.rotate(directory, now=NOW)
+        rotation.rotate_authority(directory, now=NOW)
     assert contents(directory) == before
-    rotation.finish(directory)
-    assert names(rotation.rotate(directory, now=NOW).trusted) == ["kubelend-3", "kubelend-2"]
+    rotation.finish_rotation(directory)
+    assert names(rotation.rotate_authority(directory, now=NOW).trusted) == [
+        "kubelend-3",
+        "kubelend-2",
+    ]
 
 
 def test_to_finish_drops_the_old_authority_and_the_cross_certificate_and_nothing_else(directory):
     friend = Authority.create("friend", now=NOW).certificate
     old = Authority.load(directory)
     bundle(directory / "ca.crt", old.certificate, friend)
-    new = rotation.rotate(directory, now=NOW)
-    finished, dropped = rotation.finish(directory)
+    new = rotation.rotate_authority(directory, now=NOW)
+    finished, dropped = rotation.finish_rotation(directory)
     assert dropped == (old.certificate,)
     assert finished.trusted == (new.certificate, friend)
     assert set(contents(directory)) == {"ca.crt", "ca.key", "dropped.crt"}
@@ -180,8 +183,8 @@ def test_to_finish_drops_the_old_authority_and_the_cross_certificate_and_nothing
 
 def test_all_that_were_ever_dropped_are_kept_for_who_was_away(directory):
     for _ in range(2):
-        rotation.rotate(directory, now=NOW)
-        rotation.finish(directory)
+        rotation.rotate_authority(directory, now=NOW)
+        rotation.finish_rotation(directory)
     assert names(files.load_dropped(directory)) == ["kubelend", "kubelend-2"]
     assert (directory / "dropped.crt").stat().st_mode & 0o777 == 0o644
 
@@ -189,7 +192,7 @@ def test_all_that_were_ever_dropped_are_kept_for_who_was_away(directory):
 def test_there_is_nothing_to_finish_when_nothing_was_begun(directory):
     before = contents(directory)
     with pytest.raises(InvalidSettings, match="no rotation in progress"):
-        rotation.finish(directory)
+        rotation.finish_rotation(directory)
     assert contents(directory) == before
 
 
@@ -197,17 +200,19 @@ def test_the_passphrase_goes_over_to_the_new_key(tmp_path):
     secret = Passphrase("old")
     Authority.create("kubelend", now=NOW, passphrase=secret).save(tmp_path)
     with pytest.raises(InvalidSettings, match="there is no passphrase"):
-        rotation.rotate(tmp_path, now=NOW)
-    rotation.rotate(tmp_path, now=NOW, passphrase=secret)
+        rotation.rotate_authority(tmp_path, now=NOW)
+    rotation.rotate_authority(tmp_path, now=NOW, passphrase=secret)
     assert keys.is_encrypted((tmp_path / "ca.key").read_bytes())
-    rotation.finish(tmp_path, secret)
+    rotation.finish_rotation(tmp_path, secret)
     assert names(Authority.load(tmp_path, secret).trusted) == ["kubelend-2"]
 
 
 @pytest.mark.parametrize("before", [None, Passphrase("old")], ids=["plain", "encrypted"])
 def test_a_rotation_can_bring_another_passphrase(tmp_path, before):
     Authority.create("kubelend", now=NOW, passphrase=before).save(tmp_path)
-    rotation.rotate(tmp_path, now=NOW, passphrase=before, new_passphrase=Passphrase("new"))
+    rotation.rotate_authority(
+        tmp_path, now=NOW, passphrase=before, new_passphrase=Passphrase("new")
+    )
     assert Authority.load(tmp_path, Passphrase("new")).is_rotating
     with pytest.raises(InvalidSettings):
         Authority.load(tmp_path, before)
@@ -217,7 +222,7 @@ def test_an_authority_that_has_ended_has_no_successor(tmp_path):
     Authority.create("kubelend", DAY, now=NOW - 2 * DAY).save(tmp_path)
     before = contents(tmp_path)
     with pytest.raises(InvalidSettings, match=r"expired at .*`kubelend ca init`"):
-        rotation.rotate(tmp_path, now=NOW)
+        rotation.rotate_authority(tmp_path, now=NOW)
     assert contents(tmp_path) == before
 
 
@@ -226,14 +231,14 @@ def test_an_intermediate_is_rotated_by_the_authority_above_it(tmp_path):
     below = root.successor(now=NOW, name="below")
     files.save_authority(tmp_path, [*below.chain, root.certificate], below.key)
     with pytest.raises(InvalidSettings, match="is an intermediate"):
-        rotation.rotate(tmp_path, now=NOW)
+        rotation.rotate_authority(tmp_path, now=NOW)
 
 
 def test_cert_managers_files_are_left_to_cert_manager(tmp_path, directory):
     for ours, theirs in [("ca.crt", "tls.crt"), ("ca.key", "tls.key")]:
         (directory / ours).rename(directory / theirs)
     with pytest.raises(InvalidSettings, match="is managed by cert-manager"):
-        rotation.rotate(directory, now=NOW)
+        rotation.rotate_authority(directory, now=NOW)
 
 
 def test_an_authority_that_may_sign_no_other_is_not_rotated(tmp_path):
@@ -243,21 +248,21 @@ def test_an_authority_that_may_sign_no_other_is_not_rotated(tmp_path):
     builder = builder.add_extension(x509.BasicConstraints(True, 0), critical=True)
     files.save_authority(tmp_path, [builder.sign(key, keys.digest_for(key))], key)
     with pytest.raises(InvalidSettings, match="path length 0"):
-        rotation.rotate(tmp_path, now=NOW)
+        rotation.rotate_authority(tmp_path, now=NOW)
 
 
 def test_two_rotations_at_once_do_not_mix(directory):
-    with keyfiles.locked(directory):
+    with keyfiles.lock_directory(directory):
         with pytest.raises(InvalidSettings, match="is locked by another process"):
-            rotation.rotate(directory, now=NOW)
+            rotation.rotate_authority(directory, now=NOW)
         with pytest.raises(InvalidSettings, match="is locked by another process"):
-            rotation.finish(directory)
-    assert rotation.rotate(directory, now=NOW).is_rotating
+            rotation.finish_rotation(directory)
+    assert rotation.rotate_authority(directory, now=NOW).is_rotating
 
 
 def test_a_directory_that_is_not_there_is_named(tmp_path):
     with pytest.raises(InvalidSettings, match="nowhere cannot be opened: No such file"):
-        rotation.rotate(tmp_path / "nowhere", now=NOW)
+        rotation.rotate_authority(tmp_path / "nowhere", now=NOW)
 
 
 # Rotates between two files that the very same load reads.

@@ -47,7 +47,7 @@ async def find(objects):
 def edit(file, old, new):
     text = file.read_text()
     assert old in text
-    file.write_text(text.replace(old, new))
+    file.write_text(text.update(old, new))
 
 
 async def heard(watch):
@@ -88,10 +88,10 @@ async def test_objects_outlive_their_keeper(objects, open_objects):
 
 async def test_what_is_equal_leaves_the_file_alone(objects, file):
     await objects.apply(wish())
-    before = disks.signature(file)
+    before = disks.file_state(file)
     await objects.apply(wish())
     await objects.set_status(wish())
-    assert disks.signature(file) == before
+    assert disks.file_state(file) == before
 
 
 async def test_nothing_but_the_file_is_left_by_writing(objects, file):
@@ -175,7 +175,7 @@ async def test_copy_under_another_name_is_another_object(
     made = await objects.apply(wish())
     stated = await objects.set_status(replace(made, status=ResourceRequestStatus(phase="Reserved")))
     copy = file.with_name("default.another.yaml")
-    copy.write_text(file.read_text().replace("name: wish", "name: another"))
+    copy.write_text(file.read_text().update("name: wish", "name: another"))
     if not is_seen_before:
         objects = open_objects(settle=timedelta())
     another, original = await objects.list(ResourceRequest)
@@ -291,9 +291,9 @@ async def test_what_has_begun_is_finished_at_the_end_which_may_come_twice(object
 
 
 async def test_end_does_not_wait_for_a_disk_that_hangs(open_objects, tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "CLOSES_WITHIN", 0.02)
+    monkeypatch.setattr(files, "CLOSE_TIMEOUT", 0.02)
     objects = open_objects(settle=timedelta())
-    with disks.locked(tmp_path):
+    with disks.lock_directory_waiting(tmp_path):
         change = asyncio.ensure_future(objects.apply(wish()))
         await asyncio.sleep(0)
         async with asyncio.timeout(PATIENCE):

@@ -6,7 +6,7 @@ from contextlib import aclosing
 import pytest
 
 from kubelend.core.errors import Unavailable
-from kubelend.sources.merging import merged
+from kubelend.sources.merging import merge_streams
 
 
 class Stream:
@@ -35,7 +35,7 @@ def streams():
 
 async def test_what_comes_first_is_told_first(streams):
     one, two = streams
-    async with aclosing(merged(one(), two())) as events:
+    async with aclosing(merge_streams(one(), two())) as events:
         for stream, event in [(two, "a"), (two, "b"), (one, "c"), (two, "d")]:
             stream.events.put_nowait(event)
             assert await anext(events) == event
@@ -48,7 +48,7 @@ async def test_nothing_is_lost_when_all_come_at_once(streams):
     for number in range(10):
         one.events.put_nowait(("one", number))
         two.events.put_nowait(("two", number))
-    async with aclosing(merged(one(), two())) as events:
+    async with aclosing(merge_streams(one(), two())) as events:
         told = [await anext(events) for _ in range(20)]
     for name in ("one", "two"):
         assert [event for event in told if event[0] == name] == [(name, n) for n in range(10)]
@@ -58,7 +58,7 @@ async def test_slow_listener_slows_the_streams_down(streams):
     one, two = streams
     for number in range(10):
         one.events.put_nowait(number)
-    async with aclosing(merged(one(), two())) as events:
+    async with aclosing(merge_streams(one(), two())) as events:
         assert await anext(events) == 0
         await asyncio.sleep(0)
         assert one.events.qsize() >= 8
@@ -68,7 +68,7 @@ async def test_failure_of_one_ends_all(streams):
     one, two = streams
     one.events.put_nowait(Unavailable("away"))
     with pytest.raises(Unavailable):
-        async with aclosing(merged(one(), two())) as events:
+        async with aclosing(merge_streams(one(), two())) as events:
             await anext(events)
     assert two.is_closed
 
@@ -76,7 +76,7 @@ async def test_failure_of_one_ends_all(streams):
 async def test_end_of_one_ends_all(streams):
     one, two = streams
     one.events.put_nowait(Stream.END)
-    assert [event async for event in merged(one(), two())] == []
+    assert [event async for event in merge_streams(one(), two())] == []
     assert two.is_closed
 
 
@@ -84,7 +84,7 @@ async def test_cancelled_listener_leaves_nothing_open(streams):
     one, two = streams
 
     async def listen():
-        async with aclosing(merged(one(), two())) as events:
+        async with aclosing(merge_streams(one(), two())) as events:
             await anext(events)
 
     task = asyncio.create_task(listen())

@@ -7,7 +7,7 @@ from kubelend.core.nodes import Node, NodeSpec, NodeStatus
 from kubelend.core.pods import Pod
 from kubelend.core.requests import PodSpec, PodStatus
 from kubelend.core.resources import Resources
-from kubelend.sources.sights import SeenNode, SeenPod
+from kubelend.sources.sights import NodeProjection, PodProjection
 
 
 def pod(cpu):
@@ -26,14 +26,14 @@ def decoded(found, kind):
 
 
 def test_pod_is_reduced_to_what_is_kept():
-    found = decoded(pod("2"), SeenPod)
+    found = decoded(pod("2"), PodProjection)
     assert found.kept == Pod("u-1", "n", Resources(cpu=2000))
     assert found.key == "u-1"
     assert (found.spec, found.status, found.metadata.labels) == (PodSpec(), PodStatus(), {})
 
 
 def test_node_is_reduced_to_what_is_kept():
-    found = decoded(node("4"), SeenNode)
+    found = decoded(node("4"), NodeProjection)
     assert found.kept == Node("n", capacity=Resources(cpu=4000))
     assert found.key == "n"
     assert (found.spec, found.status, found.metadata.labels) == (NodeSpec(), NodeStatus(), {})
@@ -42,8 +42,8 @@ def test_node_is_reduced_to_what_is_kept():
 @pytest.mark.parametrize(
     "found, kind, problem",
     [
-        (pod("odd"), SeenPod, "pod team/p: cpu: 'odd' is not a quantity"),
-        (node("odd"), SeenNode, "node n: status.capacity"),
+        (pod("odd"), PodProjection, "pod team/p: cpu: 'odd' is not a quantity"),
+        (node("odd"), NodeProjection, "node n: status.capacity"),
     ],
     ids=["pod", "node"],
 )

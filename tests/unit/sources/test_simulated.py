@@ -23,7 +23,7 @@ work: [{rate: 50/s, requests: {cpu: 1m..9m}, lifetime: 1s..5s}]
 
 
 def source(text, clock=now):
-    return SimulatedSource(descriptions.parse(text, "x.yaml"), clock)
+    return SimulatedSource(descriptions.parse_simulation_spec(text, "x.yaml"), clock)
 
 
 @in_virtual_time
@@ -89,7 +89,7 @@ async def test_listener_far_behind_gets_a_snapshot_instead():
     async with aclosing(found.changes()) as slow, aclosing(found.changes()) as quick:
         await anext(slow)
         await anext(quick)
-        for _ in range(2 * simulated.BACKLOG):
+        for _ in range(2 * simulated.MAX_BACKLOG):
             await anext(quick)
         seen = await anext(slow)
         assert isinstance(seen, Snapshot)

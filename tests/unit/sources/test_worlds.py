@@ -6,12 +6,12 @@ from msgspec.structs import replace
 
 import make
 from described_worlds import SECOND, events, world
-from kubelend.agent.ports import NodeGone, PodGone, Snapshot
+from kubelend.agent.ports import NodeDeleted, PodDeleted, Snapshot
 from kubelend.core.nodes import Node
 from kubelend.core.pods import Pod
 from kubelend.core.resources import NOTHING, Resources
 from kubelend.sources import descriptions
-from kubelend.sources.worlds import World
+from kubelend.sources.worlds import SimulatedCluster
 
 BUSY = """
 seed: 7
@@ -60,7 +60,7 @@ def _plain(change):
             return change.id, change.node, sorted(change.requests.items())
         case Node():
             return change.name, change.is_ready
-        case PodGone():
+        case PodDeleted():
             return (change.id,)
     raise AssertionError(change)
 
@@ -112,7 +112,7 @@ def take(change, nodes, pods):
             assert not change.node or nodes[change.node].is_ready
             assert change.id not in pods or not pods[change.id].node
             pods[change.id] = change
-        case PodGone():
+        case PodDeleted():
             del pods[change.id]
         case _:
             raise AssertionError(change)
@@ -165,7 +165,7 @@ def test_pod_waits_for_room_and_gets_it():
     first, second = "work-1-1", "work-1-2"
     seen = some_events(found, 40)
     waiting = next(i for i, (_, change) in enumerate(seen) if change == Pod(second, "", R1))
-    gone = seen.index((seen[0][0] + 10, PodGone(first)))
+    gone = seen.index((seen[0][0] + 10, PodDeleted(first)))
     assert waiting < gone
     assert seen[gone + 1] == (seen[gone][0], Pod(second, "node-1", R1))
 
@@ -217,7 +217,9 @@ def test_overload_does_not_pile_up():
 
 
 def test_steady_world_stays_as_large_and_as_busy():
-    found = World(descriptions.steady(nodes=20, pods=600, events_per_second=50))
+    found = SimulatedCluster(
+        descriptions.steady_simulation_spec(nodes=20, pods=600, events_per_second=50)
+    )
     assert len(found.snapshot().pods) == 600
     assert len(found.snapshot().nodes) == 20
     seen = list(itertools.takewhile(lambda event: event[0] < 200, events(found)))
@@ -236,9 +238,9 @@ failures:
 """)
     node = found.snapshot().nodes[0]
     assert list(events(found)) == [
-        (1.0, PodGone("pod-1-1")),
-        (1.0, PodGone("pod-1-2")),
-        (1.0, NodeGone("node-1")),
+        (1.0, PodDeleted("pod-1-1")),
+        (1.0, PodDeleted("pod-1-2")),
+        (1.0, NodeDeleted("node-1")),
         (10.0, replace(node, name="node-1.1")),
         (10.0, Pod("pod-1-5", "node-1.1", make.resources("cpu=1"))),
     ]
@@ -252,7 +254,7 @@ work: [{rate: 1/h, requests: {cpu: 1}, lifetime: 5s, start: 1}]
 failures: [{node: node-1, at: 1us, gone: true}, {node: node-1, at: 1s, repair: 2s}]
 """)
     seen = [change for _, change in itertools.islice(events(found), 3)]
-    assert seen[:2] == [PodGone("work-1-1"), NodeGone("node-1")]
+    assert seen[:2] == [PodDeleted("work-1-1"), NodeDeleted("node-1")]
     assert isinstance(seen[2], Pod)
 
 

@@ -16,7 +16,7 @@ from kubelend.agent.ports import Deleted, Listed
 from kubelend.core.errors import Conflict, InvalidInput, InvalidSettings, Unavailable
 from kubelend.sources import disks, files
 from kubelend.sources.files import FileObjects
-from kubelend.sources.folders import Folder
+from kubelend.sources.folders import ObjectDirectory
 from kubelend.wire.objects import (
     Metadata,
     ResourceRequest,
@@ -48,7 +48,7 @@ async def find(objects):
 def edit(file, old, new):
     text = file.read_text()
     assert old in text
-    file.write_text(text.replace(old, new))
+    file.write_text(text.update(old, new))
 
 
 async def heard(watch):
@@ -126,7 +126,7 @@ async def test_of_many_problems_some_are_named_and_the_others_counted(objects, f
     for number in range(10):
         file.with_name(f"default.{number}.yaml").write_text("wrong: [")
     await objects.list(ResourceRequest)
-    assert objects.problem.count("resourcerequests/default.") == files.MOST_TOLD
+    assert objects.problem.count("resourcerequests/default.") == files.MAX_ERRORS_LISTED
     assert objects.problem.endswith("; and 7 more")
 
 
@@ -143,7 +143,7 @@ async def test_problem_is_told_without_a_look_at_the_disk(objects, file):
 
 def test_problems_that_were_asked_for_are_not_changed_by_the_next_look(tmp_path, file):
     """Another thread may be reading them."""
-    folder = Folder(tmp_path, make.T0, timedelta())
+    folder = ObjectDirectory(tmp_path, make.T0, timedelta())
     seen = [folder.problems]
     for text in ("wrong: [", "", BY_HAND):
         file.write_text(text)
@@ -230,7 +230,7 @@ async def test_change_waits_for_an_edited_file_to_rest(open_objects, file):
 
 
 async def test_file_that_never_rests_keeps_no_other_waiting(open_objects, file, monkeypatch):
-    monkeypatch.setattr(files, "PATIENCE", 3600.0)
+    monkeypatch.setattr(files, "BUSY_TIMEOUT", 3600.0)
     objects = open_objects(settle=timedelta(hours=1))
     await objects.list(ResourceRequest)
     made = await objects.apply(wish())
@@ -246,7 +246,7 @@ async def test_file_that_never_rests_keeps_no_other_waiting(open_objects, file, 
     for number in range(20):
         await objects.apply(replace(wish(), metadata=Metadata(f"other-{number}")))
     assert not any(one.done() for one in stuck)
-    with disks.locked(file.parent.parent):
+    with disks.lock_directory_waiting(file.parent.parent):
         pass
     for one in stuck:
         one.cancel()
@@ -256,7 +256,7 @@ async def test_file_that_never_rests_keeps_no_other_waiting(open_objects, file, 
 async def test_change_of_a_file_that_never_rests_is_to_be_tried_again(
     open_objects, file, monkeypatch
 ):
-    monkeypatch.setattr(files, "PATIENCE", 0.02)
+    monkeypatch.setattr(files, "BUSY_TIMEOUT", 0.02)
     objects = open_objects(settle=timedelta(hours=1))
     await objects.list(ResourceRequest)
     await objects.apply(wish())
@@ -270,7 +270,7 @@ async def test_change_of_a_file_that_never_rests_is_to_be_tried_again(
 async def test_first_look_at_a_file_that_never_rests_keeps_no_other_waiting(
     open_objects, file, monkeypatch
 ):
-    monkeypatch.setattr(files, "FIRST_PATIENCE", 3600.0)
+    monkeypatch.setattr(files, "FIRST_SCAN_TIMEOUT", 3600.0)
     file.write_text(BY_HAND)
     objects = open_objects(settle=timedelta(hours=1))
     first = asyncio.ensure_future(objects.list(ResourceRequest))
@@ -360,8 +360,8 @@ async def test_object_that_another_store_made_anew_is_told_as_gone_and_new(open_
         again = await one.apply(wish())
         gone = await heard(watch)
         assert isinstance(gone, Deleted)
-        assert isinstance(gone.found, ResourceRequest)
-        assert gone.found.metadata.uid == made.metadata.uid
+        assert isinstance(gone.last_state, ResourceRequest)
+        assert gone.last_state.metadata.uid == made.metadata.uid
         assert await heard(watch) == again
 
 

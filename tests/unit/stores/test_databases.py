@@ -123,7 +123,7 @@ def test_nothing_is_written_before_the_commit_however_much_it_is(path):
         set_value(database, 1)
         database.connection.execute("PRAGMA wal_checkpoint(RESTART)")
         before = log.read_bytes()
-        assert database.try_to_begin()
+        assert database.try_begin()
         for number in range(1_000):
             row = (f"c{number}", 0, "x" * 10_000)
             database.connection.execute("INSERT INTO clusters VALUES (?, ?, ?)", row)

@@ -9,7 +9,7 @@ import pytest
 
 from kubelend.core.errors import InvalidSettings, StoreFailed
 from kubelend.stores import failures
-from kubelend.stores.records import Damaged
+from kubelend.stores.records import CorruptRecord
 
 
 def sqlite_error(code, message="as SQLite says it"):
@@ -42,7 +42,7 @@ def system_error(code):
         ),
         (sqlite_error(sqlite3.SQLITE_ERROR), "as SQLite says it"),
         (sqlite3.ProgrammingError("as Python says it"), "as Python says it"),
-        (Damaged("page 7"), "it is damaged: page 7; restore a backup"),
+        (CorruptRecord("page 7"), "it is damaged: page 7; restore a backup"),
         (UnicodeDecodeError("utf-8", b"\xcf", 0, 1, "no"), "it is damaged; restore a backup"),
         (system_error(errno.ENOSPC), "the disk is full; free some space there"),
         (system_error(errno.EDQUOT), "the disk is full; free some space there"),
@@ -54,7 +54,10 @@ def system_error(code):
     ids=lambda value: None if isinstance(value, str) else repr(value),
 )
 def test_failure_becomes_a_sentence_with_the_path_and_what_to_do(error, said):
-    with pytest.raises(StoreFailed) as failed, failures.translated(Path("/var/store.db")):
+    with (
+        pytest.raises(StoreFailed) as failed,
+        failures.translate_sqlite_errors(Path("/var/store.db")),
+    ):
         raise error
     assert str(failed.value).startswith(f"the store /var/store.db cannot be used: {said}")
     assert failed.value.__cause__ is error
@@ -62,6 +65,9 @@ def test_failure_becomes_a_sentence_with_the_path_and_what_to_do(error, said):
 
 @pytest.mark.parametrize("error", [InvalidSettings("ours"), KeyError("a mistake")], ids=repr)
 def test_other_errors_pass_through(error):
-    with pytest.raises(type(error)) as passed, failures.translated(Path("/var/store.db")):
+    with (
+        pytest.raises(type(error)) as passed,
+        failures.translate_sqlite_errors(Path("/var/store.db")),
+    ):
         raise error
     assert passed.value is error

@@ -9,16 +9,16 @@ import scripted_api
 from kubelend.core.errors import StoreFailed
 from kubelend.kube.client import Client
 from kubelend.stores import kube_head
-from kubelend.stores.kube_head import State
-from kubelend.stores.kube_inspecting import Inspector
+from kubelend.stores.kube_head import HeadState
+from kubelend.stores.kube_inspecting import RecordVerifier
 
 
 async def test_object_cannot_be_judged_by_a_damaged_head(certificates):
-    whole = kube_head.head(State(epoch=1, key="k"), "hub", "7")
+    whole = kube_head.head_object(HeadState(epoch=1, key="k"), "hub", "7")
     head = replace(whole, record=replace(whole.record, checksum="spoilt"))
     async with scripted_api.running(certificates.server()) as server:
         server.answers.append(scripted_api.found(msgspec.to_builtins(head)))
         async with Client.open(server.access()) as client:
             found = samples.written(samples.record())
             with pytest.raises(StoreFailed, match=r"namespace hub of https.* is damaged"):
-                await Inspector(client, "hub").judged(found)
+                await RecordVerifier(client, "hub").verified(found)

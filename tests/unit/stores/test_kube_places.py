@@ -3,26 +3,26 @@
 import pytest
 
 from kubelend.core.errors import InvalidSettings
-from kubelend.kube.access import Access
+from kubelend.kube.access import KubeConfig
 from kubelend.stores import kube_places, opening
-from kubelend.stores.kube_places import Place
+from kubelend.stores.kube_places import KubernetesStoreUrl
 
-ACCESS = Access(server="https://127.0.0.1:1", namespace="of-the-context")
+ACCESS = KubeConfig(server="https://127.0.0.1:1", namespace="of-the-context")
 
 
 @pytest.mark.parametrize(
     "rest, place",
     [
-        ("", Place()),
-        ("///etc/kube/config", Place("/etc/kube/config")),
-        ("local/config", Place("local/config")),
-        ("?namespace=brokers", Place(namespace="brokers")),
-        ("///k?context=hub&namespace=n", Place("/k", "hub", "n")),
-        ("?context=arn:aws:eks/x", Place(context="arn:aws:eks/x")),
+        ("", KubernetesStoreUrl()),
+        ("///etc/kube/config", KubernetesStoreUrl("/etc/kube/config")),
+        ("local/config", KubernetesStoreUrl("local/config")),
+        ("?namespace=brokers", KubernetesStoreUrl(namespace="brokers")),
+        ("///k?context=hub&namespace=n", KubernetesStoreUrl("/k", "hub", "n")),
+        ("?context=arn:aws:eks/x", KubernetesStoreUrl(context="arn:aws:eks/x")),
     ],
 )
 def test_every_part_may_be_left_out(rest, place):
-    assert kube_places.parse(rest) == place
+    assert kube_places.parse_kubernetes_url(rest) == place
 
 
 @pytest.mark.parametrize(
@@ -36,16 +36,16 @@ def test_every_part_may_be_left_out(rest, place):
 )
 def test_what_names_no_place_is_refused(rest, why):
     with pytest.raises(InvalidSettings, match=why):
-        kube_places.parse(rest)
+        kube_places.parse_kubernetes_url(rest)
 
 
 @pytest.mark.parametrize(
     "place, usual, pod, namespace",
     [
-        (Place(namespace="said"), "usual", "pod", "said"),
-        (Place(), "usual", "pod", "usual"),
-        (Place(), "", "pod", "pod"),
-        (Place(), "", "", "of-the-context"),
+        (KubernetesStoreUrl(namespace="said"), "usual", "pod", "said"),
+        (KubernetesStoreUrl(), "usual", "pod", "usual"),
+        (KubernetesStoreUrl(), "", "pod", "pod"),
+        (KubernetesStoreUrl(), "", "", "of-the-context"),
     ],
 )
 def test_namespace_is_the_one_that_was_said_most_clearly(monkeypatch, place, usual, pod, namespace):
@@ -54,11 +54,11 @@ def test_namespace_is_the_one_that_was_said_most_clearly(monkeypatch, place, usu
 
 
 def test_kubeconfig_that_is_not_there_is_refused_before_anything_is_opened(tmp_path):
-    for use in (opening.check, opening.open_store, opening.open_readonly):
+    for use in (opening.check_store_url, opening.open_store, opening.open_readonly):
         with pytest.raises(InvalidSettings, match="missing"):
             use(f"kubernetes://{tmp_path}/none")
 
 
 def test_store_in_kubernetes_has_no_file_that_others_could_read():
-    assert opening.exposures("kubernetes:") == []
-    assert opening.beside("kubernetes:", "grants.key") is None
+    assert opening.store_mode_problems("kubernetes:") == []
+    assert opening.path_beside("kubernetes:", "grants.key") is None

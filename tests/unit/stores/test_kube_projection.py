@@ -10,8 +10,8 @@ import make
 from kubelend.core.lifecycle import Phase
 from kubelend.core.models import ClusterId
 from kubelend.stores import kube_objects, kube_projection, records
-from kubelend.stores.kube_objects import Holder, Stored
-from kubelend.stores.records import Damaged
+from kubelend.stores.kube_objects import StoredObject, StoredStatus
+from kubelend.stores.records import CorruptRecord
 from kubelend.wire.objects import Metadata
 
 CLUSTER = make.cluster(
@@ -43,13 +43,13 @@ RESERVATION = make.reservation(
     ],
 )
 def test_dns_names_stay_what_they_are(kind, id, name):
-    assert kube_objects.name_of(kind, id) == name
+    assert kube_objects.record_object_name(kind, id) == name
 
 
 def test_other_names_are_hashed_and_never_meet():
     ids = ["", "A", "a_b", "a/b", "-a", "a-", "a..b", "é", "a" * 241, "\ud800", "a\n"]
-    ids.append(kube_objects.name_of("reservation", "A"))
-    names = {kube_objects.name_of("reservation", found) for found in ids}
+    ids.append(kube_objects.record_object_name("reservation", "A"))
+    names = {kube_objects.record_object_name("reservation", found) for found in ids}
     assert len(names) == len(ids)
     assert all(name.startswith("hashed-") and len(name) < 60 for name in names)
 
@@ -78,11 +78,11 @@ def test_status_takes_away_what_is_no_longer_so_and_leaves_conditions_alone():
 
 def test_plain_form_has_what_the_definitions_require_and_no_more():
     spec: Any
-    spec, status, _ = kube_projection.plain(kube_projection.shown(CLUSTER))
+    spec, status, _ = kube_projection.minimal(kube_projection.project(CLUSTER))
     assert spec.keys() == {"clusterID", "resources"}
     assert spec["resources"].keys() == {"capacity", "allocated", "available"}
     assert status == {"phase": "Active"}
-    asked = kube_projection.plain(kube_projection.shown(RESERVATION)).spec
+    asked = kube_projection.minimal(kube_projection.project(RESERVATION)).spec
     assert asked.keys() == {"requestedResources", "requesterID", "targetClusterID"}
 
 
@@ -90,17 +90,17 @@ KEY = "ab" * 32
 
 
 def stored(found, name="rsv-1", text=None, **edited):
-    _, _, encoded = records.encode(found)
+    _, _, encoded = records.encode_record(found)
     words = encoded if text is None else text
-    kept = kube_projection.kept(KEY, "reservation", found.id, words, 3)
-    return Stored(Metadata(name), {}, Holder(replace(kept, **edited)))
+    kept = kube_projection.stored_record(KEY, "reservation", found.id, words, 3)
+    return StoredObject(Metadata(name), {}, StoredStatus(replace(kept, **edited)))
 
 
-LESS = records.encode(RESERVATION)[2].decode().replace('"cpu":500', '"cpu":100')
+LESS = records.encode_record(RESERVATION)[2].decode().replace('"cpu":500', '"cpu":100')
 
 
 def test_record_is_read_from_what_an_object_keeps():
-    assert kube_projection.record_of("reservation", stored(RESERVATION), KEY) == RESERVATION
+    assert kube_projection.verified_record("reservation", stored(RESERVATION), KEY) == RESERVATION
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_record_is_read_from_what_an_object_keeps():
         (stored(RESERVATION, "rsv-2"), "record of another object"),
         (stored(RESERVATION, text=b"{}"), "cannot be decoded"),
         (stored(make.reservation("rsv-2")), "another"),
-        (Stored(Metadata("rsv-1")), "no record"),
+        (StoredObject(Metadata("rsv-1")), "no record"),
         (stored(RESERVATION, revision=4), "not written by the broker"),
         (stored(RESERVATION, checksum=""), "not written by the broker"),
         (stored(RESERVATION, checksum="é"), "not written by the broker"),
@@ -117,11 +117,11 @@ def test_record_is_read_from_what_an_object_keeps():
     ],
 )
 def test_record_that_is_not_what_was_written_is_refused(found, why):
-    with pytest.raises(Damaged, match=why):
-        kube_projection.record_of("reservation", found, KEY)
+    with pytest.raises(CorruptRecord, match=why):
+        kube_projection.verified_record("reservation", found, KEY)
 
 
 def test_what_controllers_write_into_a_spec_is_not_compared():
     spec: Any = kube_projection.cluster_spec(CLUSTER)
     edited = {**spec, "resources": {**spec["resources"], "reserved": {"cpu": "1"}}}
-    assert kube_projection.comparable(edited) == kube_projection.comparable(spec)
+    assert kube_projection.comparable_spec(edited) == kube_projection.comparable_spec(spec)

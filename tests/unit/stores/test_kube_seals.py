@@ -4,21 +4,21 @@ import pytest
 from msgspec.structs import replace
 
 from kubelend.stores import kube_seals
-from kubelend.stores.kube_seals import Roll
-from kubelend.wire.broker_objects import Kept
+from kubelend.stores.kube_seals import LiveSetDigest
+from kubelend.wire.broker_objects import StoredRecord
 
-KEY = kube_seals.new_key()
-KEPT = Kept(7, kube_seals.seal(KEY, "reservation", "rsv-1", 7, "{}"), "{}")
+KEY = kube_seals.new_signature_key()
+KEPT = StoredRecord(7, kube_seals.sign(KEY, "reservation", "rsv-1", 7, "{}"), "{}")
 
 
 def test_what_was_sealed_is_whole():
-    assert kube_seals.is_whole(KEY, "reservation", "rsv-1", KEPT)
+    assert kube_seals.verify(KEY, "reservation", "rsv-1", KEPT)
 
 
 @pytest.mark.parametrize(
     "key, kind, name, edited",
     [
-        pytest.param(kube_seals.new_key(), "reservation", "rsv-1", {}, id="another key"),
+        pytest.param(kube_seals.new_signature_key(), "reservation", "rsv-1", {}, id="another key"),
         pytest.param(KEY, "cluster", "rsv-1", {}, id="another kind"),
         pytest.param(KEY, "reservation", "rsv-2", {}, id="another name"),
         pytest.param(KEY, "reservation", "rsv-1", {"revision": 8}, id="another revision"),
@@ -27,23 +27,26 @@ def test_what_was_sealed_is_whole():
     ],
 )
 def test_what_was_changed_is_not_whole(key, kind, name, edited):
-    assert not kube_seals.is_whole(key, kind, name, replace(KEPT, **edited))
+    assert not kube_seals.verify(key, kind, name, replace(KEPT, **edited))
 
 
 def test_roll_of_the_same_names_has_the_same_digest():
-    one = Roll(KEY, ["a", "b"])
-    other = Roll(KEY)
+    one = LiveSetDigest(KEY, ["a", "b"])
+    other = LiveSetDigest(KEY)
     for changes in ({"b": True, "c": True}, {"b": True}, {"c": False, "x": False}, {"a": True}):
         expected = other.digest_after(changes)
-        other.note(changes)
+        other.apply(changes)
         assert other.digest == expected
     assert other.digest == one.digest
 
 
 @pytest.mark.parametrize("names", [[], ["a"], ["a", "c"], ["a", "b", "c"]])
 def test_roll_of_other_names_has_another_digest(names):
-    assert Roll(KEY, names).digest != Roll(KEY, ["a", "b"]).digest
+    assert LiveSetDigest(KEY, names).digest != LiveSetDigest(KEY, ["a", "b"]).digest
 
 
 def test_digest_cannot_be_worked_out_without_the_key():
-    assert Roll(KEY, ["a"]).digest != Roll(kube_seals.new_key(), ["a"]).digest
+    assert (
+        LiveSetDigest(KEY, ["a"]).digest
+        != LiveSetDigest(kube_seals.new_signature_key(), ["a"]).digest
+    )

@@ -11,7 +11,7 @@ from kubelend.core.errors import InvalidSettings
 from kubelend.core.events import Archived
 from kubelend.core.lifecycle import Phase
 from kubelend.stores.memory import MemoryStore
-from kubelend.stores.opening import check, exposures, open_readonly, open_store
+from kubelend.stores.opening import check_store_url, open_readonly, open_store, store_mode_problems
 from kubelend.stores.sqlite import SqliteStore
 
 
@@ -49,7 +49,7 @@ def test_colon_in_a_path_makes_no_kind_of_store(tmp_path, monkeypatch, path):
 
 
 @pytest.mark.parametrize("url", ["postgres://db/kubelend", "redis:x"])
-@pytest.mark.parametrize("opener", [check, open_store, open_readonly])
+@pytest.mark.parametrize("opener", [check_store_url, open_store, open_readonly])
 def test_unknown_kind_is_refused_with_those_that_are_known(url, opener):
     with pytest.raises(InvalidSettings) as refused:
         opener(url)
@@ -63,7 +63,7 @@ def test_unknown_kind_is_refused_with_those_that_are_known(url, opener):
     "url", ["", "sqlite:", "sqlite://", "sqlite:///", "sqlite://host/x", "memory:x"]
 )
 def test_incomplete_name_is_refused(url):
-    for opener in (check, open_store):
+    for opener in (check_store_url, open_store):
         with pytest.raises(InvalidSettings):
             opener(url)
 
@@ -71,7 +71,7 @@ def test_incomplete_name_is_refused(url):
 @pytest.mark.parametrize("url", ["memory:", "no/such/place.db", "sqlite:///no/such/place.db"])
 def test_checking_a_name_opens_nothing(tmp_path, monkeypatch, url):
     monkeypatch.chdir(tmp_path)
-    check(url)
+    check_store_url(url)
     assert not list(tmp_path.iterdir())
 
 
@@ -97,10 +97,10 @@ def test_time_in_the_archive_is_the_callers_choice(tmp_path, monkeypatch, url):
 
 def test_fresh_store_is_nobody_elses_business(tmp_path):
     path = tmp_path / "store.db"
-    assert exposures(str(path)) == []
+    assert store_mode_problems(str(path)) == []
     with closing(open_store(str(path))) as store:
         store.commit([make.cluster("a")], 1)
-        assert exposures(str(path)) == []
+        assert store_mode_problems(str(path)) == []
 
 
 @pytest.mark.parametrize("name", ["store.db", "store.db-wal", "store.db-shm"])
@@ -110,7 +110,7 @@ def test_store_that_others_can_reach_is_told_in_one_sentence(tmp_path, name, mod
     with closing(open_store(str(path))) as store:
         store.commit([make.cluster("a")], 1)
         (tmp_path / name).chmod(mode)
-        assert exposures(f"sqlite:{path}") == [
+        assert store_mode_problems(f"sqlite:{path}") == [
             f"{tmp_path / name} holds the ledger and has mode {mode:04o}, so other users can access it;"
             f" chmod 600 {path}*"
         ]
@@ -122,7 +122,7 @@ def test_store_that_others_can_reach_in_all_its_files_is_told_once(tmp_path):
         store.commit([make.cluster("a")], 1)
         for file in tmp_path.iterdir():
             file.chmod(0o666)
-        assert len(exposures(str(path))) == 1
+        assert len(store_mode_problems(str(path))) == 1
 
 
 def test_directory_in_which_others_can_replace_the_store_is_told(tmp_path):
@@ -133,9 +133,9 @@ def test_directory_in_which_others_can_replace_the_store_is_told(tmp_path):
     (tmp_path / "link.db").symlink_to(there / "store.db")
     open_store(str(there / "store.db")).close()
     for path in (there / "store.db", tmp_path / "link.db"):
-        (complaint,) = exposures(str(path))
+        (complaint,) = store_mode_problems(str(path))
         assert complaint.startswith(f"{there} has mode 0777, so other users can replace")
 
 
 def test_store_in_memory_has_no_files():
-    assert exposures("memory:") == []
+    assert store_mode_problems("memory:") == []

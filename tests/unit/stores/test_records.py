@@ -12,11 +12,11 @@ import make
 from kubelend.core.errors import StoreFailed
 from kubelend.core.lifecycle import Phase, Reason
 from kubelend.stores import records
-from kubelend.stores.records import Damaged
+from kubelend.stores.records import CorruptRecord
 
 
 def row(name: str, text: bytes):
-    return name.encode(), records.checksum(name.encode(), text), text
+    return name.encode(), records.record_checksum(name.encode(), text), text
 
 
 def test_record_with_only_what_has_no_default_loads():
@@ -25,36 +25,41 @@ def test_record_with_only_what_has_no_default_loads():
         "created_at": "2026-01-01T12:00:00Z",
         "request": {"requester": "r", "resources": {"cpu": 1000, "memory": 1073741824}, "duration": "PT3600S"}
     }"""
-    found = records.decode(records.RESERVATIONS, row("rsv-1", text))
+    found = records.decode_record(records.RESERVATION_DECODER, row("rsv-1", text))
     assert found == make.reservation("rsv-1")
     assert (found.phase, found.reason) == (Phase.PENDING, Reason.WAITING)
 
 
 def test_fields_of_a_newer_version_are_ignored():
     cluster = make.cluster("a", region="eu")
-    _, _, text = records.encode(cluster)
+    _, _, text = records.encode_record(cluster)
     newer = json.loads(text) | {"quarantine": {"since": 1}}
     newer["advertisement"]["colour"] = "blue"
-    assert records.decode(records.CLUSTERS, row("a", json.dumps(newer).encode())) == cluster
+    assert (
+        records.decode_record(records.CLUSTER_DECODER, row("a", json.dumps(newer).encode()))
+        == cluster
+    )
 
 
 def test_what_is_default_takes_no_room():
-    _, _, text = records.encode(make.reservation("rsv-1"))
+    _, _, text = records.encode_record(make.reservation("rsv-1"))
     assert json.loads(text).keys() == {"id", "request", "created_at"}
 
 
 def test_checksum_is_over_id_and_text():
-    name, checksum, text = records.encode(make.reservation("rsv-ä"))
+    name, checksum, text = records.encode_record(make.reservation("rsv-ä"))
     assert checksum == crc32(name.encode() + text)
 
 
 @given(position=st.integers(0, 10_000), flip=st.integers(1, 255))
 def test_no_flipped_bit_gets_through(position, flip):
-    name, checksum, text = records.encode(make.reservation("rsv-1"))
+    name, checksum, text = records.encode_record(make.reservation("rsv-1"))
     harmed = bytearray(name.encode() + text)
     harmed[position % len(harmed)] ^= flip
-    with pytest.raises(Damaged):
-        records.decode(records.RESERVATIONS, (bytes(harmed[:5]), checksum, bytes(harmed[5:])))
+    with pytest.raises(CorruptRecord):
+        records.decode_record(
+            records.RESERVATION_DECODER, (bytes(harmed[:5]), checksum, bytes(harmed[5:]))
+        )
 
 
 @pytest.mark.parametrize(
@@ -69,8 +74,8 @@ def test_no_flipped_bit_gets_through(position, flip):
     ],
 )
 def test_harmed_row_is_reported_by_name(harmed):
-    with pytest.raises(Damaged, match="'rsv-1'" if harmed[0] else "None"):
-        records.decode(records.RESERVATIONS, harmed)
+    with pytest.raises(CorruptRecord, match="'rsv-1'" if harmed[0] else "None"):
+        records.decode_record(records.RESERVATION_DECODER, harmed)
 
 
 def weighing(**weights):
@@ -90,4 +95,4 @@ def weighing(**weights):
 )
 def test_record_that_could_not_be_read_back_is_not_taken(record):
     with pytest.raises(StoreFailed, match=r"'rsv-1.*' cannot be stored"):
-        records.encode(record)
+        records.encode_record(record)

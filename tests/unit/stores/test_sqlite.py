@@ -10,12 +10,12 @@ import pytest
 
 import make
 from kubelend.core.errors import StoreFailed
-from kubelend.core.events import Archived, Cut, Dropped, Erased
+from kubelend.core.events import Archived, AuditLogTruncated, ClusterDeleted, RecordDeleted
 from kubelend.core.lifecycle import Phase
 from kubelend.core.models import ClusterId, ReservationId
 from kubelend.stores import databases
 from kubelend.stores.sqlite import SqliteStore
-from kubelend.stores.writing import MOST_BYTES, MOST_CHANGES
+from kubelend.stores.writing import SMALL_COMMIT_BYTES, SMALL_COMMIT_CHANGES
 from waiting import PATIENCE
 
 
@@ -99,14 +99,14 @@ def is_being_written(path):
     "changes, at_once",
     [
         ([make.cluster("b"), make.reservation("rsv-2")], True),
-        ([Dropped(ClusterId("a"))], True),
-        ([make.cluster(f"c{number}") for number in range(MOST_CHANGES)], True),
-        ([make.cluster(f"c{number}") for number in range(MOST_CHANGES + 1)], False),
-        ([make.reservation("rsv-2", message="x" * MOST_BYTES)], False),
-        ([make.cluster("b", labels={"x": "x" * MOST_BYTES})], False),
+        ([ClusterDeleted(ClusterId("a"))], True),
+        ([make.cluster(f"c{number}") for number in range(SMALL_COMMIT_CHANGES)], True),
+        ([make.cluster(f"c{number}") for number in range(SMALL_COMMIT_CHANGES + 1)], False),
+        ([make.reservation("rsv-2", message="x" * SMALL_COMMIT_BYTES)], False),
+        ([make.cluster("b", labels={"x": "x" * SMALL_COMMIT_BYTES})], False),
         ([Archived(ReservationId("rsv-1"))], False),
-        ([Cut(1)], False),
-        ([Erased("limits", "a")], False),
+        ([AuditLogTruncated(1)], False),
+        ([RecordDeleted("limits", "a")], False),
     ],
     ids=["plain", "drop", "most", "more", "long", "large", "archive", "cut", "document"],
 )
@@ -120,7 +120,7 @@ def test_only_a_small_group_is_written_before_its_commit(path, store, changes, a
 
 
 def test_group_is_prepared_without_waiting_for_another_program(path, monkeypatch):
-    monkeypatch.setattr(databases, "BUSY_SECONDS", 3600.0)
+    monkeypatch.setattr(databases, "BUSY_TIMEOUT_SECONDS", 3600.0)
     with closing(SqliteStore.open(path)) as store:
         store.load()
         with closing(sqlite3.connect(path, isolation_level=None)) as shell:

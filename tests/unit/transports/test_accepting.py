@@ -34,7 +34,7 @@ async def test_the_standard_loop_serves_too():
     async def answer(_):
         return web.Response(text="served")
 
-    async with http_server.listening(answer, "127.0.0.1", 0, http_server.Limits()) as port:
+    async with http_server.serve_http(answer, "127.0.0.1", 0, http_server.ServerLimits()) as port:
         for _ in range(3):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(b"GET / HTTP/1.0\r\n\r\n")

@@ -2,20 +2,25 @@
 
 import pytest
 
-from kubelend.transports.admission import Admission, Limit, Place, Room
+from kubelend.transports.admission import (
+    ConnectionLimit,
+    ConnectionLimits,
+    ConnectionSlot,
+    ConnectionTable,
+)
 
 
-class Holder:
+class FakeConnection:
     """A connection that notes its end."""
 
     def __init__(self):
-        self.is_resting = True
-        self.has_file = True
+        self.is_idle = True
+        self.has_descriptor = True
         self.is_dropped = False
 
     def drop(self):
         self.is_dropped = True
-        self.has_file = False
+        self.has_descriptor = False
 
 
 class Watch:
@@ -29,10 +34,10 @@ class Watch:
     def closed(self):
         self.open -= 1
 
-    def turned_away(self, limit, remote, caller):
+    def connection_rejected(self, limit, remote, caller):
         self.away.append((limit, remote, caller))
 
-    def handshake_refused(self, remote, reason):
+    def handshake_rejected(self, remote, reason):
         raise AssertionError("nobody shakes hands here")
 
 
@@ -42,25 +47,25 @@ def watch():
 
 
 def arrive(books, remote="1.1.1.1"):
-    place = Place(remote, Holder())
-    assert books.arrive(place)
+    place = ConnectionSlot(remote, FakeConnection())
+    assert books.add(place)
     return place
 
 
 def enter(books, caller="a", remote="1.1.1.1"):
     place = arrive(books, remote)
-    assert books.enter(place, caller, Holder())
+    assert books.authenticated(place, caller, FakeConnection())
     return place
 
 
 def begin(books, place):
-    place.holder.is_resting = False
+    place.holder.is_idle = False
     books.work(place)
 
 
 def end(books, place):
-    place.holder.is_resting = True
-    books.rest(place)
+    place.holder.is_idle = True
+    books.mark_idle(place)
 
 
 def gone(*places):
@@ -68,32 +73,32 @@ def gone(*places):
 
 
 def test_oldest_unfinished_handshake_of_an_address_goes_for_a_newer(watch):
-    books = Admission(Room(100, 10, 2), watch)
+    books = ConnectionTable(ConnectionLimits(100, 10, 2), watch)
     other = arrive(books, "2.2.2.2")
     places = [arrive(books) for _ in range(4)]
     assert gone(*places, other) == [True, True, False, False, False]
-    assert watch.away == [(Limit.HANDSHAKES, "1.1.1.1", None)] * 2
+    assert watch.away == [(ConnectionLimit.HANDSHAKES, "1.1.1.1", None)] * 2
     assert watch.open == 3
 
 
 def test_finished_handshakes_do_not_count_as_unfinished(watch):
-    books = Admission(Room(100, 10, 1), watch)
+    books = ConnectionTable(ConnectionLimits(100, 10, 1), watch)
     places = [enter(books, f"caller-{number}") for number in range(5)]
     assert gone(*places) == [False] * 5
 
 
 def test_full_house_lets_an_unfinished_handshake_go_before_anybody_known(watch):
-    books = Admission(Room(3, 10, 10), watch)
+    books = ConnectionTable(ConnectionLimits(3, 10, 10), watch)
     known = enter(books, "a")
     first, second = arrive(books, "2.2.2.2"), arrive(books, "3.3.3.3")
     new = arrive(books)
     assert gone(known, first, second, new) == [False, True, False, False]
-    assert watch.away == [(Limit.CONNECTIONS, "2.2.2.2", None)]
+    assert watch.away == [(ConnectionLimit.CONNECTIONS, "2.2.2.2", None)]
     assert watch.open == 3
 
 
 def test_full_house_lets_the_longest_idle_go(watch):
-    books = Admission(Room(3, 10, 10), watch)
+    books = ConnectionTable(ConnectionLimits(3, 10, 10), watch)
     a, b, c = (enter(books, name) for name in "abc")
     for place in (a, c, b):
         begin(books, place)
@@ -105,7 +110,7 @@ def test_full_house_lets_the_longest_idle_go(watch):
 
 
 def test_connection_with_a_call_in_progress_stays_however_long_it_lasts(watch):
-    books = Admission(Room(2, 10, 10), watch)
+    books = ConnectionTable(ConnectionLimits(2, 10, 10), watch)
     busy, idle = enter(books, "a"), enter(books, "b")
     begin(books, busy)
     enter(books, "c")
@@ -114,21 +119,21 @@ def test_connection_with_a_call_in_progress_stays_however_long_it_lasts(watch):
 
 def test_request_that_has_just_come_counts_as_one_in_progress(watch):
     """Between its last byte and its call the connection is still in the books as resting."""
-    books = Admission(Room(2, 10, 10), watch)
+    books = ConnectionTable(ConnectionLimits(2, 10, 10), watch)
     about_to, idle = enter(books, "a"), enter(books, "b")
-    about_to.holder.is_resting = False
+    about_to.holder.is_idle = False
     enter(books, "c")
     assert gone(about_to, idle) == [False, True]
 
 
 def test_newcomer_is_refused_when_all_are_at_work(watch):
-    books = Admission(Room(2, 10, 10), watch)
+    books = ConnectionTable(ConnectionLimits(2, 10, 10), watch)
     places = [enter(books, name) for name in "ab"]
     for place in places:
         begin(books, place)
-    assert books.arrive(Place("9.9.9.9", Holder())) is False
+    assert books.add(ConnectionSlot("9.9.9.9", FakeConnection())) is False
     assert gone(*places) == [False, False]
-    assert watch.away == [(Limit.CONNECTIONS, "9.9.9.9", None)]
+    assert watch.away == [(ConnectionLimit.CONNECTIONS, "9.9.9.9", None)]
     assert watch.open == 2
     end(books, places[1])
     arrive(books)
@@ -136,74 +141,74 @@ def test_newcomer_is_refused_when_all_are_at_work(watch):
 
 
 def test_caller_with_too_many_loses_one_of_its_own_that_rests(watch):
-    books = Admission(Room(100, 2, 10), watch)
+    books = ConnectionTable(ConnectionLimits(100, 2, 10), watch)
     other, first, second = enter(books, "b"), enter(books, "a"), enter(books, "a")
     begin(books, first)
     third = enter(books, "a")
     assert gone(other, first, second, third) == [False, False, True, False]
-    assert watch.away == [(Limit.CALLER, "1.1.1.1", "a")]
+    assert watch.away == [(ConnectionLimit.CALLER, "1.1.1.1", "a")]
 
 
 def test_caller_with_too_many_at_work_is_refused_and_nobody_else(watch):
-    books = Admission(Room(100, 2, 10), watch)
+    books = ConnectionTable(ConnectionLimits(100, 2, 10), watch)
     for place in (enter(books, "a"), enter(books, "a")):
         begin(books, place)
     third = arrive(books)
-    assert books.enter(third, "a", Holder()) is False
-    assert watch.away == [(Limit.CALLER, "1.1.1.1", "a")]
+    assert books.authenticated(third, "a", FakeConnection()) is False
+    assert watch.away == [(ConnectionLimit.CALLER, "1.1.1.1", "a")]
     assert watch.open == 2
     enter(books, "b")
 
 
 def test_one_connection_for_each_caller_is_possible(watch):
-    books = Admission(Room(100, 1, 10), watch)
+    books = ConnectionTable(ConnectionLimits(100, 1, 10), watch)
     places = [enter(books, "a") for _ in range(3)]
     assert gone(*places) == [True, True, False]
     assert watch.open == 1
 
 
 def test_those_without_a_caller_are_not_counted_together(watch):
-    books = Admission(Room(100, 1, 10), watch)
+    books = ConnectionTable(ConnectionLimits(100, 1, 10), watch)
     places = [enter(books, None) for _ in range(5)]
     assert gone(*places) == [False] * 5
 
 
 def test_who_left_counts_no_longer_and_may_leave_again(watch):
-    books = Admission(Room(1, 1, 1), watch)
+    books = ConnectionTable(ConnectionLimits(1, 1, 1), watch)
     for _ in range(3):
         place = enter(books, "a")
-        books.leave(place)
-        books.leave(place)
+        books.remove(place)
+        books.remove(place)
         arrival = arrive(books)
-        books.leave(arrival)
+        books.remove(arrival)
     assert watch.open == 0
     assert watch.away == []
 
 
 def test_call_that_ends_after_its_connection_does_not_bring_it_back(watch):
-    books = Admission(Room(1, 10, 10), watch)
+    books = ConnectionTable(ConnectionLimits(1, 10, 10), watch)
     place = enter(books, "a")
     begin(books, place)
-    books.leave(place)
+    books.remove(place)
     end(books, place)
     new = enter(books, "b")
     begin(books, new)
-    assert books.arrive(Place("9.9.9.9", Holder())) is False
+    assert books.add(ConnectionSlot("9.9.9.9", FakeConnection())) is False
     assert gone(place) == [False]
 
 
 def test_whoever_needs_a_file_gets_the_one_that_made_room(watch):
-    books = Admission(Room(), watch)
-    assert books.make_room(Limit.FILES) is None
+    books = ConnectionTable(ConnectionLimits(), watch)
+    assert books.close_one(ConnectionLimit.FILES) is None
     known, unknown = enter(books), arrive(books)
-    assert books.make_room(Limit.FILES) is unknown
-    assert books.make_room(Limit.FILES) is known
-    assert [limit for limit, _, _ in watch.away] == [Limit.FILES] * 2
+    assert books.close_one(ConnectionLimit.FILES) is unknown
+    assert books.close_one(ConnectionLimit.FILES) is known
+    assert [limit for limit, _, _ in watch.away] == [ConnectionLimit.FILES] * 2
 
 
 def test_end_lets_go_of_unfinished_handshakes_only(watch):
-    books = Admission(Room(), watch)
+    books = ConnectionTable(ConnectionLimits(), watch)
     known, unknown = enter(books), arrive(books)
-    books.close_arrivals()
+    books.close_handshakes()
     assert gone(known, unknown) == [False, True]
     assert watch.open == 1

@@ -38,7 +38,7 @@ CALLS = {
     "publish": (
         lambda c: c.publish(ADVERTISEMENT),
         "/advertisements",
-        bodies.Published(ADVERTISEMENT),
+        bodies.PublishResult(ADVERTISEMENT),
     ),
     "get_advertisement": (lambda c: c.get_advertisement("a"), "/advertisements/a", ADVERTISEMENT),
     "reserve": (lambda c: c.reserve(REQUEST), "/reservations", RESERVATION),
@@ -64,7 +64,11 @@ CALLS = {
     "get_cluster": (lambda c: c.get_cluster("a"), "/clusters/a", CLUSTER),
     "cordon": (lambda c: c.cordon("a", "why"), "/clusters/a/cordon", CLUSTER),
     "uncordon": (lambda c: c.uncordon("a"), "/clusters/a/uncordon", CLUSTER),
-    "drain": (lambda c: c.drain("a"), "/clusters/a/drain", bodies.Drained(CLUSTER, [RESERVATION])),
+    "drain": (
+        lambda c: c.drain("a"),
+        "/clusters/a/drain",
+        bodies.DrainResult(CLUSTER, [RESERVATION]),
+    ),
     "renew_certificate": (
         lambda c: c.certificates.renew("request"),
         "/certificates",
@@ -83,7 +87,7 @@ CALLS = {
         membership_bodies.MemberList([MEMBER]),
     ),
     "accept_member": (
-        lambda c: c.members.accept("cluster", "a/b"),
+        lambda c: c.members.approve("cluster", "a/b"),
         "/members/cluster/a%2Fb/accept",
         MEMBER,
     ),
@@ -117,7 +121,7 @@ OTHERS = {
     "delete_token": (lambda c: c.tokens.delete("id"), raw(b"", 204), None),
     "clear_policy": (lambda c: c.policies.clear("a"), raw(b"", 204), None),
     "clear_quota": (lambda c: c.quotas.clear("a"), raw(b"", 204), None),
-    "reject_member": (lambda c: c.members.reject("cluster", "a"), raw(b"", 204), None),
+    "reject_member": (lambda c: c.members.deny("cluster", "a"), raw(b"", 204), None),
     "list_tokens": (
         lambda c: c.tokens.all(),
         body(membership_bodies.TokenList([TOKEN])),
@@ -135,23 +139,23 @@ pytestmark = pytest.mark.broker("scripted")
 
 def test_every_route_has_a_method():
     # The stream has its own tests.
-    assert CALLS.keys() | OTHERS.keys() | {"stream"} == routes.BY_NAME.keys()
+    assert CALLS.keys() | OTHERS.keys() | {"stream"} == routes.ROUTES_BY_NAME.keys()
 
 
 @pytest.mark.parametrize("name", CALLS)
 async def test_a_call_goes_to_its_route_and_gives_its_body(broker, client, name):
     call, path, content = CALLS[name]
-    broker.answers.append(
-        body(content, status=min(s for s in routes.BY_NAME[name].answers if s < 300))
+    broker.responses.append(
+        body(content, status=min(s for s in routes.ROUTES_BY_NAME[name].responses if s < 300))
     )
     assert await call(client) == content
     assert broker.seen[0].path == route.API + path
-    assert broker.seen[0].method == routes.BY_NAME[name].method
+    assert broker.seen[0].method == routes.ROUTES_BY_NAME[name].method
 
 
 @pytest.mark.parametrize("name", OTHERS)
 async def test_the_other_routes_answer_too(broker, client, name):
     call, answer, result = OTHERS[name]
-    broker.answers.append(answer)
+    broker.responses.append(answer)
     assert await call(client) == result
-    assert broker.seen[0].method == routes.BY_NAME[name].method
+    assert broker.seen[0].method == routes.ROUTES_BY_NAME[name].method

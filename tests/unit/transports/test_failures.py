@@ -27,11 +27,11 @@ def certificates(tmp_path_factory):
     return Certificates(tmp_path_factory.mktemp("pki"))
 
 
-async def failure(url, directory, *, timeout=timedelta(seconds=10), retries=backoff.NONE):
+async def failure(url, directory, *, timeout=timedelta(seconds=10), retries=backoff.NO_RETRIES):
     return str(await raised(url, directory, timeout, retries))
 
 
-async def raised(url, directory, timeout=timedelta(seconds=10), retries=backoff.NONE):
+async def raised(url, directory, timeout=timedelta(seconds=10), retries=backoff.NO_RETRIES):
     async with BrokerClient(url, directory, timeout=timeout, backoff=retries) as client:
         with pytest.raises(BrokerUnreachable) as caught:
             await client.version()
@@ -78,7 +78,7 @@ async def test_the_broker_has_another_name(certificates):
 async def test_the_broker_has_an_expired_certificate(certificates):
     directory = certificates.write(
         "expired-broker",
-        profiles.server(),
+        profiles.server_profile(),
         at=certificates.now - timedelta(days=2),
         lifetime=timedelta(days=1),
     )
@@ -112,7 +112,7 @@ async def test_what_is_seen_in_our_own_files_is_the_reason(broker, certificates,
 async def test_a_broker_that_hangs_up_for_no_reason_to_be_seen_may_be_restarting(
     broker, certificates
 ):
-    broker.answers[:] = [hang_up]
+    broker.responses[:] = [hang_up]
     error = await raised(broker.url, certificates.cluster("a"))
     assert type(error) is BrokerUnreachable
 
@@ -203,8 +203,10 @@ async def test_a_silent_handshake_is_not_waited_for_forever(certificates):
 
 
 async def test_a_broker_that_knew_us_is_not_said_to_distrust_us(broker, certificates):
-    broker.answers.append(hang_up)
-    async with BrokerClient(broker.url, certificates.cluster("a"), backoff=backoff.NONE) as client:
+    broker.responses.append(hang_up)
+    async with BrokerClient(
+        broker.url, certificates.cluster("a"), backoff=backoff.NO_RETRIES
+    ) as client:
         await client.version()
         with pytest.raises(
             BrokerUnreachable, match="closed the connection; the broker may be restarting"

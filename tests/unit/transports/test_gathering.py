@@ -7,9 +7,9 @@ import pytest
 from aiohttp.web_request import BaseRequest
 from aiohttp.web_response import Response
 
-from kubelend.kits.rhythm import Rhythm
+from kubelend.kits.rhythm import CoalescingTimer
 from kubelend.transports import http_server
-from kubelend.transports.http_server import MOST_HELD, Gathering, Limits
+from kubelend.transports.http_server import MAX_BUFFERED_BYTES, ReadBatching, ServerLimits
 from waiting import PATIENCE
 
 HOUR, SOON = 3600.0, 0.05
@@ -30,7 +30,9 @@ class Listener:
 
     @asynccontextmanager
     async def connected(self):
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=8 * MOST_HELD)
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", self.port, limit=8 * MAX_BUFFERED_BYTES
+        )
         try:
             yield reader, writer
         finally:
@@ -42,9 +44,9 @@ async def listening(seconds: float):
     async def echo(request: BaseRequest) -> Response:
         return Response(body=b"<" + await request.read() + b">")
 
-    gathering = Gathering(b"POST /said ", Rhythm(seconds))
-    limits = Limits(body=4 * MOST_HELD, gathers=gathering)
-    async with http_server.listening(echo, "127.0.0.1", 0, limits) as port:
+    gathering = ReadBatching(b"POST /said ", CoalescingTimer(seconds))
+    limits = ServerLimits(body=4 * MAX_BUFFERED_BYTES, read_batching=gathering)
+    async with http_server.serve_http(echo, "127.0.0.1", 0, limits) as port:
         yield Listener(port)
 
 
@@ -63,7 +65,7 @@ async def is_silent(reader: asyncio.StreamReader) -> bool:
 
 
 async def test_one_that_comes_alone_is_answered_at_once():
-    async with listening(HOUR) as listener, listener.connected() as (reader, writer):
+    async with listening(HOUR) as listener, listener.is_connected() as (reader, writer):
         writer.write(say(b"one"))
         assert await body(reader) == b"<one>"
 
@@ -71,9 +73,9 @@ async def test_one_that_comes_alone_is_answered_at_once():
 async def test_one_that_comes_soon_after_waits_and_others_do_not():
     async with (
         listening(HOUR) as listener,
-        listener.connected() as (first, to_first),
-        listener.connected() as (second, to_second),
-        listener.connected() as (other, to_other),
+        listener.is_connected() as (first, to_first),
+        listener.is_connected() as (second, to_second),
+        listener.is_connected() as (other, to_other),
     ):
         to_first.write(say(b"one"))
         assert await body(first) == b"<one>"
@@ -95,7 +97,7 @@ async def test_what_waits_is_answered_before_the_listener_closes():
 
 
 async def test_what_comes_in_pieces_is_read_whole():
-    async with listening(SOON) as listener, listener.connected() as (reader, writer):
+    async with listening(SOON) as listener, listener.is_connected() as (reader, writer):
         for text in (b"one", b"two", b"three"):
             for piece in (say(text)[:20], say(text)[20:-2], say(text)[-2:]):
                 writer.write(piece)
@@ -105,19 +107,19 @@ async def test_what_comes_in_pieces_is_read_whole():
 
 
 async def test_who_sends_much_is_read_at_once():
-    async with listening(HOUR) as listener, listener.connected() as (reader, writer):
+    async with listening(HOUR) as listener, listener.is_connected() as (reader, writer):
         writer.write(say(b"one"))
         assert await body(reader) == b"<one>"
-        much = b"x" * (2 * MOST_HELD)
+        much = b"x" * (2 * MAX_BUFFERED_BYTES)
         writer.write(say(much))
         assert await body(reader) == b"<" + much + b">"
 
 
 async def test_who_leaves_takes_nobody_along():
-    async with listening(SOON) as listener, listener.connected() as (reader, writer):
+    async with listening(SOON) as listener, listener.is_connected() as (reader, writer):
         writer.write(say(b"one"))
         assert await body(reader) == b"<one>"
-        async with listener.connected() as (_, leaving):
+        async with listener.is_connected() as (_, leaving):
             leaving.write(say(b"gone"))
         writer.write(say(b"two"))
         assert await body(reader) == b"<two>"
@@ -125,7 +127,7 @@ async def test_who_leaves_takes_nobody_along():
 
 @pytest.mark.parametrize("count", [2, 5])
 async def test_several_at_once_on_one_connection_are_all_answered_in_order(count):
-    async with listening(SOON) as listener, listener.connected() as (reader, writer):
+    async with listening(SOON) as listener, listener.is_connected() as (reader, writer):
         texts = [b"%d" % number for number in range(count)]
         writer.write(b"".join(map(say, texts)))
         assert [await body(reader) for _ in texts] == [b"<" + text + b">" for text in texts]

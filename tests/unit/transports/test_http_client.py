@@ -30,13 +30,13 @@ pytestmark = pytest.mark.broker("scripted")
 
 
 async def test_a_broker_that_is_not_ready_says_why(broker, client):
-    broker.answers.append(raw(b"not ready: replaying", 503))
+    broker.responses.append(raw(b"not ready: replaying", 503))
     with pytest.raises(errors.NotReady, match="the broker is not ready: replaying"):
         await client.readyz()
 
 
 async def test_bodies_are_sent_as_the_contract_has_them(broker, client):
-    broker.answers.append(body(RESERVATION, 201))
+    broker.responses.append(body(RESERVATION, 201))
     await client.reserve(REQUEST, key="k-1")
     assert msgspec.json.decode(broker.seen[0].body) == {
         "requestedResources": {"cpu": "500m", "memory": "256Mi"},
@@ -47,7 +47,11 @@ async def test_bodies_are_sent_as_the_contract_has_them(broker, client):
 
 
 async def test_an_agent_names_itself_in_every_call(broker, certificates):
-    broker.answers += [body(CLUSTER), body(RESERVATION, 201), events(b"event: reset\ndata: {}\n\n")]
+    broker.responses += [
+        body(CLUSTER),
+        body(RESERVATION, 201),
+        events(b"event: reset\ndata: {}\n\n"),
+    ]
     once = Backoff(retries=0)
     directory = certificates.cluster("a")
     async with BrokerClient(broker.url, directory, backoff=once, instance="one") as client:
@@ -60,19 +64,19 @@ async def test_an_agent_names_itself_in_every_call(broker, certificates):
 
 
 async def test_who_is_no_agent_has_no_name(broker, client):
-    broker.answers.append(body(CLUSTER))
+    broker.responses.append(body(CLUSTER))
     await client.get_cluster("a")
     assert "Kubelend-Agent" not in broker.seen[0].headers
 
 
 async def test_a_dry_run_is_a_reservation_that_changes_nothing(broker, client):
-    broker.answers.append(body(EXPLANATION))
-    assert await client.plan(REQUEST) == EXPLANATION
+    broker.responses.append(body(EXPLANATION))
+    assert await client.reserve_dry_run(REQUEST) == EXPLANATION
     assert broker.seen[0].query == {"dryRun": "true"}
 
 
 async def test_pages_are_followed_to_the_end(broker, client):
-    broker.answers += [
+    broker.responses += [
         body(bodies.ReservationList([RESERVATION], "1")),
         body(bodies.ReservationList([RESERVATION])),
     ]
@@ -84,14 +88,14 @@ async def test_pages_are_followed_to_the_end(broker, client):
 
 
 async def test_pages_of_clusters_are_followed_too(broker, client):
-    broker.answers += [body(bodies.ClusterList([CLUSTER], "a")), body(bodies.ClusterList([]))]
+    broker.responses += [body(bodies.ClusterList([CLUSTER], "a")), body(bodies.ClusterList([]))]
     assert await client.all_clusters() == [CLUSTER]
     assert [seen.query for seen in broker.seen] == [{}, {"continue": "a"}]
 
 
 async def test_pages_of_quotas_are_followed_too(broker, client):
     quota = limit_bodies.QuotaStatus("a", limit_bodies.Quota(), limit_bodies.QuotaUse())
-    broker.answers += [
+    broker.responses += [
         body(limit_bodies.QuotaList([quota], "a")),
         body(limit_bodies.QuotaList([quota])),
     ]
@@ -100,13 +104,13 @@ async def test_pages_of_quotas_are_followed_too(broker, client):
 
 
 async def test_null_instructions_are_none(broker, client):
-    broker.answers.append(raw(b"null\n"))
+    broker.responses.append(raw(b"null\n"))
     assert await client.instructions() == []
 
 
 @pytest.mark.parametrize("name", ["a/b", "a b?c=d#e", "100%", "zürich", "..", ".", "a;b"])
 async def test_a_name_stays_one_segment_whatever_is_in_it(broker, client, name):
-    broker.answers.append(body(CLUSTER))
+    broker.responses.append(body(CLUSTER))
     await client.cordon(name)
     assert broker.seen[0].path.count("/") == f"{route.API}/clusters/x/cordon".count("/")
     assert broker.seen[0].query == {}
@@ -133,7 +137,7 @@ def all_errors(kind=errors.KubelendError):
 
 @pytest.mark.parametrize("kind", all_errors(), ids=lambda kind: kind.__name__)
 async def test_the_error_of_the_broker_is_raised_by_its_own_class(broker, client, kind):
-    broker.answers.append(problem(kind("what", hint="do")))
+    broker.responses.append(problem(kind("what", hint="do")))
     with pytest.raises(errors.KubelendError) as raised:
         await client.drain("a")
     assert type(raised.value) is (errors.NotFound if kind is errors.Hidden else kind)
@@ -146,7 +150,7 @@ async def test_the_error_of_the_broker_is_raised_by_its_own_class(broker, client
     ids=["another server", "a redirect", "half a body"],
 )
 async def test_an_answer_that_is_none_of_ours_is_unexpected(broker, client, answer):
-    broker.answers.append(answer)
+    broker.responses.append(answer)
     with pytest.raises(errors.UnexpectedAnswer):
         await client.version()
 
@@ -155,18 +159,18 @@ async def test_an_answer_that_is_none_of_ours_is_unexpected(broker, client, answ
 
 
 async def test_a_question_is_asked_again_while_that_may_help(broker, client):
-    broker.answers += [problem(errors.NotReady("starting")), hang_up, body(bodies.Version("1"))]
+    broker.responses += [problem(errors.NotReady("starting")), hang_up, body(bodies.Version("1"))]
     assert (await client.version()).version == "1"
     assert len(broker.seen) >= 3
 
 
 async def test_a_proxy_whose_broker_is_away_for_a_moment_is_asked_again(broker, client):
-    broker.answers += [raw(b"<html>gateway</html>", 502), body(bodies.Version("1"))]
+    broker.responses += [raw(b"<html>gateway</html>", 502), body(bodies.Version("1"))]
     assert (await client.version()).version == "1"
 
 
 async def test_the_retries_of_a_reservation_carry_the_same_key(broker, client):
-    broker.answers += [hang_up, problem(errors.StoreFailed("full")), body(RESERVATION, 201)]
+    broker.responses += [hang_up, problem(errors.StoreFailed("full")), body(RESERVATION, 201)]
     await client.reserve(REQUEST)
     keys = {seen.headers["Idempotency-Key"] for seen in broker.seen}
     assert len(broker.seen) == 3
@@ -174,41 +178,41 @@ async def test_the_retries_of_a_reservation_carry_the_same_key(broker, client):
 
 
 async def test_two_reservations_have_two_keys(broker, client):
-    broker.answers.append(body(RESERVATION, 201))
+    broker.responses.append(body(RESERVATION, 201))
     await client.reserve(REQUEST)
     await client.reserve(REQUEST)
     assert len({seen.headers["Idempotency-Key"] for seen in broker.seen}) == 2
 
 
 async def test_retries_have_an_end(broker, client):
-    broker.answers.append(problem(errors.NotReady("starting")))
+    broker.responses.append(problem(errors.NotReady("starting")))
     with pytest.raises(errors.NotReady):
         await client.get_reservation("r")
     assert len(broker.seen) == 1 + QUICK.retries
 
 
 async def test_what_could_come_out_differently_is_not_repeated(broker, client):
-    broker.answers.append(problem(errors.NotReady("starting")))
+    broker.responses.append(problem(errors.NotReady("starting")))
     with pytest.raises(errors.NotReady):
         await client.drain("x")
     assert len(broker.seen) == 1
 
 
 async def test_a_refusal_whose_answer_was_lost_is_said_again(broker, client):
-    broker.answers += [hang_up, body(RESERVATION)]
+    broker.responses += [hang_up, body(RESERVATION)]
     assert await client.refuse("x") == RESERVATION
     assert len(broker.seen) == 2
 
 
 async def test_what_will_not_help_is_not_repeated(broker, client):
-    broker.answers.append(problem(errors.NotFound("no reservation")))
+    broker.responses.append(problem(errors.NotFound("no reservation")))
     with pytest.raises(errors.NotFound):
         await client.get_reservation("r")
     assert len(broker.seen) == 1
 
 
 async def test_a_broker_that_wants_a_long_rest_is_not_waited_for(broker, client):
-    broker.answers.append(problem(errors.RateLimited("slow"), {"Retry-After": "3600"}))
+    broker.responses.append(problem(errors.RateLimited("slow"), {"Retry-After": "3600"}))
     with pytest.raises(errors.RateLimited) as raised:
         await client.version()
     assert raised.value.retry_after == 3600
@@ -216,7 +220,7 @@ async def test_a_broker_that_wants_a_long_rest_is_not_waited_for(broker, client)
 
 
 async def test_calls_share_a_connection(broker, client):
-    broker.answers.append(body(bodies.Version("1")))
+    broker.responses.append(body(bodies.Version("1")))
     for _ in range(5):
         await client.version()
     assert len(broker.connections) == 1

@@ -42,14 +42,14 @@ async def read(stream, count):
 
 
 async def test_instructions_come_as_bodies_without_signs_of_life(broker, client):
-    broker.answers.append(events(b": open\n\n" + event(1) + b": alive\n\n" + event(2), stay=True))
+    broker.responses.append(events(b": open\n\n" + event(1) + b": alive\n\n" + event(2), stay=True))
     assert await read(client.stream(), 2) == [1, 2]
     assert "Last-Event-ID" not in broker.seen[0].headers
     assert broker.seen[0].headers["Accept"] == "text/event-stream"
 
 
 async def test_a_cut_stream_goes_on_after_the_last_event(broker, client):
-    broker.answers += [events(event(1) + event(2)), hang_up, events(event(3), stay=True)]
+    broker.responses += [events(event(1) + event(2)), hang_up, events(event(3), stay=True)]
     assert await read(client.stream(after="0"), 3) == [1, 2, 3]
     resumed = [seen.headers["Last-Event-ID"] for seen in broker.seen]
     assert resumed[0] == "0"
@@ -58,14 +58,14 @@ async def test_a_cut_stream_goes_on_after_the_last_event(broker, client):
 
 async def test_an_event_that_was_cut_in_half_is_not_taken(broker, client):
     half = event(2)[:-10]
-    broker.answers += [events(event(1) + half), events(event(2), stay=True)]
+    broker.responses += [events(event(1) + half), events(event(2), stay=True)]
     assert await read(client.stream(), 2) == [1, 2]
 
 
 async def test_the_caller_hears_that_the_broker_begins_anew(broker, client):
     resets = []
     beginning = b'id: 5\nevent: reset\ndata: {"revision":5}\n\n'
-    broker.answers += [events(beginning), events(event(6), stay=True)]
+    broker.responses += [events(beginning), events(event(6), stay=True)]
     stream = client.stream(after="1", on_reset=lambda: resets.append("reset"))
     assert await read(stream, 1) == [6]
     assert resets == ["reset"]
@@ -76,50 +76,50 @@ async def test_after_a_reset_without_an_id_the_stream_is_not_resumed_behind_an_o
     broker, client
 ):
     """A broker that lost its store counts from the start, and may never come to the old number."""
-    broker.answers += [events(event(7)), events(b"event: reset\ndata: {}\n\n")]
-    broker.answers += [events(event(2), stay=True)]
+    broker.responses += [events(event(7)), events(b"event: reset\ndata: {}\n\n")]
+    broker.responses += [events(event(2), stay=True)]
     assert await read(client.stream(), 2) == [7, 2]
     resumed = [seen.headers.get("Last-Event-ID", "") for seen in broker.seen]
     assert resumed == ["", "7", ""]
 
 
 async def test_events_of_a_later_version_are_passed_over(broker, client):
-    broker.answers.append(events(event(1, name="weather") + event(2), stay=True))
+    broker.responses.append(events(event(1, name="weather") + event(2), stay=True))
     assert await read(client.stream(), 1) == [2]
 
 
 async def test_connecting_again_has_an_end(broker, client):
-    broker.answers.append(problem(NotReady("starting")))
+    broker.responses.append(problem(NotReady("starting")))
     with pytest.raises(NotReady):
         await read(client.stream(), 1)
     assert len(broker.seen) == 1 + QUICK.retries
 
 
 async def test_a_stream_that_ends_at_once_each_time_is_given_up(broker, client):
-    broker.answers.append(events(b": open\n\n"))
+    broker.responses.append(events(b": open\n\n"))
     with pytest.raises(BrokerUnreachable, match="the broker ended the stream"):
         await read(client.stream(), 1)
     assert len(broker.seen) == 1 + QUICK.retries
 
 
 async def test_an_event_gives_all_retries_back(broker, client):
-    broker.answers += [events(event(n)) for n in range(1, 10)]
+    broker.responses += [events(event(n)) for n in range(1, 10)]
     assert await read(client.stream(), 9) == list(range(1, 10))
 
 
 async def test_a_refusal_is_final(broker, client):
-    broker.answers.append(problem(Forbidden("not for a viewer")))
+    broker.responses.append(problem(Forbidden("not for a viewer")))
     with pytest.raises(Forbidden):
         await read(client.stream(), 1)
     assert len(broker.seen) == 1
 
 
 async def test_a_silent_stream_is_dead(broker, client):
-    broker.answers += [events(event(1), stay=True), events(event(2), stay=True)]
+    broker.responses += [events(event(1), stay=True), events(event(2), stay=True)]
     assert await read(client.stream(silence=timedelta(milliseconds=100)), 2) == [1, 2]
 
 
 async def test_what_is_no_instruction_is_unexpected(broker, client):
-    broker.answers.append(events(b"event: instruction\ndata: {}\n\n", stay=True))
+    broker.responses.append(events(b"event: instruction\ndata: {}\n\n", stay=True))
     with pytest.raises(UnexpectedAnswer):
         await read(client.stream(), 1)

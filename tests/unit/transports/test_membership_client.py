@@ -18,12 +18,14 @@ pytestmark = pytest.mark.broker("scripted")
 
 @pytest.fixture
 async def client(broker, certificates):
-    async with BrokerClient(broker.url, certificates.admin("a"), backoff=backoff.NONE) as client:
+    async with BrokerClient(
+        broker.url, certificates.admin("a"), backoff=backoff.NO_RETRIES
+    ) as client:
         yield client
 
 
 async def test_all_pages_of_members_are_read(broker, client):
-    broker.answers += [body(bodies.MemberList([MEMBER], "x")), body(bodies.MemberList([MEMBER]))]
+    broker.responses += [body(bodies.MemberList([MEMBER], "x")), body(bodies.MemberList([MEMBER]))]
     assert await client.members.all() == [MEMBER, MEMBER]
     assert broker.seen[1].query == {"continue": "x"}
 
@@ -31,7 +33,7 @@ async def test_all_pages_of_members_are_read(broker, client):
 async def test_a_token_is_not_made_twice_when_the_answer_is_lost(broker, certificates):
     patient = BrokerClient(broker.url, certificates.admin("a"))
     async with patient as client:
-        broker.answers.append(hang_up)
+        broker.responses.append(hang_up)
         with pytest.raises(BrokerUnreachable):
             await client.tokens.create(bodies.TokenRequest())
     assert len(broker.seen) == 1

@@ -33,7 +33,7 @@ def test_a_missing_file_is_named_with_what_to_do(certificates, make_context, mis
 @pytest.mark.parametrize("algorithm", [Algorithm.P256, Algorithm.RSA], ids=str)
 def test_a_certificate_and_a_key_that_do_not_match_are_named(certificates, make_context, algorithm):
     directory = certificates.cluster("a")
-    other = certificates.write("b", profiles.client("b"), algorithm=algorithm)
+    other = certificates.write("b", profiles.client_profile("b"), algorithm=algorithm)
     (directory / "tls.key").write_bytes((other / "tls.key").read_bytes())
     with pytest.raises(InvalidSettings, match=r"tls\.crt and .*tls\.key do not match; use the"):
         make_context(directory)
@@ -60,20 +60,20 @@ def test_a_reloading_context_does_not_start_with_broken_files(certificates):
 
 
 def test_the_end_of_a_certificate_is_told(certificates):
-    directory = certificates.write("a", profiles.client("a"), lifetime=timedelta(hours=3))
+    directory = certificates.write("a", profiles.client_profile("a"), lifetime=timedelta(hours=3))
     expected = certificates.now.replace(microsecond=0) + timedelta(hours=3)
-    assert tls.expires_at(directory) == expected
+    assert tls.certificate_expiry(directory) == expected
 
 
 def test_the_end_of_what_is_no_certificate_is_an_error(tmp_path):
     (tmp_path / "tls.crt").write_text("garbage")
     with pytest.raises(InvalidSettings, match=r"tls\.crt: not a certificate in PEM form"):
-        tls.expires_at(tmp_path)
+        tls.certificate_expiry(tmp_path)
 
 
 def test_a_key_that_others_can_read_is_a_warning_since_kubernetes_mounts_it_so(certificates):
     directory = certificates.server()
-    assert tls.exposed_key(directory) == ""
+    assert tls.key_mode_warning(directory) == ""
     (directory / "tls.key").chmod(0o644)
-    assert "mode 0644, so other users can access it; chmod 600" in tls.exposed_key(directory)
+    assert "mode 0644, so other users can access it; chmod 600" in tls.key_mode_warning(directory)
     tls.server_context(directory)

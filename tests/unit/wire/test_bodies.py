@@ -18,7 +18,7 @@ FIELDS = {
     bodies.ReservationRequest: (
         "requestedResources priority duration wait policy weights targetClusterID constraints"
     ),
-    bodies.ConstraintsBody: "labels region exclude maxPricePerHour currency",
+    bodies.Constraints: "labels region exclude maxPricePerHour currency",
     bodies.ReservationStatus: (
         "phase message reason reservedAt expiresAt waitUntil acknowledgedAt activatedAt finishedAt"
     ),
@@ -28,7 +28,7 @@ FIELDS = {
         " previousClusterIDs cost revision"
     ),
     bodies.ReservationList: "reservations next",
-    bodies.Published: "advertisement providerInstructions",
+    bodies.PublishResult: "advertisement providerInstructions",
     bodies.RenewRequest: "duration",
     bodies.RefuseRequest: "reason",
     bodies.CordonRequest: "reason",
@@ -38,12 +38,12 @@ FIELDS = {
     ),
     bodies.Cluster: "advertisement status",
     bodies.ClusterList: "clusters next",
-    bodies.Drained: "cluster reservations",
+    bodies.DrainResult: "cluster reservations",
     bodies.Instruction: "revision role action message reservation grant",
     grant_bodies.SignedGrant: "grant",
     grant_bodies.PublicKey: "kid x kty crv alg use",
     grant_bodies.KeySet: "keys",
-    bodies.Remedy: "clusterID text less maxPricePerHour currency dropLabels",
+    bodies.Suggestion: "clusterID text less maxPricePerHour currency dropLabels",
     bodies.Candidate: "clusterID fits refusals score pricePerHour currency remedy",
     bodies.Explanation: "summary total fitting refusals candidates remedy quota",
     bodies.Problem: "type title status detail code error hint retryable explanation",
@@ -78,7 +78,7 @@ def test_fields_have_their_names(kind):
     ],
 )
 def test_names_are_in_camel_case_with_acronyms(name, wire):
-    assert bodies.camel(name) == wire
+    assert bodies.camel_case(name) == wire
 
 
 @pytest.mark.parametrize("kind", FIELDS, ids=lambda kind: kind.__name__)
@@ -123,7 +123,7 @@ AMOUNTS = {"cpu": "1", "memory": "1Gi"}
             bodies.ReservationRequest,
             lambda name: {"requestedResources": AMOUNTS, "targetClusterID": name},
         ),
-        (bodies.ConstraintsBody, lambda name: {"exclude": ["a", name]}),
+        (bodies.Constraints, lambda name: {"exclude": ["a", name]}),
     ],
     ids=["clusterID", "targetClusterID", "exclude"],
 )

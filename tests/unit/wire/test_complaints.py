@@ -44,4 +44,4 @@ class Outer(msgspec.Struct):
 def test_the_field_is_named_and_what_is_wrong_with_it(value, said):
     with pytest.raises(msgspec.ValidationError) as refused:
         msgspec.convert(value, Outer)
-    assert complaints.readable(refused.value) == said
+    assert complaints.readable_validation_error(refused.value) == said

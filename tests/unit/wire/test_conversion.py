@@ -11,10 +11,10 @@ from kubelend.core.lifecycle import Phase, Reason
 from kubelend.core.models import REGION_LABEL, ClusterId
 from kubelend.core.resources import Resources
 from kubelend.wire import bodies, conversion, quantities
-from kubelend.wire.conversion import Terms
+from kubelend.wire.conversion import RequestLimits
 
 A, R = ClusterId("a"), ClusterId("r")
-TERMS = Terms(make.HOUR, 24 * make.HOUR, make.MINUTE)
+TERMS = RequestLimits(make.HOUR, 24 * make.HOUR, make.MINUTE)
 CAPACITY = bodies.Quantities("4", "8Gi")
 
 amounts = st.builds(
@@ -36,12 +36,12 @@ def request(key="", **fields):
 
 @given(amounts)
 def test_amounts_come_back_exactly_as_offered(found):
-    assert quantities.offered(quantities.of(found), "x") == found
+    assert quantities.parse_offered(quantities.to_quantities(found), "x") == found
 
 
 @given(amounts.filter(lambda found: found.cpu and found.memory))
 def test_amounts_come_back_exactly_as_asked(found):
-    assert quantities.wanted(quantities.of(found)) == found
+    assert quantities.parse_reservation_amounts(quantities.to_quantities(found)) == found
 
 
 def test_identity_is_the_callers_and_not_the_bodys():
@@ -75,9 +75,9 @@ def test_region_counts_as_one_of_the_labels():
     ):
         conversion.to_advertisement(body, A, make.T0)
     with pytest.raises(errors.InvalidInput, match=r"constraints\.labels: too many labels"):
-        request(constraints=bodies.ConstraintsBody(labels=labels, region="eu"))
+        request(constraints=bodies.Constraints(labels=labels, region="eu"))
     named = {**dict(list(labels.items())[1:]), REGION_LABEL: "us"}
-    found = request(constraints=bodies.ConstraintsBody(labels=named, region="eu"))
+    found = request(constraints=bodies.Constraints(labels=named, region="eu"))
     assert (len(found.constraints.labels), found.constraints.labels[REGION_LABEL]) == (64, "eu")
 
 
@@ -85,7 +85,7 @@ def test_region_is_a_label_like_any_other():
     body = bodies.Advertisement("a", bodies.Metrics(CAPACITY), labels={"x": "y"}, region="eu")
     found = conversion.to_advertisement(body, A, make.T0)
     assert found.labels == {"x": "y", REGION_LABEL: "eu"}
-    wish = bodies.ConstraintsBody(region="eu", labels={"x": "y"})
+    wish = bodies.Constraints(region="eu", labels={"x": "y"})
     assert request(constraints=wish).constraints.labels == {"x": "y", REGION_LABEL: "eu"}
 
 
@@ -148,9 +148,9 @@ def test_cost_without_an_amount_is_no_price(cost):
 
 
 def test_currency_is_named_or_left_to_those_who_fit():
-    wish = bodies.ConstraintsBody(max_price_per_hour="1")
+    wish = bodies.Constraints(max_price_per_hour="1")
     assert request(constraints=wish).constraints.currency == ""
-    wish = bodies.ConstraintsBody(currency="eur")
+    wish = bodies.Constraints(currency="eur")
     assert request(constraints=wish).constraints.currency == "EUR"
 
 
@@ -215,7 +215,7 @@ def test_waiting_reservation_has_an_empty_target():
 def test_explanation_says_the_same_in_words_and_numbers():
     ledger = make.ledger(a="cpu=4,memory=8Gi", b="cpu=1,memory=8Gi")
     question = make.question("cpu=2,memory=1Gi")
-    body = conversion.from_explanation(explanations.explain(question, ledger.fleet, 5))
+    body = conversion.from_explanation(explanations.explain_placement(question, ledger.fleet, 5))
     assert body.summary == "1/2 clusters fit: 1 InsufficientCPU"
     assert (body.total, body.fitting, body.refusals) == (2, 1, {"InsufficientCPU": 1})
     fits, misses = body.candidates

@@ -69,7 +69,7 @@ def schema_of(document):
 
 
 def named(group, plural):
-    return crds.documents()[f"{group}_{plural}.yaml"]
+    return crds.crd_documents()[f"{group}_{plural}.yaml"]
 
 
 def nodes(schema, path=""):
@@ -117,22 +117,22 @@ def test_what_the_contract_names_is_there(head, place, words):
     assert set(part.get("required", ())) == required - LAXER.get(f"{group} {kind}", set())
 
 
-@pytest.mark.parametrize("kind", crds.KINDS, ids=lambda kind: kind.kind)
+@pytest.mark.parametrize("kind", crds.ALL_KINDS, ids=lambda kind: kind.kind)
 def test_our_columns_are_for_wide_tables_and_the_age_is_last(kind):
-    columns = version_of(crds.definition(kind))["additionalPrinterColumns"]
+    columns = version_of(crds.crd(kind))["additionalPrinterColumns"]
     names = [column["name"] for column in columns]
     assert len(set(names)) == len(names)
     assert "Age" not in names[:-1]
-    paths = dict(nodes(schema_of(crds.definition(kind))))
+    paths = dict(nodes(schema_of(crds.crd(kind))))
     for column in columns:
         assert column["jsonPath"] == ".metadata.creationTimestamp" or column["jsonPath"] in paths
 
 
-@pytest.mark.parametrize("kind", crds.KINDS, ids=lambda kind: kind.kind)
+@pytest.mark.parametrize("kind", crds.ALL_KINDS, ids=lambda kind: kind.kind)
 def test_every_part_is_structural_bounded_and_documented(kind):
     wrong = {
         path: complaint
-        for path, node in nodes(schema_of(crds.definition(kind)))
+        for path, node in nodes(schema_of(crds.crd(kind)))
         if path not in ("", ".apiVersion", ".kind", ".metadata")
         and (complaint := complaint_about(node, path))
     }
@@ -180,7 +180,7 @@ def defaults(record, path=""):
 
 @pytest.mark.parametrize("sample", object_samples.ALL, ids=lambda sample: sample.kind)
 def test_no_field_of_a_record_is_lost(sample):
-    schema = schema_of(crds.definition(type(sample)))
+    schema = schema_of(crds.crd(type(sample)))
     body = msgspec.json.decode(msgspec.json.encode(sample))
     kept = {**pruned(schema, body), "metadata": body["metadata"]}
     assert kept == body
@@ -188,11 +188,11 @@ def test_no_field_of_a_record_is_lost(sample):
 
 
 def test_every_kind_has_its_sample():
-    assert {type(sample) for sample in object_samples.ALL} == set(crds.KINDS)
+    assert {type(sample) for sample in object_samples.ALL} == set(crds.ALL_KINDS)
 
 
 def test_names_are_told_apart():
-    names = [document["spec"]["names"] for document in crds.documents().values()]
+    names = [document["spec"]["names"] for document in crds.crd_documents().values()]
     short = [one for each in names for one in each["shortNames"]]
     assert short == ["adv", "rreq", "rins", "pins", "cadv", "rsv", "csess", "ledg"]
     for each in names:
@@ -208,7 +208,7 @@ def test_phases_are_those_of_the_core():
 
 
 def test_old_servers_get_the_same_without_rules():
-    with_rules, without = crds.documents(), crds.documents(cel=False)
+    with_rules, without = crds.crd_documents(), crds.crd_documents(cel=False)
     assert with_rules.keys() == without.keys()
     assert rules.VALIDATIONS in repr(with_rules)
     assert rules.VALIDATIONS not in repr(without)
@@ -242,7 +242,7 @@ class Unknown(msgspec.Struct):
 
 def test_what_no_schema_can_say_is_an_error():
     with pytest.raises(TypeError, match="is not supported in a structural schema"):
-        schemas.of(Unknown)
+        schemas.structural_schema(Unknown)
 
 
 class Parent(msgspec.Struct):
@@ -263,9 +263,9 @@ class Child(Parent):
 
 
 def test_docstrings_of_fields_are_inherited_and_replaced():
-    assert docstrings.of_class(Parent) == "One and the other."
-    assert docstrings.of_fields(Parent) == {"first": "Of all.", "second": "Said first."}
-    assert docstrings.of_fields(Child) == {"first": "Of all.", "second": "Said later."}
+    assert docstrings.class_docstring(Parent) == "One and the other."
+    assert docstrings.field_docstrings(Parent) == {"first": "Of all.", "second": "Said first."}
+    assert docstrings.field_docstrings(Child) == {"first": "Of all.", "second": "Said later."}
 
 
 @pytest.mark.parametrize("text, fits", [("-1", True), ("", True), ("1Gi", True), ("Gi", False)])

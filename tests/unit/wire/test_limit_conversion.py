@@ -72,7 +72,7 @@ def test_what_cannot_hold_is_refused_with_its_field(body, problem):
 
 def test_what_holds_of_both_is_shown_with_every_list():
     other = make.policy(allow=["team-a"], hours=["08:00-18:00"])
-    holds = lending.stricter(limit_conversion.to_policy(FULL), other)
+    holds = lending.effective_policy(limit_conversion.to_policy(FULL), other)
     body = limit_conversion.from_lending(holds)
     assert body == bodies.EffectivePolicy(
         allow=[["team-*", "x"], ["team-a"]],
@@ -86,11 +86,13 @@ def test_what_holds_of_both_is_shown_with_every_list():
 
 
 def test_withheld_is_what_is_there_and_not_lent():
-    holds = lending.stricter(make.policy(keep_back="cpu=2", max_lent="gpu=1"), None)
+    holds = lending.effective_policy(make.policy(keep_back="cpu=2", max_lent="gpu=1"), None)
     available, reserved = make.resources("cpu=8,memory=8Gi,gpu=4"), make.resources("gpu=1")
-    assert limit_conversion.withheld(holds, available, reserved) == {"cpu": "2", "gpu": "4"}
-    assert limit_conversion.withheld(None, available, reserved) == {}
-    assert limit_conversion.withheld(holds, make.resources("cpu=1"), reserved) == {"cpu": "1"}
+    assert limit_conversion.withheld_amounts(holds, available, reserved) == {"cpu": "2", "gpu": "4"}
+    assert limit_conversion.withheld_amounts(None, available, reserved) == {}
+    assert limit_conversion.withheld_amounts(holds, make.resources("cpu=1"), reserved) == {
+        "cpu": "1"
+    }
 
 
 def test_quota_is_shown_with_what_is_used():
@@ -100,7 +102,7 @@ def test_quota_is_shown_with_what_is_used():
     desk.allot("r", limit_conversion.to_quota(body))
     desk.reserve("cpu=6,memory=1Gi")
     desk.reserve("cpu=4,memory=1Gi", wait=make.HOUR)
-    account = desk.ledger.accounts.get(make.R)
+    account = desk.ledger.quota_usages.get(make.R)
     assert account is not None
     shown = limit_conversion.from_quota(make.R, account, desk.now)
     assert shown == limit_bodies.QuotaStatus(
@@ -119,7 +121,7 @@ def test_quota_is_shown_with_what_is_used():
 def test_quota_without_a_budget_shows_no_money():
     desk = make.Desk()
     desk.allot("r", limit_conversion.to_quota(QuotaRequest()))
-    account = desk.ledger.accounts.get(ClusterId("r"))
+    account = desk.ledger.quota_usages.get(ClusterId("r"))
     assert account is not None
     shown = limit_conversion.from_quota(make.R, account, desk.now)
     assert (shown.quota, shown.used) == (limit_bodies.Quota(), limit_bodies.QuotaUse())
@@ -139,7 +141,7 @@ def test_quota_that_cannot_be_is_refused_with_its_field(body, problem):
         limit_conversion.to_quota(body)
 
 
-HOURS = st.from_regex(patterns.HOURS["pattern"].replace("$", r"\Z"))
+HOURS = st.from_regex(patterns.HOURS["pattern"].update("$", r"\Z"))
 
 
 @given(HOURS.filter(lambda text: len(text) <= 160))
@@ -157,18 +159,18 @@ def test_hours_that_are_read_fit_the_document(text):
 @given(st.text(st.characters(max_codepoint=0x200), max_size=6))
 def test_names_that_are_taken_are_those_that_fit_the_document(text):
     try:
-        lending.check_names((text,), "allow")
+        lending.check_name_patterns((text,), "allow")
         taken = True
     except errors.InvalidInput:
         taken = False
-    fits = re.search(patterns.REQUESTERS["pattern"].replace("$", r"\Z"), text) is not None
+    fits = re.search(patterns.REQUESTERS["pattern"].update("$", r"\Z"), text) is not None
     assert fits == taken or "\xad" in text, "a soft hyphen is invisible, for which there is no word"
 
 
 def problem_of(text):
     """Why the parser refuses a text of opening hours; empty if it does not."""
     try:
-        hours.parse(text)
+        hours.parse_opening_hours(text)
     except errors.InvalidInput as problem:
         return problem.message
     return ""

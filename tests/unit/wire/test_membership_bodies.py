@@ -22,8 +22,8 @@ FIELDS = {
     membership_bodies.Revocation: "member known released drained tokens letIn",
     membership_bodies.Removal: "refused refusedUntil tokens letIn",
     membership_bodies.JoinRequest: "token name request role",
-    membership_bodies.Joined: "certificate authorities port",
-    membership_bodies.JoinWaits: "standing key",
+    membership_bodies.JoinResult: "certificate authorities port",
+    membership_bodies.JoinPending: "standing key",
 }
 
 

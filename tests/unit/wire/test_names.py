@@ -8,21 +8,25 @@ from kubelend.wire import mailboxes, names
 
 @pytest.mark.parametrize("id", ["rsv-1", "a.b-c.d", "x" * 240])
 def test_id_that_can_be_a_name_is_one(id):
-    assert names.safe(id) == id
+    assert names.object_name(id) == id
 
 
 @pytest.mark.parametrize("id", ["Upper", "a b", "", "-a", "a..b", "x" * 241, "\ud800", "ß"])
 def test_other_id_is_hashed(id):
-    assert names.safe(id).startswith("hashed-")
-    assert len(names.safe(id)) == 47
+    assert names.object_name(id).startswith("hashed-")
+    assert len(names.object_name(id)) == 47
 
 
 def test_id_that_looks_hashed_is_hashed_again_so_that_no_two_names_meet():
-    assert names.safe(names.safe("A")) != names.safe("A")
-    assert mailboxes.mirror_name(names.safe("A")) != mailboxes.mirror_name("A")
+    assert names.object_name(names.object_name("A")) != names.object_name("A")
+    assert mailboxes.reservation_object_name(
+        names.object_name("A")
+    ) != mailboxes.reservation_object_name("A")
 
 
 @pytest.mark.parametrize("id", ["bonn", "Bonn", "hashed-x"])
 def test_mailbox_and_store_call_the_same_thing_the_same(id):
-    assert mailboxes.advertisement_name(id) == kube_objects.name_of("cluster", id)
-    assert mailboxes.mirror_name(id) == kube_objects.name_of("reservation", id)
+    assert mailboxes.advertisement_object_name(id) == kube_objects.record_object_name("cluster", id)
+    assert mailboxes.reservation_object_name(id) == kube_objects.record_object_name(
+        "reservation", id
+    )

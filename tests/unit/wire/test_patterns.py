@@ -12,7 +12,7 @@ from kubelend.core.lifecycle import Phase
 from kubelend.core.models import ClusterId
 from kubelend.wire import bodies, conversion, patterns, quantities
 
-TERMS = conversion.Terms(*[durations.LONGEST] * 3)
+TERMS = conversion.RequestLimits(*[durations.MAX_DURATION] * 3)
 
 
 def fits(schema, text):
@@ -41,7 +41,7 @@ def near(schema, letters):
 
 
 def offered(cpu="1", **amounts):
-    return quantities.offered(bodies.Quantities(cpu, "1", **amounts), "x")
+    return quantities.parse_offered(bodies.Quantities(cpu, "1", **amounts), "x")
 
 
 def with_gpu(text):
@@ -53,7 +53,7 @@ def with_extended(name):
 
 
 def wanted(cpu):
-    return quantities.wanted(bodies.Quantities(cpu, "1"))
+    return quantities.parse_reservation_amounts(bodies.Quantities(cpu, "1"))
 
 
 def lasting(text):
@@ -91,7 +91,7 @@ def test_quantities(text):
 @given(near(patterns.QUANTITY, "0123456789.+-eEnumkMGTPKi"))
 @example("")
 def test_quantities_that_may_be_left_out(text):
-    assert fits(patterns.QUANTITY_OR_NONE, text) == accepts(with_gpu, text)
+    assert fits(patterns.OPTIONAL_QUANTITY, text) == accepts(with_gpu, text)
 
 
 @given(st.from_regex(patterns.QUANTITY["pattern"], fullmatch=True).filter(lambda t: len(t) <= 64))
@@ -100,14 +100,14 @@ def test_quantities_that_may_be_left_out(text):
 @example("+.001n")
 @example("-0")
 def test_wanted_is_more_than_zero(text):
-    number, text_part = patterns.WANTED["properties"]["cpu"]["anyOf"]
+    number, text_part = patterns.POSITIVE_CPU_AND_MEMORY["properties"]["cpu"]["anyOf"]
     assert number["minimum"] == 1
     assert bool(re.search(text_part["pattern"], text)) == accepts(wanted, text)
 
 
 @pytest.mark.parametrize("number", [-1, 0, 1, 2**63 // 1000, 2**63 // 1000 + 1])
 def test_numbers_of_cores_have_a_range(number):
-    is_within = patterns.CORES["minimum"] <= number <= patterns.CORES["maximum"]
+    is_within = patterns.CORES_NUMBER["minimum"] <= number <= patterns.CORES_NUMBER["maximum"]
     try:
         offered(number)
     except InvalidInput:
@@ -162,7 +162,7 @@ def test_names_of_resources(text):
 
 
 def test_policies_and_scores_are_those_there_are():
-    assert tuple(policies.POLICIES) == patterns.POLICIES
+    assert tuple(policies.SCORING_POLICIES) == patterns.POLICIES
     assert tuple(policies.SCORES) == patterns.SCORES
 
 
@@ -181,4 +181,4 @@ def test_printable_amounts_fit_what_is_said_of_amounts():
     """What the broker answers is described by the same types."""
     for amount in (0, 1, 1500, 2**40, 2**63 - 1):
         for name in ("cpu", "memory", "example.com/fpga"):
-            assert fits(patterns.QUANTITY, resources.text(name, amount))
+            assert fits(patterns.QUANTITY, resources.format_amount(name, amount))

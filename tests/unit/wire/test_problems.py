@@ -63,13 +63,13 @@ def test_every_class_has_its_row():
 def test_error_becomes_a_problem_and_the_same_error_again(kind):
     error = kind("it went wrong", hint="do this")
     problem = problems.to_problem(error)
-    assert problem.status == int(problems.status_of(error)) == STATUSES[kind.code]
+    assert problem.status == int(problems.http_status(error)) == STATUSES[kind.code]
     assert problem.code == kind.code
     assert problem.type == f"urn:kubelend:problem:{kind.code}"
     assert (problem.detail, problem.hint) == ("it went wrong", "do this")
     assert problem.error == "it went wrong; do this"
     assert problem.retryable is kind.retryable
-    again = problems.from_answer(problem.status, msgspec.json.encode(problem))
+    again = problems.error_from_response(problem.status, msgspec.json.encode(problem))
     # One that is hidden must look like one that is not there.
     assert type(again) is (errors.NotFound if kind is errors.Hidden else kind)
     assert (again.message, again.hint) == ("it went wrong", "do this")
@@ -83,7 +83,7 @@ def test_error_without_a_hint_has_none():
 
 
 def test_explanation_goes_with_the_refusal():
-    explanation = explanations.explain(
+    explanation = explanations.explain_placement(
         make.question("cpu=9,memory=1Gi"), make.ledger(a="cpu=4,memory=8Gi").fleet, 10
     )
     problem = problems.to_problem(errors.NoCapacity("no", explanation=explanation))
@@ -102,7 +102,7 @@ def test_explanation_goes_with_the_refusal():
     ],
 )
 def test_answer_that_is_none_of_ours_is_unexpected(body, said):
-    error = problems.from_answer(404, body)
+    error = problems.error_from_response(404, body)
     assert type(error) is errors.UnexpectedAnswer
     assert not error.retryable
     assert error.message.startswith("the broker answered 404: ")
@@ -111,7 +111,7 @@ def test_answer_that_is_none_of_ours_is_unexpected(body, said):
 
 @pytest.mark.parametrize("status", [500, 502, 503, 504, 599])
 def test_page_of_a_proxy_whose_broker_is_away_may_be_tried_again(status):
-    error = problems.from_answer(status, b"<html>Bad Gateway</html>")
+    error = problems.error_from_response(status, b"<html>Bad Gateway</html>")
     assert type(error) is errors.Unavailable
     assert error.retryable
     assert error.message == f"the broker answered {status}: <html>Bad Gateway</html>"
@@ -119,6 +119,6 @@ def test_page_of_a_proxy_whose_broker_is_away_may_be_tried_again(status):
 
 def test_code_of_a_newer_broker_is_an_error_all_the_same():
     problem = bodies.Problem("urn:x", "Teapot", 418, "short and stout", "Teapot", "short and stout")
-    error = problems.from_answer(418, msgspec.json.encode(problem))
+    error = problems.error_from_response(418, msgspec.json.encode(problem))
     assert type(error) is KubelendError
     assert error.message == "short and stout"

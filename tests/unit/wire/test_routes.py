@@ -6,7 +6,7 @@ import pytest
 from kubelend.api.routing import HANDLERS
 from kubelend.core import errors
 from kubelend.wire import openapi, problems, routes
-from kubelend.wire.route import OF_ANY_ROUTE, Access
+from kubelend.wire.route import COMMON_ERRORS, Access
 
 
 def test_names_and_places_are_unique():
@@ -17,7 +17,7 @@ def test_names_and_places_are_unique():
 
 
 def test_every_route_has_a_handler_and_every_handler_a_route():
-    assert set(HANDLERS) == set(routes.BY_NAME)
+    assert set(HANDLERS) == set(routes.ROUTES_BY_NAME)
 
 
 @pytest.mark.parametrize("route", routes.ROUTES, ids=lambda route: route.name)
@@ -25,11 +25,11 @@ def test_route_says_what_it_needs_and_gives(route):
     assert route.method in {"GET", "POST", "PUT", "DELETE"}
     assert route.path.startswith("/")
     assert route.summary
-    assert route.answers
+    assert route.responses
     assert isinstance(route.access, Access)
     # A body or a value in the query can be wrong: then 400 has to be documented.
     if route.body is not None or any(found.place == "query" for found in route.parameters):
-        statuses = {int(problems.status_of(kind(""))) for kind in route.errors}
+        statuses = {int(problems.http_status(kind(""))) for kind in route.errors}
         assert 400 in statuses
 
 
@@ -46,7 +46,7 @@ def test_route_names_the_codes_of_what_its_body_holds(route):
     text = body_of(route)
     assert ("A Kubernetes quantity" in text) == (errors.InvalidQuantity in route.errors)
     assert ("A Go duration" in text) == (errors.InvalidDuration in route.errors)
-    assert {errors.InvalidInput, errors.TooSlow, errors.BodyTooLarge} <= {*route.named_errors}
+    assert {errors.InvalidInput, errors.TooSlow, errors.BodyTooLarge} <= {*route.declared_errors}
 
 
 def test_document_names_the_codes_that_any_route_can_answer():
@@ -54,10 +54,10 @@ def test_document_names_the_codes_that_any_route_can_answer():
     codes = document["components"]["schemas"]["Problem"]["properties"]["code"]["enum"]
     for route in routes.ROUTES:
         responses = document["paths"][route.path][route.method.lower()]["responses"]
-        for sign in problems.signs(OF_ANY_ROUTE):
+        for sign in problems.status_and_codes(COMMON_ERRORS):
             assert sign in responses["default"]["description"]
             assert sign.split()[1] in codes
-        for sign in problems.signs(route.named_errors):
+        for sign in problems.status_and_codes(route.declared_errors):
             status, code = sign.split()
             assert code in responses[status]["description"].split(", ")
 
@@ -73,14 +73,14 @@ PUBLISHED = {
 
 
 def test_routes_of_the_published_system_are_all_here():
-    found = {(route.method, route.path): route.answers for route in routes.ROUTES}
+    found = {(route.method, route.path): route.responses for route in routes.ROUTES}
     for place, status in PUBLISHED.items():
         assert status in found[place]
 
 
 def test_document_is_the_same_every_time():
-    assert openapi.text("1.2.3") == openapi.text("1.2.3")
-    document = msgspec.json.decode(openapi.text("1.2.3"))
+    assert openapi.document_bytes("1.2.3") == openapi.document_bytes("1.2.3")
+    document = msgspec.json.decode(openapi.document_bytes("1.2.3"))
     assert document == openapi.document("1.2.3")
     assert document["info"]["version"] == "1.2.3"
 
@@ -103,4 +103,4 @@ def test_all_but_these_may_be_said_again_when_an_answer_was_lost():
 
 @pytest.mark.parametrize("route", routes.ROUTES, ids=lambda route: route.name)
 def test_only_what_is_posted_has_to_be_marked_as_harmless_twice(route):
-    assert route.method == "POST" or not route.harmless_twice
+    assert route.method == "POST" or not route.idempotent

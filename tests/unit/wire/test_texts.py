@@ -23,17 +23,17 @@ STEERING = [
 @pytest.mark.parametrize("character", STEERING, ids=ascii)
 def test_no_character_that_steers_is_plain(character):
     assert not texts.is_plain(f"a{character}b")
-    assert texts.in_one_line(f"a{character}{character}b") == "a b"
+    assert texts.to_single_line(f"a{character}{character}b") == "a b"
     with pytest.raises(InvalidInput):
-        texts.checked(character, "region")
+        texts.check_plain(character, "region")
 
 
 @pytest.mark.parametrize(
     "text", ["", " ", "eu-west", "Zürich", "東京", "a\xa0b", "👩\u200d🔬", "\ufeff", "{}'\"\\"]
 )
 def test_any_other_text_is_left_as_it_is(text):
-    assert texts.checked(text, "region") is text
-    assert texts.in_one_line(text) is text
+    assert texts.check_plain(text, "region") is text
+    assert texts.to_single_line(text) is text
 
 
 @given(st.text(st.characters() | st.sampled_from(STEERING)))
@@ -46,7 +46,7 @@ def test_what_is_published_is_what_holds(text):
 
 def test_message_names_the_field_and_is_plain_itself():
     with pytest.raises(InvalidInput) as raised:
-        texts.checked("eu\x1b]0;owned\x07", "region")
+        texts.check_plain("eu\x1b]0;owned\x07", "region")
     assert str(raised.value) == (
         r"region: 'eu\x1b]0;owned\x07' contains a control character or a line break;"
         " use plain text in a single line"
@@ -61,11 +61,11 @@ def offer(**fields):
 
 
 def wish(target="", **constraints):
-    limits = conversion.Terms(*[durations.LONGEST] * 3)
+    limits = conversion.RequestLimits(*[durations.MAX_DURATION] * 3)
     body = bodies.ReservationRequest(
         bodies.Quantities("1", "1Gi"),
         target_cluster_id=target,
-        constraints=bodies.ConstraintsBody(**constraints),
+        constraints=bodies.Constraints(**constraints),
     )
     return conversion.to_request(body, ClusterId("a"), "", limits)
 

@@ -7,7 +7,7 @@ from typing import Any
 from kubelend.wire import bodies, grant_bodies
 from kubelend.wire.route import API, Access, Route
 
-ROUTES: tuple[Route, ...] = (
+ABOUT_ROUTES: tuple[Route, ...] = (
     Route(
         "version",
         "GET",

@@ -6,14 +6,14 @@ from kubelend.core import errors
 from kubelend.wire import bodies
 from kubelend.wire.route import API, Access, Route
 
-ROUTES: tuple[Route, ...] = (
+ADVERTISEMENT_ROUTES: tuple[Route, ...] = (
     Route(
         "publish",
         "POST",
         f"{API}/advertisements",
         "Publish the caller's advertisement",
         Access.CLUSTER,
-        {200: bodies.Published},
+        {200: bodies.PublishResult},
         bodies.Advertisement,
         errors=(
             errors.InvalidInput,
@@ -22,7 +22,7 @@ ROUTES: tuple[Route, ...] = (
             errors.Forbidden,
             errors.IdentityInUse,
         ),
-        harmless_twice=True,
+        idempotent=True,
     ),
     Route(
         "get_advertisement",

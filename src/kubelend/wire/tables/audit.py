@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from kubelend.core import errors
 from kubelend.wire import audit_bodies, bodies
-from kubelend.wire.route import API, NUMBERED_PAGE, Access, Parameter, Route
+from kubelend.wire.route import API, NUMBERED_PAGE_PARAMETERS, Access, Parameter, Route
 
-ROUTES: tuple[Route, ...] = (
+AUDIT_ROUTES: tuple[Route, ...] = (
     Route(
         "audit_log",
         "GET",
@@ -25,7 +25,7 @@ ROUTES: tuple[Route, ...] = (
                 "since", "Only lines at or after this time (RFC 3339)", schema=bodies.Timestamp
             ),
             Parameter("until", "Only lines before this time (RFC 3339)", schema=bodies.Timestamp),
-            *NUMBERED_PAGE,
+            *NUMBERED_PAGE_PARAMETERS,
         ),
         errors=(errors.InvalidInput, errors.Forbidden),
     ),

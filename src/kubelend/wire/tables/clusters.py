@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from kubelend.core import errors
 from kubelend.wire import bodies
-from kubelend.wire.route import API, PAGE, Access, Route
+from kubelend.wire.route import API, PAGE_PARAMETERS, Access, Route
 
-ROUTES: tuple[Route, ...] = (
+CLUSTER_ROUTES: tuple[Route, ...] = (
     Route(
         "list_clusters",
         "GET",
@@ -14,7 +14,7 @@ ROUTES: tuple[Route, ...] = (
         "List clusters with their status",
         Access.READER,
         {200: bodies.ClusterList},
-        parameters=PAGE,
+        parameters=PAGE_PARAMETERS,
         errors=(errors.InvalidInput, errors.Forbidden),
     ),
     Route(
@@ -35,7 +35,7 @@ ROUTES: tuple[Route, ...] = (
         {200: bodies.Cluster},
         bodies.CordonRequest,
         errors=(errors.InvalidInput, errors.Forbidden, errors.NotFound),
-        harmless_twice=True,
+        idempotent=True,
     ),
     Route(
         "uncordon",
@@ -45,7 +45,7 @@ ROUTES: tuple[Route, ...] = (
         Access.ADMIN,
         {200: bodies.Cluster},
         errors=(errors.Forbidden, errors.NotFound),
-        harmless_twice=True,
+        idempotent=True,
     ),
     Route(
         "drain",
@@ -53,7 +53,7 @@ ROUTES: tuple[Route, ...] = (
         f"{API}/clusters/{{cluster}}/drain",
         "Cordon a cluster and move its reservations to others; those that fit nowhere else are released",
         Access.ADMIN,
-        {200: bodies.Drained},
+        {200: bodies.DrainResult},
         bodies.CordonRequest,
         errors=(errors.InvalidInput, errors.Forbidden, errors.NotFound),
     ),

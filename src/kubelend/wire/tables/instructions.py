@@ -10,9 +10,9 @@ from kubelend.core import errors
 from kubelend.wire import bodies, patterns
 from kubelend.wire.route import API, EVENT_STREAM, LAST_EVENT_ID, Access, Parameter, Route
 
-_EVENT_ID = Annotated[str, Meta(extra_json_schema=patterns.EVENT_ID)]
+_EVENT_ID_SCHEMA = Annotated[str, Meta(extra_json_schema=patterns.EVENT_ID)]
 
-ROUTES: tuple[Route, ...] = (
+INSTRUCTION_ROUTES: tuple[Route, ...] = (
     Route(
         "instructions",
         "GET",
@@ -28,7 +28,9 @@ ROUTES: tuple[Route, ...] = (
         "Stream instructions for the calling requester or provider as server-sent events",
         Access.CLUSTER,
         {200: bodies.Instruction},
-        parameters=(Parameter(LAST_EVENT_ID, "Resume after this event", "header", _EVENT_ID),),
+        parameters=(
+            Parameter(LAST_EVENT_ID, "Resume after this event", "header", _EVENT_ID_SCHEMA),
+        ),
         errors=(errors.InvalidInput, errors.IdentityInUse, errors.LimitExceeded),
         media_type=EVENT_STREAM,
     ),
@@ -40,7 +42,7 @@ ROUTES: tuple[Route, ...] = (
         Access.PROVIDER,
         {200: bodies.Reservation},
         errors=(errors.Forbidden, errors.NotFound, errors.WrongPhase, errors.IdentityInUse),
-        harmless_twice=True,
+        idempotent=True,
     ),
     Route(
         "refuse",
@@ -57,6 +59,6 @@ ROUTES: tuple[Route, ...] = (
             errors.WrongPhase,
             errors.IdentityInUse,
         ),
-        harmless_twice=True,
+        idempotent=True,
     ),
 )

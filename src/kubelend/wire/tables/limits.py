@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from kubelend.core import errors
 from kubelend.wire import limit_bodies
-from kubelend.wire.route import API, PAGE, Access, Route
+from kubelend.wire.route import API, PAGE_PARAMETERS, Access, Route
 
-_POLICY = f"{API}/clusters/{{cluster}}/policy"
-_QUOTA = f"{API}/quotas/{{cluster}}"
-_UNUSABLE = (
+_POLICY_PATH = f"{API}/clusters/{{cluster}}/policy"
+_QUOTA_PATH = f"{API}/quotas/{{cluster}}"
+_LIMIT_ERRORS = (
     errors.InvalidInput,
     errors.InvalidQuantity,
     errors.Forbidden,
     errors.NotFound,
 )
 
-ROUTES: tuple[Route, ...] = (
+LIMIT_ROUTES: tuple[Route, ...] = (
     Route(
         "get_policy",
         "GET",
-        _POLICY,
+        _POLICY_PATH,
         "Get the lending policies of a cluster: advertised, set by an administrator, and effective",
         Access.OWNER,
         {200: limit_bodies.PolicyStatus},
@@ -28,17 +28,17 @@ ROUTES: tuple[Route, ...] = (
     Route(
         "set_policy",
         "PUT",
-        _POLICY,
+        _POLICY_PATH,
         "Set the administrator's lending policy of a cluster; the stricter of it and the advertised applies",
         Access.ADMIN,
         {200: limit_bodies.PolicyStatus},
         limit_bodies.PolicyRequest,
-        errors=_UNUSABLE,
+        errors=_LIMIT_ERRORS,
     ),
     Route(
         "clear_policy",
         "DELETE",
-        _POLICY,
+        _POLICY_PATH,
         "Delete the administrator's lending policy of a cluster",
         Access.ADMIN,
         {204: None},
@@ -51,13 +51,13 @@ ROUTES: tuple[Route, ...] = (
         "List quotas and their usage",
         Access.READER,
         {200: limit_bodies.QuotaList},
-        parameters=PAGE,
+        parameters=PAGE_PARAMETERS,
         errors=(errors.InvalidInput, errors.Forbidden),
     ),
     Route(
         "get_quota",
         "GET",
-        _QUOTA,
+        _QUOTA_PATH,
         "Get a cluster's quota and its usage",
         Access.OWNER,
         {200: limit_bodies.QuotaStatus},
@@ -66,17 +66,17 @@ ROUTES: tuple[Route, ...] = (
     Route(
         "set_quota",
         "PUT",
-        _QUOTA,
+        _QUOTA_PATH,
         "Set a cluster's quota",
         Access.ADMIN,
         {200: limit_bodies.QuotaStatus},
         limit_bodies.QuotaRequest,
-        errors=_UNUSABLE,
+        errors=_LIMIT_ERRORS,
     ),
     Route(
         "clear_quota",
         "DELETE",
-        _QUOTA,
+        _QUOTA_PATH,
         "Delete a cluster's quota",
         Access.ADMIN,
         {204: None},

@@ -7,14 +7,14 @@ from typing import Annotated
 from msgspec import Meta
 
 from kubelend.core import errors
-from kubelend.core.members import Standing
+from kubelend.core.members import MembershipStatus
 from kubelend.wire import certificate_bodies, membership_bodies
-from kubelend.wire.route import API, PAGE, Access, Parameter, Route
+from kubelend.wire.route import API, PAGE_PARAMETERS, Access, Parameter, Route
 
-_STANDING = Annotated[str, Meta(extra_json_schema={"enum": list(Standing)})]
-_MEMBER = f"{API}/members/{{role}}/{{name}}"
+_MEMBERSHIP_STATUS_SCHEMA = Annotated[str, Meta(extra_json_schema={"enum": list(MembershipStatus)})]
+_MEMBER_PATH = f"{API}/members/{{role}}/{{name}}"
 
-ROUTES: tuple[Route, ...] = (
+MEMBERSHIP_ROUTES: tuple[Route, ...] = (
     Route(
         "create_token",
         "POST",
@@ -50,24 +50,27 @@ ROUTES: tuple[Route, ...] = (
         "List members: joined, waiting for approval, or revoked",
         Access.READER,
         {200: membership_bodies.MemberList},
-        parameters=(Parameter("standing", "Filter by membership status", schema=_STANDING), *PAGE),
+        parameters=(
+            Parameter("standing", "Filter by membership status", schema=_MEMBERSHIP_STATUS_SCHEMA),
+            *PAGE_PARAMETERS,
+        ),
         errors=(errors.InvalidInput, errors.Forbidden),
     ),
     Route(
         "accept_member",
         "POST",
-        f"{_MEMBER}/accept",
+        f"{_MEMBER_PATH}/accept",
         "Approve a join request, or a revoked member",
         Access.ADMIN,
         {200: membership_bodies.Member},
         membership_bodies.AcceptRequest,
         errors=(errors.InvalidInput, errors.Forbidden, errors.NotFound, errors.Conflict),
-        harmless_twice=True,
+        idempotent=True,
     ),
     Route(
         "reject_member",
         "POST",
-        f"{_MEMBER}/reject",
+        f"{_MEMBER_PATH}/reject",
         "Deny a join request",
         Access.ADMIN,
         {204: None},
@@ -76,18 +79,18 @@ ROUTES: tuple[Route, ...] = (
     Route(
         "revoke_member",
         "POST",
-        f"{_MEMBER}/revoke",
+        f"{_MEMBER_PATH}/revoke",
         "Revoke a member: its certificates are rejected from now on, also on open connections",
         Access.ADMIN,
         {200: membership_bodies.Revocation},
         membership_bodies.RevokeRequest,
         errors=(errors.InvalidInput, errors.Forbidden, errors.NotFound, errors.Conflict),
-        harmless_twice=True,
+        idempotent=True,
     ),
     Route(
         "remove_member",
         "DELETE",
-        _MEMBER,
+        _MEMBER_PATH,
         "Delete a member, and its cluster if that has no active reservations; its certificates are rejected",
         Access.ADMIN,
         {200: membership_bodies.Removal},
@@ -102,6 +105,6 @@ ROUTES: tuple[Route, ...] = (
         {200: certificate_bodies.IssuedCertificate},
         certificate_bodies.CertificateRequest,
         errors=(errors.InvalidInput, errors.Forbidden, errors.Conflict),
-        harmless_twice=True,
+        idempotent=True,
     ),
 )

@@ -11,29 +11,31 @@ from kubelend.wire import bodies, grant_bodies, patterns
 from kubelend.wire.route import (
     API,
     IDEMPOTENCY_KEY,
+    MAX_FINISHED,
     MAX_KEY_LENGTH,
-    MOST_OVER,
-    NUMBERED_PAGE,
+    NUMBERED_PAGE_PARAMETERS,
     Access,
     Parameter,
     Route,
 )
 
-_KEY = Parameter(
+_KEY_PARAMETER = Parameter(
     IDEMPOTENCY_KEY,
     "Idempotency key: repeated requests with the same key return the same reservation",
     "header",
     Annotated[str, Meta(max_length=MAX_KEY_LENGTH, extra_json_schema=patterns.PRINTABLE)],
 )
-_DRY_RUN = Parameter("dryRun", "`true`: return the placement without reserving", schema=bool)
-_CANDIDATES = Parameter(
+_DRY_RUN_PARAMETER = Parameter(
+    "dryRun", "`true`: return the placement without reserving", schema=bool
+)
+_CANDIDATES_PARAMETER = Parameter(
     "limit",
     "Maximum number of clusters to evaluate in detail, up to 100",
     schema=Annotated[int, Meta(ge=0, le=100)],
 )
-_PHASES = Annotated[str, Meta(extra_json_schema=patterns.PHASES)]
+_PHASES_SCHEMA = Annotated[str, Meta(extra_json_schema=patterns.PHASES)]
 
-ROUTES: tuple[Route, ...] = (
+RESERVATION_ROUTES: tuple[Route, ...] = (
     Route(
         "reserve",
         "POST",
@@ -42,7 +44,11 @@ ROUTES: tuple[Route, ...] = (
         Access.CLUSTER,
         {200: bodies.Explanation, 201: bodies.Reservation, 202: bodies.Reservation},
         bodies.ReservationRequest,
-        (_KEY, _DRY_RUN, _CANDIDATES._replace(description="With `dryRun`: as in explain")),
+        (
+            _KEY_PARAMETER,
+            _DRY_RUN_PARAMETER,
+            _CANDIDATES_PARAMETER._replace(description="With `dryRun`: as in explain"),
+        ),
         (
             errors.InvalidInput,
             errors.InvalidQuantity,
@@ -54,7 +60,7 @@ ROUTES: tuple[Route, ...] = (
             errors.IdentityInUse,
             errors.QueueFull,
         ),
-        harmless_twice=True,  # by its idempotency key
+        idempotent=True,  # by its idempotency key
     ),
     Route(
         "list_reservations",
@@ -67,12 +73,12 @@ ROUTES: tuple[Route, ...] = (
             Parameter(
                 "role",
                 "Filter by the cluster's role; viewers and admins set `cluster` too. Without `limit`:"
-                f" all unfinished and the newest {MOST_OVER} finished ones, in one page",
-                schema=Annotated[str, Meta(extra_json_schema=patterns.SIDE)],
+                f" all unfinished and the newest {MAX_FINISHED} finished ones, in one page",
+                schema=Annotated[str, Meta(extra_json_schema=patterns.RESERVATION_ROLE)],
             ),
-            Parameter("phase", "Filter by phases, comma-separated", schema=_PHASES),
+            Parameter("phase", "Filter by phases, comma-separated", schema=_PHASES_SCHEMA),
             Parameter("cluster", "Filter by requester or provider"),
-            *NUMBERED_PAGE,
+            *NUMBERED_PAGE_PARAMETERS,
         ),
         errors=(errors.InvalidInput, errors.Forbidden),
     ),
@@ -111,7 +117,7 @@ ROUTES: tuple[Route, ...] = (
         Access.REQUESTER,
         {200: bodies.Reservation},
         errors=(errors.Forbidden, errors.NotFound, errors.WrongPhase, errors.IdentityInUse),
-        harmless_twice=True,
+        idempotent=True,
     ),
     Route(
         "renew",
@@ -130,7 +136,7 @@ ROUTES: tuple[Route, ...] = (
             errors.WrongPhase,
             errors.IdentityInUse,
         ),
-        harmless_twice=True,
+        idempotent=True,
     ),
     Route(
         "explain_reservation",
@@ -139,7 +145,7 @@ ROUTES: tuple[Route, ...] = (
         "Explain where a request like this reservation would fit now, and why not elsewhere",
         Access.OWNER,
         {200: bodies.Explanation},
-        parameters=(_CANDIDATES,),
+        parameters=(_CANDIDATES_PARAMETER,),
         errors=(errors.InvalidInput, errors.NotFound),
     ),
     Route(
@@ -150,8 +156,8 @@ ROUTES: tuple[Route, ...] = (
         Access.CLUSTER,
         {200: bodies.Explanation},
         bodies.ReservationRequest,
-        (_CANDIDATES,),
+        (_CANDIDATES_PARAMETER,),
         (errors.InvalidInput, errors.InvalidQuantity, errors.InvalidDuration),
-        harmless_twice=True,
+        idempotent=True,
     ),
 )
